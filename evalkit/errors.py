@@ -1,0 +1,21 @@
+"""Errors meant for the person at the keyboard: one line, no traceback."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class UserError(Exception):
+    """One line that names what was given, what is allowed and what to do; commands print it and exit with `exit_code`."""
+
+    exit_code: int = 2
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an `OSError` inside the block (a full disk, no permission) into a `UserError` naming `path` and the reason."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"cannot write {path}: {reason}; free space or choose another folder") from error

@@ -1,0 +1,124 @@
+"""Progress on the terminal: a bar where there is one, plain lines where there is not (a file, a pipe, a batch job)."""
+
+import math
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+from rich import progress
+from rich.console import Console
+
+
+class _Display:
+    """A bar on a terminal; elsewhere a plain line every `interval` seconds, and always the last one."""
+
+    def __init__(
+        self,
+        console: Console,
+        total: int,
+        description: str,
+        *,
+        interval: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total = total
+        self._console = console
+        self._description = description
+        self._interval = interval
+        self._clock = clock
+        self._printed_at = -math.inf
+        self._pending: str | None = None
+        self._bar: progress.Progress | None = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            self._bar = _bar(console)
+            self._bar.add_task(description, total=total, text="")
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._pending is not None:
+            self._print(self._pending)
+
+    def message(self, text: str) -> None:
+        """Prints one line above the bar, or between the plain lines."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _show(self, completed: float, text: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=completed, text=text)
+            return
+        self._pending = f"{self._description}: {text}"
+        if self._clock() - self._printed_at >= self._interval:
+            self._print(self._pending)
+
+    def _print(self, line: str) -> None:
+        self.message(line)
+        self._printed_at = self._clock()
+        self._pending = None
+
+
+class Progress(_Display):
+    """Progress of a training run of `total` steps; use it as a context manager.
+
+    Rates count from the first update on, so the first chunk, which includes compilation, is not in them.
+    """
+
+    _first: tuple[float, int, int] | None = None
+
+    def update(self, step: int, loss: float, accuracy: float, tokens: int) -> None:
+        """Shows the state after `step` steps and `tokens` tokens, both counted from the start of the training.
+
+        Takes Python numbers, so that it never waits for a device.
+        """
+        now = self._clock()
+        if self._first is None:
+            self._first = (now, step, tokens)
+        start, first_step, first_tokens = self._first
+        seconds = now - start
+        parts = [f"step {step:,}/{self.total:,}", f"loss {loss:.4g}", f"accuracy {accuracy:.1%}"]
+        if seconds > 0 and step > first_step:
+            rate = (step - first_step) / seconds
+            parts += [f"{_short(rate)} steps/s", f"{_short((tokens - first_tokens) / seconds)} tokens/s"]
+            parts.append(f"ETA {timedelta(seconds=round((self.total - step) / rate))}")
+        self._show(step, "  ".join(parts))
+
+
+class EvaluationProgress(_Display):
+    """Progress of an evaluation at `total` lengths, one after the other; use it as a context manager."""
+
+    _finished = 0
+
+    def describe(self, length: int, done: int, of: int) -> None:
+        """Shows that `done` of the `of` pieces at this length have been evaluated; `done == of` ends the length."""
+        text = f"length {length:,}  {done:,}/{of:,}  ({self._finished + 1} of {self.total} lengths)"
+        self._show(self._finished + done / of, text)
+        if done == of:
+            self._finished += 1
+
+
+def _bar(console: Console) -> progress.Progress:
+    return progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(bar_width=20),
+        progress.TextColumn("{task.fields[text]}", markup=False),
+        console=console,
+        refresh_per_second=4,
+    )
+
+
+def _short(value: float) -> str:
+    """Three digits and a unit: 950, 1.23k, 45.6M."""
+    for unit in ("", "k", "M", "G"):
+        if value < 999.5 or unit == "G":
+            break
+        value /= 1000
+    return f"{value:.3g}{unit}" if value < 999.5 else f"{value:.0f}{unit}"

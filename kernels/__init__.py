@@ -1,0 +1,5 @@
+"""Linear recurrences on arrays `[b, t, d]`: the one operation that everything recurrent here is made of."""
+
+from kernels.scan import linear_scan
+
+__all__ = ["linear_scan"]

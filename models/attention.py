@@ -1,0 +1,236 @@
+"""Multi-query attention, global or local, with one visibility rule for training, prefill and decoding (sec. 2.3)."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from models.layers import Linear
+from models.shapes import Activations, Keys, Positions, Queries, Rows
+
+MASKED = -1e30
+ROPE_SPLIT = 1024
+
+
+class AttentionCache(NamedTuple):
+    """Keys and values so far, with each one's position (−1: empty) and segment (how many resets came before it).
+
+    A local cache holds the last `window` keys, the newest last; a global one fills up from the left.
+    """
+
+    keys: Float[Array, "b s h"]
+    values: Float[Array, "b s h"]
+    positions: Int[Array, "b s"]
+    segments: Int[Array, "b s"]
+    next_position: Rows
+    segment: Rows
+    written: Rows
+
+
+class MQA(nnx.Module):
+    """Many query heads, one key and value head; a key is visible iff it is of the query's segment and
+    `0 ≤ q_pos − k_pos < window`.
+
+    `window` None is global attention; `rope` False leaves positions out altogether (NoPE, sec. 6).
+    Raises ValueError for sizes that cannot be.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        heads: int,
+        head_dim: int,
+        rngs: nnx.Rngs,
+        window: int | None = None,
+        rope: bool = True,
+        rope_base: float = 10_000.0,
+    ):
+        if heads < 1 or head_dim < 1:
+            raise ValueError(f"heads={heads}, head_dim={head_dim}; allowed: 1 or more of each")
+        if heads * head_dim != width:
+            raise ValueError(f"heads={heads} x head_dim={head_dim} is {heads * head_dim}; it must be the width, {width}")
+        if rope and head_dim % 2:
+            raise ValueError(f"head_dim={head_dim} with rope=true; use an even head_dim, or rope=false")
+        if window is not None and window < 1:
+            raise ValueError(f"window={window}; allowed: 1 or more, or null for global attention")
+        self.heads, self.head_dim, self.window = heads, head_dim, window
+        self.rope_base = rope_base if rope else None
+        self.query = Linear(width, heads * head_dim, rngs=rngs)
+        self.key = Linear(width, head_dim, rngs=rngs)
+        self.value = Linear(width, head_dim, rngs=rngs)
+        self.output = Linear(heads * head_dim, width, rngs=rngs)
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, cache: AttentionCache | None
+    ) -> tuple[Activations, AttentionCache | None]:
+        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache. Raises ValueError if a global cache overflows
+        (under `jit`, where how full it is cannot be known, the rows that overflow come out as NaN instead)."""
+        batch, steps, _ = x.shape
+        where = self._positions(positions, cache, steps)
+        segments = jnp.zeros_like(where) if cache is None else jnp.broadcast_to(cache.segment[:, None], (batch, steps))
+        if positions is not None:
+            segments = segments + jnp.cumsum(positions == 0, axis=1)
+        queries = self._rotate(self.query(x).reshape(batch, steps, self.heads, self.head_dim), where)
+        keys = self._rotate(self.key(x)[:, :, None], where)[:, :, 0]
+        values = self.value(x)
+        if cache is None:
+            marks = Marks(where, where, segments, segments) if positions is not None else Marks(where, where, None, None)
+            y = attend(queries, keys, values, marks, self.window, aligned=True)
+            return self.output(y.reshape(batch, steps, -1)), None
+        new = AttentionCache(
+            keys.astype(cache.keys.dtype), values.astype(cache.values.dtype), where, segments, *_next(cache, where, segments)
+        )
+        stored, cache = self._store(cache, new, padded=positions is not None)
+        marks = Marks(where, stored.positions, segments, stored.segments)
+        # Without pads the newest keys stand last, in order; only then does a block of queries see a band of them.
+        aligned = self.window is not None and positions is None
+        y = attend(queries, stored.keys.astype(x.dtype), stored.values.astype(x.dtype), marks, self.window, aligned=aligned)
+        if self.window is None:
+            y = _refuse_overflow(y, stored.written, stored.keys.shape[1])
+        return self.output(y.reshape(batch, steps, -1)), cache
+
+    def init_cache(self, batch: int, length: int) -> AttentionCache:
+        """An empty cache: of the window if there is one, else of `length` keys."""
+        size = length if self.window is None else self.window
+        return AttentionCache(
+            keys=jnp.zeros((batch, size, self.head_dim), jnp.float32),
+            values=jnp.zeros((batch, size, self.head_dim), jnp.float32),
+            positions=jnp.full((batch, size), -1, jnp.int32),
+            segments=jnp.zeros((batch, size), jnp.int32),
+            next_position=jnp.zeros((batch,), jnp.int32),
+            segment=jnp.zeros((batch,), jnp.int32),
+            written=jnp.zeros((batch,), jnp.int32),
+        )
+
+    def _positions(self, positions: Positions | None, cache: AttentionCache | None, steps: int) -> Positions:
+        if positions is not None:
+            return positions
+        steps_from_0 = jnp.arange(steps, dtype=jnp.int32)[None]
+        return steps_from_0 if cache is None else steps_from_0 + cache.next_position[:, None]
+
+    def _rotate(self, x: Queries, positions: Positions) -> Queries:
+        return x if self.rope_base is None else rope(x, positions, self.rope_base)
+
+    def _store(
+        self, cache: AttentionCache, new: AttentionCache, padded: bool
+    ) -> tuple[AttentionCache, AttentionCache]:
+        """The keys that the new queries look at, and the cache to carry on."""
+        if self.window is None:
+            stored = _append(cache, new)
+            return stored, stored
+        stored = jax.tree.map(lambda old, x: jnp.concatenate([old, x], axis=1), cache[:4], new[:4])
+        kept = stored
+        if padded:  # empty slots and pads first, so that the last `window` entries are the newest keys
+            order = jnp.argsort(stored[2] >= 0, axis=1, stable=True)
+            kept = jax.tree.map(lambda x: jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), 1), stored)
+        size = cache.keys.shape[1]
+        return AttentionCache(*stored, *new[4:]), AttentionCache(*(x[:, -size:] for x in kept), *new[4:])
+
+
+class Marks(NamedTuple):
+    """Where queries and keys stand: positions, and segments (None where there is only one)."""
+
+    query_positions: Int[Array, "b t"]
+    key_positions: Int[Array, "b s"]
+    query_segments: Int[Array, "b t"] | None
+    key_segments: Int[Array, "b s"] | None
+
+    def visible(self, queries: slice, keys: slice, window: int | None) -> Bool[Array, "b t s"]:
+        """Which of these keys each of these queries sees."""
+        k = self.key_positions[:, None, keys]
+        distance = self.query_positions[:, queries, None] - k
+        visible = (k >= 0) & (distance >= 0)
+        if window is not None:
+            visible &= distance < window
+        if self.query_segments is not None and self.key_segments is not None:
+            visible &= self.query_segments[:, queries, None] == self.key_segments[:, None, keys]
+        return visible
+
+
+def attend(
+    queries: Queries, keys: Keys, values: Keys, marks: Marks, window: int | None, *, aligned: bool
+) -> Queries:
+    """Softmax attention, a block of queries at a time, heads folded into the rows of one product a sequence.
+
+    `aligned`: the last key is the last query's own and both are in order, so a block of queries needs only the keys
+    from its window's start to its own end, and the cost is O(t · window).
+    """
+    blocks = [
+        _attend_block(queries[:, q], keys[:, k], values[:, k], marks.visible(q, k, window))
+        for q, k in _blocks(queries.shape[1], keys.shape[1], window, aligned)
+    ]
+    return jnp.concatenate(blocks, axis=1)
+
+
+def _blocks(steps: int, stored: int, window: int | None, aligned: bool) -> Iterator[tuple[slice, slice]]:
+    """Slices of queries and of the keys that they can see; at most 16, so that compile time stays small."""
+    size = max(64, -(-steps // 16))
+    offset = stored - steps
+    for start in range(0, steps, size):
+        stop = min(start + size, steps)
+        if aligned:
+            first = 0 if window is None else max(0, start + offset - window + 1)
+            yield slice(start, stop), slice(first, stop + offset)
+        else:
+            yield slice(start, stop), slice(0, stored)
+
+
+def _attend_block(queries: Queries, keys: Keys, values: Keys, visible: Bool[Array, "c t s"]) -> Queries:
+    batch, steps, heads, width = queries.shape
+    rows = queries.reshape(batch, steps * heads, width) * jnp.asarray(width**-0.5, queries.dtype)
+    scores = jnp.einsum("bqh,bsh->bqs", rows, keys, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible[:, :, None], scores.reshape(batch, steps, heads, -1), MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).reshape(batch, steps * heads, -1).astype(values.dtype)
+    return jnp.einsum("bqs,bsh->bqh", weights, values).reshape(queries.shape)
+
+
+def rope(x: Queries, positions: Positions, base: float) -> Queries:
+    """Rotates the two halves of the last axis by `position · base^(−2i/h)` (Su et al. 2021).
+
+    The angle is the sum of two parts that are small or exact, so that it is good to 1e-3 at position 2^20, where a
+    plain float32 product is off by 0.06.
+    """
+    half = x.shape[-1] // 2
+    frequency = base ** (-np.arange(half, dtype=np.float64) / half)
+    coarse = np.remainder(ROPE_SPLIT * frequency, 2 * np.pi)
+    high, low = positions // ROPE_SPLIT, positions % ROPE_SPLIT
+    angle = (
+        low[..., None] * frequency.astype(np.float32)[None, None]
+        + high[..., None] * coarse.astype(np.float32)[None, None]
+    )[:, :, None]
+    sin, cos = jnp.sin(angle), jnp.cos(angle)
+    left, right = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
+
+
+def _next(cache: AttentionCache, positions: Positions, segments: Int[Array, "b t"]) -> tuple[Rows, Rows, Rows]:
+    """After these tokens: the next position, the segment and the number of keys written, of each row."""
+    valid = positions >= 0
+    count = valid.sum(axis=1, dtype=jnp.int32)
+    last = jnp.argmax(jnp.where(valid, jnp.arange(positions.shape[1])[None], -1), axis=1)[:, None]
+    position = jnp.take_along_axis(positions, last, axis=1)[:, 0] + 1
+    next_position = jnp.where(count > 0, position, cache.next_position).astype(jnp.int32)
+    return next_position, segments[:, -1].astype(jnp.int32), cache.written + count
+
+
+def _append(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
+    """Writes the new keys behind those already there; pads and what does not fit are dropped."""
+    size, steps = cache.keys.shape[1], new.keys.shape[1]
+    valid = new.positions >= 0
+    slot = cache.written[:, None] + jnp.cumsum(valid, axis=1) - 1
+    slot = jnp.where(valid, slot, size + steps)
+    row = jnp.arange(slot.shape[0])[:, None]
+    stored = (old.at[row, slot].set(x, mode="drop") for old, x in zip(cache[:4], new[:4], strict=True))
+    return AttentionCache(*stored, *new[4:])
+
+
+def _refuse_overflow(y: Queries, written: Rows, size: int) -> Queries:
+    if not isinstance(written, jax.core.Tracer) and int(written.max()) > size:
+        raise ValueError(f"the cache holds {size} keys and was given {int(written.max())}; use init_cache with a longer length")
+    return jnp.where((written > size)[:, None, None, None], jnp.nan, y)

@@ -1,0 +1,148 @@
+"""The layers without state of their own time: norm, linear maps, gated MLP, causal convolution (De et al. 2024, sec. 2)."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from models.shapes import Activations, Positions
+
+Initializer = Callable[..., Array]
+lecun = nnx.initializers.lecun_normal()
+
+# Up to this width a block-diagonal product is faster as one dense product: 16 blocks of 4 x 4 fill no vector unit.
+DENSE_UP_TO = 256
+
+
+class NoDecay(nnx.Param):
+    """A parameter that weight decay leaves alone: Λ, biases, norms, the embedding."""
+
+
+def matmul(x: Float[Array, "... i"], weight: Float[Array, "i o"]) -> Float[Array, "... o"]:
+    """`x @ weight` as one 2-D product, in the dtype of `x`: 3-D products are several times slower on a CPU."""
+    flat = x.reshape(-1, x.shape[-1]) @ weight.astype(x.dtype)
+    return flat.reshape(*x.shape[:-1], weight.shape[1])
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm with a learned scale, taken in float32."""
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs):
+        self.scale = NoDecay(jnp.ones((width,)))
+
+    def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+        """`x / rms(x) * scale` over the last axis."""
+        x32 = x.astype(jnp.float32)
+        inverse = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + 1e-6)
+        return (x32 * inverse * self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
+
+
+class Linear(nnx.Module):
+    """A linear map without bias, LeCun-initialised."""
+
+    def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(lecun(rngs.params(), (inputs, outputs)))
+
+    def __call__(self, x: Float[Array, "*n i"]) -> Float[Array, "*n o"]:
+        """`x @ kernel`."""
+        return matmul(x, self.kernel[...])
+
+
+class BlockDiagonalLinear(nnx.Module):
+    """A linear map of `blocks` independent blocks with a bias (De et al. 2024, sec. 2.4 and 4.1); LeCun over a block."""
+
+    def __init__(self, width: int, blocks: int, *, rngs: nnx.Rngs):
+        if blocks < 1 or width % blocks:
+            raise ValueError(f"width {width} is not divisible by gate_blocks={blocks}; use a divisor of {width}")
+        block = width // blocks
+        self.blocks = blocks
+        self.kernel = nnx.Param(jax.vmap(lambda key: lecun(key, (block, block)))(jax.random.split(rngs.params(), blocks)))
+        self.bias = NoDecay(jnp.zeros((width,)))
+
+    def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+        """Each block of channels times its own matrix, plus the bias."""
+        kernel, width = self.kernel[...].astype(x.dtype), x.shape[-1]
+        if width <= DENSE_UP_TO:
+            y = matmul(x, self._dense(kernel))
+        else:
+            blocks = x.reshape(-1, self.blocks, width // self.blocks)
+            y = jnp.einsum("zni,nij->znj", blocks, kernel).reshape(x.shape)
+        return y + self.bias[...].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+
+    def _dense(self, kernel: Float[Array, "n i j"]) -> Float[Array, "d d"]:
+        eye = jnp.eye(self.blocks, dtype=kernel.dtype)
+        width = self.blocks * kernel.shape[1]
+        return jnp.einsum("nij,nm->nimj", kernel, eye).reshape(width, width)
+
+
+class GatedMLP(nnx.Module):
+    """Two branches of width `expansion * width`, GeLU (tanh form) on one, their product back (De et al. 2024, 2.2)."""
+
+    def __init__(self, width: int, expansion: int, *, rngs: nnx.Rngs):
+        self.gate = Linear(width, expansion * width, rngs=rngs)
+        self.up = Linear(width, expansion * width, rngs=rngs)
+        self.down = Linear(expansion * width, width, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+        """`down(gelu(gate(x)) * up(x))`."""
+        return self.down(jax.nn.gelu(self.gate(x)) * self.up(x))
+
+
+class CausalConv1D(nnx.Module):
+    """Depth-wise causal convolution of a few taps, whose state is the last inputs (De et al. 2024, sec. 2.3).
+
+    No bias: the paper counts `conv_width * d_rnn` weights. The last tap is the present.
+    """
+
+    def __init__(self, width: int, taps: int, *, rngs: nnx.Rngs):
+        if taps < 1:
+            raise ValueError(f"conv_width={taps}; allowed: 1 or more")
+        self.taps = taps
+        self.kernel = nnx.Param(jax.random.normal(rngs.params(), (taps, width)) * taps**-0.5)
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, state: Float[Array, "b s d"]
+    ) -> tuple[Activations, Float[Array, "b s d"]]:
+        """Convolves `x` after the `taps - 1` inputs in `state [b, taps - 1, d]`; returns the new state too."""
+        if positions is None:
+            return self._convolve(jnp.concatenate([state, x], axis=1), None), last_inputs(state, x)
+        # Pads may stand between the state and the first token: move the tokens together, convolve, move them back.
+        valid = positions >= 0
+        order = jnp.argsort(~valid, axis=1, stable=True)
+        together = jnp.take_along_axis(x, order[..., None], axis=1)
+        segments = jnp.cumsum(jnp.take_along_axis(positions == 0, order, axis=1), axis=1)
+        segments = jnp.pad(segments, ((0, 0), (self.taps - 1, 0)))
+        y = self._convolve(jnp.concatenate([state, together], axis=1), segments)
+        back = jnp.argsort(order, axis=1)
+        return jnp.take_along_axis(y, back[..., None], axis=1), self._state(state, together, segments, valid)
+
+    def _convolve(self, inputs: Activations, segments: Int[Array, "b t"] | None) -> Activations:
+        """The sum over taps, leaving out inputs of an earlier segment."""
+        kernel = self.kernel[...].astype(inputs.dtype)
+        steps = inputs.shape[1] - self.taps + 1
+        y = jnp.zeros((), inputs.dtype)
+        for tap in range(self.taps):
+            term = inputs[:, tap : tap + steps] * kernel[tap][None, None]
+            if segments is not None:
+                same = segments[:, tap : tap + steps] == segments[:, self.taps - 1 :]
+                term = jnp.where(same[..., None], term, 0)
+            y = y + term
+        return y
+
+    def _state(self, state: Array, together: Array, segments: Array, valid: Bool[Array, "b t"]) -> Array:
+        """The last `taps - 1` inputs of each row, zero where they belong to an earlier segment."""
+        count = valid.sum(axis=1)
+        index = count[:, None] + jnp.arange(self.taps - 1)[None]
+        inputs = jnp.concatenate([state, together], axis=1)
+        latest = jnp.take_along_axis(segments, (count + self.taps - 2)[:, None], axis=1)
+        same = jnp.take_along_axis(segments, index, axis=1) == latest
+        return jnp.where(same[..., None], jnp.take_along_axis(inputs, index[..., None], axis=1), 0)
+
+
+def last_inputs(state: Float[Array, "b s d"], x: Activations) -> Float[Array, "b s d"]:
+    """The last `s` entries of `state` followed by `x`."""
+    length = state.shape[1]
+    return jnp.concatenate([state, x], axis=1)[:, x.shape[1] :] if length else state

@@ -1,0 +1,96 @@
+"""Residual blocks over any mixers, and the language model around them (De et al. 2024, sec. 2.1)."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Float
+
+from models.layers import GatedMLP, NoDecay, RMSNorm
+from models.mixer import Cache, Mixer
+from models.shapes import Activations, Logits, Positions, Tokens
+
+# Up to this vocabulary a product with one-hot rows beats a gather, whose gradient is a slow scatter-add.
+ONE_HOT_UP_TO = 64
+
+
+class ResidualBlock(nnx.Module):
+    """`x + mixer(norm(x))`, then `x + mlp(norm(x))`."""
+
+    def __init__(self, width: int, mixer: Callable[..., Mixer], mlp_expansion: int, *, rngs: nnx.Rngs):
+        self.mixer_norm = RMSNorm(width, rngs=rngs)
+        self.mixer = mixer(width=width, rngs=rngs)
+        self.mlp_norm = RMSNorm(width, rngs=rngs)
+        self.mlp = GatedMLP(width, mlp_expansion, rngs=rngs)
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, cache: Cache | None
+    ) -> tuple[Activations, Cache | None]:
+        """One block; the cache is the mixer's."""
+        mixed, cache = self.mixer(self.mixer_norm(x), positions, cache)
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x)), cache
+
+
+class Embedding(nnx.Module):
+    """Token vectors, also the rows of the head (tied); on the way in they are scaled by `sqrt(width)` if asked."""
+
+    def __init__(self, vocab_size: int, width: int, scale: bool, *, rngs: nnx.Rngs):
+        self.table = NoDecay(jax.random.normal(rngs.params(), (vocab_size, width)) * width**-0.5)
+        self.factor = width**0.5 if scale else 1.0
+
+    def __call__(self, tokens: Tokens) -> Activations:
+        """The vectors of `tokens`."""
+        table = self.table[...]
+        if table.shape[0] > ONE_HOT_UP_TO:
+            return table[tokens] * self.factor
+        rows = jax.nn.one_hot(tokens.reshape(-1), table.shape[0], dtype=table.dtype) @ (table * self.factor)
+        return rows.reshape(*tokens.shape, table.shape[1])
+
+    def logits(self, x: Activations) -> Logits:
+        """`x @ tableᵀ` in float32."""
+        table = self.table[...]
+        flat = x.reshape(-1, x.shape[-1]).astype(jnp.float32) @ table.T
+        return flat.reshape(*x.shape[:-1], table.shape[0])
+
+
+class LanguageModel(nnx.Module):
+    """Embedding, one residual block an entry of `pattern`, a last norm, and a head tied to the embedding."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        width: int,
+        pattern: Sequence[str],
+        mixers: Mapping[str, Callable[..., Mixer]],
+        mlp_expansion: int,
+        scale_embedding: bool,
+        dtype: str,
+        rngs: nnx.Rngs,
+    ):
+        self.dtype = dtype
+        self.embedding = Embedding(vocab_size, width, scale_embedding, rngs=rngs)
+        self.blocks = nnx.List([ResidualBlock(width, mixers[name], mlp_expansion, rngs=rngs) for name in pattern])
+        self.norm = RMSNorm(width, rngs=rngs)
+
+    def __call__(
+        self, tokens: Tokens, positions: Positions | None, cache: tuple[Cache, ...] | None
+    ) -> tuple[Float[jax.Array, "b t v"], tuple[Cache, ...] | None]:
+        """Logits at every position, and the new cache if one is given."""
+        x = self.embedding(tokens).astype(self.dtype)
+        caches = []
+        for block, before in zip(self.blocks, cache or (None,) * len(self.blocks), strict=True):
+            x, after = block(x, positions, before)
+            caches.append(after)
+        return self.embedding.logits(self.norm(x)), None if cache is None else tuple(caches)
+
+    def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
+        """One empty cache a block."""
+        return tuple(block.mixer.init_cache(batch, length) for block in self.blocks)
+
+    @property
+    def windows(self) -> list[int]:
+        """The windows of the mixers that have one."""
+        return [block.mixer.window for block in self.blocks if block.mixer.window is not None]

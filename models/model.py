@@ -1,0 +1,104 @@
+"""A language model as pure functions of plain parameters: all that the rest of the project sees."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from flax import nnx
+
+from models.layers import NoDecay
+from models.lm import LanguageModel
+from models.mixer import Cache, Mixer
+from models.shapes import Logits, Positions, PRNGKey, Tokens
+
+Params = dict[str, Any]
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Pure functions over nested dictionaries of arrays.
+
+    `window` is the smallest window of the mixers, None if none has one (for the marks in a figure).
+    """
+
+    vocab_size: int
+    window: int | None
+    init: Callable[[PRNGKey], Params]
+    _module: Callable[[Params], LanguageModel]
+    _decay: Params
+    _init_cache: Callable[[int, int], tuple[Cache, ...]]
+
+    def apply(
+        self, params: Params, tokens: Tokens, positions: Positions | None = None, cache: tuple[Cache, ...] | None = None
+    ) -> tuple[Logits, tuple[Cache, ...] | None]:
+        """Logits `[b, t, v]` in float32, and the new cache if one is given (see `Mixer` for positions and cache)."""
+        return self._module(params)(tokens, positions, cache)
+
+    def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
+        """An empty cache for `batch` rows of at most `length` tokens."""
+        return self._init_cache(batch, length)
+
+    def decay_mask(self, params: Params) -> Params:
+        """True where weight decay applies: not on Λ, biases, norms and the embedding."""
+        return jax.tree.map(lambda _, decays: decays, params, self._decay)
+
+
+def build(
+    *,
+    vocab_size: int,
+    width: int,
+    pattern: Sequence[str],
+    mixers: Mapping[str, Callable[..., Mixer]],
+    mlp_expansion: int = 3,
+    scale_embedding: bool = True,
+    dtype: str = "float32",
+) -> Model:
+    """The model whose block i mixes with `mixers[pattern[i]]`; nothing is allocated until `init`.
+
+    `mlp_expansion` M = 3 is the paper's; `scale_embedding` multiplies token vectors by sqrt(width), which the paper does
+    not say and its released model does. `dtype` is that of activations; parameters, gates and logits stay float32.
+    Raises ValueError for a pattern that names no mixer and for sizes that cannot be.
+    """
+    unknown = sorted(set(pattern) - set(mixers))
+    if unknown or not pattern:
+        raise ValueError(f"pattern={list(pattern)} names {unknown or 'nothing'}; mixers given: {sorted(mixers)}")
+    for name, value in (("vocab_size", vocab_size), ("width", width), ("mlp_expansion", mlp_expansion)):
+        if value < 1:
+            raise ValueError(f"{name}={value}; allowed: 1 or more")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}; allowed: {', '.join(DTYPES)}")
+    make = partial(
+        LanguageModel,
+        vocab_size=vocab_size,
+        width=width,
+        pattern=tuple(pattern),
+        mixers=dict(mixers),
+        mlp_expansion=mlp_expansion,
+        scale_embedding=scale_embedding,
+        dtype=dtype,
+    )
+    abstract = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(abstract)
+
+    def module(params: Params) -> LanguageModel:
+        filled = jax.tree.map(lambda leaf: leaf, state)
+        nnx.replace_by_pure_dict(filled, params)
+        return nnx.merge(graph, filled)
+
+    return Model(
+        vocab_size=vocab_size,
+        window=min(abstract.windows, default=None),
+        init=lambda key: nnx.to_pure_dict(nnx.state(make(rngs=nnx.Rngs(key)), nnx.Param)),
+        _module=module,
+        _decay=_decay_of(state),
+        _init_cache=abstract.init_cache,
+    )
+
+
+def _decay_of(state: nnx.State) -> Params:
+    """True for each parameter that decays, in the shape of the parameters."""
+    decays = {path: not isinstance(leaf, NoDecay) for path, leaf in nnx.to_flat_state(state)}
+    return nnx.traversals.unflatten_mapping(decays)

@@ -1,0 +1,121 @@
+"""The RG-LRU and the recurrent block around it (De et al. 2024, sec. 2.3, 2.4 and app. A)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from kernels import linear_scan
+from models.layers import BlockDiagonalLinear, CausalConv1D, Linear, NoDecay
+from models.shapes import Activations, Positions
+
+C = 8.0  # eq. 3
+
+
+class RecurrentCache(NamedTuple):
+    """The state after the tokens so far: `h` float32 always, `conv` the last inputs of the convolution."""
+
+    h: Float[Array, "b r"]
+    conv: Float[Array, "b s r"]
+
+
+@jax.custom_jvp
+def bounded_sqrt(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """`sqrt(x)` whose derivative is at most 1000, so that a → 1 gives no infinite gradient (Griffin report, 2404.07839)."""
+    return jnp.sqrt(x)
+
+
+@bounded_sqrt.defjvp
+def _bounded_sqrt_jvp(primals, tangents):
+    (x,), (dx,) = primals, tangents
+    root = jnp.sqrt(x)
+    return root, dx * (0.5 / jnp.maximum(root, 0.5e-3))
+
+
+def decay_and_scale(log_a: Float[Array, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+    """`a` and `sqrt(1 − a²)` from `log a ≤ 0`, without cancellation as a → 1 (eq. 4 and 6)."""
+    return jnp.exp(log_a), bounded_sqrt(-jnp.expm1(2 * log_a))
+
+
+class RGLRU(nnx.Module):
+    """The real-gated linear recurrent unit, eqs. 1–6; gate arithmetic in float32 whatever the input's dtype.
+
+    `decay_range`: `a^c` starts uniform in it (the paper's [0.9, 0.999]).
+    """
+
+    def __init__(
+        self, width: int, gate_blocks: int, *, rngs: nnx.Rngs, decay_range: tuple[float, float] | list[float] = (0.9, 0.999)
+    ):
+        low, high = decay_range
+        if not 0 < low < high < 1:
+            raise ValueError(f"decay_range={tuple(decay_range)}; allowed: 0 < low < high < 1")
+        self.recurrence_gate = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
+        self.input_gate = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
+        a = jax.random.uniform(rngs.params(), (width,), minval=low, maxval=high) ** (1 / C)
+        self.decay = NoDecay(jnp.log(a) - jnp.log1p(-a))  # Λ, the logit of a
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
+    ) -> tuple[Activations, Float[Array, "b r"]]:
+        """Runs over `x` from state `h`; returns the outputs and the last state (float32)."""
+        r = jax.nn.sigmoid(self.recurrence_gate(x).astype(jnp.float32))
+        i = jax.nn.sigmoid(self.input_gate(x).astype(jnp.float32))
+        log_a = r * (-C * jax.nn.softplus(-self.decay[...]))[None, None]
+        a, scale = decay_and_scale(log_a)
+        inputs = scale * (i * x.astype(jnp.float32))
+        reset = None
+        if positions is not None:
+            pad = (positions < 0)[..., None]
+            a, inputs, reset = jnp.where(pad, 1.0, a), jnp.where(pad, 0.0, inputs), positions == 0
+        y, last = linear_scan(inputs, a, h, reset=reset)
+        return y.astype(x.dtype), last
+
+
+class RecurrentBlock(nnx.Module):
+    """Two branches: convolution and RG-LRU in one, GeLU in the other; their product back to the width (sec. 2.3).
+
+    `width_rnn` is D_rnn; at width 64 the paper's 4/3 · 64 does not divide into its 16 gate blocks, 64 does.
+    Raises ValueError if `gate_blocks` does not divide `width_rnn`.
+    """
+
+    window: int | None = None
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        width_rnn: int,
+        rngs: nnx.Rngs,
+        gate_blocks: int = 16,
+        conv_width: int = 4,
+        decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
+    ):
+        if width_rnn < 1:
+            raise ValueError(f"width_rnn={width_rnn}; allowed: 1 or more")
+        self.width_rnn = width_rnn
+        self.input = Linear(width, width_rnn, rngs=rngs)
+        self.gate = Linear(width, width_rnn, rngs=rngs)
+        self.conv = CausalConv1D(width_rnn, conv_width, rngs=rngs)
+        self.rglru = RGLRU(width_rnn, gate_blocks, decay_range=decay_range, rngs=rngs)
+        self.output = Linear(width_rnn, width, rngs=rngs)
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, cache: RecurrentCache | None
+    ) -> tuple[Activations, RecurrentCache | None]:
+        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
+        u = self.input(x)
+        before = self.init_cache(x.shape[0], 0) if cache is None else cache
+        u, conv = self.conv(u, positions, before.conv.astype(u.dtype))
+        y, h = self.rglru(u, positions, before.h)
+        y = self.output(y * jax.nn.gelu(self.gate(x)))
+        return y, None if cache is None else RecurrentCache(h, conv.astype(cache.conv.dtype))
+
+    def init_cache(self, batch: int, length: int) -> RecurrentCache:
+        """The zero state; its size does not depend on `length`."""
+        return RecurrentCache(
+            h=jnp.zeros((batch, self.width_rnn), jnp.float32),
+            conv=jnp.zeros((batch, self.conv.taps - 1, self.width_rnn), jnp.float32),
+        )

@@ -1,0 +1,13 @@
+"""The one vocabulary of shapes: b batch, t time, d width, r recurrent width, n heads, h head width, s stored keys, v vocabulary."""
+
+from jax import Array
+from jaxtyping import Float, Int, Key
+
+Tokens = Int[Array, "b t"]
+Positions = Int[Array, "b t"]
+Activations = Float[Array, "b t d"]
+Logits = Float[Array, "b t v"]
+Queries = Float[Array, "b t n h"]
+Keys = Float[Array, "b s h"]
+Rows = Int[Array, " b"]
+PRNGKey = Key[Array, ""]

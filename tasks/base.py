@@ -1,0 +1,18 @@
+"""The one type that every task gives: an example."""
+
+from typing import NamedTuple
+
+from jax import Array
+from jaxtyping import Bool, Int
+
+
+class Example(NamedTuple):
+    """One example: `targets[i]` is the right answer at position `i`, scored where `mask[i]`.
+
+    `positions` is None for a single sequence from position 0; packed text sets it.
+    """
+
+    tokens: Int[Array, "*b t"]
+    targets: Int[Array, "*b t"]
+    mask: Bool[Array, "*b t"]
+    positions: Int[Array, "*b t"] | None = None

@@ -1,0 +1,121 @@
+"""Induction heads: recall the token that followed the special one (De et al. 2024, sec. 6.2)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int, Key
+
+from tasks.base import Example
+
+TRIGGERS = ("uniform", "prefix", "fixed")
+LOSSES = ("answer", "all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InductionHeads:
+    """Random tokens; one special token at a random place; at the end the special token again: say what followed it.
+
+    Vocabulary of 16 counts the special token (id `vocab_size - 1`); the others are ordinary. With length 8 and ids
+    a..e, S special: `b S d a c e a S` -> the answer at the last position is `d`, the token after the first S.
+
+    Options (the defaults are the paper's where it speaks, sec. 6.2, and ours where it does not):
+      trigger: where the special token stands. `uniform` over all places (the paper's "randomly sample the location");
+        `prefix`: within the first half; `fixed`: always at `fixed_place` (a weaker test, kept for comparison).
+      triggers: how many special tokens before the query, all followed by the same answer.
+      loss: `answer` scores the last position only (the paper); `all` scores every position for its next token, and the
+        answer at the end, which hides the answer among `length` random tokens.
+    """
+
+    vocab_size: int = 16
+    length: int = 256
+    trigger: str = "uniform"
+    fixed_place: int = 5
+    triggers: int = 1
+    loss: str = "answer"
+
+    answer_length: ClassVar[int] = 0
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 3:
+            raise ValueError(f"vocab_size={self.vocab_size}; allowed: at least 3 (two ordinary tokens and the special one)")
+        if self.trigger not in TRIGGERS:
+            raise ValueError(f"trigger={self.trigger!r}; allowed: {', '.join(TRIGGERS)}")
+        if self.loss not in LOSSES:
+            raise ValueError(f"loss={self.loss!r}; allowed: {', '.join(LOSSES)}")
+        if self.triggers < 1:
+            raise ValueError(f"triggers={self.triggers}; allowed: 1 or more")
+        if self.trigger == "fixed" and self.triggers != 1:
+            raise ValueError(f"trigger=fixed with triggers={self.triggers}; allowed: triggers=1, or trigger=uniform")
+        self._check_length(self.length)
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of guessing among the ordinary tokens."""
+        return 1.0 / (self.vocab_size - 1)
+
+    @property
+    def special(self) -> int:
+        """The special token's id."""
+        return self.vocab_size - 1
+
+    def sample(self, key: Key[Array, ""], length: int) -> Example:
+        """One example of `length` tokens; jittable, with `length` static. Raises ValueError if it cannot hold one."""
+        self._check_length(length)
+        ordinary, places = jax.random.split(key)
+        tokens = jax.random.randint(ordinary, (length,), 0, self.special)
+        where = self._places(places, length)
+        answer = tokens[where[0] + 1]
+        tokens = tokens.at[where + 1].set(answer).at[where].set(self.special).at[length - 1].set(self.special)
+        targets = jnp.roll(tokens, -1).at[length - 1].set(answer)
+        if self.loss == "all":
+            return Example(tokens, targets, jnp.ones((length,), bool))
+        last = jnp.arange(length) == length - 1
+        return Example(tokens, jnp.where(last, targets, 0), last)
+
+    def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
+        """The rule in plain NumPy: `(targets, mask)` of `tokens [t]`."""
+        length = len(tokens)
+        first = int(np.flatnonzero(tokens[:-1] == self.special)[0])
+        targets = np.zeros(length, np.int32)
+        mask = np.zeros(length, bool)
+        if self.loss == "all":
+            targets[:-1] = tokens[1:]
+            mask[:] = True
+        targets[-1], mask[-1] = tokens[first + 1], True
+        return targets, mask
+
+    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
+        """`tokens` as text: ordinary tokens as letters (numbers past z), the special one as a star."""
+        return " ".join("★" if token == self.special else _letter(int(token)) for token in tokens)
+
+    def _places(self, key: Key[Array, ""], length: int) -> Int[Array, " triggers"]:
+        """Distinct places of the special token, at least two apart, so that each keeps the answer behind it."""
+        if self.trigger == "fixed":
+            return jnp.array([self.fixed_place])
+        places = self._last_place(length) + 1
+        if self.triggers == 1:
+            return jax.random.randint(key, (1,), 0, places)
+        # A choice of n places with gaps of at least two is a choice of n among n - 1 fewer, spread out again.
+        chosen = jax.random.permutation(key, places - self.triggers + 1)[: self.triggers]
+        return jnp.sort(chosen) + jnp.arange(self.triggers)
+
+    def _last_place(self, length: int) -> int:
+        """The answer must not be the query: the special token stands at `length - 3` at the latest."""
+        return (length // 2 if self.trigger == "prefix" else length) - 3
+
+    def _check_length(self, length: int) -> None:
+        needed = 2 * self.triggers - 2 if self.trigger != "fixed" else self.fixed_place
+        if self._last_place(length) < needed:
+            raise ValueError(
+                f"length={length} is too short for trigger={self.trigger}, triggers={self.triggers}; "
+                f"use a length of at least {(needed + 3) * (2 if self.trigger == 'prefix' else 1)}"
+            )
+
+
+def _letter(token: int) -> str:
+    return chr(ord("a") + token) if token < 26 else str(token)

@@ -1,0 +1,108 @@
+"""Selective copying: repeat the data tokens in order, ignoring the noise between them (De et al. 2024, sec. 6.2)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int, Key
+
+from tasks.base import Example
+
+LAYOUTS = ("markers", "mad", "lm")
+NOISE = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectiveCopying:
+    """`data_tokens` tokens stand at random places of a context of noise; after it, say them in order.
+
+    Ids: 0 noise, 1..14 data, 15 marker (a vocabulary of 16). With length 8, three data tokens, `.` noise, M marker:
+    `. c . a . . c .  M M M` -> the answers at the markers are `c a c`.
+
+    `length` is the context; `tokens` has `length + data_tokens` entries, and only the answers are scored (app. H).
+    Options (the defaults are the paper's where it speaks, and the layout of S4 and Mamba where it does not):
+      layout: `markers`: one marker an answer; `mad`: one marker, then noise; `lm`: one marker, then the answers so far
+        (teacher-forced, easier).
+      length_includes_answer: `length` counts the answers too, as in MAD: the context is `length - data_tokens`, so that
+        `tokens` has `length` entries.
+    """
+
+    vocab_size: int = 16
+    length: int = 1024
+    data_tokens: int = 16
+    layout: str = "markers"
+    length_includes_answer: bool = False
+
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 4:
+            raise ValueError(f"vocab_size={self.vocab_size}; allowed: at least 4 (noise, two data tokens, marker)")
+        if self.data_tokens < 1:
+            raise ValueError(f"data_tokens={self.data_tokens}; allowed: 1 or more")
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout={self.layout!r}; allowed: {', '.join(LAYOUTS)}")
+        self._context(self.length)
+
+    @property
+    def answer_length(self) -> int:
+        """Entries of `tokens` beyond `length`."""
+        return 0 if self.length_includes_answer else self.data_tokens
+
+    @property
+    def chance(self) -> float:
+        """Token accuracy of guessing among the data tokens."""
+        return 1.0 / (self.vocab_size - 2)
+
+    @property
+    def marker(self) -> int:
+        """The id that asks for an answer."""
+        return self.vocab_size - 1
+
+    def sample(self, key: Key[Array, ""], length: int) -> Example:
+        """One example with a context of `length`; jittable, `length` static. Raises ValueError if the data do not fit."""
+        context = self._context(length)
+        for_places, for_data = jax.random.split(key)
+        # The places of the n largest of iid uniforms are a uniform n-subset.
+        _, places = jax.lax.top_k(jax.random.uniform(for_places, (context,)), self.data_tokens)
+        data = jax.random.randint(for_data, (self.data_tokens,), 1, self.marker)
+        noisy = jnp.full((context,), NOISE).at[jnp.sort(places)].set(data)
+        tokens = jnp.concatenate([noisy, self._answer_inputs(data)])
+        targets = jnp.concatenate([jnp.zeros((context,), data.dtype), data])
+        return Example(tokens, targets, jnp.arange(len(tokens)) >= context)
+
+    def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
+        """The rule in plain NumPy: `(targets, mask)` of `tokens [t]`."""
+        context = len(tokens) - self.data_tokens
+        targets = np.zeros(len(tokens), np.int32)
+        targets[context:] = [token for token in tokens[:context] if token != NOISE]
+        return targets, np.arange(len(tokens)) >= context
+
+    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
+        """`tokens` as text: noise as dots, data as letters (numbers past z), the marker as a bar."""
+        return " ".join(self._symbol(int(token)) for token in tokens)
+
+    def _symbol(self, token: int) -> str:
+        if token == NOISE:
+            return "·"
+        if token == self.marker:
+            return "▮"
+        return chr(ord("a") + token - 1) if token <= 26 else str(token)
+
+    def _answer_inputs(self, data: Int[Array, " n"]) -> Int[Array, " n"]:
+        if self.layout == "markers":
+            return jnp.full_like(data, self.marker)
+        rest = data[:-1] if self.layout == "lm" else jnp.full_like(data[:-1], NOISE)
+        return jnp.concatenate([jnp.full((1,), self.marker, data.dtype), rest])
+
+    def _context(self, length: int) -> int:
+        context = length - self.data_tokens if self.length_includes_answer else length
+        if context < self.data_tokens:
+            raise ValueError(
+                f"data_tokens={self.data_tokens} do not fit in a context of {context}; "
+                f"use at most {max(context, 0)} data tokens or a longer length"
+            )
+        return context
