@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """One line that names what was given, what is allowed and what to do; commands print it and exit with `exit_code`."""
+    """One line: what was given, what is allowed, what to do. Commands print it and exit with `exit_code`."""
 
     exit_code: int = 2
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns an `OSError` inside the block (a full disk, no permission) into a `UserError` naming `path` and the reason."""
+    """Turns an `OSError` in the block (a full disk, no permission) into a `UserError` naming `path` and the reason."""
     try:
         yield
     except OSError as error:

@@ -3,21 +3,27 @@
 import io
 import math
 import re
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
-from matplotlib.text import Annotation
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation, Transform
 
+from evalkit.canvas import (
+    STYLE,
+    canvas,
+    legend,
+    length_axis,
+    length_label,
+    mark_chance,
+    mark_lengths,
+    raised,
+    step_axis,
+)
 from evalkit.errors import writing
 from evalkit.summary import Curve, Point
 
@@ -25,32 +31,6 @@ from evalkit.summary import Curve, Point
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B6B6B")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 PROBES = ("#6A51A3", "#9E3D8F", "#CF4D6F", "#EC7A4E", "#F0AE3C")
-INK, MUTED, GRID = "#1F2328", "#6A737D", "#E4E7EB"
-WIDTH, AXES_HEIGHT, LEFT, RIGHT, BOTTOM = 6.4, 2.75, 0.62, 0.66, 0.52
-TITLE, LEGEND_ROW, LABEL_ROW, NOTE_ROW = 0.30, 0.21, 0.15, 0.145
-LEGEND_COLUMNS, NOTE_CHARACTERS = 4, 112
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8.5,
-    "axes.edgecolor": "#9AA2AB",
-    "axes.linewidth": 0.7,
-    "axes.labelcolor": INK,
-    "axes.labelsize": 8.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "text.color": INK,
-    "xtick.color": "#9AA2AB",
-    "ytick.color": "#9AA2AB",
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "lines.solid_capstyle": "round",
-    "lines.solid_joinstyle": "round",
-    "svg.fonttype": "path",
-    "svg.hashsalt": "evalkit",
-}
 
 
 def extrapolation_figure(
@@ -63,21 +43,21 @@ def extrapolation_figure(
 ) -> Figure:
     """Accuracy against evaluation length on a log2 axis, one line a curve: mean and range over seeds.
 
-    A curve of one seed carries its 95 % Wilson intervals instead. Training lengths, attention windows and chance are
+    A curve of one seed carries its 95% Wilson intervals instead. Training lengths, attention windows and chance are
     marked; a hollow end marker says that longer lengths were not run.
     """
     trained = [train_length] if isinstance(train_length, int) else sorted(set(train_length or ()))
     bounded = sorted({window for window in windows if window})
     with matplotlib.rc_context(STYLE):
-        figure, axes = _canvas(title, notes, legend=len(curves))
-        _length_axis(axes, [*trained, *bounded, *(x for curve in curves for x, *_ in curve.over_seeds())])
-        _mark_chance(axes, chance)
-        marks = [(length, f"trained at {length_label(length)}", "dashed") for length in trained]
-        marks += [(window, f"window {length_label(window)}", "dotted") for window in bounded]
-        _mark_lengths(axes, sorted(marks))
+        figure, axes = canvas(title, notes, [curve.label for curve in curves], labels=len(trained) + len(bounded))
+        length_axis(axes, [*trained, *bounded, *(x for curve in curves for x, *_ in curve.over_seeds())])
+        mark_chance(axes, chance)
+        marks = [(length, f"trained at {raised(length_label(length))}", "dashed") for length in trained]
+        marks += [(window, f"window {raised(length_label(window))}", "dotted") for window in bounded]
+        mark_lengths(axes, sorted(marks))
         for index, curve in enumerate(curves):
             _draw_ladder(axes, curve, index, shift=_shift(axes, index, len(curves)))
-        _legend(axes, [_key(index, curve.label) for index, curve in enumerate(curves)])
+        legend(axes, [_key(index, curve.label) for index, curve in enumerate(curves)], len(marks))
         return figure
 
 
@@ -93,20 +73,17 @@ def learning_figure(
     `probes` are evaluations at other lengths while training, drawn dashed.
     """
     with matplotlib.rc_context(STYLE):
-        figure, axes = _canvas(title, notes, legend=len(curves) + len(probes))
+        figure, axes = canvas(title, notes, [curve.label for curve in [*curves, *probes]])
         steps = [x for curve in [*curves, *probes] for x, *_ in curve.over_seeds()]
-        axes.set_xlim(0, max(steps, default=1) * 1.02)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-        axes.set_xlabel("training step")
-        _mark_chance(axes, chance)
+        step_axis(axes, max(steps, default=1))
+        mark_chance(axes, chance)
         keys = []
         for index, probe in enumerate(probes):
             colour = PROBES[index % len(PROBES)]
             keys.append(_draw_learning(axes, probe, colour, width=1.2, dashes=(0, (3.2, 1.6))))
         for index, curve in enumerate(curves):
             keys.insert(index, _draw_learning(axes, curve, COLOURS[index % len(COLOURS)], width=1.9))
-        _legend(axes, keys)
+        legend(axes, keys)
         return figure
 
 
@@ -127,89 +104,11 @@ def svg(figure: Figure, prefix: str = "") -> str:
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", text) if prefix else text
 
 
-def length_label(length: float) -> str:
-    """A length as axes and tables show it: 64, 256, 1K, 16K, 2^20."""
-    if length >= 2**20 and math.log2(length).is_integer():
-        return f"$2^{{{int(math.log2(length))}}}$"
-    if length >= 1024 and length % 1024 == 0:
-        return f"{int(length) // 1024}K"
-    return f"{length:g}" if length < 10_000 else f"{length:,.0f}"
-
-
 def _rendered(figure: Figure, kind: str, metadata: Mapping[str, str | None]) -> bytes:
     buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format=kind, dpi=300, metadata=metadata, facecolor="white" if kind == "png" else "none")
     return buffer.getvalue()
-
-
-def _canvas(title: str, notes: Sequence[str], legend: int) -> tuple[Figure, Axes]:
-    """A figure laid out by hand, in inches: title, legend, labels of marks, axes, notes. So its bytes never vary."""
-    lines = [line for note in notes for line in textwrap.wrap(note, NOTE_CHARACTERS)]
-    legend_rows = math.ceil(legend / LEGEND_COLUMNS)
-    top = TITLE * bool(title) + LEGEND_ROW * legend_rows + 2 * LABEL_ROW + 0.12
-    bottom = BOTTOM + NOTE_ROW * len(lines) + 0.08 * bool(lines)
-    height = top + AXES_HEIGHT + bottom
-    figure = Figure(figsize=(WIDTH, height))
-    FigureCanvasAgg(figure)
-    span = (WIDTH - LEFT - RIGHT) / WIDTH
-    axes = figure.add_axes((LEFT / WIDTH, bottom / height, span, AXES_HEIGHT / height))
-    axes.set_ylim(-0.03, 1.05)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
-    axes.set_ylabel("accuracy")
-    axes.grid(color=GRID, linewidth=0.6)
-    if title:
-        figure.text(LEFT / WIDTH, 1 - 0.09 / height, title, va="top", fontsize=10, fontweight="bold")
-    for number, line in enumerate(reversed(lines)):
-        figure.text(LEFT / WIDTH, (0.08 + number * NOTE_ROW) / height, line, va="bottom", fontsize=6.8, color=MUTED)
-    return figure, axes
-
-
-def _length_axis(axes: Axes, lengths: Sequence[int]) -> None:
-    low, high = (math.log2(min(lengths)), math.log2(max(lengths))) if lengths else (6.0, 8.0)
-    margin = max(0.35, 0.035 * (high - low))
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(2 ** (low - margin), 2 ** (high + margin))
-    stride = 1 if high - low <= 8 else 2
-    first = math.ceil(low / stride) * stride
-    axes.xaxis.set_major_locator(FixedLocator([2.0**power for power in range(first, math.floor(high) + 1, stride)]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: length_label(x)))
-    axes.set_xlabel("evaluation length (tokens)")
-
-
-def _mark_chance(axes: Axes, chance: float | None) -> None:
-    if chance is None:
-        return
-    axes.axhline(chance, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1.5)
-    place = axes.get_yaxis_transform()
-    axes.annotate(
-        f"chance {chance:.2g}", (1, chance), (4, 0), place, "offset points", va="center", fontsize=7, color=MUTED
-    )
-
-
-def _mark_lengths(axes: Axes, marks: Sequence[tuple[int, str, str]]) -> None:
-    """Vertical lines with a word above the axes; a word that would touch its neighbour moves up a row."""
-    labels: list[Annotation] = []
-    for index, (length, word, style) in enumerate(marks):
-        axes.axvline(length, color=INK if style == "dashed" else MUTED, linewidth=0.9, linestyle=style, zorder=1.6)
-        leftmost = index == 0 and len(marks) > 1
-        labels.append(
-            axes.annotate(
-                word,
-                (length, 1),
-                (3 if leftmost else -3, 3),
-                axes.get_xaxis_transform(),
-                "offset points",
-                ha="right" if leftmost else "left",
-                fontsize=7,
-                color=INK if style == "dashed" else MUTED,
-            )
-        )
-    extents = [label.get_window_extent() for label in labels]
-    for (left, right), label in zip(pairwise(extents), labels[1:], strict=True):
-        if left.x1 + 4 > right.x0:
-            label.set_position((-3, 3 + LABEL_ROW * 72))
 
 
 def _shift(axes: Axes, index: int, curves: int) -> Transform:
@@ -248,11 +147,13 @@ def _draw_intervals(axes: Axes, points: Sequence[Point], colour: str, shift: Tra
 
 
 def _say_not_run(axes: Axes, x: float, y: float, colour: str, last: str) -> None:
+    at_right_edge = axes.transLimits.transform((math.log2(x), y))[0] > 0.75
     axes.annotate(
-        f"not run beyond {last}",
+        f"not run beyond {raised(last)}",
         (x, y),
-        (8, 5 if y < 0.5 else -11),
+        (-8 if at_right_edge else 8, -12 if at_right_edge or y > 0.5 else 5),
         textcoords="offset points",
+        ha="right" if at_right_edge else "left",
         fontsize=7,
         color=colour,
         path_effects=[withStroke(linewidth=2.5, foreground="white")],
@@ -267,28 +168,12 @@ def _draw_learning(
         steps, values = [point.x for point in points], [point.value for point in points]
         axes.plot(steps, values, color=colour, lw=0.8 if len(curve.seeds) > 1 else width, alpha=0.45, ls=dashes)
     across = curve.over_seeds(complete=True)
-    axes.plot([x for x, *_ in across], [mean for _, mean, *_ in across], color=colour, lw=width, ls=dashes, zorder=3)
+    steps, means = [x for x, *_ in across], [mean for _, mean, *_ in across]
+    marker = "o" if len(steps) == 1 else ""  # a line through one point is not seen
+    axes.plot(steps, means, color=colour, lw=width, ls=dashes, marker=marker, ms=4.6, zorder=3)
     return Line2D([], [], color=colour, lw=width, ls=dashes, label=curve.label)
 
 
 def _key(index: int, label: str) -> Line2D:
     colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
     return Line2D([], [], color=colour, marker=marker, ms=4.6, mec="white", mew=0.6, lw=1.6, label=label)
-
-
-def _legend(axes: Axes, keys: Sequence[Line2D]) -> None:
-    if not keys:
-        axes.text(0.5, 0.5, "nothing was measured", transform=axes.transAxes, ha="center", color=MUTED)
-        return
-    axes.legend(
-        handles=list(keys),
-        loc="lower left",
-        bbox_to_anchor=(0, 1 + (2 * LABEL_ROW) / AXES_HEIGHT),
-        ncols=LEGEND_COLUMNS,
-        frameon=False,
-        borderpad=0,
-        borderaxespad=0,
-        handlelength=2.0,
-        columnspacing=1.6,
-        labelspacing=0.35,
-    )

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from io import FileIO
 from numbers import Integral
+from operator import index
 from pathlib import Path
-from typing import Any, Self, SupportsFloat, TypedDict, cast
+from typing import Any, Self, SupportsFloat, SupportsIndex, TypedDict, cast
 
 from evalkit.errors import UserError, writing
 
@@ -41,16 +42,16 @@ def row(
     run: str | None = None,
     task: str | None = None,
     model: str | None = None,
-    seed: int | None = None,
-    step: int | None = None,
+    seed: SupportsIndex | None = None,
+    step: SupportsIndex | None = None,
     split: str | None = None,
-    length: int | None = None,
-    position: int | None = None,
+    length: SupportsIndex | None = None,
+    position: SupportsIndex | None = None,
     total: SupportsFloat | None = None,
     count: SupportsFloat | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Row:
-    """Makes one row; array scalars become Python numbers. `count` counts sequences, `total` sums one number a sequence."""
+    """Makes one row; `count` counts sequences, `total` sums one number a sequence. Array scalars become numbers."""
     return Row(
         run=run,
         task=task,
@@ -88,7 +89,7 @@ def encode(entry: Row) -> str:
 
 
 class RowLog:
-    """Appends rows to a file, each in the operating system's hands before `write` returns. Make it with `RowLog.open`."""
+    """Appends rows to a file, each with the operating system before `write` returns; made by `RowLog.open`."""
 
     def __init__(self, file: FileIO, path: Path, offset: int) -> None:
         self._file = file
@@ -108,7 +109,7 @@ class RowLog:
             path.touch()
             size = path.stat().st_size
         if offset is not None and size < offset:
-            raise UserError(f"{path} has {size} bytes but the checkpoint wrote {offset}: rows were lost, start a new run")
+            raise UserError(f"{path} has {size} bytes but its checkpoint {offset}: rows were lost; start a new run")
         with writing(path):
             end = _complete(path.read_bytes()[:offset])
             file = FileIO(path, "r+")
@@ -190,8 +191,8 @@ def _complete(data: bytes) -> int:
     return data.rfind(b"\n") + 1
 
 
-def _integer(number: int | None) -> int | None:
-    return None if number is None else int(number)
+def _integer(number: SupportsIndex | None) -> int | None:
+    return None if number is None else index(number)
 
 
 def _number(number: SupportsFloat | None) -> float | None:

@@ -19,7 +19,7 @@ Cell = Mapping[str, Row]
 
 @dataclass(frozen=True)
 class Point:
-    """A measured accuracy: `x` is a length or a step, (`low`, `high`) its 95 % Wilson interval over `count` sequences."""
+    """A measured accuracy: `x` is a length or a step, (`low`, `high`) its 95% Wilson interval."""
 
     x: int
     value: float
@@ -57,7 +57,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     """The content of `results.json` from the rows of one run; parts that were never run are empty, null or absent.
 
     `steps_to` holds, a level, the first validation step at the training length whose accuracy is at least the level
-    (null: not reached). `extrapolation` holds a record a length and seed; (`low`, `high`) is the 95 % Wilson interval
+    (null: not reached). `extrapolation` holds a record a length and seed; (`low`, `high`) is the 95% Wilson interval
     of its accuracy, counting sequences.
     """
     facts = run_facts(rows)
@@ -130,8 +130,8 @@ def probe_lengths(rows: Sequence[Row]) -> list[int]:
     return sorted(lengths - {trained})
 
 
-def _evaluations(rows: Sequence[Row], split: str, length: int | None = None) -> dict[tuple[int, int, int], Cell]:
-    """Rows of `split` with something counted, by (seed, length, step), then metric; a later row replaces an earlier one."""
+def _evaluations(rows: Sequence[Row], split: str, length: int | None = None) -> Mapping[tuple[int, int, int], Cell]:
+    """Rows of `split` that counted something, by (seed, length, step), then metric; of equal ones the last."""
     task = run_facts(rows)["task"]
     cells: dict[tuple[int, int, int], dict[str, Row]] = {}
     for entry in rows:
@@ -210,7 +210,7 @@ def _record(cell: Cell) -> dict[str, Any]:
 
 
 def _point(x: int, cell: Cell) -> Point:
-    """Rounding in float32 sums may put a total a hair outside [0, count]; it is put back before the interval is taken."""
+    """A sum in float32 may end a hair outside [0, count]; it is put back before the interval is taken."""
     entry = cell["accuracy"]
     count = entry["count"] or 0
     if entry["total"] is None:
@@ -220,9 +220,7 @@ def _point(x: int, cell: Cell) -> Point:
 
 
 def _spreads(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        metric: spread(record[metric] for record in records if record[metric] is not None) for metric in METRICS
-    }
+    return {metric: spread(record[metric] for record in records if record[metric] is not None) for metric in METRICS}
 
 
 def _group(records: Iterable[dict[str, Any]], key: str) -> dict[Any, list[dict[str, Any]]]:

@@ -1,0 +1,215 @@
+"""`python -m evalkit.compare RUN…`: overlays the curves of several runs of one task, with a table.
+
+Writes `compare.png` (accuracy against length, fig. 6b's axes), `learning.png` (against steps, fig. 6a's), `compare.csv`
+(tidy) and `compare.html` (self-contained).
+"""
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from evalkit import page
+from evalkit.errors import UserError, writing
+from evalkit.figures import extrapolation_figure, learning_figure, length_label, save, svg
+from evalkit.pooling import Line, Run, find_runs, load, pool
+from evalkit.report import DASH, show_steps, spoken, write_text
+from evalkit.statistics import censored_spread, spread
+from evalkit.summary import SCHEMA
+from evalkit.terminal import print_table
+
+LEVEL = "0.99"
+COLUMNS: tuple[str, ...] = (
+    "run",
+    "model",
+    "seed",
+    "length",
+    "accuracy",
+    "low",
+    "high",
+    "exact_match",
+    "loss",
+    "sequences",
+)
+
+
+def compare(folders: Sequence[Path], out: Path | None, console: Console) -> Path:
+    """Writes the comparison of the runs found in `folders` to `out`, prints its table and returns `out`.
+
+    `out` defaults to `runs/compare/<task>-<timestamp>`. Raises `UserError` for a folder without rows and for runs of
+    different tasks.
+    """
+    runs = [load(folder) for folder in find_runs(folders)]
+    task = _one_task(runs)
+    lines = pool(runs)
+    out = out or Path("runs", "compare", f"{task}-{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    header, cells = comparison_table(lines)
+    notes = _notes(lines)
+    drawings = _draw(task, lines, notes, out)
+    write_text(out / "compare.csv", _csv(lines))
+    write_text(out / "compare.html", _html(task, lines, notes, drawings, (header, cells)))
+    console.print(Text(spoken(task), style="bold"))
+    for note in notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+    print_table(console, header, cells)
+    wrote = f"wrote {out / 'compare.html'}, compare.png, learning.png, compare.csv"
+    console.print(Text(wrote, style="dim"), soft_wrap=True)
+    return out
+
+
+def comparison_table(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells: a row a line of the figure, a column a length (mean accuracy over seeds)."""
+    lengths = sorted({length for line in lines for length in [*line.accuracy, *line.not_run]})
+    header = ["model", "parameters", "seeds", "steps to 99%", *map(length_label, lengths)]
+    rows = []
+    for line in lines:
+        parameters = line.runs[0].summary["parameters"]
+        rows.append(
+            [
+                line.label,
+                DASH if parameters is None else f"{parameters:,}",
+                str(len(line.seeds)),
+                _steps_to_level(line),
+                *[_accuracy(line, length) for length in lengths],
+            ]
+        )
+    return header, rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code, 2 for runs that cannot be compared."""
+    parser = argparse.ArgumentParser(
+        prog="python -m evalkit.compare", description="Overlay the curves of several runs of one task, with a table."
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or a folder that holds runs")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/compare/<task>-<timestamp>")
+    options = parser.parse_args(arguments)
+    try:
+        compare(options.runs, options.out, Console())
+    except UserError as error:
+        print(f"evalkit.compare: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _one_task(runs: Sequence[Run]) -> str:
+    tasks: dict[str, Path] = {}
+    for run in runs:
+        tasks.setdefault(str(run.summary["task"]), run.folder)
+    if len(tasks) > 1:
+        found = ", ".join(f"{task} ({folder})" for task, folder in tasks.items())
+        raise UserError(f"runs of different tasks do not compare: {found}; give runs of one task")
+    return next(iter(tasks))
+
+
+def _notes(lines: Sequence[Line]) -> list[str]:
+    """What each line's runs say of themselves, and where the lines were not made alike."""
+    notes = []
+    for name, field in (("training length", "train_length"), ("chance", "chance"), ("preset", "preset")):
+        values = {line.label: line.runs[0].summary[field] for line in lines}
+        if len(set(values.values())) > 1:
+            shown = ", ".join(f"{label} {_show(value)}" for label, value in values.items())
+            notes.append(f"The {name} differs: {shown}.")
+    for line in lines:
+        notes += [f"{line.label}: {note}" for note in line.runs[0].summary["notes"]]
+    return notes
+
+
+def _draw(task: str, lines: Sequence[Line], notes: Sequence[str], out: Path) -> dict[str, str]:
+    """Saves both figures and returns them as SVG for the page."""
+    summaries = [line.runs[0].summary for line in lines]
+    chances = {summary["chance"] for summary in summaries}
+    chance = chances.pop() if len(chances) == 1 else None
+    trained = sorted({summary["train_length"] for summary in summaries if summary["train_length"]})
+    windows = [summary["window"] for summary in summaries]
+    ladders = [line.extrapolation() for line in lines]
+    learning = [line.learning() for line in lines]
+    figures = {
+        "compare": extrapolation_figure(ladders, trained, windows, chance, spoken(task), notes),
+        "learning": learning_figure(learning, (), chance, f"{spoken(task)} while training", notes),
+    }
+    for name, figure in figures.items():
+        save(figure, out / f"{name}.png")
+    return {name: svg(figure, prefix=f"{name}-") for name, figure in figures.items()}
+
+
+def _records(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    return [
+        {"run": run.summary["run"], "model": line.label, **record}
+        for line in lines
+        for run in line.runs
+        for record in run.summary["extrapolation"]
+    ]
+
+
+def _csv(lines: Sequence[Line]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_records(lines))
+    return text.getvalue()
+
+
+def _html(
+    task: str,
+    lines: Sequence[Line],
+    notes: Sequence[str],
+    drawings: Mapping[str, str],
+    table: tuple[Sequence[str], Sequence[Sequence[str]]],
+) -> str:
+    runs = [[line.label, str(run.summary["run"]), run.seeds] for line in lines for run in line.runs]
+    return page.page(
+        f"{spoken(task)}: {', '.join(line.label for line in lines)}",
+        f"{sum(len(line.runs) for line in lines)} runs compared; mean accuracy over seeds",
+        [
+            page.notes(notes),
+            page.heading("Accuracy by evaluation length"),
+            page.figure(drawings["compare"], "Mean and range over seeds; a single seed with its 95% interval."),
+            page.table(*table),
+            page.heading("While training"),
+            page.figure(drawings["learning"], "Validation accuracy at the training length against training steps."),
+            page.heading("Runs"),
+            page.table(["model", "run", "seeds"], runs),
+        ],
+        {
+            "schema": SCHEMA,
+            "task": task,
+            "notes": list(notes),
+            "extrapolation": _records(lines),
+            "runs": [run.summary for line in lines for run in line.runs],
+        },
+    )
+
+
+def _accuracy(line: Line, length: int) -> str:
+    mean = spread(line.accuracy.get(length, ()))["mean"]
+    if mean is not None:
+        return f"{mean:.3f}"
+    return "not run" if length in line.not_run else DASH
+
+
+def _steps_to_level(line: Line) -> str:
+    """Mean steps to 99 %, the bound where no seed got there, or how many did."""
+    reached = [seed["steps_to"][LEVEL] for seed in line.seeds]
+    last = [seed["validation"]["step"] for seed in line.seeds if seed["validation"]]
+    mean, got = censored_spread(reached)["mean"], sum(step is not None for step in reached)
+    if mean is not None:
+        return show_steps(round(mean), None)
+    return f"{got} of {len(reached)} seeds" if got else show_steps(None, min(last, default=None))
+
+
+def _show(value: Any) -> str:
+    return "unknown" if value is None else f"{value:,.3g}" if isinstance(value, float) else f"{value}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

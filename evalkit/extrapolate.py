@@ -1,0 +1,128 @@
+"""Accuracy against length: the model runs chunk by chunk through its cache, so memory does not grow with length."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from evalkit import streams
+from evalkit.objective import Tally, tally
+from evalkit.protocols import Cache, LanguageModel, Params, Task, Trained
+from evalkit.rows import Row
+from tasks import Example
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """A ladder of lengths, each on its own held-out sequences, the same ones for every model and seed.
+
+    `sequences` at each length, `long_sequences` from `long_from` tokens on. Lengths above `max_length` are marked not
+    run (a global cache grows with length). `during` are the lengths looked at while training, with
+    `during_sequences` each. `chunk` tokens of `batch_size` sequences are in memory at a time.
+    Raises ValueError for a value that cannot be.
+    """
+
+    lengths: list[int]
+    sequences: int = 256
+    long_sequences: int = 64
+    long_from: int = 8192
+    max_length: int | None = None
+    chunk: int = 256
+    batch_size: int = 32
+    during: list[int] = field(default_factory=list)
+    during_sequences: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("sequences", "long_sequences", "long_from", "chunk", "batch_size", "during_sequences"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
+        for length in (*self.lengths, *self.during):
+            if length < 1:
+                raise ValueError(f"length {length} in lengths or during; allowed: 1 or more")
+        if self.max_length is not None and self.max_length < 1:
+            raise ValueError(f"max_length={self.max_length}; allowed: 1 or more, or null")
+
+    def probe(self, trained: Trained) -> Iterator[Row]:
+        """Rows of the few lengths looked at while training."""
+        for length in self.during:
+            yield from self._rows(trained, "validation", length, self.during_sequences)
+
+    def run(self, trained: Trained) -> Iterator[Row]:
+        """Rows of the whole ladder, shortest first; what is left out says why."""
+        for length in sorted(set(self.lengths)):
+            if self.max_length is not None and length > self.max_length:
+                reason = f"longer than eval.max_length={self.max_length}"
+                for seed in trained.seeds:
+                    yield trained.make_row(
+                        metric="accuracy", seed=seed, step=trained.step, split="test", length=length, count=0,
+                        extra={"not_run": reason},
+                    )  # fmt: skip
+            else:
+                sequences = self.sequences if length < self.long_from else self.long_sequences
+                yield from self._rows(trained, "test", length, sequences)
+
+    def _rows(self, trained: Trained, split: str, length: int, sequences: int) -> Iterator[Row]:
+        for seed, params in zip(trained.seeds, trained.params, strict=True):
+            yield from score(
+                trained, params, seed, split, length, sequences, chunk=self.chunk, batch_size=self.batch_size
+            )
+
+
+def score(
+    trained: Trained,
+    params: Params,
+    seed: int,
+    split: str,
+    length: int,
+    sequences: int,
+    *,
+    chunk: int,
+    batch_size: int,
+) -> Iterator[Row]:
+    """One row a metric: the model of one seed on the first `sequences` held-out sequences of `split` at `length`."""
+    stream = streams.TEST if split == "test" else streams.VALIDATION
+    totals: dict[str, float] = {}
+    done = 0
+    while done < sequences:
+        trained.check_interrupt()
+        example = streams.held_out_batch(trained.task, stream, done, batch_size, length)
+        scores = stream_tally(trained.model, params, example, chunk, trained.check_interrupt).scores()
+        # A last batch that is not full keeps its shape, and the program with it; the sequences beyond are left out.
+        used = min(batch_size, sequences - done)
+        for metric, values in scores.items():
+            totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())
+        done += used
+        trained.progress.describe(length, done, sequences)
+    for metric, total in totals.items():
+        yield trained.make_row(
+            metric=metric, seed=seed, step=trained.step, split=split, length=length, total=total, count=sequences
+        )
+
+
+def stream_tally(
+    model: LanguageModel, params: Params, example: Example, chunk: int, check_interrupt=lambda: None
+) -> Tally:
+    """The tally of a batch of examples `[b, t]`, `chunk` tokens at a time through the cache; chunks are padded at the end."""
+    batch, length = example.tokens.shape
+    chunk = min(chunk, length)
+    padding = -length % chunk
+    padded = Example(*(jnp.pad(field, ((0, 0), (0, padding))) for field in example[:3]))
+    cache = model.init_cache(batch, length + padding)
+    total = Tally(*(jnp.zeros((batch,)) for _ in Tally._fields))
+    for start in range(0, length, chunk):
+        check_interrupt()
+        cache, total = _advance(model, params, padded, start, cache, total, chunk)
+    return total
+
+
+@partial(jax.jit, static_argnames=("model", "chunk"), donate_argnames=("cache", "total"))
+def _advance(
+    model: LanguageModel, params: Params, example: Example, start: Array, cache: Cache, total: Tally, chunk: int
+) -> tuple[Cache, Tally]:
+    part = Example(*(jax.lax.dynamic_slice_in_dim(field, start, chunk, axis=1) for field in example[:3]))
+    logits, cache = model.apply(params, part.tokens, None, cache)
+    return cache, total + tally(logits, part)

@@ -1,0 +1,38 @@
+"""Loss and accuracy as one number a sequence: sums over scored positions, divided once."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from tasks import Example
+
+
+class Tally(NamedTuple):
+    """Sums over a row's scored positions, each `[b]`; tallies of consecutive chunks add up."""
+
+    loss: Float[Array, " b"]
+    correct: Float[Array, " b"]
+    scored: Float[Array, " b"]
+
+    def __add__(self, other: "Tally") -> "Tally":  # type: ignore[override]
+        return Tally(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def scores(self) -> dict[str, Float[Array, " b"]]:
+        """Mean loss (nats), mean accuracy and whole-answer exact match of each sequence."""
+        return {
+            "loss": self.loss / self.scored,
+            "accuracy": self.correct / self.scored,
+            "exact_match": (self.correct == self.scored).astype(jnp.float32),
+        }
+
+
+def tally(logits: Float[Array, "b t v"], example: Example) -> Tally:
+    """Cross-entropy and hits at the scored positions, in float32."""
+    mask = example.mask.astype(jnp.float32)
+    right = jax.nn.one_hot(example.targets, logits.shape[-1], dtype=jnp.float32)
+    loss = jax.nn.logsumexp(logits, axis=-1) - (logits * right).sum(axis=-1)
+    correct = (logits.argmax(axis=-1) == example.targets).astype(jnp.float32)
+    return Tally((loss * mask).sum(axis=1), (correct * mask).sum(axis=1), mask.sum(axis=1))

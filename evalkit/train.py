@@ -1,0 +1,182 @@
+"""Training: one compiled program takes many steps for all seeds, the data included."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array, lax
+
+from evalkit import optimizer, streams
+from evalkit.errors import UserError
+from evalkit.objective import tally
+from evalkit.protocols import LanguageModel, Params, Task
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train. The paper gives AdamW and nothing else for its synthetic tasks; the rest is measured here.
+
+    `curriculum`: stages `{length, steps, batch_size}` that come first and count within `steps`. A dispatch is `log_every`
+    steps; validation and checkpoints fall on its multiples. `stop_when_solved`: end after so many validations in a row
+    with accuracy 1 (off by default: extrapolation goes on growing after the task is solved).
+    Raises ValueError for a value that cannot be.
+    """
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    warmup_steps: int = 100
+    schedule: str = "cosine"
+    final_fraction: float = 0.05
+    weight_decay: float = 0.0
+    b1: float = 0.9
+    b2: float = 0.98
+    clip: float = 1.0
+    log_every: int = 25
+    eval_every: int = 100
+    checkpoint_every: int = 100
+    validation_sequences: int = 256
+    curriculum: list[dict[str, int]] = field(default_factory=list)
+    stop_when_solved: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "log_every", "eval_every", "checkpoint_every", "validation_sequences"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
+        for name in ("learning_rate", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: above 0")
+        for name in ("eval_every", "checkpoint_every"):
+            if getattr(self, name) % self.log_every:
+                raise ValueError(f"{name}={getattr(self, name)} is no multiple of log_every={self.log_every}; make it one")
+        if self.schedule not in optimizer.SCHEDULES:
+            raise ValueError(f"schedule={self.schedule!r}; allowed: {', '.join(optimizer.SCHEDULES)}")
+        if self.warmup_steps < 0 or self.weight_decay < 0:
+            raise ValueError(f"warmup_steps={self.warmup_steps}, weight_decay={self.weight_decay}; allowed: 0 or more")
+        if self.stop_when_solved is not None and self.stop_when_solved < 1:
+            raise ValueError(f"stop_when_solved={self.stop_when_solved}; allowed: 1 or more, or null")
+        for stage in self.curriculum:
+            if set(stage) != {"length", "steps", "batch_size"} or min(stage.values()) < 1:
+                raise ValueError(f"curriculum stage {stage}; give length, steps and batch_size, each 1 or more")
+
+    def stages(self, length: int) -> list["Stage"]:
+        """The stages in order, the last one at the task's own `length`; they cover steps 0 to `steps`."""
+        stages, start = [], 0
+        for stage in self.curriculum:
+            stop = min(start + stage["steps"], self.steps)
+            stages.append(Stage(start, stop, stage["length"], stage["batch_size"]))
+            start = stop
+        stages.append(Stage(start, self.steps, length, self.batch_size))
+        return [stage for stage in stages if stage.stop > stage.start]
+
+
+class Stage(NamedTuple):
+    """Steps `start` to `stop` at one length and batch size."""
+
+    start: int
+    stop: int
+    length: int
+    batch_size: int
+
+
+class TrainState(NamedTuple):
+    """Everything that training changes; the leaves of all seeds are stacked on axis 0."""
+
+    params: Params
+    optimizer: Any
+    step: Array
+
+
+class Sums(NamedTuple):
+    """Over a dispatch, `[seeds]`: sums over sequences, and the first step whose loss or gradient was not finite (−1)."""
+
+    loss: Array
+    accuracy: Array
+    bad_step: Array
+
+
+class Trainer:
+    """The compiled steps of one run: `init` once, then `advance` from stage to stage."""
+
+    def __init__(self, task: Task, model: LanguageModel, training: Training, seeds: Sequence[int]):
+        self.task, self.model, self.training = task, model, training
+        self.seeds = np.asarray(seeds, np.uint32)
+        rate = optimizer.schedule(
+            training.schedule, training.learning_rate, training.warmup_steps, training.steps, training.final_fraction
+        )
+        self.optimizer = optimizer.adamw(
+            rate,
+            b1=training.b1,
+            b2=training.b2,
+            weight_decay=training.weight_decay,
+            clip=training.clip,
+            mask=model.decay_mask,
+        )
+
+    def init(self) -> TrainState:
+        """Fresh parameters and optimiser state of every seed."""
+
+        def one(seed: Array) -> TrainState:
+            params = self.model.init(streams.init_key(seed))
+            return TrainState(params, self.optimizer.init(params), jnp.zeros((), jnp.int32))
+
+        return jax.jit(lambda seeds: lax.map(one, seeds))(self.seeds)
+
+    def abstract(self) -> TrainState:
+        """The shapes and dtypes of the state, nothing computed."""
+        return jax.eval_shape(self.init)
+
+    def advance(self, state: TrainState, stage: Stage, steps: int) -> tuple[TrainState, Sums]:
+        """Takes `steps` steps of one stage for every seed in one dispatch; `state` is consumed."""
+        return self._dispatch(state, self.seeds, steps, length=stage.length, batch=stage.batch_size)
+
+    @partial(jax.jit, static_argnames=("self", "length", "batch"), donate_argnames="state")
+    def _dispatch(self, state: TrainState, seeds: Array, steps: int, *, length: int, batch: int):
+        def one_seed(args: tuple[TrainState, Array]) -> tuple[TrainState, Sums]:
+            state, seed = args
+            body = partial(self._step, seed=seed, length=length, batch=batch)
+            start = (state, Sums(jnp.zeros(()), jnp.zeros(()), jnp.full((), -1, jnp.int32)))
+            # The number of steps is an argument, so that a short last dispatch runs the very same program.
+            return lax.fori_loop(0, steps, lambda _, carry: body(*carry), start)
+
+        # One seed after the other: on a CPU that is faster than vmap, whose larger arrays leave the cache.
+        return lax.map(one_seed, (state, seeds))
+
+    def _step(self, state: TrainState, sums: Sums, *, seed: Array, length: int, batch: int) -> tuple[TrainState, Sums]:
+        example = streams.train_batch(self.task, seed, state.step, batch, length)
+
+        def loss(params: Params) -> tuple[Array, dict[str, Array]]:
+            logits, _ = self.model.apply(params, example.tokens, example.positions)
+            scores = tally(logits, example).scores()
+            return scores["loss"].mean(), scores
+
+        (_, scores), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
+        updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.params)
+        bad = ~(jnp.isfinite(scores["loss"].sum()) & jnp.isfinite(optax.global_norm(gradient)))
+        sums = Sums(
+            sums.loss + scores["loss"].sum(),
+            sums.accuracy + scores["accuracy"].sum(),
+            jnp.where((sums.bad_step < 0) & bad, state.step, sums.bad_step),
+        )
+        return TrainState(optax.apply_updates(state.params, updates), optimizer_state, state.step + 1), sums
+
+
+def refuse_non_finite(sums: Sums, seeds: Sequence[int], last_checkpoint: int | None) -> None:
+    """Raises UserError that names the step, the seed and the last good checkpoint if a loss was not finite."""
+    for seed, step in zip(seeds, np.asarray(sums.bad_step).tolist(), strict=True):
+        if step >= 0:
+            kept = "no checkpoint was kept yet" if last_checkpoint is None else f"checkpoint {last_checkpoint} is kept"
+            raise UserError(
+                f"the loss or its gradient was not finite at step {step}, seed {seed}; {kept}; "
+                "lower train.learning_rate or train.clip"
+            )
+
+
+def params_of(state: TrainState, index: int) -> Params:
+    """The parameters of one seed."""
+    return jax.tree.map(lambda leaf: leaf[index], state.params)
