@@ -1,17 +1,16 @@
 """Accuracy against length: the model runs chunk by chunk through its cache, so memory does not grow with length."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from evalkit import streams
 from evalkit.objective import Tally, tally
-from evalkit.protocols import Cache, LanguageModel, Params, Task, Trained
+from evalkit.protocols import Cache, LanguageModel, Params, Trained
 from evalkit.rows import Row
 from tasks import Example
 
@@ -46,6 +45,11 @@ class Extrapolation:
         if self.max_length is not None and self.max_length < 1:
             raise ValueError(f"max_length={self.max_length}; allowed: 1 or more, or null")
 
+    @property
+    def pieces(self) -> int:
+        """The lengths that are run."""
+        return len([length for length in set(self.lengths) if self._runs(length)])
+
     def probe(self, trained: Trained) -> Iterator[Row]:
         """Rows of the few lengths looked at while training."""
         for length in self.during:
@@ -54,16 +58,24 @@ class Extrapolation:
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of the whole ladder, shortest first; what is left out says why."""
         for length in sorted(set(self.lengths)):
-            if self.max_length is not None and length > self.max_length:
+            if not self._runs(length):
                 reason = f"longer than eval.max_length={self.max_length}"
                 for seed in trained.seeds:
                     yield trained.make_row(
-                        metric="accuracy", seed=seed, step=trained.step, split="test", length=length, count=0,
+                        metric="accuracy",
+                        seed=seed,
+                        step=trained.step,
+                        split="test",
+                        length=length,
+                        count=0,
                         extra={"not_run": reason},
-                    )  # fmt: skip
+                    )
             else:
                 sequences = self.sequences if length < self.long_from else self.long_sequences
                 yield from self._rows(trained, "test", length, sequences)
+
+    def _runs(self, length: int) -> bool:
+        return self.max_length is None or length <= self.max_length
 
     def _rows(self, trained: Trained, split: str, length: int, sequences: int) -> Iterator[Row]:
         for seed, params in zip(trained.seeds, trained.params, strict=True):
@@ -104,7 +116,7 @@ def score(
 
 
 def stream_tally(
-    model: LanguageModel, params: Params, example: Example, chunk: int, check_interrupt=lambda: None
+    model: LanguageModel, params: Params, example: Example, chunk: int, check_interrupt: Callable[[], None] = lambda: None
 ) -> Tally:
     """The tally of a batch of examples `[b, t]`, `chunk` tokens at a time through the cache; chunks are padded at the end."""
     batch, length = example.tokens.shape
@@ -121,7 +133,7 @@ def stream_tally(
 
 @partial(jax.jit, static_argnames=("model", "chunk"), donate_argnames=("cache", "total"))
 def _advance(
-    model: LanguageModel, params: Params, example: Example, start: Array, cache: Cache, total: Tally, chunk: int
+    model: LanguageModel, params: Params, example: Example, start: jax.Array, cache: Cache, total: Tally, chunk: int
 ) -> tuple[Cache, Tally]:
     part = Example(*(jax.lax.dynamic_slice_in_dim(field, start, chunk, axis=1) for field in example[:3]))
     logits, cache = model.apply(params, part.tokens, None, cache)

@@ -113,6 +113,11 @@ class Trained:
 class Evaluation(Protocol):
     """One file in `evalkit/`, one YAML in `conf/eval/`."""
 
+    @property
+    def pieces(self) -> int:
+        """How many pieces (lengths) `run` reports progress of, for one seed."""
+        ...
+
     def probe(self, trained: Trained) -> Iterator[Row]:
         """Rows of a quick look while training (split `validation`)."""
         ...

@@ -17,7 +17,7 @@ Params = dict[str, Any]
 DTYPES = ("float32", "bfloat16")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """Pure functions over nested dictionaries of arrays.
 

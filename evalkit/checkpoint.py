@@ -1,0 +1,77 @@
+"""Checkpoints by Orbax: the training state of all seeds, and beside it what the loop must know to go on."""
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+
+from evalkit.errors import UserError
+from evalkit.train import TrainState
+
+FOLDER = "checkpoints"
+KEPT = 2
+log = logging.getLogger(__name__)
+
+
+class Restored(NamedTuple):
+    """A checkpoint: its step, the state, and what was saved beside it."""
+
+    step: int
+    state: TrainState
+    meta: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run's folder, the last two kept; saving waits until the files are on disk."""
+
+    def __init__(self, run: Path):
+        self.path = run.absolute() / FOLDER
+        options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
+        try:
+            self._manager = ocp.CheckpointManager(self.path, options=options)
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error}; free space or choose another folder") from error
+
+    @property
+    def latest(self) -> int | None:
+        """The newest step, None if there is none."""
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState, step: int, meta: dict[str, Any]) -> None:
+        """Writes one checkpoint; a step that is there already stays. Raises UserError when the disk refuses."""
+        if step in self._manager.all_steps():
+            return
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))  # type: ignore[call-arg]
+        try:
+            self._manager.save(step, args=items)
+        except Exception as error:  # TensorStore reports a full disk as whatever its driver raises
+            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            raise UserError(
+                f"cannot write checkpoint {step} in {self.path}: {reason}; free space, then go on with resume="
+            ) from error
+
+    def restore(self, abstract: TrainState) -> Restored | None:
+        """The newest checkpoint that can be read, None if none was ever written; raises UserError if none can be read."""
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        for step in steps:
+            try:
+                return Restored(step, *self._read(step, abstract))
+            except Exception as error:  # Orbax raises a different type for each way a checkpoint can be broken
+                reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+                log.warning("checkpoint %d in %s cannot be read (%s); trying an older one", step, self.path, reason)
+        if steps:
+            raise UserError(f"no checkpoint in {self.path} can be read; start the run anew")
+        return None
+
+    def close(self) -> None:
+        """Ends Orbax's threads."""
+        self._manager.close()
+
+    def _read(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        target = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), abstract)
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore())  # type: ignore[call-arg]
+        restored = self._manager.restore(step, args=items)
+        return restored.state, restored.meta

@@ -1,0 +1,45 @@
+"""A finished run in a notebook."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from evalkit.checkpoint import Checkpoints
+from evalkit.config import Experiment, from_file
+from evalkit.errors import UserError
+from evalkit.protocols import Params, Task
+from evalkit.train import Trainer, TrainState, params_of
+
+
+def load(run: str | Path, seed: int | None = None) -> tuple[Callable[..., Any], Params, Task]:
+    """`(apply, params, task)` of a run's newest checkpoint: `logits, _ = apply(params, tokens)`.
+
+    `seed` chooses among several (the first by default). Raises UserError for a folder that is no run, a run without a
+    checkpoint, or a seed that it did not train.
+    """
+    experiment = from_file(Path(run) / "config.yaml")
+    seeds = seeds_of(experiment)
+    if seed is not None and seed not in seeds:
+        raise UserError(f"{run} has no seed {seed}; it trained {', '.join(map(str, seeds))}")
+    state, _ = restore(experiment, Path(run))
+    return experiment.model.apply, params_of(state, 0 if seed is None else seeds.index(seed)), experiment.task
+
+
+def seeds_of(experiment: Experiment) -> list[int]:
+    """Seed i of S is `seed + i`."""
+    return list(range(experiment.seed, experiment.seed + experiment.seeds))
+
+
+def trainer_of(experiment: Experiment) -> Trainer:
+    """The trainer that an experiment describes."""
+    return Trainer(experiment.task, experiment.model, experiment.train, seeds_of(experiment))
+
+
+def restore(experiment: Experiment, run: Path) -> tuple[TrainState, int]:
+    """The newest state of a run and its step; raises UserError if there is none."""
+    checkpoints = Checkpoints(run)
+    restored = checkpoints.restore(trainer_of(experiment).abstract())
+    checkpoints.close()
+    if restored is None:
+        raise UserError(f"{run} has no checkpoint yet; go on with resume={run}")
+    return restored.state, restored.step

@@ -1,0 +1,294 @@
+"""One run from start to report; also going on with one, and evaluating one again. The only orchestration there is."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.logging import RichHandler
+
+from evalkit import environment
+from evalkit.checkpoint import Checkpoints, Restored
+from evalkit.config import EVALUABLE, RESUMABLE, Experiment, from_file, save
+from evalkit.errors import UserError, writing
+from evalkit.extrapolate import score
+from evalkit.interrupt import Interrupted, Watch
+from evalkit.loading import restore, seeds_of, trainer_of
+from evalkit.notes import notes_of
+from evalkit.progress import EvaluationProgress, Progress
+from evalkit.protocols import Trained
+from evalkit.report import report
+from evalkit.rows import FILE, Row, RowLog, row
+from evalkit.tracking import WandbLog
+from evalkit.train import Sums, Trainer, TrainState, params_of, refuse_non_finite
+
+SOLVED = 1.0
+
+
+def start(experiment: Experiment, folder: Path) -> int:
+    """Trains, evaluates and reports in `folder`; returns the exit code (130 or 143 after a signal)."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        save(experiment.config, folder / "config.yaml")
+    return _session(experiment, folder)
+
+
+def resume(folder: Path, overrides: Sequence[str]) -> int:
+    """Goes on exactly where the run in `folder` stopped, with its own config; raises UserError if it cannot."""
+    experiment = from_file(folder / "config.yaml", overrides, RESUMABLE)
+    if (latest := Checkpoints(folder).latest) is not None and latest > experiment.train.steps:
+        raise UserError(f"train.steps={experiment.train.steps}, but {folder} is at step {latest}; give at least {latest}")
+    with writing(folder):
+        save(experiment.config, folder / "config.yaml")
+    return _session(experiment, folder)
+
+
+def evaluate(folder: Path, overrides: Sequence[str]) -> int:
+    """Evaluates the run in `folder` again, without training, into `folder/evaluate/<time>`."""
+    experiment = from_file(folder / "config.yaml", overrides, EVALUABLE)
+    state, step = restore(experiment, folder)
+    target = folder / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+    with writing(target):
+        target.mkdir(parents=True)
+        save(experiment.config, target / "config.yaml")
+    with Session(experiment, target, offset=None) as session:
+        return session.guard(lambda: session.evaluate(state, step))
+
+
+def _session(experiment: Experiment, folder: Path) -> int:
+    checkpoints = Checkpoints(folder)
+    trainer = trainer_of(experiment)
+    restored = checkpoints.restore(trainer.abstract())
+    offset = 0 if restored is None else restored.meta["rows"]
+    try:
+        with Session(experiment, folder, offset=offset) as session:
+            return session.guard(lambda: session.train_and_evaluate(trainer, checkpoints, restored))
+    finally:
+        checkpoints.close()
+
+
+class Session:
+    """One process's work on one run: its rows, its console, its signals."""
+
+    def __init__(self, experiment: Experiment, folder: Path, *, offset: int | None):
+        jax.config.update("jax_default_matmul_precision", experiment.matmul_precision)
+        self.experiment, self.folder = experiment, folder
+        self.seeds = seeds_of(experiment)
+        # With format=json the last line of stdout is the result and the only one.
+        self.console = Console(stderr=experiment.format == "json")
+        self.watch = Watch()
+        self.timing: dict[str, float] = {}
+        self._fresh = not offset
+        self._handler = _log_to(folder, self.console)
+        self.log = RowLog.open(folder / FILE, offset)
+        self.wandb = WandbLog(
+            experiment.wandb,
+            folder,
+            experiment.config,
+            seeds=self.seeds,
+            task=experiment.task_name,
+            model=experiment.model_name,
+            train_length=experiment.task.length,
+        )
+        self._row = partial(row, run=folder.name, task=experiment.task_name, model=experiment.model_name)
+
+    def __enter__(self) -> "Session":
+        self.watch.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.watch.__exit__(*error)
+        self.log.close()
+        for handler in self._handler:
+            logging.getLogger("evalkit").removeHandler(handler)
+            handler.close()
+
+    def guard(self, work: Any) -> int:
+        """Does the work and reports; a signal gives its exit code, any failure ends the W&B runs as failed."""
+        code = 1
+        try:
+            self._announce()
+            work()
+            self._report()
+            code = 0
+        except Interrupted as stop:
+            code = stop.exit_code
+            self.console.print(f"stopped by {stop}; go on with: python -m evalkit resume={self.folder}", soft_wrap=True)
+        finally:
+            self.wandb.finish(code)
+        return code
+
+    def write(self, rows: Iterable[Row]) -> list[Row]:
+        """Rows to the file, then to W&B; returns them."""
+        kept = list(rows)
+        self.log.write(kept)
+        self.wandb.write(kept)
+        return kept
+
+    def train_and_evaluate(self, trainer: Trainer, checkpoints: Checkpoints, restored: Restored | None) -> None:
+        """Trains from where the checkpoint stands (or the beginning) to the end, then runs the evaluation."""
+        state = self._train(trainer, checkpoints, restored)
+        began = time.perf_counter()
+        self.evaluate(state, int(state.step[0]), facts=False)
+        self._time("evaluation", time.perf_counter() - began)
+
+    def evaluate(self, state: TrainState, step: int, *, facts: bool = True) -> None:
+        """The configured evaluation on these parameters."""
+        if facts:
+            self.write([self._facts(state)])
+        evaluation = self.experiment.eval
+        with EvaluationProgress(self.console, evaluation.pieces * len(self.seeds), "evaluation") as progress:
+            for entry in evaluation.run(self._trained(state, step, progress)):
+                self.write([entry])
+
+    def _train(self, trainer: Trainer, checkpoints: Checkpoints, restored: Restored | None) -> TrainState:
+        training = trainer.training
+        if restored is None:
+            state, step, solved, tokens = trainer.init(), 0, 0, 0
+            self.write([self._facts(state)])
+        else:
+            step, state = restored.step, restored.state
+            solved, tokens = restored.meta["solved"], restored.meta["tokens"]
+            self.console.print(f"going on from step {step}")
+        began = time.perf_counter()
+        with Progress(self.console, training.steps, "training") as progress:
+            for stage in training.stages(self.experiment.task.length):
+                while step < stage.stop and not self._stops(solved):
+                    steps = min(training.log_every - step % training.log_every, stage.stop - step)
+                    state, sums = trainer.advance(state, stage, steps)
+                    refuse_non_finite(sums, self.seeds, checkpoints.latest)
+                    if "first_dispatch" not in self.timing:
+                        self.timing["first_dispatch"] = time.perf_counter() - began
+                    step += steps
+                    scored = steps * stage.batch_size
+                    tokens += scored * (stage.length + self.experiment.task.answer_length) * len(self.seeds)
+                    self.write(self._train_rows(sums, step, stage.length, scored))
+                    total = scored * len(self.seeds)
+                    progress.update(step, float(sums.loss.sum()) / total, float(sums.accuracy.sum()) / total, tokens)
+                    last = step == training.steps
+                    if step % training.eval_every == 0 or last:
+                        solved = solved + 1 if self._validate(state, step) else 0
+                    if step % training.checkpoint_every == 0 or last or self._stops(solved) or self.watch.received:
+                        meta = {"rows": self.log.sync(), "solved": solved, "tokens": tokens}
+                        checkpoints.save(state, step, meta)
+                    self.watch.check()
+        self._time("training", time.perf_counter() - began)
+        return state
+
+    def _stops(self, solved: int) -> bool:
+        wanted = self.experiment.train.stop_when_solved
+        return wanted is not None and solved >= wanted
+
+    def _validate(self, state: TrainState, step: int) -> bool:
+        """Validation at the training length, and the evaluation's own quick look; says if every seed has it all right."""
+        trained = self._trained(state, step, Silent())
+        length, sequences = self.experiment.task.length, self.experiment.train.validation_sequences
+        rows = [
+            entry
+            for seed, params in zip(trained.seeds, trained.params, strict=True)
+            for entry in score(trained, params, seed, "validation", length, sequences, chunk=256, batch_size=32)
+        ]
+        self.write([*rows, *self.experiment.eval.probe(trained)])
+        return all(entry["total"] == entry["count"] * SOLVED for entry in rows if entry["metric"] == "accuracy")
+
+    def _trained(self, state: TrainState, step: int, progress: Any) -> Trained:
+        return Trained(
+            task=self.experiment.task,
+            model=self.experiment.model,
+            params=[params_of(state, index) for index in range(len(self.seeds))],
+            seeds=self.seeds,
+            step=step,
+            make_row=self._row,
+            check_interrupt=lambda: None if isinstance(progress, Silent) else self.watch.check(),
+            progress=progress,
+        )
+
+    def _train_rows(self, sums: Sums, step: int, length: int, count: int) -> list[Row]:
+        loss, accuracy = np.asarray(sums.loss), np.asarray(sums.accuracy)
+        return [
+            self._row(metric=metric, seed=seed, step=step, split="train", length=length, total=total, count=count)
+            for index, seed in enumerate(self.seeds)
+            for metric, total in (("loss", loss[index]), ("accuracy", accuracy[index]))
+        ]
+
+    def _facts(self, state: TrainState) -> Row:
+        """The first row: what the run is."""
+        task, training = self.experiment.task, self.experiment.train
+        return self._row(
+            metric="parameters",
+            total=_parameters(state),
+            count=1,
+            extra={
+                "train_length": task.length,
+                "answer_length": task.answer_length,
+                "window": self.experiment.model.window,
+                "chance": task.chance,
+                "notes": notes_of(self.experiment),
+                "seeds": self.seeds,
+                "steps": training.steps,
+                "preset": self.experiment.preset,
+            },
+        )
+
+    def _announce(self) -> None:
+        """What runs, on what, and where to find it."""
+        experiment = self.experiment
+        facts = environment.describe(experiment.matmul_precision)
+        with writing(self.folder):
+            (self.folder / "environment.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        count = _parameters(trainer_of(experiment).abstract())
+        seeds = f"seed {self.seeds[0]}" if len(self.seeds) == 1 else f"seeds {self.seeds[0]}–{self.seeds[-1]}"
+        lines = [
+            f"{experiment.task_name} · {experiment.model_name} · {count:,} parameters · {seeds}",
+            f"{facts['device']} × {facts['devices']} ({facts['cores']} cores), "
+            f"float32 products: {experiment.matmul_precision}",
+            *notes_of(experiment),
+            f"folder: {self.folder}",
+        ]
+        for line in lines:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _report(self) -> None:
+        with writing(self.folder):
+            (self.folder / "timing.json").write_text(json.dumps(self.timing, indent=2) + "\n", encoding="utf-8")
+        summary = report(self.folder, self.console)
+        for name, seconds in self.timing.items():
+            self.console.print(f"{name.replace('_', ' ')}: {seconds:.0f} s", highlight=False)
+        if self.experiment.format == "json":
+            sys.stdout.write(json.dumps({**summary, "folder": str(self.folder)}) + "\n")
+            sys.stdout.flush()
+
+    def _time(self, name: str, seconds: float) -> None:
+        self.timing[name] = self.timing.get(name, 0.0) + seconds
+
+
+class Silent:
+    """Progress that is not shown: a look while training is short."""
+
+    def describe(self, length: int, done: int, of: int) -> None:
+        """Says nothing."""
+
+
+def _parameters(state: TrainState) -> int:
+    """Parameters of one seed."""
+    return sum(int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(state.params))
+
+
+def _log_to(folder: Path, console: Console) -> list[logging.Handler]:
+    """Warnings to the console, everything to `evalkit.log`."""
+    logger = logging.getLogger("evalkit")
+    logger.setLevel(logging.INFO)
+    file = logging.FileHandler(folder / "evalkit.log", encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    shown = RichHandler(logging.WARNING, console, show_path=False, show_time=False)
+    for handler in (file, shown):
+        logger.addHandler(handler)
+    return [file, shown]
