@@ -28,6 +28,7 @@ class Checkpoints:
 
     def __init__(self, run: Path):
         self.path = run.absolute() / FOLDER
+        self._unreadable: list[int] = []
         options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
         try:
             self._manager = ocp.CheckpointManager(self.path, options=options)
@@ -40,11 +41,12 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, state: TrainState, step: int, meta: dict[str, Any]) -> None:
-        """Writes one checkpoint; a step that is there already stays. Raises UserError when the disk refuses."""
-        if step in self._manager.all_steps():
-            return
+        """Writes one checkpoint, in place of any that `restore` could not read; raises UserError if it cannot."""
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))  # type: ignore[call-arg]
         try:
+            # Orbax silently saves nothing at or before a step that is there, readable or not.
+            while self._unreadable:
+                self._manager.delete(self._unreadable.pop())
             self._manager.save(step, args=items)
         except Exception as error:  # TensorStore reports a full disk as whatever its driver raises
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
@@ -60,6 +62,7 @@ class Checkpoints:
                 return Restored(step, *self._read(step, abstract))
             except Exception as error:  # Orbax raises a different type for each way a checkpoint can be broken
                 reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+                self._unreadable.append(step)
                 log.warning("checkpoint %d in %s cannot be read (%s); trying an older one", step, self.path, reason)
         if steps:
             raise UserError(f"no checkpoint in {self.path} can be read; start the run anew")

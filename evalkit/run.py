@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -44,8 +45,10 @@ def start(experiment: Experiment, folder: Path) -> int:
 def resume(folder: Path, overrides: Sequence[str]) -> int:
     """Goes on exactly where the run in `folder` stopped, with its own config; raises UserError if it cannot."""
     experiment = from_file(folder / "config.yaml", overrides, RESUMABLE)
-    if (latest := Checkpoints(folder).latest) is not None and latest > experiment.train.steps:
-        raise UserError(f"train.steps={experiment.train.steps}, but {folder} is at step {latest}; give at least {latest}")
+    with closing(Checkpoints(folder)) as checkpoints:
+        done, steps = checkpoints.latest or 0, experiment.train.steps
+    if done > steps:
+        raise UserError(f"train.steps={steps}, but {folder} is at step {done}; give at least {done}")
     with writing(folder):
         save(experiment.config, folder / "config.yaml")
     return _session(experiment, folder)

@@ -136,7 +136,7 @@ class Trainer:
         return self._dispatch(state, self.seeds, steps, length=stage.length, batch=stage.batch_size)
 
     @partial(jax.jit, static_argnames=("self", "length", "batch"), donate_argnames="state")
-    def _dispatch(self, state: TrainState, seeds: Array, steps: int, *, length: int, batch: int):
+    def _dispatch(self, state: TrainState, seeds: Array, steps: Array, *, length: int, batch: int):
         def one_seed(args: tuple[TrainState, Array]) -> tuple[TrainState, Sums]:
             state, seed = args
             body = partial(self._step, seed=seed, length=length, batch=batch)
@@ -157,7 +157,7 @@ class Trainer:
 
         (_, scores), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.params)
-        bad = ~(jnp.isfinite(scores["loss"].sum()) & jnp.isfinite(optax.global_norm(gradient)))
+        bad = ~(jnp.isfinite(scores["loss"].sum()) & jnp.isfinite(optax.tree.norm(gradient)))
         sums = Sums(
             sums.loss + scores["loss"].sum(),
             sums.accuracy + scores["accuracy"].sum(),

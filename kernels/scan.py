@@ -5,14 +5,13 @@ float64 inputs); `h` comes back in the dtype of `x`, the last state in the accum
 """
 
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float
 
-Implementation = Literal["auto", "sequential", "associative"]
+IMPLEMENTATIONS = ("auto", "sequential", "associative")
 
 
 def linear_scan(
@@ -22,7 +21,7 @@ def linear_scan(
     *,
     reset: Bool[Array, "b t"] | None = None,
     reverse: bool = False,
-    implementation: Implementation = "auto",
+    implementation: str = "auto",
 ) -> tuple[Float[Array, "b t d"], Float[Array, "b d"]]:
     """Returns every state `h [b, t, d]` and the last one `[b, d]` of `h_t = a_t h_{t-1} + x_t`.
 
@@ -33,8 +32,8 @@ def linear_scan(
     """
     if x.shape[1] == 0:
         raise ValueError(f"linear_scan needs at least one step; x has shape {x.shape}")
-    if implementation not in ("auto", "sequential", "associative"):
-        raise ValueError(f"implementation={implementation!r}; allowed: auto, sequential, associative")
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
     accumulate = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     if reset is not None:
         a = jnp.where(reset[..., None], jnp.zeros((), a.dtype), a)
@@ -45,7 +44,7 @@ def linear_scan(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _scan(x: Array, a: Array, h0: Array, reverse: bool, implementation: Implementation) -> tuple[Array, Array]:
+def _scan(x: Array, a: Array, h0: Array, reverse: bool, implementation: str) -> tuple[Array, Array]:
     h = _states(x, a, h0, reverse, implementation)
     return h, h[:, 0 if reverse else -1]
 
@@ -76,7 +75,7 @@ def _shift(values: Array, edge: Array, reverse: bool) -> Array:
     return jnp.concatenate([edge[:, None], values[:, :-1]], axis=1)
 
 
-def _states(x: Array, a: Array, h0: Array, reverse: bool, implementation: Implementation) -> Array:
+def _states(x: Array, a: Array, h0: Array, reverse: bool, implementation: str) -> Array:
     sequential = partial(_sequential, reverse=reverse)
     associative = partial(_associative, reverse=reverse)
     if implementation == "auto":

@@ -11,7 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from models.layers import Linear
-from models.shapes import Activations, Keys, Positions, Queries, Rows
+from models.shapes import Activations, Keys, Positions, PositionsOfAll, Queries, Rows
 
 MASKED = -1e30
 ROPE_SPLIT = 1024
@@ -108,13 +108,13 @@ class MQA(nnx.Module):
             written=jnp.zeros((batch,), jnp.int32),
         )
 
-    def _positions(self, positions: Positions | None, cache: AttentionCache | None, steps: int) -> Positions:
+    def _positions(self, positions: Positions | None, cache: AttentionCache | None, steps: int) -> PositionsOfAll:
         if positions is not None:
             return positions
         steps_from_0 = jnp.arange(steps, dtype=jnp.int32)[None]
         return steps_from_0 if cache is None else steps_from_0 + cache.next_position[:, None]
 
-    def _rotate(self, x: Queries, positions: Positions) -> Queries:
+    def _rotate(self, x: Queries, positions: PositionsOfAll) -> Queries:
         return x if self.rope_base is None else rope(x, positions, self.rope_base)
 
     def _store(
@@ -136,8 +136,8 @@ class MQA(nnx.Module):
 class Marks(NamedTuple):
     """Where queries and keys stand: positions, and segments (None where there is only one)."""
 
-    query_positions: Int[Array, "b t"]
-    key_positions: Int[Array, "b s"]
+    query_positions: Int[Array, "#b t"]
+    key_positions: Int[Array, "#b s"]
     query_segments: Int[Array, "b t"] | None
     key_segments: Int[Array, "b s"] | None
 
@@ -190,7 +190,7 @@ def _attend_block(queries: Queries, keys: Keys, values: Keys, visible: Bool[Arra
     return jnp.einsum("bqs,bsh->bqh", weights, values).reshape(queries.shape)
 
 
-def rope(x: Queries, positions: Positions, base: float) -> Queries:
+def rope(x: Queries, positions: PositionsOfAll, base: float) -> Queries:
     """Rotates the two halves of the last axis by `position · base^(−2i/h)` (Su et al. 2021).
 
     The angle is the sum of two parts that are small or exact, so that it is good to 1e-3 at position 2^20, where a

@@ -119,7 +119,7 @@ class CausalConv1D(nnx.Module):
         back = jnp.argsort(order, axis=1)
         return jnp.take_along_axis(y, back[..., None], axis=1), self._state(state, together, segments, valid)
 
-    def _convolve(self, inputs: Activations, segments: Int[Array, "b t"] | None) -> Activations:
+    def _convolve(self, inputs: Float[Array, "b s d"], segments: Int[Array, "b s"] | None) -> Activations:
         """The sum over taps, leaving out inputs of an earlier segment."""
         kernel = self.kernel[...].astype(inputs.dtype)
         steps = inputs.shape[1] - self.taps + 1
