@@ -55,7 +55,7 @@ class Checkpoints:
             ) from error
 
     def restore(self, abstract: TrainState) -> Restored | None:
-        """The newest checkpoint that can be read, None if none was ever written; raises UserError if none can be read."""
+        """The newest checkpoint that can be read, None if none was ever written; raises UserError if all are broken."""
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
             try:
@@ -77,4 +77,4 @@ class Checkpoints:
         target = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), abstract)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore())  # type: ignore[call-arg]
         restored = self._manager.restore(step, args=items)
-        return restored.state, restored.meta
+        return restored["state"], restored["meta"]

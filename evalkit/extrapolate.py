@@ -116,9 +116,13 @@ def score(
 
 
 def stream_tally(
-    model: LanguageModel, params: Params, example: Example, chunk: int, check_interrupt: Callable[[], None] = lambda: None
+    model: LanguageModel,
+    params: Params,
+    example: Example,
+    chunk: int,
+    check_interrupt: Callable[[], None] = lambda: None,
 ) -> Tally:
-    """The tally of a batch of examples `[b, t]`, `chunk` tokens at a time through the cache; chunks are padded at the end."""
+    """The tally of examples `[b, t]`, `chunk` tokens at a time through the cache; the last chunk is padded."""
     batch, length = example.tokens.shape
     chunk = min(chunk, length)
     padding = -length % chunk

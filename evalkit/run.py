@@ -27,7 +27,7 @@ from evalkit.notes import notes_of
 from evalkit.progress import EvaluationProgress, Progress
 from evalkit.protocols import Trained
 from evalkit.report import report
-from evalkit.rows import FILE, Row, RowLog, row
+from evalkit.rows import FILE, Row, RowLog, row, value
 from evalkit.tracking import WandbLog
 from evalkit.train import Sums, Trainer, TrainState, params_of, refuse_non_finite
 
@@ -191,7 +191,7 @@ class Session:
         return wanted is not None and solved >= wanted
 
     def _validate(self, state: TrainState, step: int) -> bool:
-        """Validation at the training length, and the evaluation's own quick look; says if every seed has it all right."""
+        """Validation at the training length, and the evaluation's quick look; says if every seed has it all right."""
         trained = self._trained(state, step, Silent())
         length, sequences = self.experiment.task.length, self.experiment.train.validation_sequences
         rows = [
@@ -200,7 +200,7 @@ class Session:
             for entry in score(trained, params, seed, "validation", length, sequences, chunk=256, batch_size=32)
         ]
         self.write([*rows, *self.experiment.eval.probe(trained)])
-        return all(entry["total"] == entry["count"] * SOLVED for entry in rows if entry["metric"] == "accuracy")
+        return all(value(entry) >= SOLVED for entry in rows if entry["metric"] == "accuracy")
 
     def _trained(self, state: TrainState, step: int, progress: Any) -> Trained:
         return Trained(
@@ -287,6 +287,10 @@ def _parameters(state: TrainState) -> int:
 
 def _log_to(folder: Path, console: Console) -> list[logging.Handler]:
     """Warnings to the console, everything to `evalkit.log`."""
+    # A full disk is told once, by what could not be written; the log itself must not add its own tracebacks.
+    logging.raiseExceptions = False
+    # Orbax logs a traceback of what it also raises.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     logger = logging.getLogger("evalkit")
     logger.setLevel(logging.INFO)
     file = logging.FileHandler(folder / "evalkit.log", encoding="utf-8")

@@ -25,7 +25,7 @@ def train_batch(task: Task, seed: Array, step: Array, batch: int, length: int) -
 
 @partial(jax.jit, static_argnames=("task", "stream", "batch", "length"))
 def held_out_batch(task: Task, stream: int, first: Array, batch: int, length: int) -> Example:
-    """Sequences `first`, `first + 1`, … of a held-out stream at `length`: the same for every seed, model and batch size."""
+    """Sequences `first`, `first + 1`, … of a held-out stream: the same for every seed, model and batch size."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), stream), length)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(batch))
     return jax.vmap(lambda k: task.sample(k, length))(keys)

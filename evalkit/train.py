@@ -21,9 +21,9 @@ from evalkit.protocols import LanguageModel, Params, Task
 class Training:
     """How to train. The paper gives AdamW and nothing else for its synthetic tasks; the rest is measured here.
 
-    `curriculum`: stages `{length, steps, batch_size}` that come first and count within `steps`. A dispatch is `log_every`
-    steps; validation and checkpoints fall on its multiples. `stop_when_solved`: end after so many validations in a row
-    with accuracy 1 (off by default: extrapolation goes on growing after the task is solved).
+    `curriculum`: stages `{length, steps, batch_size}` that come first and count within `steps`. A dispatch is
+    `log_every` steps; validation and checkpoints fall on its multiples. `stop_when_solved`: end after so many
+    validations in a row with accuracy 1 (off by default: extrapolation goes on growing after the task is solved).
     Raises ValueError for a value that cannot be.
     """
 
@@ -53,7 +53,9 @@ class Training:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: above 0")
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self, name) % self.log_every:
-                raise ValueError(f"{name}={getattr(self, name)} is no multiple of log_every={self.log_every}; make it one")
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is no multiple of log_every={self.log_every}; make it one"
+                )
         if self.schedule not in optimizer.SCHEDULES:
             raise ValueError(f"schedule={self.schedule!r}; allowed: {', '.join(optimizer.SCHEDULES)}")
         if self.warmup_steps < 0 or self.weight_decay < 0:
@@ -93,7 +95,7 @@ class TrainState(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Over a dispatch, `[seeds]`: sums over sequences, and the first step whose loss or gradient was not finite (−1)."""
+    """Over a dispatch, `[seeds]`: sums over sequences, the first step with a loss or gradient not finite (or −1)."""
 
     loss: Array
     accuracy: Array

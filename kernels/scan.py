@@ -43,18 +43,20 @@ def linear_scan(
     return h.astype(x.dtype), last
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _scan(x: Array, a: Array, h0: Array, reverse: bool, implementation: str) -> tuple[Array, Array]:
+def _scan_primal(x: Array, a: Array, h0: Array, reverse: bool, implementation: str) -> tuple[Array, Array]:
     h = _states(x, a, h0, reverse, implementation)
     return h, h[:, 0 if reverse else -1]
 
 
-def _scan_forward(x, a, h0, reverse, implementation):
-    h, last = _scan(x, a, h0, reverse, implementation)
+_scan = jax.custom_vjp(_scan_primal, nondiff_argnums=(3, 4))
+
+
+def _scan_forward(x: Array, a: Array, h0: Array, reverse: bool, implementation: str):
+    h, last = _scan_primal(x, a, h0, reverse, implementation)
     return (h, last), (a, h0, h)
 
 
-def _scan_backward(reverse, implementation, residuals, cotangents):
+def _scan_backward(reverse: bool, implementation: str, residuals: tuple[Array, ...], cotangents: tuple[Array, ...]):
     """The gradient of a linear scan is the same scan run the other way with `a` moved by one step."""
     a, h0, h = residuals
     dh, dlast = cotangents

@@ -1,6 +1,6 @@
 """Multi-query attention, global or local, with one visibility rule for training, prefill and decoding (sec. 2.3)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.core import Tracer
 from jaxtyping import Bool, Float, Int
 
 from models.layers import Linear
@@ -54,7 +55,9 @@ class MQA(nnx.Module):
         if heads < 1 or head_dim < 1:
             raise ValueError(f"heads={heads}, head_dim={head_dim}; allowed: 1 or more of each")
         if heads * head_dim != width:
-            raise ValueError(f"heads={heads} x head_dim={head_dim} is {heads * head_dim}; it must be the width, {width}")
+            raise ValueError(
+                f"heads={heads} x head_dim={head_dim} is {heads * head_dim}; it must be the width, {width}"
+            )
         if rope and head_dim % 2:
             raise ValueError(f"head_dim={head_dim} with rope=true; use an even head_dim, or rope=false")
         if window is not None and window < 1:
@@ -80,17 +83,19 @@ class MQA(nnx.Module):
         keys = self._rotate(self.key(x)[:, :, None], where)[:, :, 0]
         values = self.value(x)
         if cache is None:
-            marks = Marks(where, where, segments, segments) if positions is not None else Marks(where, where, None, None)
+            marks = (
+                Marks(where, where, segments, segments) if positions is not None else Marks(where, where, None, None)
+            )
             y = attend(queries, keys, values, marks, self.window, aligned=True)
             return self.output(y.reshape(batch, steps, -1)), None
-        new = AttentionCache(
-            keys.astype(cache.keys.dtype), values.astype(cache.values.dtype), where, segments, *_next(cache, where, segments)
-        )
+        new = _entries(cache, keys, values, where, segments)
         stored, cache = self._store(cache, new, padded=positions is not None)
         marks = Marks(where, stored.positions, segments, stored.segments)
         # Without pads the newest keys stand last, in order; only then does a block of queries see a band of them.
         aligned = self.window is not None and positions is None
-        y = attend(queries, stored.keys.astype(x.dtype), stored.values.astype(x.dtype), marks, self.window, aligned=aligned)
+        y = attend(
+            queries, stored.keys.astype(x.dtype), stored.values.astype(x.dtype), marks, self.window, aligned=aligned
+        )
         if self.window is None:
             y = _refuse_overflow(y, stored.written, stored.keys.shape[1])
         return self.output(y.reshape(batch, steps, -1)), cache
@@ -117,20 +122,18 @@ class MQA(nnx.Module):
     def _rotate(self, x: Queries, positions: PositionsOfAll) -> Queries:
         return x if self.rope_base is None else rope(x, positions, self.rope_base)
 
-    def _store(
-        self, cache: AttentionCache, new: AttentionCache, padded: bool
-    ) -> tuple[AttentionCache, AttentionCache]:
+    def _store(self, cache: AttentionCache, new: AttentionCache, padded: bool) -> tuple[AttentionCache, AttentionCache]:
         """The keys that the new queries look at, and the cache to carry on."""
         if self.window is None:
             stored = _append(cache, new)
             return stored, stored
-        stored = jax.tree.map(lambda old, x: jnp.concatenate([old, x], axis=1), cache[:4], new[:4])
+        stored = _map_entries(lambda old, x: jnp.concatenate([old, x], axis=1), cache, new)
         kept = stored
         if padded:  # empty slots and pads first, so that the last `window` entries are the newest keys
-            order = jnp.argsort(stored[2] >= 0, axis=1, stable=True)
-            kept = jax.tree.map(lambda x: jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), 1), stored)
+            order = jnp.argsort(stored.positions >= 0, axis=1, stable=True)
+            kept = _map_entries(lambda _, x: _reorder(x, order), stored, stored)
         size = cache.keys.shape[1]
-        return AttentionCache(*stored, *new[4:]), AttentionCache(*(x[:, -size:] for x in kept), *new[4:])
+        return stored, _map_entries(lambda _, x: x[:, -size:], kept, kept)
 
 
 class Marks(NamedTuple):
@@ -153,9 +156,7 @@ class Marks(NamedTuple):
         return visible
 
 
-def attend(
-    queries: Queries, keys: Keys, values: Keys, marks: Marks, window: int | None, *, aligned: bool
-) -> Queries:
+def attend(queries: Queries, keys: Keys, values: Keys, marks: Marks, window: int | None, *, aligned: bool) -> Queries:
     """Softmax attention, a block of queries at a time, heads folded into the rows of one product a sequence.
 
     `aligned`: the last key is the last query's own and both are in order, so a block of queries needs only the keys
@@ -209,14 +210,38 @@ def rope(x: Queries, positions: PositionsOfAll, base: float) -> Queries:
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
 
 
-def _next(cache: AttentionCache, positions: Positions, segments: Int[Array, "b t"]) -> tuple[Rows, Rows, Rows]:
-    """After these tokens: the next position, the segment and the number of keys written, of each row."""
-    valid = positions >= 0
+def _entries(
+    cache: AttentionCache, keys: Keys, values: Keys, where: PositionsOfAll, segments: Positions
+) -> AttentionCache:
+    """The new keys and values as they are stored, and where each row stands after them."""
+    where = jnp.broadcast_to(where, segments.shape)
+    valid = where >= 0
     count = valid.sum(axis=1, dtype=jnp.int32)
-    last = jnp.argmax(jnp.where(valid, jnp.arange(positions.shape[1])[None], -1), axis=1)[:, None]
-    position = jnp.take_along_axis(positions, last, axis=1)[:, 0] + 1
-    next_position = jnp.where(count > 0, position, cache.next_position).astype(jnp.int32)
-    return next_position, segments[:, -1].astype(jnp.int32), cache.written + count
+    last = jnp.argmax(jnp.where(valid, jnp.arange(where.shape[1])[None], -1), axis=1)[:, None]
+    position = jnp.take_along_axis(where, last, axis=1)[:, 0] + 1
+    return AttentionCache(
+        keys=keys.astype(cache.keys.dtype),
+        values=values.astype(cache.values.dtype),
+        positions=where,
+        segments=segments,
+        next_position=jnp.where(count > 0, position, cache.next_position).astype(jnp.int32),
+        segment=segments[:, -1].astype(jnp.int32),
+        written=cache.written + count,
+    )
+
+
+def _map_entries(function: Callable[[Array, Array], Array], old: AttentionCache, new: AttentionCache) -> AttentionCache:
+    """`function` of the old and the new keys, values, positions and segments; the rest is the new one's."""
+    return new._replace(
+        keys=function(old.keys, new.keys),
+        values=function(old.values, new.values),
+        positions=function(old.positions, new.positions),
+        segments=function(old.segments, new.segments),
+    )
+
+
+def _reorder(x: Array, order: Int[Array, "b s"]) -> Array:
+    return jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), axis=1)
 
 
 def _append(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
@@ -226,11 +251,12 @@ def _append(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
     slot = cache.written[:, None] + jnp.cumsum(valid, axis=1) - 1
     slot = jnp.where(valid, slot, size + steps)
     row = jnp.arange(slot.shape[0])[:, None]
-    stored = (old.at[row, slot].set(x, mode="drop") for old, x in zip(cache[:4], new[:4], strict=True))
-    return AttentionCache(*stored, *new[4:])
+    return _map_entries(lambda old, x: old.at[row, slot].set(x, mode="drop"), cache, new)
 
 
 def _refuse_overflow(y: Queries, written: Rows, size: int) -> Queries:
-    if not isinstance(written, jax.core.Tracer) and int(written.max()) > size:
-        raise ValueError(f"the cache holds {size} keys and was given {int(written.max())}; use init_cache with a longer length")
+    if not isinstance(written, Tracer) and int(written.max()) > size:
+        raise ValueError(
+            f"the cache holds {size} keys and was given {int(written.max())}; use init_cache with a longer length"
+        )
     return jnp.where((written > size)[:, None, None, None], jnp.nan, y)

@@ -1,4 +1,4 @@
-"""The layers without state of their own time: norm, linear maps, gated MLP, causal convolution (De et al. 2024, sec. 2)."""
+"""The layers that blocks are made of: norm, linear maps, gated MLP, causal convolution (De et al. 2024, sec. 2)."""
 
 from collections.abc import Callable
 
@@ -52,14 +52,16 @@ class Linear(nnx.Module):
 
 
 class BlockDiagonalLinear(nnx.Module):
-    """A linear map of `blocks` independent blocks with a bias (De et al. 2024, sec. 2.4 and 4.1); LeCun over a block."""
+    """A linear map of `blocks` independent blocks with a bias (De et al. 2024, sec. 4.1); LeCun over a block."""
 
     def __init__(self, width: int, blocks: int, *, rngs: nnx.Rngs):
         if blocks < 1 or width % blocks:
             raise ValueError(f"width {width} is not divisible by gate_blocks={blocks}; use a divisor of {width}")
         block = width // blocks
         self.blocks = blocks
-        self.kernel = nnx.Param(jax.vmap(lambda key: lecun(key, (block, block)))(jax.random.split(rngs.params(), blocks)))
+        self.kernel = nnx.Param(
+            jax.vmap(lambda key: lecun(key, (block, block)))(jax.random.split(rngs.params(), blocks))
+        )
         self.bias = NoDecay(jnp.zeros((width,)))
 
     def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:

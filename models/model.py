@@ -58,8 +58,8 @@ def build(
 ) -> Model:
     """The model whose block i mixes with `mixers[pattern[i]]`; nothing is allocated until `init`.
 
-    `mlp_expansion` M = 3 is the paper's; `scale_embedding` multiplies token vectors by sqrt(width), which the paper does
-    not say and its released model does. `dtype` is that of activations; parameters, gates and logits stay float32.
+    `mlp_expansion` M = 3 is the paper's; `scale_embedding` multiplies token vectors by sqrt(width), which the paper
+    does not say and its released model does. `dtype` is that of activations; parameters, gates and logits stay float32.
     Raises ValueError for a pattern that names no mixer and for sizes that cannot be.
     """
     unknown = sorted(set(pattern) - set(mixers))

@@ -24,7 +24,7 @@ class RecurrentCache(NamedTuple):
 
 @jax.custom_jvp
 def bounded_sqrt(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """`sqrt(x)` whose derivative is at most 1000, so that a → 1 gives no infinite gradient (Griffin report, 2404.07839)."""
+    """`sqrt(x)` whose derivative is at most 1000, so that a → 1 gives no infinite gradient (arXiv 2404.07839)."""
     return jnp.sqrt(x)
 
 
@@ -47,7 +47,12 @@ class RGLRU(nnx.Module):
     """
 
     def __init__(
-        self, width: int, gate_blocks: int, *, rngs: nnx.Rngs, decay_range: tuple[float, float] | list[float] = (0.9, 0.999)
+        self,
+        width: int,
+        gate_blocks: int,
+        *,
+        rngs: nnx.Rngs,
+        decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
     ):
         low, high = decay_range
         if not 0 < low < high < 1:

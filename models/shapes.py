@@ -1,4 +1,5 @@
-"""The one vocabulary of shapes: b batch, t time, d width, r recurrent width, n heads, h head width, s stored keys, v vocabulary."""
+"""The one vocabulary of shapes: b batch, t time, d width, r recurrent width, n heads, h head width, s stored keys,
+v vocabulary."""
 
 from jax import Array
 from jaxtyping import Float, Int, Key

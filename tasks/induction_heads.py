@@ -42,7 +42,9 @@ class InductionHeads:
 
     def __post_init__(self) -> None:
         if self.vocab_size < 3:
-            raise ValueError(f"vocab_size={self.vocab_size}; allowed: at least 3 (two ordinary tokens and the special one)")
+            raise ValueError(
+                f"vocab_size={self.vocab_size}; allowed: at least 3 (two ordinary tokens and the special one)"
+            )
         if self.trigger not in TRIGGERS:
             raise ValueError(f"trigger={self.trigger!r}; allowed: {', '.join(TRIGGERS)}")
         if self.loss not in LOSSES:

@@ -63,7 +63,7 @@ class SelectiveCopying:
         return self.vocab_size - 1
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """One example with a context of `length`; jittable, `length` static. Raises ValueError if the data do not fit."""
+        """One example with a context of `length` (static); jittable. Raises ValueError if the data do not fit."""
         context = self._context(length)
         for_places, for_data = jax.random.split(key)
         # The places of the n largest of iid uniforms are a uniform n-subset.

@@ -176,7 +176,7 @@ def test_padding_alone_leaves_every_state_unchanged(name: str) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, WINDOW])
 def test_a_window_sees_itself_and_the_ones_just_before(window: int) -> None:
-    """By gradients, at the edge: position t sees t − window + 1 and not t − window; in training and through the cache."""
+    """By gradients: position t sees t − window + 1 and not t − window, in training and through the cache."""
     from flax import nnx
 
     mixer = MQA(16, heads=4, head_dim=4, window=window, rngs=nnx.Rngs(0))

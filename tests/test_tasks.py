@@ -109,8 +109,8 @@ def test_the_first_batch_is_what_it_always_was(name: str) -> None:
     golden = json.loads(GOLDEN.read_text())
     key = f"{name} v{task.version}"
     assert golden.get(key) == digest(task), (
-        f"the first training batch of {key} is not the one in {GOLDEN.name}. If the task is meant to give other data now, "
-        f"raise its `version` and add the entry {json.dumps({f'{name} vN': digest(task)})}; results of the two versions "
+        f"the first training batch of {key} is not the one in {GOLDEN.name}. If the task is meant to change, "
+        f"raise its `version` and add {json.dumps({f'{name} vN': digest(task)})}; results of the two versions "
         "must not be compared. If it is not meant to, this is a defect (or JAX changed its random bits)."
     )
 
