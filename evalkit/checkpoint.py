@@ -1,6 +1,7 @@
 """Checkpoints by Orbax: the training state of all seeds, and beside it what the loop must know to go on."""
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +48,9 @@ class Checkpoints:
             # Orbax silently saves nothing at or before a step that is there, readable or not.
             while self._unreadable:
                 self._manager.delete(self._unreadable.pop())
+            hook, sys.unraisablehook = sys.unraisablehook, _forget_late_writes
             self._manager.save(step, args=items)
+            sys.unraisablehook = hook
         except Exception as error:  # TensorStore reports a full disk as whatever its driver raises
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             raise UserError(
@@ -78,3 +81,9 @@ class Checkpoints:
         items = ocp.args.Composite(state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore())  # type: ignore[call-arg]
         restored = self._manager.restore(step, args=items)
         return restored["state"], restored["meta"]
+
+
+def _forget_late_writes(failure: "sys.UnraisableHookArgs") -> None:
+    """After one write has failed, TensorStore's others report to an event loop that Orbax has closed already."""
+    if str(failure.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(failure)

@@ -139,8 +139,10 @@ def from_file(path: Path, overrides: Sequence[str] = (), allowed: Sequence[str] 
 
 
 def save(config: Mapping[str, Any], path: Path) -> None:
-    """Writes `Experiment.config` as the YAML that `from_file` reads."""
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
+    """Writes `Experiment.config` as the YAML that `from_file` reads; a full disk leaves an earlier one as it was."""
+    new = path.with_suffix(".yaml.new")
+    new.write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
+    new.replace(path)
 
 
 def _composed(overrides: Sequence[str]) -> tuple[DictConfig, Path]:

@@ -27,6 +27,9 @@ def shrink(node):
     if not isinstance(node, dict):
         return node
     shrunk = {key: shrink(value) for key, value in node.items()}
+    if "pattern" in node:  # a run of the same mixer is two of it at most: half the compile time, the same contract
+        names = node["pattern"]
+        shrunk["pattern"] = [x for i, x in enumerate(names) if i < 2 or len(set(names[i - 2 : i + 1])) > 1]
     shrunk |= {key: size for key, size in SHRUNK.items() if key in node}
     if node.get("window") is not None:
         shrunk["window"] = WINDOW
@@ -106,7 +109,7 @@ def test_causality_by_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    "sizes", [[STEPS], [1] * STEPS, [WINDOW - 1, WINDOW, WINDOW + 1, 1, 1, 3], [5, 24], [28, 1]], ids=str
+    "sizes", [[STEPS], [1] * STEPS, [WINDOW - 1, WINDOW, WINDOW + 1, 1, 1, 3]], ids=["whole", "single", "window edges"]
 )
 def test_chunks_and_single_tokens_give_the_full_result(name: str, sizes: list[int]) -> None:
     tokens = tokens_of()
@@ -114,22 +117,19 @@ def test_chunks_and_single_tokens_give_the_full_result(name: str, sizes: list[in
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("left", [0, 3, 11])
-@pytest.mark.parametrize("right", [0, 4])
-def test_padding_on_either_side_changes_nothing(name: str, left: int, right: int) -> None:
-    tokens = tokens_of()
+@pytest.mark.parametrize("left", [0, 3, 11, 15])
+def test_padding_on_either_side_changes_nothing(name: str, left: int) -> None:
+    tokens, right = tokens_of(), 15 - left
     positions = jnp.pad(jnp.arange(STEPS)[None].repeat(2, 0), ((0, 0), (left, right)), constant_values=-1)
     padded = jnp.pad(tokens, ((0, 0), (left, right)))
     expected = full(name, tokens)
     close(full(name, padded, positions)[:, left : left + STEPS], expected)
-    sizes = [7] * (padded.shape[1] // 7) + [padded.shape[1] % 7] * (padded.shape[1] % 7 > 0)
-    logits, cache = through_cache(name, padded, positions, sizes)
+    logits, cache = through_cache(name, padded, positions, [11] * 4)
     close(logits[:, left : left + STEPS], expected)
     # Decoding goes on from the last token, whatever padding came after it.
-    nxt = tokens_of(2, 1, seed=9)
-    step, _ = applied(name)(params_of(name), nxt, None, cache) if right == 0 else (None, None)
-    if step is not None and left == 0:
-        close(step, full(name, jnp.concatenate([tokens, nxt], axis=1))[:, -1:])
+    following = tokens_of(2, 1, seed=9)
+    step, _ = applied(name)(params_of(name), following, None, cache)
+    close(step, full(name, jnp.concatenate([tokens, following], axis=1))[:, -1:])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -155,13 +155,13 @@ def test_a_ragged_batch_is_its_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("split", [1, WINDOW - 1, WINDOW, WINDOW + 1, 20])
+@pytest.mark.parametrize("split", [1, WINDOW, 20])
 def test_packed_sequences_are_separate(name: str, split: int) -> None:
     tokens = tokens_of()
     positions = jnp.concatenate([jnp.arange(split), jnp.arange(STEPS - split)])[None].repeat(2, 0)
     expected = jnp.concatenate([full(name, tokens[:, :split]), full(name, tokens[:, split:])], axis=1)
     close(full(name, tokens, positions), expected)
-    close(through_cache(name, tokens, positions, [4, 9, 16])[0], expected)
+    close(through_cache(name, tokens, positions, [14, 15])[0], expected)
 
 
 @pytest.mark.parametrize("name", MODELS)

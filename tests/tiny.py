@@ -80,9 +80,12 @@ def new(folder: Path, *overrides: str) -> list[str]:
 
 
 def finished(arguments: Sequence[str], prepare: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
-    """The process, when it has ended."""
+    """The process, when it has ended; with `prepare`, one that compiles for itself."""
+    settings = environment()
+    if prepare is not None:
+        del settings["JAX_COMPILATION_CACHE_DIR"]
     return subprocess.run(
-        arguments, env=environment(), capture_output=True, text=True, timeout=300, check=False, preexec_fn=prepare
+        arguments, env=settings, capture_output=True, text=True, timeout=300, check=False, preexec_fn=prepare
     )
 
 
