@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from evalkit import streams
 from evalkit.objective import Tally, tally
@@ -137,7 +138,7 @@ def stream_tally(
 
 @partial(jax.jit, static_argnames=("model", "chunk"), donate_argnames=("cache", "total"))
 def _advance(
-    model: LanguageModel, params: Params, example: Example, start: jax.Array, cache: Cache, total: Tally, chunk: int
+    model: LanguageModel, params: Params, example: Example, start: ArrayLike, cache: Cache, total: Tally, chunk: int
 ) -> tuple[Cache, Tally]:
     part = Example(*(jax.lax.dynamic_slice_in_dim(field, start, chunk, axis=1) for field in example[:3]))
     logits, cache = model.apply(params, part.tokens, None, cache)

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from evalkit.protocols import Task
 from tasks import Example
@@ -12,19 +13,19 @@ from tasks import Example
 INIT, TRAIN, VALIDATION, TEST = range(4)
 
 
-def init_key(seed: Array) -> Array:
+def init_key(seed: ArrayLike) -> Array:
     """The key of a seed's initial parameters."""
     return jax.random.fold_in(jax.random.key(seed), INIT)
 
 
-def train_batch(task: Task, seed: Array, step: Array, batch: int, length: int) -> Example:
+def train_batch(task: Task, seed: ArrayLike, step: ArrayLike, batch: int, length: int) -> Example:
     """The training batch `[b, t]` of one seed at one step; a resumed run draws the same one."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN), step)
     return jax.vmap(lambda k: task.sample(k, length))(jax.random.split(key, batch))
 
 
 @partial(jax.jit, static_argnames=("task", "stream", "batch", "length"))
-def held_out_batch(task: Task, stream: int, first: Array, batch: int, length: int) -> Example:
+def held_out_batch(task: Task, stream: int, first: ArrayLike, batch: int, length: int) -> Example:
     """Sequences `first`, `first + 1`, … of a held-out stream: the same for every seed, model and batch size."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), stream), length)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(batch))

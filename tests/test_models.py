@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shrunk import WINDOW, overrides_of
 
-from evalkit import catalogue, composition, config
+from evalkit import catalogue, config
 from evalkit.protocols import LanguageModel
 from models import build
 from models.attention import MQA, rope
@@ -15,38 +16,8 @@ from models.layers import BlockDiagonalLinear
 from models.rglru import RecurrentBlock, bounded_sqrt, decay_and_scale
 
 MODELS = catalogue.options("model")
-VOCABULARY, WINDOW, STEPS = 16, 8, 29
-SHRUNK = {"width": 16, "width_rnn": 16, "gate_blocks": 4, "head_dim": 4}
+VOCABULARY, STEPS = 16, 29
 TOLERANCE = 2e-5
-
-
-def shrink(node):
-    """The same configuration at width 16 and window 8: what a mixer calls its sizes is what `conf/model` calls them."""
-    if isinstance(node, list):
-        return [shrink(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    shrunk = {key: shrink(value) for key, value in node.items()}
-    if "pattern" in node:  # a run of the same mixer is two of it at most: half the compile time, the same contract
-        names = node["pattern"]
-        shrunk["pattern"] = [x for i, x in enumerate(names) if i < 2 or len(set(names[i - 2 : i + 1])) > 1]
-    shrunk |= {key: size for key, size in SHRUNK.items() if key in node}
-    if node.get("window") is not None:
-        shrunk["window"] = WINDOW
-    return shrunk
-
-
-def overrides_of(name: str) -> list[str]:
-    plain = config._plain(composition.compose(["task=induction_heads", f"model={name}"]).model)
-
-    def walk(before, after, path):
-        if isinstance(before, dict):
-            for key in before:
-                yield from walk(before[key], after[key], f"{path}.{key}")
-        elif before != after:
-            yield f"{path}={after}"
-
-    return list(walk(plain, shrink(plain), "model"))
 
 
 @lru_cache
@@ -56,7 +27,7 @@ def model_of(name: str) -> LanguageModel:
 
 @lru_cache
 def params_of(name: str):
-    return model_of(name).init(jax.random.key(0))
+    return jax.jit(model_of(name).init)(jax.random.key(0))
 
 
 @lru_cache
@@ -102,7 +73,7 @@ def test_causality_by_gradients(name: str) -> None:
         moved = {**params, "embedding": {"table": table}}
         return model.apply(moved, distinct, None)[0][0, at, VOCABULARY - 1]
 
-    gradient = np.abs(jax.grad(loss)(jnp.zeros_like(params["embedding"]["table"]))).sum(axis=1)
+    gradient = np.abs(jax.jit(jax.grad(loss))(jnp.zeros_like(params["embedding"]["table"]))).sum(axis=1)
     assert (gradient[: at + 1] > 0).all(), "a position does not see its past or itself"
     assert (gradient[at + 1 : 12] == 0).all(), "a position sees its future"
 
@@ -166,10 +137,9 @@ def test_packed_sequences_are_separate(name: str, split: int) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_padding_alone_leaves_every_state_unchanged(name: str) -> None:
-    model, params, tokens = model_of(name), params_of(name), tokens_of()
+    params, tokens = params_of(name), tokens_of()
     _, cache = through_cache(name, tokens, None, [STEPS])
-    longer = jax.tree.map(lambda leaf: leaf, cache)
-    _, after = model.apply(params, tokens[:, :3], jnp.full((2, 3), -1), longer)
+    _, after = applied(name)(params, tokens[:, :3], jnp.full((2, 3), -1), cache)
     for before, now in zip(jax.tree.leaves(cache), jax.tree.leaves(after), strict=True):
         np.testing.assert_array_equal(before, now)
 
@@ -190,7 +160,7 @@ def test_a_window_sees_itself_and_the_ones_just_before(window: int) -> None:
             _, cache = mixer(x[:, :at], None, mixer.init_cache(1, 0))
             return mixer(x[:, at:], None, cache)[0][0, 0].sum()
 
-        seen = np.abs(jax.grad(reach)(x)[0]).sum(axis=-1) > 0
+        seen = np.abs(jax.jit(jax.grad(reach))(x)[0]).sum(axis=-1) > 0
         assert np.flatnonzero(seen).tolist() == list(range(at - window + 1, at + 1))
 
 
@@ -207,7 +177,7 @@ def test_blocks_of_queries_change_nothing() -> None:
         scores = np.where((distance >= 0) & (distance < (window or 200)), scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         y = np.einsum("bnqk,bkh->bqnh", weights / weights.sum(-1, keepdims=True), v).reshape(2, 200, 16)
-        close(mixer(x, None, None)[0], y @ np.asarray(mixer.output.kernel[...], np.float64))
+        close(jax.jit(lambda x, m=mixer: m(x, None, None)[0])(x), y @ np.asarray(mixer.output.kernel[...], np.float64))
 
 
 def test_rope_is_relative_and_exact_far_out() -> None:
@@ -290,9 +260,9 @@ def test_bfloat16_gradients_are_finite_and_logits_float32(name: str) -> None:
         assert logits.dtype == jnp.float32
         return (logits**2).mean()
 
-    gradients = jax.grad(loss)(params_of(name))
+    gradients = jax.jit(jax.grad(loss))(params_of(name))
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
-    close(model.apply(params_of(name), tokens_of())[0], full(name, tokens_of()), 0.2)
+    close(jax.jit(model.apply)(params_of(name), tokens_of())[0], full(name, tokens_of()), 0.2)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """One run: the files it promises, what it prints, and how it ends when the numbers or the disk give out."""
 
 import json
-import resource
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +29,6 @@ PROMISED = (
     "evalkit.log",
 )
 SELECTIVE = ("task=selective_copying", "task.length=16", "task.data_tokens=4")
-
-
-def limit(size: int) -> Callable[[], None]:
-    """As on a full disk: no file of the process may grow beyond `size` bytes."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def one_line(text: str) -> str:
@@ -133,7 +126,7 @@ def test_a_learning_rate_far_too_high_is_one_line_and_exit_code_2(tmp_path: Path
 @pytest.mark.parametrize(("size", "every"), [(2500, 6), (4000, 2)])
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_space(tmp_path: Path, size: int, every: int) -> None:
     folder = tmp_path / "run"
-    ended = tiny.finished(tiny.new(folder, f"train.checkpoint_every={every}"), prepare=limit(size))
+    ended = tiny.finished(tiny.new(folder, f"train.checkpoint_every={every}"), largest_file=size)
     assert ended.returncode == 2
     line = one_line(ended.stderr)
     assert "cannot write" in line and "free space" in line and str(folder) in line

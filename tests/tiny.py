@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,16 +40,6 @@ TRAIN = (
 EVAL = ("eval.lengths=[16,32]", "eval.sequences=4", "eval.batch_size=4", "eval.during=[]")
 OVERRIDES = (*TASK, *MODEL, *TRAIN, *EVAL, "wandb.mode=disabled")
 
-# The programs of all these runs, compiled once for this process and those that it starts.
-COMPILED = tempfile.TemporaryDirectory(prefix="compiled-")
-SETTINGS: dict[str, str | int] = {
-    "jax_compilation_cache_dir": COMPILED.name,
-    "jax_persistent_cache_min_compile_time_secs": 0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
-for name, setting in SETTINGS.items():
-    jax.config.update(name, setting)
-
 
 def experiment(*overrides: str) -> Experiment:
     """The tiny run with `overrides` on top."""
@@ -64,9 +53,8 @@ def trained(folder: Path, *overrides: str) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """What a process of its own needs: the code, the CPU, and the programs compiled already."""
-    settings = {name.upper(): str(setting) for name, setting in SETTINGS.items()}
-    return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **settings}
+    """What a process of its own needs: the code, and of `conftest.py` the CPU and the programs compiled already."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def command(*arguments: str) -> list[str]:
@@ -79,14 +67,15 @@ def new(folder: Path, *overrides: str) -> list[str]:
     return command(*OVERRIDES, *overrides, f"hydra.run.dir={folder}")
 
 
-def finished(arguments: Sequence[str], prepare: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
-    """The process, when it has ended; with `prepare`, one that compiles for itself."""
+def finished(arguments: Sequence[str], largest_file: int | None = None) -> subprocess.CompletedProcess[str]:
+    """The process, when it has ended; with `largest_file` in bytes, one that finds the disk full beyond it."""
     settings = environment()
-    if prepare is not None:
+    if largest_file is not None:
         del settings["JAX_COMPILATION_CACHE_DIR"]
-    return subprocess.run(
-        arguments, env=settings, capture_output=True, text=True, timeout=300, check=False, preexec_fn=prepare
-    )
+        set_limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({largest_file}, {largest_file}))"
+        then_run = "os.execv(sys.argv[1], sys.argv[1:])"
+        arguments = [sys.executable, "-c", f"import os, resource, sys; {set_limit}; {then_run}", *arguments]
+    return subprocess.run(arguments, env=settings, capture_output=True, text=True, timeout=300, check=False)
 
 
 def signalled(arguments: Sequence[str], number: int, folder: Path, when: Callable[[list[Row]], bool]) -> int:

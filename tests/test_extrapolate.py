@@ -1,0 +1,91 @@
+"""Streamed evaluation: chunks change nothing, sequences are counted once, and memory does not grow with length."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from shrunk import overrides_of
+
+from evalkit import catalogue, config, streams
+from evalkit.extrapolate import Extrapolation, stream_tally
+from evalkit.objective import tally
+from evalkit.protocols import Trained
+from evalkit.rows import row
+from evalkit.run import Silent
+
+
+def shrunk(model: str, task: str = "selective_copying") -> config.Experiment:
+    return config.experiment(config.compose([f"task={task}", f"model={model}", "task.length=40", *overrides_of(model)]))
+
+
+@pytest.mark.parametrize("model", catalogue.options("model"))
+@pytest.mark.parametrize("chunk", [7, 32, 1000])
+def test_streaming_gives_the_whole_result(model: str, chunk: int) -> None:
+    experiment = shrunk(model)
+    params = jax.jit(experiment.model.init)(jax.random.key(0))
+    example = streams.held_out_batch(experiment.task, streams.TEST, 0, 3, 40)
+    whole = tally(jax.jit(experiment.model.apply)(params, example.tokens)[0], example)
+    streamed = stream_tally(experiment.model, params, example, chunk)
+    for one, other in zip(whole, streamed, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def rows_of(experiment: config.Experiment, evaluation: Extrapolation) -> list:
+    params = jax.jit(experiment.model.init)(jax.random.key(0))
+    trained = Trained(
+        experiment.task, experiment.model, [params], [0], 7, partial(row, run="r"), lambda: None, Silent()
+    )
+    return list(evaluation.run(trained))
+
+
+def test_the_batch_size_changes_no_number() -> None:
+    experiment = shrunk("griffin")
+    settings = {"lengths": [40, 64], "sequences": 5, "long_sequences": 3, "long_from": 64, "chunk": 16}
+    one, other = (rows_of(experiment, Extrapolation(**settings, batch_size=size)) for size in (2, 5))
+    assert [entry["count"] for entry in one] == [5, 5, 5, 3, 3, 3]
+    for left, right in zip(one, other, strict=True):
+        assert left["metric"] == right["metric"]
+        assert left["total"] == pytest.approx(right["total"], rel=1e-5)
+
+
+def test_what_is_too_long_is_said_not_run() -> None:
+    rows = rows_of(shrunk("mqa"), Extrapolation(lengths=[40, 80], sequences=2, batch_size=2, max_length=40))
+    assert {entry["length"] for entry in rows if entry["count"]} == {40}
+    (left_out,) = [entry for entry in rows if not entry["count"]]
+    assert left_out["length"] == 80 and "max_length=40" in left_out["extra"]["not_run"]
+
+
+@pytest.mark.parametrize("model", ["hawk", "griffin"])
+def test_memory_does_not_grow_with_length(model: str) -> None:
+    """The program that advances by a chunk holds the tokens (4 bytes each, thrice) and nothing else of the length."""
+    from evalkit.extrapolate import _advance
+    from evalkit.objective import Tally
+
+    experiment = shrunk(model)
+    params = jax.eval_shape(experiment.model.init, jax.random.key(0))
+
+    def temporary(length: int) -> int:
+        example = jax.eval_shape(lambda: streams.held_out_batch(experiment.task, streams.TEST, 0, 2, length))
+        padded = -(-example.tokens.shape[1] // 64) * 64
+        example = type(example)(*(jax.ShapeDtypeStruct((2, padded), f.dtype) for f in example[:3]))
+        cache = jax.eval_shape(lambda: experiment.model.init_cache(2, padded))
+        zero = jax.ShapeDtypeStruct((2,), np.float32)
+        lowered = _advance.lower(experiment.model, params, example, 0, cache, Tally(zero, zero, zero), 64)
+        memory = lowered.compile().memory_analysis()
+        return memory.temp_size_in_bytes + memory.output_size_in_bytes
+
+    assert temporary(2**18) == temporary(2**12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lengths": [0]}, "length 0"),
+        ({"lengths": [4], "chunk": 0}, "chunk=0; allowed: 1 or more"),
+        ({"lengths": [4], "max_length": 0}, "max_length=0"),
+    ],
+)
+def test_an_impossible_ladder_is_refused(settings: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Extrapolation(**settings)
