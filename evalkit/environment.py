@@ -18,7 +18,7 @@ def describe(matmul_precision: str) -> dict[str, Any]:
     """The content of `environment.json`."""
     device = jax.devices()[0]
     return {
-        "command": shlex.join(["python", "-m", "evalkit", *sys.argv[1:]]),
+        "command": _command(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": device.device_kind,
@@ -29,6 +29,12 @@ def describe(matmul_precision: str) -> dict[str, Any]:
         "versions": {name: _version(name) for name in PACKAGES},
         "git": _git(),
     }
+
+
+def _command() -> str:
+    """The command as it was typed; Hydra's own rewriting of `sys.argv` is not in it, nor is any path of the machine."""
+    words = sys.orig_argv[1:]
+    return shlex.join(["python", *words] if words[:1] == ["-m"] else ["evalkit", *words[1:]])
 
 
 def _version(package: str) -> str | None:
