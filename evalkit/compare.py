@@ -119,9 +119,10 @@ def _notes(lines: Sequence[Line]) -> list[str]:
         if len(set(values.values())) > 1:
             shown = ", ".join(f"{label} {_show(value)}" for label, value in values.items())
             notes.append(f"The {name} differs: {shown}.")
-    for line in lines:
-        notes += [f"{line.label}: {note}" for note in line.runs[0].summary["notes"]]
-    return notes
+    said = {line.label: line.runs[0].summary["notes"] for line in lines}
+    shared = [note for note in said[lines[0].label] if all(note in own for own in said.values())]
+    own = [f"{label}: {note}" for label, noted in said.items() for note in noted if note not in shared]
+    return [*notes, *shared, *own]
 
 
 def _draw(task: str, lines: Sequence[Line], notes: Sequence[str], out: Path) -> dict[str, str]:

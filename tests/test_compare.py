@@ -104,6 +104,15 @@ def test_training_lengths_that_differ_are_said(tmp_path: Path, capsys: pytest.Ca
     assert "The training length differs: hawk 256, griffin 512." in capsys.readouterr().out
 
 
+def test_what_all_runs_say_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for model, own in (("hawk", []), ("mqa", ["length curriculum"])):
+        write_run(tmp_path / model, run_rows(model, notes=["preset=cpu", *own]))
+    main([str(tmp_path / "hawk"), str(tmp_path / "mqa"), "--out", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert printed.count("note: preset=cpu") == 1 and "note: mqa: length curriculum" in printed
+    assert printed.count("preset=cpu") == 1
+
+
 def test_different_tasks_are_refused_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", run_rows())
     write_run(tmp_path / "b", run_rows(task="selective_copying"))
