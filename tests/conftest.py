@@ -3,7 +3,10 @@
 import atexit
 import os
 import shutil
+import sys
 import tempfile
+
+from absl import logging as absl_logging
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
@@ -18,3 +21,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a folder each: one worker must not re
     os.environ["JAX_COMPILATION_CACHE_DIR"] += "/" + os.environ["PYTEST_XDIST_WORKER"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+# When Hydra sets up logging, absl's handler closes its stream unless that is a standard one; under pytest it would be
+# the file that captures the output of all tests.
+absl_logging.get_absl_handler().python_handler.setStream(sys.__stderr__)

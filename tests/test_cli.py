@@ -98,7 +98,7 @@ def test_a_run_starts_in_a_folder_of_its_own(run: Run) -> None:
     assert (experiment.task_name, experiment.model_name, experiment.preset) == ("induction_heads", "griffin", "paper")
     assert (experiment.train.steps, experiment.seeds) == (7, 2)
     assert folder.is_absolute() and folder.parent == Path.cwd() / "runs" / "induction_heads" / "griffin"
-    assert {path.name for path in folder.iterdir()} == {"metrics.jsonl", "evalkit.log"}
+    assert {path.name for path in folder.iterdir()} == {"metrics.jsonl"}
 
 
 @pytest.mark.parametrize("code", [1, 130, 143])

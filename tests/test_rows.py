@@ -2,7 +2,6 @@
 
 import json
 import math
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -145,19 +144,15 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_clear_line_and_leaves_whole_rows(tmp_path: Path) -> None:
     limit = 1000
     program = (
-        "import sys; from pathlib import Path; from evalkit.errors import UserError\n"
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+        "from pathlib import Path; from evalkit.errors import UserError\n"
         "from evalkit.rows import RowLog, row\n"
         "log = RowLog.open(Path(sys.argv[1]))\n"
         "try:\n    log.write(row(metric='loss', step=step) for step in range(100))\n"
         "except UserError as error:\n    print(error); sys.exit(error.exit_code)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "metrics.jsonl")]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.count("\n") == 1
     assert "metrics.jsonl: File too large" in done.stdout
