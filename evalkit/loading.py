@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from evalkit.checkpoint import Checkpoints
+from evalkit.checkpoint import FOLDER, Checkpoints
 from evalkit.config import Experiment, from_file
 from evalkit.errors import UserError
 from evalkit.protocols import Params, Task
@@ -37,6 +37,8 @@ def trainer_of(experiment: Experiment) -> Trainer:
 
 def restore(experiment: Experiment, run: Path) -> tuple[TrainState, int]:
     """The newest state of a run and its step; raises UserError if there is none."""
+    if not (run / FOLDER).is_dir():  # opening it would make the folder
+        raise UserError(f"{run} has no checkpoint yet; go on with resume={run}")
     checkpoints = Checkpoints(run)
     restored = checkpoints.restore(trainer_of(experiment).abstract())
     checkpoints.close()
