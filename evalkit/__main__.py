@@ -45,8 +45,11 @@ def _dispatch(arguments: list[str]) -> int:
     for command in EXISTING:
         if any(text.startswith(f"{command}=") for text in overrides):
             return _existing(command, overrides, flags)
+    from evalkit import devices
     from evalkit.composition import forced
     from evalkit.config import check
+
+    devices.use_every_core()
 
     check(overrides, sweep=flags.multirun)
     return _hydra([*own, *forced(flags.overrides)])
@@ -79,8 +82,9 @@ def _existing(command: str, overrides: list[str], flags: argparse.Namespace) -> 
     if not (folder / "config.yaml").is_file():
         state = "has no config.yaml, so it is no run" if folder.is_dir() else "does not exist"
         raise UserError(f"{folder} {state}; give the folder of a run, such as {command}=runs/<task>/<model>/<time>")
-    from evalkit import run
+    from evalkit import devices, run
 
+    devices.use_every_core()
     rest = [text for text in overrides if text not in given]
     return run.resume(folder, rest) if command == "resume" else run.evaluate(folder, rest)
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jax.sharding import Mesh, PartitionSpec
 
 from evalkit import streams
+from evalkit.devices import AXIS, copied, mesh_for, split
 from evalkit.objective import Tally, tally
 from evalkit.protocols import Cache, LanguageModel, Params, Trained
 from evalkit.rows import Row
@@ -123,23 +123,34 @@ def stream_tally(
     chunk: int,
     check_interrupt: Callable[[], None] = lambda: None,
 ) -> Tally:
-    """The tally of examples `[b, t]`, `chunk` tokens at a time through the cache; the last chunk is padded."""
+    """The tally of examples `[b, t]`, `chunk` tokens at a time through the cache; the last chunk is padded.
+
+    Rows are split over the devices. The program does not depend on `t` unless the cache does.
+    """
     batch, length = example.tokens.shape
     chunk = min(chunk, length)
     padding = -length % chunk
-    padded = Example(*(jnp.pad(field, ((0, 0), (0, padding))) for field in example[:3]))
-    cache = model.init_cache(batch, length + padding)
-    total = Tally(*(jnp.zeros((batch,)) for _ in Tally._fields))
+    fields = [np.pad(np.asarray(field), ((0, 0), (0, padding))) for field in example[:3]]
+    mesh = mesh_for(batch)
+    params = jax.device_put(params, copied(mesh))
+    cache = jax.device_put(model.init_cache(batch, length + padding), split(mesh))
+    total = jax.device_put(Tally(*(np.zeros(batch, np.float32) for _ in Tally._fields)), split(mesh))
     for start in range(0, length, chunk):
         check_interrupt()
-        cache, total = _advance(model, params, padded, start, cache, total, chunk)
+        part = Example(*(jax.device_put(field[:, start : start + chunk], split(mesh)) for field in fields))
+        cache, total = _advance(model, mesh, params, part, cache, total)
     return total
 
 
-@partial(jax.jit, static_argnames=("model", "chunk"), donate_argnames=("cache", "total"))
+@partial(jax.jit, static_argnames=("model", "mesh"), donate_argnames=("cache", "total"))
 def _advance(
-    model: LanguageModel, params: Params, example: Example, start: ArrayLike, cache: Cache, total: Tally, chunk: int
+    model: LanguageModel, mesh: Mesh, params: Params, part: Example, cache: Cache, total: Tally
 ) -> tuple[Cache, Tally]:
-    part = Example(*(jax.lax.dynamic_slice_in_dim(field, start, chunk, axis=1) for field in example[:3]))
-    logits, cache = model.apply(params, part.tokens, None, cache)
-    return cache, total + tally(logits, part)
+    def on_device(params: Params, part: Example, cache: Cache, total: Tally) -> tuple[Cache, Tally]:
+        logits, cache = model.apply(params, part.tokens, None, cache)
+        return cache, total + tally(logits, part)
+
+    rows = PartitionSpec(AXIS)
+    return jax.shard_map(
+        on_device, mesh=mesh, in_specs=(PartitionSpec(), rows, rows, rows), out_specs=(rows, rows), check_vma=False
+    )(params, part, cache, total)

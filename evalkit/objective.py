@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from tasks import Example
 
@@ -27,6 +27,18 @@ class Tally(NamedTuple):
             "accuracy": self.correct / self.scored,
             "exact_match": (self.correct == self.scored).astype(jnp.float32),
         }
+
+
+def scored_only(example: Example, scored: int | None) -> tuple[Int[Array, "b n"] | None, Example]:
+    """Where the `scored` positions of each row `[b, t]` are, and the targets and mask there.
+
+    With None, as for a task that scores every position or a varying number, that is None and the whole example.
+    """
+    if scored is None or scored >= example.tokens.shape[1]:
+        return None, example
+    at = jnp.sort(jnp.argsort(~example.mask, axis=1, stable=True)[:, :scored], axis=1)
+    there = [jnp.take_along_axis(field, at, axis=1) for field in example[:3]]
+    return at, Example(*there)
 
 
 def tally(logits: Float[Array, "b t v"], example: Example) -> Tally:

@@ -34,6 +34,11 @@ class Task(Protocol):
         ...
 
     @property
+    def scored(self) -> int | None:
+        """How many positions of every example are scored; None if all are, or if it varies."""
+        ...
+
+    @property
     def chance(self) -> float:
         """Accuracy of the best guess that knows nothing of the context."""
         ...
@@ -71,13 +76,22 @@ class LanguageModel(Protocol):
         ...
 
     def apply(
-        self, params: Params, tokens: Array, positions: Array | None = None, cache: Cache | None = None
+        self,
+        params: Params,
+        tokens: Array,
+        positions: Array | None = None,
+        cache: Cache | None = None,
+        at: Array | None = None,
     ) -> tuple[Array, Cache | None]:
-        """Logits `[b, t, v]`; cache in ⇔ cache out."""
+        """Logits `[b, t, v]`, or `[b, n, v]` of the positions `at [b, n]` alone; cache in ⇔ cache out."""
         ...
 
     def init_cache(self, batch: int, length: int) -> Cache:
         """An empty cache."""
+        ...
+
+    def parts(self, params: Params, batch: int, length: int) -> Sequence[Any]:
+        """Its pieces, each with `name`, `times`, `function` and `arguments`, for timing them."""
         ...
 
     def decay_mask(self, params: Params) -> Params:

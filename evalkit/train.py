@@ -10,11 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import PartitionSpec
 
 from evalkit import optimizer, streams
+from evalkit.devices import AXIS, copied, mesh_for, split
 from evalkit.errors import UserError
-from evalkit.objective import tally
+from evalkit.objective import scored_only, tally
 from evalkit.protocols import LanguageModel, Params, Task
+from tasks import Example
+
+# Measured on two cores with 1 MiB of second-level cache each: at 512 tokens loops over time cost more, at 2048 the
+# activations leave the cache.
+MICROBATCH_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,8 @@ class Training:
     `curriculum`: stages `{length, steps, batch_size}` that come first and count within `steps`. A dispatch is
     `log_every` steps; validation and checkpoints fall on its multiples. `stop_when_solved`: end after so many
     validations in a row with accuracy 1 (off by default: extrapolation goes on growing after the task is solved).
+    `microbatch`: sequences whose gradient is taken at a time on one device, the gradients then added up; None is as
+    many as have 1024 tokens on a CPU, so that activations stay in its cache, and all of them elsewhere.
     Raises ValueError for a value that cannot be.
     """
 
@@ -43,6 +53,7 @@ class Training:
     validation_sequences: int = 256
     curriculum: list[dict[str, int]] = field(default_factory=list)
     stop_when_solved: int | None = None
+    microbatch: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every", "eval_every", "checkpoint_every", "validation_sequences"):
@@ -62,6 +73,8 @@ class Training:
             raise ValueError(f"warmup_steps={self.warmup_steps}, weight_decay={self.weight_decay}; allowed: 0 or more")
         if self.stop_when_solved is not None and self.stop_when_solved < 1:
             raise ValueError(f"stop_when_solved={self.stop_when_solved}; allowed: 1 or more, or null")
+        if self.microbatch is not None and self.microbatch < 1:
+            raise ValueError(f"microbatch={self.microbatch}; allowed: 1 or more, or null")
         for stage in self.curriculum:
             if set(stage) != {"length", "steps", "batch_size"} or min(stage.values()) < 1:
                 raise ValueError(f"curriculum stage {stage}; give length, steps and batch_size, each 1 or more")
@@ -119,6 +132,11 @@ class Trainer:
             clip=training.clip,
             mask=model.decay_mask,
         )
+        # Whole seeds on a device need no word between devices; where they do not divide, each batch is split.
+        stages = training.stages(task.length)
+        whole = mesh_for(len(self.seeds))
+        self.by_seed = whole.size == jax.device_count()
+        self.mesh = whole if self.by_seed else mesh_for(*(stage.batch_size for stage in stages))
 
     def init(self) -> TrainState:
         """Fresh parameters and optimiser state of every seed."""
@@ -135,13 +153,36 @@ class Trainer:
 
     def advance(self, state: TrainState, stage: Stage, steps: int) -> tuple[TrainState, Sums]:
         """Takes `steps` steps of one stage for every seed in one dispatch; `state` is consumed."""
+        state = jax.device_put(state, split(self.mesh) if self.by_seed else copied(self.mesh))
         return self._dispatch(state, self.seeds, steps, length=stage.length, batch=stage.batch_size)
+
+    def lower(self, state: TrainState, stage: Stage) -> jax.stages.Lowered:
+        """The program of `advance` at this stage, not yet compiled; called as `(state, seeds, steps)`."""
+        state = jax.device_put(state, split(self.mesh) if self.by_seed else copied(self.mesh))
+        return self._dispatch.lower(self, state, self.seeds, 1, length=stage.length, batch=stage.batch_size)
+
+    def one_step(self, stage: Stage) -> ClosedJaxpr:
+        """The operations of a single step of one seed."""
+        sums = Sums(jnp.zeros(()), jnp.zeros(()), jnp.zeros((), jnp.int32))
+        step = partial(self._step, seed=self.seeds[0], length=stage.length, batch=stage.batch_size, shards=1)
+        return jax.make_jaxpr(step)(jax.tree.map(lambda leaf: leaf[0], self.init()), sums)
 
     @partial(jax.jit, static_argnames=("self", "length", "batch"), donate_argnames="state")
     def _dispatch(self, state: TrainState, seeds: Array, steps: Array, *, length: int, batch: int):
+        seeds_on = PartitionSpec(AXIS) if self.by_seed else PartitionSpec()
+        shards = 1 if self.by_seed else self.mesh.size
+        return jax.shard_map(
+            partial(self._on_device, length=length, batch=batch, shards=shards),
+            mesh=self.mesh,
+            in_specs=(seeds_on, seeds_on, PartitionSpec()),
+            out_specs=(seeds_on, seeds_on),
+            check_vma=False,
+        )(state, seeds, steps)
+
+    def _on_device(self, state: TrainState, seeds: Array, steps: Array, *, length: int, batch: int, shards: int):
         def one_seed(args: tuple[TrainState, Array]) -> tuple[TrainState, Sums]:
             state, seed = args
-            body = partial(self._step, seed=seed, length=length, batch=batch)
+            body = partial(self._step, seed=seed, length=length, batch=batch, shards=shards)
             start = (state, Sums(jnp.zeros(()), jnp.zeros(()), jnp.full((), -1, jnp.int32)))
             # The number of steps is an argument, so that a short last dispatch runs the very same program.
             return lax.fori_loop(0, steps, lambda _, carry: body(*carry), start)
@@ -149,23 +190,51 @@ class Trainer:
         # One seed after the other: on a CPU that is faster than vmap, whose larger arrays leave the cache.
         return lax.map(one_seed, (state, seeds))
 
-    def _step(self, state: TrainState, sums: Sums, *, seed: Array, length: int, batch: int) -> tuple[TrainState, Sums]:
+    def _step(
+        self, state: TrainState, sums: Sums, *, seed: Array, length: int, batch: int, shards: int
+    ) -> tuple[TrainState, Sums]:
         example = streams.train_batch(self.task, seed, state.step, batch, length)
-
-        def loss(params: Params) -> tuple[Array, dict[str, Array]]:
-            logits, _ = self.model.apply(params, example.tokens, example.positions)
-            scores = tally(logits, example).scores()
-            return scores["loss"].mean(), scores
-
-        (_, scores), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
+        if shards > 1:
+            mine = lax.axis_index(AXIS) * (batch // shards)
+            example = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, mine, batch // shards), example)
+        loss, accuracy, gradient = self._gradient(state.params, example)
+        if shards > 1:
+            loss, accuracy, gradient = lax.psum((loss, accuracy, gradient), AXIS)
+        gradient = jax.tree.map(lambda leaf: leaf / batch, gradient)
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.params)
-        bad = ~(jnp.isfinite(scores["loss"].sum()) & jnp.isfinite(optax.tree.norm(gradient)))
+        bad = ~(jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradient)))
         sums = Sums(
-            sums.loss + scores["loss"].sum(),
-            sums.accuracy + scores["accuracy"].sum(),
+            sums.loss + loss,
+            sums.accuracy + accuracy,
             jnp.where((sums.bad_step < 0) & bad, state.step, sums.bad_step),
         )
         return TrainState(optax.apply_updates(state.params, updates), optimizer_state, state.step + 1), sums
+
+    def _gradient(self, params: Params, example: Example) -> tuple[Array, Array, Params]:
+        """Loss, accuracy and gradient, each summed over the sequences, a micro-batch at a time."""
+
+        def summed_loss(params: Params, part: Example) -> tuple[Array, Array]:
+            at, scored = scored_only(part, self.task.scored)
+            logits, _ = self.model.apply(params, part.tokens, part.positions, None, at)
+            scores = tally(logits, scored).scores()
+            return scores["loss"].sum(), scores["accuracy"].sum()
+
+        def add(total: Any, part: Example) -> tuple[Any, None]:
+            (loss, accuracy), gradient = jax.value_and_grad(summed_loss, has_aux=True)(params, part)
+            return jax.tree.map(jnp.add, total, (loss, accuracy, gradient)), None
+
+        sequences, length = example.tokens.shape
+        size = _microbatch(self.training.microbatch, sequences, length)
+        parts = jax.tree.map(lambda x: x.reshape(sequences // size, size, *x.shape[1:]), example)
+        zero = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        return lax.scan(add, zero, parts)[0]
+
+
+def _microbatch(wanted: int | None, sequences: int, length: int) -> int:
+    """The largest divisor of `sequences` up to `wanted`."""
+    if wanted is None:
+        wanted = max(1, MICROBATCH_TOKENS // length) if jax.default_backend() == "cpu" else sequences
+    return max(size for size in range(1, min(wanted, sequences) + 1) if sequences % size == 0)
 
 
 def refuse_non_finite(sums: Sums, seeds: Sequence[int], last_checkpoint: int | None) -> None:

@@ -1,6 +1,7 @@
 """Multi-query attention, global or local, with one visibility rule for training, prefill and decoding (sec. 2.3)."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from models.shapes import Activations, Keys, Positions, PositionsOfAll, Queries,
 
 MASKED = -1e30
 ROPE_SPLIT = 1024
+KEYS_AT_A_TIME = 512
 
 
 class AttentionCache(NamedTuple):
@@ -93,9 +95,11 @@ class MQA(nnx.Module):
         marks = Marks(where, stored.positions, segments, stored.segments)
         # Without pads the newest keys stand last, in order; only then does a block of queries see a band of them.
         aligned = self.window is not None and positions is None
-        y = attend(
-            queries, stored.keys.astype(x.dtype), stored.values.astype(x.dtype), marks, self.window, aligned=aligned
-        )
+        keys, values = stored.keys.astype(x.dtype), stored.values.astype(x.dtype)
+        if self.window is None:
+            y = attend_filled(queries, keys, values, marks, stored.written.max())
+        else:
+            y = attend(queries, keys, values, marks, self.window, aligned=aligned)
         if self.window is None:
             y = _refuse_overflow(y, stored.written, stored.keys.shape[1])
         return self.output(y.reshape(batch, steps, -1)), cache
@@ -155,6 +159,12 @@ class Marks(NamedTuple):
             visible &= self.query_segments[:, queries, None] == self.key_segments[:, None, keys]
         return visible
 
+    def keys_from(self, start: Array, count: int) -> "Marks":
+        """The marks with `count` keys from `start` on."""
+        cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=count, axis=1)
+        segments = None if self.key_segments is None else cut(self.key_segments)
+        return self._replace(key_positions=cut(self.key_positions), key_segments=segments)
+
 
 def attend(queries: Queries, keys: Keys, values: Keys, marks: Marks, window: int | None, *, aligned: bool) -> Queries:
     """Softmax attention, a block of queries at a time, heads folded into the rows of one product a sequence.
@@ -167,6 +177,41 @@ def attend(queries: Queries, keys: Keys, values: Keys, marks: Marks, window: int
         for q, k in _blocks(queries.shape[1], keys.shape[1], window, aligned)
     ]
     return jnp.concatenate(blocks, axis=1)
+
+
+def attend_filled(queries: Queries, keys: Keys, values: Keys, marks: Marks, filled: Array) -> Queries:
+    """Global attention over a cache that fills up from the left, a block of keys at a time, empty blocks skipped.
+
+    The softmax is taken as the blocks come by (Milakov & Gimelshein 2018), so memory does not grow with the cache.
+    """
+    batch, steps, heads, width = queries.shape
+    stored = keys.shape[1]
+    if stored <= KEYS_AT_A_TIME:
+        return attend(queries, keys, values, marks, None, aligned=False)
+    rows = queries.reshape(batch, steps * heads, width) * jnp.asarray(width**-0.5, queries.dtype)
+
+    def block(carry: tuple[Array, Array, Array], first: Array) -> tuple[Array, Array, Array]:
+        highest, weight, sums = carry
+        start = jnp.minimum(first, stored - KEYS_AT_A_TIME)  # the last block begins early and leaves out what was seen
+        k, v = (jax.lax.dynamic_slice_in_dim(x, start, KEYS_AT_A_TIME, axis=1) for x in (keys, values))
+        part = marks.keys_from(start, KEYS_AT_A_TIME)
+        visible = part.visible(slice(None), slice(None), None)
+        visible &= (start + jnp.arange(KEYS_AT_A_TIME) >= first)[None, None]
+        scores = jnp.einsum("bqh,bsh->bqs", rows, k, preferred_element_type=jnp.float32)
+        scores = jnp.where(visible[:, :, None], scores.reshape(batch, steps, heads, -1), MASKED)
+        scores = scores.reshape(batch, steps * heads, -1)
+        new = jnp.maximum(highest, scores.max(axis=-1))
+        weights, before = jnp.exp(scores - new[..., None]), jnp.exp(highest - new)
+        products = jnp.einsum("bqs,bsh->bqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        return new, weight * before + weights.sum(axis=-1), sums * before[..., None] + products
+
+    def maybe(carry: tuple[Array, Array, Array], first: Array) -> tuple[tuple[Array, Array, Array], None]:
+        return jax.lax.cond(first < filled, block, lambda carry, _: carry, carry, first), None
+
+    empty = (jnp.full(rows.shape[:2], MASKED), jnp.zeros(rows.shape[:2]), jnp.zeros(rows.shape))
+    (_, weight, sums), _ = jax.lax.scan(maybe, empty, jnp.arange(0, stored, KEYS_AT_A_TIME))
+    y = sums / jnp.maximum(weight, 1e-30)[..., None]
+    return y.reshape(queries.shape).astype(queries.dtype)
 
 
 def _blocks(steps: int, stored: int, window: int | None, aligned: bool) -> Iterator[tuple[slice, slice]]:

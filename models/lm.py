@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from models.layers import GatedMLP, NoDecay, RMSNorm
 from models.mixer import Cache, Mixer
-from models.shapes import Activations, Logits, Positions, Tokens
+from models.shapes import Activations, Logits, Places, Positions, Tokens
 
 # Up to this vocabulary a product with one-hot rows beats a gather, whose gradient is a slow scatter-add.
 ONE_HOT_UP_TO = 64
@@ -25,11 +25,13 @@ class ResidualBlock(nnx.Module):
         self.mlp = GatedMLP(width, mlp_expansion, rngs=rngs)
 
     def __call__(
-        self, x: Activations, positions: Positions | None, cache: Cache | None
+        self, x: Activations, positions: Positions | None, cache: Cache | None, at: Places | None
     ) -> tuple[Activations, Cache | None]:
-        """One block; the cache is the mixer's."""
+        """One block, the result only `at` those positions if they are given; the cache is the mixer's."""
         mixed, cache = self.mixer(self.mixer_norm(x), positions, cache)
         x = x + mixed
+        if at is not None:
+            x = jnp.take_along_axis(x, at[..., None], axis=1)
         return x + self.mlp(self.mlp_norm(x)), cache
 
 
@@ -76,13 +78,14 @@ class LanguageModel(nnx.Module):
         self.norm = RMSNorm(width, rngs=rngs)
 
     def __call__(
-        self, tokens: Tokens, positions: Positions | None, cache: tuple[Cache, ...] | None
-    ) -> tuple[Float[jax.Array, "b t v"], tuple[Cache, ...] | None]:
-        """Logits at every position, and the new cache if one is given."""
+        self, tokens: Tokens, positions: Positions | None, cache: tuple[Cache, ...] | None, at: Places | None
+    ) -> tuple[Float[jax.Array, "b _ v"], tuple[Cache, ...] | None]:
+        """Logits at every position, or only `at` those given, and the new cache if one is given."""
         x = self.embedding(tokens).astype(self.dtype)
         caches = []
-        for block, before in zip(self.blocks, cache or (None,) * len(self.blocks), strict=True):
-            x, after = block(x, positions, before)
+        last = len(self.blocks) - 1
+        for index, before in enumerate(cache or (None,) * len(self.blocks)):
+            x, after = self.blocks[index](x, positions, before, at if index == last else None)
             caches.append(after)
         return self.embedding.logits(self.norm(x)), None if cache is None else tuple(caches)
 

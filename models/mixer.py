@@ -25,5 +25,8 @@ class Mixer(Protocol):
         ...
 
     def init_cache(self, batch: int, length: int) -> Cache:
-        """An empty cache for `batch` rows of at most `length` tokens (a bounded mixer ignores `length`)."""
+        """An empty cache for `batch` rows of at most `length` tokens (a bounded mixer ignores `length`).
+
+        The first axis of each of its arrays is the batch.
+        """
         ...

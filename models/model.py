@@ -11,7 +11,8 @@ from flax import nnx
 from models.layers import NoDecay
 from models.lm import LanguageModel
 from models.mixer import Cache, Mixer
-from models.shapes import Logits, Positions, PRNGKey, Tokens
+from models.parts import Part, parts_of
+from models.shapes import Logits, Places, Positions, PRNGKey, Tokens
 
 Params = dict[str, Any]
 DTYPES = ("float32", "bfloat16")
@@ -32,14 +33,26 @@ class Model:
     _init_cache: Callable[[int, int], tuple[Cache, ...]]
 
     def apply(
-        self, params: Params, tokens: Tokens, positions: Positions | None = None, cache: tuple[Cache, ...] | None = None
+        self,
+        params: Params,
+        tokens: Tokens,
+        positions: Positions | None = None,
+        cache: tuple[Cache, ...] | None = None,
+        at: Places | None = None,
     ) -> tuple[Logits, tuple[Cache, ...] | None]:
-        """Logits `[b, t, v]` in float32, and the new cache if one is given (see `Mixer` for positions and cache)."""
-        return self._module(params)(tokens, positions, cache)
+        """Logits `[b, t, v]` in float32, and the new cache if one is given (see `Mixer` for positions and cache).
+
+        With `at [b, n]`, indices along `t`, the logits `[b, n, v]` there, for less than the price of all.
+        """
+        return self._module(params)(tokens, positions, cache, at)
 
     def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
         """An empty cache for `batch` rows of at most `length` tokens."""
         return self._init_cache(batch, length)
+
+    def parts(self, params: Params, batch: int, length: int) -> list[Part]:
+        """The pieces of a forward pass over `[batch, length]` tokens, for timing them."""
+        return parts_of(self._module(params), batch, length)
 
     def decay_mask(self, params: Params) -> Params:
         """True where weight decay applies: not on Λ, biases, norms and the embedding."""

@@ -66,17 +66,21 @@ class RGLRU(nnx.Module):
         self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
     ) -> tuple[Activations, Float[Array, "b r"]]:
         """Runs over `x` from state `h`; returns the outputs and the last state (float32)."""
-        r = jax.nn.sigmoid(self.recurrence_gate(x).astype(jnp.float32))
-        i = jax.nn.sigmoid(self.input_gate(x).astype(jnp.float32))
-        log_a = r * (-C * jax.nn.softplus(-self.decay[...]))[None, None]
-        a, scale = decay_and_scale(log_a)
-        inputs = scale * (i * x.astype(jnp.float32))
+        a, inputs = self.gated(x)
         reset = None
         if positions is not None:
             pad = (positions < 0)[..., None]
             a, inputs, reset = jnp.where(pad, 1.0, a), jnp.where(pad, 0.0, inputs), positions == 0
         y, last = linear_scan(inputs, a, h, reset=reset)
         return y.astype(x.dtype), last
+
+    def gated(self, x: Activations) -> tuple[Activations, Activations]:
+        """The decay `a` and the scaled, gated input of the recurrence, both float32 (eqs. 1–4)."""
+        r = jax.nn.sigmoid(self.recurrence_gate(x).astype(jnp.float32))
+        i = jax.nn.sigmoid(self.input_gate(x).astype(jnp.float32))
+        log_a = r * (-C * jax.nn.softplus(-self.decay[...]))[None, None]
+        a, scale = decay_and_scale(log_a)
+        return a, scale * (i * x.astype(jnp.float32))
 
 
 class RecurrentBlock(nnx.Module):

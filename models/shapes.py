@@ -7,6 +7,7 @@ from jaxtyping import Float, Int, Key
 Tokens = Int[Array, "b t"]
 Positions = Int[Array, "b t"]
 PositionsOfAll = Int[Array, "#b t"]  # one row where all rows stand alike
+Places = Int[Array, "b n"]  # indices along t
 Activations = Float[Array, "b t d"]
 Logits = Float[Array, "b t v"]
 Queries = Float[Array, "b t n h"]

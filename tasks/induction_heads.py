@@ -56,6 +56,11 @@ class InductionHeads:
         self._check_length(self.length)
 
     @property
+    def scored(self) -> int | None:
+        """One answer, or None where every position is scored."""
+        return 1 if self.loss == "answer" else None
+
+    @property
     def chance(self) -> float:
         """Accuracy of guessing among the ordinary tokens."""
         return 1.0 / (self.vocab_size - 1)

@@ -53,6 +53,11 @@ class SelectiveCopying:
         return 0 if self.length_includes_answer else self.data_tokens
 
     @property
+    def scored(self) -> int:
+        """The answers."""
+        return self.data_tokens
+
+    @property
     def chance(self) -> float:
         """Token accuracy of guessing among the data tokens."""
         return 1.0 / (self.vocab_size - 2)

@@ -1,0 +1,29 @@
+"""What every peer's process does: say what it is, then take steps when asked, so that only one runs at a time."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+
+
+def case() -> dict:
+    """The sizes to time, as JSON on the command line: model, batch, length, window, scored."""
+    return json.loads(sys.argv[1])
+
+
+def serve(step: Callable[[], None], parameters: int) -> None:
+    """One step to compile, then for each line of stdin, a number of steps, a line with milliseconds a step."""
+    began = time.perf_counter()
+    step()
+    say({"parameters": parameters, "first_step_s": time.perf_counter() - began})
+    for line in sys.stdin:
+        steps = int(line)
+        began = time.perf_counter()
+        for _ in range(steps):
+            step()
+        say({"ms": (time.perf_counter() - began) / steps * 1e3})
+
+
+def say(facts: dict) -> None:
+    """One line of JSON."""
+    print(json.dumps(facts), flush=True)

@@ -1,0 +1,114 @@
+"""`python -m evalkit.bench train|evaluate|start [key=value …]`: measures; `format=json` ends with one JSON object."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from evalkit import catalogue
+from evalkit.errors import UserError
+
+# The bench's own settings, with their defaults; every other key is the experiment's.
+OWN = {
+    "train": {"repeats": 10, "steps": 4},
+    "evaluate": {"repeats": 5, "length": 16384, "batch_size": 1, "chunk": 256},
+    "start": {"repeats": 3},
+}
+PURPOSE = {
+    "train": "a training step: compilation, time, rate, memory, and the time of its parts",
+    "evaluate": "the streamed forward pass of the evaluation",
+    "start": "from the command to the first training step",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    own = "; ".join(f"{name}: " + ", ".join(f"{k}={v}" for k, v in OWN[name].items()) for name in OWN)
+    parser = argparse.ArgumentParser(
+        prog="python -m evalkit.bench",
+        description="Measure. " + "; ".join(f"{name}: {text}" for name, text in PURPOSE.items()) + ".",
+        epilog=f"The bench's own settings and their defaults are {own}. Every other key=value is the experiment's.",
+    )
+    parser.add_argument("what", choices=list(OWN))
+    parser.add_argument("settings", nargs="*", metavar="key=value")
+    given = parser.parse_args(arguments)
+    try:
+        catalogue.refuse_foreign_packages()
+        own, rest = _split(given.what, given.settings)
+        result, shape = _measure(given.what, own, rest)
+    except UserError as error:
+        print(f"evalkit: {error}", file=sys.stderr)
+        return error.exit_code
+    json_wanted = shape == "json"
+    _show(Console(stderr=json_wanted, highlight=False), result)
+    if json_wanted:
+        print(json.dumps(result), flush=True)
+    return 0
+
+
+def _split(what: str, settings: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    """The bench's own settings, and the experiment's overrides."""
+    own, rest = dict(OWN[what]), []
+    for text in settings:
+        key, _, value = text.partition("=")
+        if key not in own:
+            rest.append(text)
+        elif not value.isdecimal() or int(value) < 1:
+            raise UserError(f"{text}; allowed: {key}= a whole number, 1 or more")
+        else:
+            own[key] = int(value)
+    return own, rest
+
+
+def _measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """The result, and the format in which it is wanted."""
+    import jax
+
+    from evalkit import devices, environment
+    from evalkit.bench import start, streaming, training
+    from evalkit.config import compose, experiment
+
+    devices.use_every_core()
+    built = experiment(compose(overrides))
+    jax.config.update("jax_default_matmul_precision", built.matmul_precision)
+    if what == "start":
+        result = start.measure(overrides, **own)
+    else:
+        result = (training if what == "train" else streaming).measure(built, **own)
+    return {**result, "environment": environment.describe(built.matmul_precision)}, built.format
+
+
+def _show(console: Console, result: dict[str, Any]) -> None:
+    for name, value in result.items():
+        if name not in ("parts", "environment"):
+            console.print(f"{name:<30} {_text(name, value)}")
+    if result.get("parts"):
+        table = Table("part", "times", "ms", "of a step", box=None, header_style="bold")
+        for part in result["parts"]:
+            share = part["ms"] / result["ms_per_step"]
+            table.add_row(part["name"], str(part["times"]), f"{part['ms']:.1f}", f"{share:.1%}")
+        total = sum(part["ms"] for part in result["parts"])
+        table.add_row("sum of parts", "", f"{total:.1f}", f"{total / result['ms_per_step']:.1%}")
+        console.print(table)
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return " – ".join(_text(name, entry) for entry in value)
+    if name.endswith("bytes"):
+        return f"{value / 2**20:,.0f} MiB"
+    return (
+        f"{value:,.4g}"
+        if isinstance(value, float) and abs(value) < 1e4
+        else f"{value:,.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""`bench evaluate`: the forward pass as the evaluation runs it, chunk by chunk through the cache."""
+
+import resource
+import time
+from typing import Any
+
+import jax
+
+from evalkit import streams
+from evalkit.bench.stopwatch import spread, times
+from evalkit.config import Experiment
+from evalkit.extrapolate import stream_tally
+
+
+def measure(experiment: Experiment, repeats: int, length: int, batch_size: int, chunk: int) -> dict[str, Any]:
+    """Seconds and tokens/s of scoring `batch_size` sequences of `length` tokens, `chunk` at a time."""
+    params = experiment.model.init(jax.random.key(experiment.seed))
+    example = streams.held_out_batch(experiment.task, streams.TEST, 0, batch_size, length)
+
+    def score() -> Any:
+        return stream_tally(experiment.model, params, example, chunk)
+
+    began = time.perf_counter()
+    jax.block_until_ready(score())
+    first = time.perf_counter() - began
+    taken = spread(times({"score": score}, repeats)["score"])
+    tokens = example.tokens.size
+    return {
+        "task": experiment.task_name,
+        "model": experiment.model_name,
+        "batch_size": batch_size,
+        "length": length,
+        "chunk": chunk,
+        "first_s": first,
+        "s": taken.median,
+        "s_quartiles": [taken.low, taken.high],
+        "tokens_per_s": tokens / taken.median,
+        "peak_process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }

@@ -1,0 +1,107 @@
+"""`bench train`: what a training step takes, how much of the machine that is, and where the time goes."""
+
+import resource
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evalkit import streams
+from evalkit.bench.machine import rates
+from evalkit.bench.operations import product_flops
+from evalkit.bench.stopwatch import Spread, spread, times
+from evalkit.config import Experiment
+from evalkit.train import Stage, Trainer
+
+
+def measure(experiment: Experiment, repeats: int, steps: int) -> dict[str, Any]:
+    """Compiles and times `repeats` dispatches of `steps` steps of the last stage, then its parts alone."""
+    trainer = Trainer(
+        experiment.task, experiment.model, experiment.train, range(experiment.seed, experiment.seed + experiment.seeds)
+    )
+    stage = experiment.train.stages(experiment.task.length)[-1]
+    state = trainer.init()
+    began = time.perf_counter()
+    compiled = trainer.lower(state, stage).compile()
+    compile_s = time.perf_counter() - began
+    step = _step_time(compiled, state, trainer.seeds, steps, repeats)
+    machine = rates(repeats)
+    length = stage.length + experiment.task.answer_length
+    tokens = stage.batch_size * length * experiment.seeds
+    flops = experiment.seeds * product_flops(trainer.one_step(stage))
+    memory = compiled.memory_analysis()
+    return {
+        "task": experiment.task_name,
+        "model": experiment.model_name,
+        "batch_size": stage.batch_size,
+        "length": length,
+        "seeds": experiment.seeds,
+        "compile_s": compile_s,
+        "ms_per_step": step.median * 1e3,
+        "ms_per_step_quartiles": [step.low * 1e3, step.high * 1e3],
+        "tokens_per_s": tokens / step.median,
+        "product_gflop_per_step": flops / 1e9,
+        "product_gflops_per_s": flops / step.median / 1e9,
+        "machine_product_gflops_per_s": machine["product"] / 1e9,
+        "machine_copy_gb_per_s": machine["copy"] / 1e9,
+        "peak_bytes": memory.temp_size_in_bytes + memory.argument_size_in_bytes,
+        "peak_process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "parts": parts(trainer, stage, repeats) if experiment.seeds == 1 else [],
+    }
+
+
+def _step_time(compiled: Any, state: Any, seeds: np.ndarray, steps: int, repeats: int) -> Spread:
+    """Seconds a step, all seeds together."""
+
+    def dispatch() -> Any:
+        nonlocal state
+        state, sums = compiled(state, seeds, steps)
+        return sums
+
+    taken = times({"step": dispatch}, repeats)["step"]
+    return spread([seconds / steps for seconds in taken])
+
+
+def parts(trainer: Trainer, stage: Stage, repeats: int) -> list[dict[str, Any]]:
+    """Name, count and milliseconds of each kind of piece, forward and backward, timed alone and in turn.
+
+    Their sum is not the step: together they share what they read, and alone each one starts cold.
+    """
+    length = stage.length + trainer.task.answer_length
+    pieces = trainer.model.parts(trainer.model.init(jax.random.key(0)), stage.batch_size, length)
+    functions: dict[str, Callable[[], Any]] = {
+        piece.name: partial(jax.jit(_there_and_back(piece.function)), *piece.arguments) for piece in pieces
+    }
+    functions["data"] = partial(_data(trainer, stage), np.uint32(0), np.int32(0))
+    functions["optimiser"] = _update(trainer)
+    counts = {piece.name: piece.times for piece in pieces}
+    rows = []
+    for name, seconds in times(functions, repeats).items():
+        count = counts.get(name, 1)
+        rows.append({"name": name, "times": count, "ms": spread(seconds).median * 1e3 * count})
+    return sorted(rows, key=lambda row: -row["ms"])
+
+
+def _there_and_back(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function's value and its gradient by every argument, the cotangent its own value."""
+
+    def both(*arguments: Any) -> Any:
+        value, pull = jax.vjp(function, *arguments)
+        return value, pull(value)
+
+    return both
+
+
+def _data(trainer: Trainer, stage: Stage) -> Callable[..., Any]:
+    return jax.jit(lambda seed, step: streams.train_batch(trainer.task, seed, step, stage.batch_size, stage.length)[:3])
+
+
+def _update(trainer: Trainer) -> Callable[[], Any]:
+    params = trainer.model.init(jax.random.key(0))
+    gradient = jax.tree.map(jnp.ones_like, params)
+    update = jax.jit(trainer.optimizer.update)
+    return partial(update, gradient, trainer.optimizer.init(params), params)

@@ -1,0 +1,42 @@
+"""Which devices share the work: a batch is split over them, each one doing its sequences."""
+
+import os
+from math import gcd
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXIS = "data"
+COUNT_FLAG = "xla_force_host_platform_device_count"
+
+
+def use_every_core() -> None:
+    """Makes each CPU core a device of its own, which fills them better than one device with a thread a core.
+
+    Comes before JAX touches a device; after that, or where `XLA_FLAGS` say how many there are, nothing changes.
+    """
+    if COUNT_FLAG in os.environ.get("XLA_FLAGS", ""):
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        jax.config.update("jax_num_cpu_devices", cores)
+    except RuntimeError:  # in use already: the process keeps the devices that it has
+        return
+
+
+def mesh_for(*batches: int) -> Mesh:
+    """As many devices, in a row, as divide every one of `batches`."""
+    count = gcd(*batches)
+    most = max(n for n in range(1, min(count, jax.device_count()) + 1) if count % n == 0)
+    return Mesh(np.asarray(jax.devices()[:most]), (AXIS,))
+
+
+def split(mesh: Mesh) -> NamedSharding:
+    """Axis 0 split over the devices."""
+    return NamedSharding(mesh, PartitionSpec(AXIS))
+
+
+def copied(mesh: Mesh) -> NamedSharding:
+    """The same on every device."""
+    return NamedSharding(mesh, PartitionSpec())

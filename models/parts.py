@@ -1,0 +1,82 @@
+"""A model taken apart into the pieces whose times a benchmark adds up."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from kernels import linear_scan
+from models.layers import Linear
+from models.lm import LanguageModel
+from models.mixer import Mixer
+from models.rglru import RecurrentBlock
+
+
+class Part(NamedTuple):
+    """One kind of piece: `function(*arguments)` is one of the `times` such pieces of the model."""
+
+    name: str
+    times: int
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def parts_of(model: LanguageModel, batch: int, length: int) -> list[Part]:
+    """The pieces of a forward pass over `[batch, length]` tokens, equal ones counted together.
+
+    A `RecurrentBlock` is given as its linear maps, convolution, gates and scan; any other mixer whole.
+    """
+    pieces: dict[str, Part] = {}
+    for part in _pieces(model, batch, length):
+        before = pieces.get(part.name)
+        pieces[part.name] = part if before is None else before._replace(times=before.times + 1)
+    return list(pieces.values())
+
+
+def _pieces(model: LanguageModel, batch: int, length: int) -> Iterator[Part]:
+    tokens = jnp.zeros((batch, length), jnp.int32)
+    width = model.norm.scale[...].shape[0]
+    x = _random(batch, length, width)
+    yield _part("embedding", lambda module: module(tokens), model.embedding)
+    for block in model.blocks:
+        yield _part("norms", lambda module, x: module(x), block.mixer_norm, x)
+        yield from _mixer(block.mixer, x)
+        yield _part("norms", lambda module, x: module(x), block.mlp_norm, x)
+        yield _part("MLP", lambda module, x: module(x), block.mlp, x)
+    yield _part("norms", lambda module, x: module(x), model.norm, x)
+    yield _part("head", lambda module, x: module.logits(x), model.embedding, x)
+
+
+def _mixer(mixer: Mixer, x: Array) -> Iterator[Part]:
+    if not isinstance(mixer, RecurrentBlock):
+        name = type(mixer).__name__
+        name = name if mixer.window is None else f"{name}, window {mixer.window}"
+        yield _part(name, lambda module, x: module(x, None, None)[0], mixer, x)
+        return
+    batch, length, _ = x.shape
+    u = _random(batch, length, mixer.width_rnn)
+    state = jnp.zeros((batch, mixer.conv.taps - 1, mixer.width_rnn))
+    yield _part("linear maps", _linear_maps, nnx.List([mixer.input, mixer.gate, mixer.output]), x, u)
+    yield _part("conv", lambda module, u: module(u, None, state)[0], mixer.conv, u)
+    yield _part("gates", lambda module, u: module.gated(u), mixer.rglru, u)
+    yield _part("scan", lambda u, a: linear_scan(u, a)[0], None, u, jax.nn.sigmoid(u))
+
+
+def _linear_maps(maps: list[Linear], x: Array, u: Array) -> tuple[Array, Array]:
+    into, gate, out = maps
+    return into(x), out(u * jax.nn.gelu(gate(x)))
+
+
+def _part(name: str, function: Callable[..., Any], module: Any, *arguments: Array) -> Part:
+    """The piece as a pure function, the module's parameters its first argument."""
+    if module is None:
+        return Part(name, 1, function, arguments)
+    graph, state = nnx.split(module)
+    return Part(name, 1, lambda state, *rest: function(nnx.merge(graph, state), *rest), (state, *arguments))
+
+
+def _random(*shape: int) -> Array:
+    return jax.random.normal(jax.random.key(0), shape)
