@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
@@ -51,6 +52,13 @@ class Linear(nnx.Module):
         return matmul(x, self.kernel[...])
 
 
+def side_by_side(x: Float[Array, "*n i"], *maps: Linear) -> list[Float[Array, "*n _"]]:
+    """What each of `maps` makes of the same `x`, by one product: narrow ones alone leave vector units idle."""
+    kernels = [linear.kernel[...] for linear in maps]
+    ends = np.cumsum([kernel.shape[1] for kernel in kernels])[:-1].tolist()
+    return jnp.split(matmul(x, jnp.concatenate(kernels, axis=1)), ends, axis=-1)
+
+
 class BlockDiagonalLinear(nnx.Module):
     """A linear map of `blocks` independent blocks with a bias (De et al. 2024, sec. 4.1); LeCun over a block."""
 
@@ -68,13 +76,15 @@ class BlockDiagonalLinear(nnx.Module):
         """Each block of channels times its own matrix, plus the bias."""
         kernel, width = self.kernel[...].astype(x.dtype), x.shape[-1]
         if width <= DENSE_UP_TO:
-            y = matmul(x, self._dense(kernel))
+            y = matmul(x, self.dense())
         else:
             blocks = x.reshape(-1, self.blocks, width // self.blocks)
             y = jnp.einsum("zni,nij->znj", blocks, kernel).reshape(x.shape)
         return y + self.bias[...].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
 
-    def _dense(self, kernel: Float[Array, "n i j"]) -> Float[Array, "d d"]:
+    def dense(self) -> Float[Array, "d d"]:
+        """The whole matrix, zero outside the blocks."""
+        kernel = self.kernel[...]
         eye = jnp.eye(self.blocks, dtype=kernel.dtype)
         width = self.blocks * kernel.shape[1]
         return jnp.einsum("nij,nm->nimj", kernel, eye).reshape(width, width)
@@ -90,7 +100,35 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
         """`down(gelu(gate(x)) * up(x))`."""
-        return self.down(jax.nn.gelu(self.gate(x)) * self.up(x))
+        return self.down(gelu_times(self.gate(x), self.up(x)))
+
+
+@jax.custom_vjp
+def gelu_times(x: Float[Array, "*n"], y: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """`gelu(x) * y`, GeLU in its tanh form; its gradient keeps `x` and `y` alone and takes the tanh again."""
+    return _gelu_and_slope(x)[0] * y
+
+
+def _gelu_times_forward(x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
+    return gelu_times(x, y), (x, y)
+
+
+def _gelu_times_backward(kept: tuple[Array, Array], dz: Array) -> tuple[Array, Array]:
+    x, y = kept
+    gelu, slope = _gelu_and_slope(x)
+    return dz * y * slope, dz * gelu
+
+
+gelu_times.defvjp(_gelu_times_forward, _gelu_times_backward)
+
+
+def _gelu_and_slope(x: Array) -> tuple[Array, Array]:
+    """GeLU and its derivative."""
+    inner = (2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x)
+    tanh = jnp.tanh(inner)
+    slope = (2 / np.pi) ** 0.5 * (1 + 3 * 0.044715 * x * x)
+    half = 0.5 * (1 + tanh)
+    return x * half, half + 0.5 * x * (1 - tanh * tanh) * slope
 
 
 class CausalConv1D(nnx.Module):

@@ -9,7 +9,7 @@ from flax import nnx
 from jax import Array
 
 from kernels import linear_scan
-from models.layers import Linear
+from models.layers import Linear, gelu_times, side_by_side
 from models.lm import LanguageModel
 from models.mixer import Mixer
 from models.rglru import RecurrentBlock
@@ -67,7 +67,8 @@ def _mixer(mixer: Mixer, x: Array) -> Iterator[Part]:
 
 def _linear_maps(maps: list[Linear], x: Array, u: Array) -> tuple[Array, Array]:
     into, gate, out = maps
-    return into(x), out(u * jax.nn.gelu(gate(x)))
+    inner, branch = side_by_side(x, into, gate)
+    return inner, out(gelu_times(branch, u))
 
 
 def _part(name: str, function: Callable[..., Any], module: Any, *arguments: Array) -> Part:

@@ -9,7 +9,16 @@ from jax import Array
 from jaxtyping import Float
 
 from kernels import linear_scan
-from models.layers import BlockDiagonalLinear, CausalConv1D, Linear, NoDecay
+from models.layers import (
+    DENSE_UP_TO,
+    BlockDiagonalLinear,
+    CausalConv1D,
+    Linear,
+    NoDecay,
+    gelu_times,
+    matmul,
+    side_by_side,
+)
 from models.shapes import Activations, Positions
 
 C = 8.0  # eq. 3
@@ -76,11 +85,22 @@ class RGLRU(nnx.Module):
 
     def gated(self, x: Activations) -> tuple[Activations, Activations]:
         """The decay `a` and the scaled, gated input of the recurrence, both float32 (eqs. 1–4)."""
-        r = jax.nn.sigmoid(self.recurrence_gate(x).astype(jnp.float32))
-        i = jax.nn.sigmoid(self.input_gate(x).astype(jnp.float32))
+        recurrence, entry = self._gates(x)
+        r, i = jax.nn.sigmoid(recurrence.astype(jnp.float32)), jax.nn.sigmoid(entry.astype(jnp.float32))
         log_a = r * (-C * jax.nn.softplus(-self.decay[...]))[None, None]
         a, scale = decay_and_scale(log_a)
         return a, scale * (i * x.astype(jnp.float32))
+
+    def _gates(self, x: Activations) -> tuple[Activations, Activations]:
+        """Both gates before their sigmoid; where dense products pay, by one of them."""
+        gates = (self.recurrence_gate, self.input_gate)
+        width = x.shape[-1]
+        if width > DENSE_UP_TO:
+            recurrence, entry = (gate(x) for gate in gates)
+            return recurrence, entry
+        both = matmul(x, jnp.concatenate([gate.dense() for gate in gates], axis=1))
+        both = both + jnp.concatenate([gate.bias[...] for gate in gates]).astype(x.dtype)[None, None]
+        return both[..., :width], both[..., width:]
 
 
 class RecurrentBlock(nnx.Module):
@@ -115,11 +135,11 @@ class RecurrentBlock(nnx.Module):
         self, x: Activations, positions: Positions | None, cache: RecurrentCache | None
     ) -> tuple[Activations, RecurrentCache | None]:
         """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
-        u = self.input(x)
+        u, gate = side_by_side(x, self.input, self.gate)
         before = self.init_cache(x.shape[0], 0) if cache is None else cache
         u, conv = self.conv(u, positions, before.conv.astype(u.dtype))
         y, h = self.rglru(u, positions, before.h)
-        y = self.output(y * jax.nn.gelu(self.gate(x)))
+        y = self.output(gelu_times(gate, y))
         return y, None if cache is None else RecurrentCache(h, conv.astype(cache.conv.dtype))
 
     def init_cache(self, batch: int, length: int) -> RecurrentCache:
