@@ -22,6 +22,7 @@ from models.layers import (
 from models.shapes import Activations, Positions
 
 C = 8.0  # eq. 3
+SMALLEST_ROOT = 0.5e-3
 
 
 class RecurrentCache(NamedTuple):
@@ -31,22 +32,52 @@ class RecurrentCache(NamedTuple):
     conv: Float[Array, "b s r"]
 
 
-@jax.custom_jvp
-def bounded_sqrt(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """`sqrt(x)` whose derivative is at most 1000, so that a → 1 gives no infinite gradient (arXiv 2404.07839)."""
-    return jnp.sqrt(x)
+@jax.custom_vjp
+def gated_input(
+    recurrence: Activations, entry: Activations, x: Activations, rate: Float[Array, " d"]
+) -> tuple[Activations, Activations]:
+    """`a` and `sqrt(1 − a²) · i · x` in float32, from both gates before their sigmoid (eqs. 1–4 and 6).
+
+    `rate` is log a at r = 1, below 0. With `u = tanh(log a / 2)`, `a = (1 + u) / (1 − u)`, `1 − a² = −4u / (1 − u)²`:
+    one tanh for both, and no cancellation as a → 1. The gradient takes all of it again instead of keeping it, and that
+    of the root is at most 1000, so that a → 1 gives no infinite gradient (arXiv 2404.07839).
+    """
+    _, i, a, scale = _gates(recurrence, entry, rate)
+    return a, scale * i * x.astype(jnp.float32)
 
 
-@bounded_sqrt.defjvp
-def _bounded_sqrt_jvp(primals, tangents):
-    (x,), (dx,) = primals, tangents
-    root = jnp.sqrt(x)
-    return root, dx * (0.5 / jnp.maximum(root, 0.5e-3))
+def _gates(recurrence: Array, entry: Array, rate: Array) -> tuple[Array, Array, Array, Array]:
+    """r, i, a and sqrt(1 − a²)."""
+    r, i = _sigmoid(recurrence.astype(jnp.float32)), _sigmoid(entry.astype(jnp.float32))
+    u = jnp.tanh(r * (0.5 * rate)[None, None])
+    inverse = 1 / (1 - u)
+    return r, i, (1 + u) * inverse, 2 * jnp.sqrt(-u) * inverse
 
 
-def decay_and_scale(log_a: Float[Array, "*n"]) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-    """`a` and `sqrt(1 − a²)` from `log a ≤ 0`, without cancellation as a → 1 (eq. 4 and 6)."""
-    return jnp.exp(log_a), bounded_sqrt(-jnp.expm1(2 * log_a))
+def _sigmoid(x: Array) -> Array:
+    """By one tanh, which costs a CPU half of an exponential and a division."""
+    return 0.5 + 0.5 * jnp.tanh(0.5 * x)
+
+
+def _gated_input_forward(recurrence: Array, entry: Array, x: Array, rate: Array):
+    return gated_input(recurrence, entry, x, rate), (recurrence, entry, x, rate)
+
+
+def _gated_input_backward(kept: tuple[Array, ...], cotangents: tuple[Array, Array]) -> tuple[Array, ...]:
+    recurrence, entry, x, rate = kept
+    da, dinput = cotangents
+    x32 = x.astype(jnp.float32)
+    r, i, a, scale = _gates(recurrence, entry, rate)
+    dscale = dinput * i * x32
+    dlog_a = a * (da - dscale * a / jnp.maximum(scale, SMALLEST_ROOT))
+    drecurrence = dlog_a * rate[None, None] * r * (1 - r)
+    dentry = dinput * scale * x32 * i * (1 - i)
+    dx = dinput * scale * i
+    drate = (dlog_a * r).sum(axis=(0, 1))
+    return drecurrence.astype(recurrence.dtype), dentry.astype(entry.dtype), dx.astype(x.dtype), drate
+
+
+gated_input.defvjp(_gated_input_forward, _gated_input_backward)
 
 
 class RGLRU(nnx.Module):
@@ -85,13 +116,10 @@ class RGLRU(nnx.Module):
 
     def gated(self, x: Activations) -> tuple[Activations, Activations]:
         """The decay `a` and the scaled, gated input of the recurrence, both float32 (eqs. 1–4)."""
-        recurrence, entry = self._gates(x)
-        r, i = jax.nn.sigmoid(recurrence.astype(jnp.float32)), jax.nn.sigmoid(entry.astype(jnp.float32))
-        log_a = r * (-C * jax.nn.softplus(-self.decay[...]))[None, None]
-        a, scale = decay_and_scale(log_a)
-        return a, scale * (i * x.astype(jnp.float32))
+        recurrence, entry = self._before_sigmoid(x)
+        return gated_input(recurrence, entry, x, -C * jax.nn.softplus(-self.decay[...]))
 
-    def _gates(self, x: Activations) -> tuple[Activations, Activations]:
+    def _before_sigmoid(self, x: Activations) -> tuple[Activations, Activations]:
         """Both gates before their sigmoid; where dense products pay, by one of them."""
         gates = (self.recurrence_gate, self.input_gate)
         width = x.shape[-1]

@@ -19,11 +19,11 @@ assert (stage.batch_size, tokens) == (case["batch"], case["length"]), (stage, to
 assert built.model.window == case["window"], built.model.window
 
 
-def step() -> None:
-    """One dispatch of one step."""
+def take(steps: int) -> None:
+    """That many steps in one dispatch, as a run takes them."""
     global state
-    state, sums = trainer.advance(state, stage, 1)
+    state, sums = trainer.advance(state, stage, steps)
     jax.block_until_ready(sums)
 
 
-worker.serve(step, sum(leaf[0].size for leaf in jax.tree.leaves(state.params)))
+worker.serve(take, sum(leaf[0].size for leaf in jax.tree.leaves(state.params)))

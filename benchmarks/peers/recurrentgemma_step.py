@@ -53,4 +53,10 @@ def step() -> None:
     value.block_until_ready()
 
 
-worker.serve(step, sum(leaf.size for leaf in jax.tree.leaves(params)))
+def take(steps: int) -> None:
+    """That many steps."""
+    for _ in range(steps):
+        step()
+
+
+worker.serve(take, sum(leaf.size for leaf in jax.tree.leaves(params)))

@@ -41,4 +41,10 @@ def step() -> None:
     optimizer.step()
 
 
-worker.serve(step, sum(parameter.numel() for parameter in model.parameters()))
+def take(steps: int) -> None:
+    """That many steps."""
+    for _ in range(steps):
+        step()
+
+
+worker.serve(take, sum(parameter.numel() for parameter in model.parameters()))

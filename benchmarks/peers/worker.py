@@ -11,16 +11,15 @@ def case() -> dict:
     return json.loads(sys.argv[1])
 
 
-def serve(step: Callable[[], None], parameters: int) -> None:
-    """One step to compile, then for each line of stdin, a number of steps, a line with milliseconds a step."""
+def serve(take: Callable[[int], None], parameters: int) -> None:
+    """One step to compile, then for each line of stdin, a number of steps to take, a line with milliseconds a step."""
     began = time.perf_counter()
-    step()
+    take(1)
     say({"parameters": parameters, "first_step_s": time.perf_counter() - began})
     for line in sys.stdin:
         steps = int(line)
         began = time.perf_counter()
-        for _ in range(steps):
-            step()
+        take(steps)
         say({"ms": (time.perf_counter() - began) / steps * 1e3})
 
 
