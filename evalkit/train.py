@@ -163,8 +163,17 @@ class Trainer:
     def one_step(self, stage: Stage) -> ClosedJaxpr:
         """The operations of a single step of one seed."""
         sums = Sums(jnp.zeros(()), jnp.zeros(()), jnp.zeros((), jnp.int32))
-        step = partial(self._step, seed=self.seeds[0], length=stage.length, batch=stage.batch_size, shards=1)
+        step = partial(
+            self._step, seed=jnp.asarray(self.seeds[0]), length=stage.length, batch=stage.batch_size, shards=1
+        )
         return jax.make_jaxpr(step)(jax.tree.map(lambda leaf: leaf[0], self.init()), sums)
+
+    def microbatch(self, sequences: int, length: int) -> int:
+        """How many of `sequences` of `length` tokens one device takes at a time: a divisor of them."""
+        wanted = self.training.microbatch
+        if wanted is None:
+            wanted = max(1, MICROBATCH_TOKENS // length) if jax.default_backend() == "cpu" else sequences
+        return max(size for size in range(1, min(wanted, sequences) + 1) if sequences % size == 0)
 
     @partial(jax.jit, static_argnames=("self", "length", "batch"), donate_argnames="state")
     def _dispatch(self, state: TrainState, seeds: Array, steps: Array, *, length: int, batch: int):
@@ -196,7 +205,7 @@ class Trainer:
         if shards > 1:
             mine = lax.axis_index(AXIS) * (batch // shards)
             example = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, mine, batch // shards), example)
-        loss, accuracy, gradient = self._gradient(state.params, example)
+        loss, accuracy, gradient = self.gradient(state.params, example)
         if shards > 1:
             loss, accuracy, gradient = lax.psum((loss, accuracy, gradient), AXIS)
         gradient = jax.tree.map(lambda leaf: leaf / batch, gradient)
@@ -209,7 +218,7 @@ class Trainer:
         )
         return TrainState(optax.apply_updates(state.params, updates), optimizer_state, state.step + 1), sums
 
-    def _gradient(self, params: Params, example: Example) -> tuple[Array, Array, Params]:
+    def gradient(self, params: Params, example: Example) -> tuple[Array, Array, Params]:
         """Loss, accuracy and gradient, each summed over the sequences, a micro-batch at a time."""
 
         def summed_loss(params: Params, part: Example) -> tuple[Array, Array]:
@@ -223,17 +232,10 @@ class Trainer:
             return jax.tree.map(jnp.add, total, (loss, accuracy, gradient)), None
 
         sequences, length = example.tokens.shape
-        size = _microbatch(self.training.microbatch, sequences, length)
+        size = self.microbatch(sequences, length)
         parts = jax.tree.map(lambda x: x.reshape(sequences // size, size, *x.shape[1:]), example)
         zero = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
         return lax.scan(add, zero, parts)[0]
-
-
-def _microbatch(wanted: int | None, sequences: int, length: int) -> int:
-    """The largest divisor of `sequences` up to `wanted`."""
-    if wanted is None:
-        wanted = max(1, MICROBATCH_TOKENS // length) if jax.default_backend() == "cpu" else sequences
-    return max(size for size in range(1, min(wanted, sequences) + 1) if sequences % size == 0)
 
 
 def refuse_non_finite(sums: Sums, seeds: Sequence[int], last_checkpoint: int | None) -> None:

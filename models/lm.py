@@ -26,7 +26,7 @@ class ResidualBlock(nnx.Module):
 
     def __call__(
         self, x: Activations, positions: Positions | None, cache: Cache | None, at: Places | None
-    ) -> tuple[Activations, Cache | None]:
+    ) -> tuple[Float[jax.Array, "b _ d"], Cache | None]:
         """One block, the result only `at` those positions if they are given; the cache is the mixer's."""
         mixed, cache = self.mixer(self.mixer_norm(x), positions, cache)
         x = x + mixed

@@ -1,12 +1,13 @@
 """What every temporal mixer is: one call serves training, prefill, chunked prefill and decoding."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from models.shapes import Activations, Positions
 
 Cache = Any  # a typed pytree of the mixer's own
 
 
+@runtime_checkable
 class Mixer(Protocol):
     """Mixes along time. Built as `Mixer(width=..., rngs=..., <its own settings>)`.
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jaxtyping import Float
 
 from models.layers import NoDecay
 from models.lm import LanguageModel
 from models.mixer import Cache, Mixer
 from models.parts import Part, parts_of
-from models.shapes import Logits, Places, Positions, PRNGKey, Tokens
+from models.shapes import Places, Positions, PRNGKey, Tokens
 
 Params = dict[str, Any]
 DTYPES = ("float32", "bfloat16")
@@ -39,7 +40,7 @@ class Model:
         positions: Positions | None = None,
         cache: tuple[Cache, ...] | None = None,
         at: Places | None = None,
-    ) -> tuple[Logits, tuple[Cache, ...] | None]:
+    ) -> tuple[Float[jax.Array, "b _ v"], tuple[Cache, ...] | None]:
         """Logits `[b, t, v]` in float32, and the new cache if one is given (see `Mixer` for positions and cache).
 
         With `at [b, n]`, indices along `t`, the logits `[b, n, v]` there, for less than the price of all.

@@ -9,14 +9,15 @@ from flax import nnx
 from jax import Array
 
 from kernels import linear_scan
-from models.layers import Linear, gelu_times, side_by_side
+from models.layers import CausalConv1D, Linear, gelu_times, side_by_side
 from models.lm import LanguageModel
 from models.mixer import Mixer
 from models.rglru import RecurrentBlock
 
 
 class Part(NamedTuple):
-    """One kind of piece: `function(*arguments)` is one of the `times` such pieces of the model."""
+    """One kind of piece: `function(parameters, *arrays)` of the `arguments`, arrays `[b, ...]`, is one of the `times`
+    such pieces of the model."""
 
     name: str
     times: int
@@ -40,7 +41,7 @@ def _pieces(model: LanguageModel, batch: int, length: int) -> Iterator[Part]:
     tokens = jnp.zeros((batch, length), jnp.int32)
     width = model.norm.scale[...].shape[0]
     x = _random(batch, length, width)
-    yield _part("embedding", lambda module: module(tokens), model.embedding)
+    yield _part("embedding", lambda module, tokens: module(tokens), model.embedding, tokens)
     for block in model.blocks:
         yield _part("norms", lambda module, x: module(x), block.mixer_norm, x)
         yield from _mixer(block.mixer, x)
@@ -58,11 +59,14 @@ def _mixer(mixer: Mixer, x: Array) -> Iterator[Part]:
         return
     batch, length, _ = x.shape
     u = _random(batch, length, mixer.width_rnn)
-    state = jnp.zeros((batch, mixer.conv.taps - 1, mixer.width_rnn))
     yield _part("linear maps", _linear_maps, nnx.List([mixer.input, mixer.gate, mixer.output]), x, u)
-    yield _part("conv", lambda module, u: module(u, None, state)[0], mixer.conv, u)
+    yield _part("conv", _conv, mixer.conv, u)
     yield _part("gates", lambda module, u: module.gated(u), mixer.rglru, u)
-    yield _part("scan", lambda u, a: linear_scan(u, a)[0], None, u, jax.nn.sigmoid(u))
+    yield Part("scan", 1, lambda _, u, a: linear_scan(u, a)[0], ((), u, jax.nn.sigmoid(u)))
+
+
+def _conv(conv: CausalConv1D, u: Array) -> Array:
+    return conv(u, None, jnp.zeros((u.shape[0], conv.taps - 1, u.shape[2])))[0]
 
 
 def _linear_maps(maps: list[Linear], x: Array, u: Array) -> tuple[Array, Array]:
@@ -73,8 +77,6 @@ def _linear_maps(maps: list[Linear], x: Array, u: Array) -> tuple[Array, Array]:
 
 def _part(name: str, function: Callable[..., Any], module: Any, *arguments: Array) -> Part:
     """The piece as a pure function, the module's parameters its first argument."""
-    if module is None:
-        return Part(name, 1, function, arguments)
     graph, state = nnx.split(module)
     return Part(name, 1, lambda state, *rest: function(nnx.merge(graph, state), *rest), (state, *arguments))
 

@@ -13,7 +13,10 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
 # Nearly all the time of the tests goes into compiling small programs: once each is enough, for all processes, and
 # without the compiler's expensive passes.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+# One device here, whatever the tests call first; processes that a test starts may make a device of every core.
+ONE_DEVICE = "--xla_force_host_platform_device_count=1"
+FAST_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', FAST_TO_COMPILE)} {ONE_DEVICE}"
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)

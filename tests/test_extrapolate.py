@@ -58,24 +58,24 @@ def test_what_is_too_long_is_said_not_run() -> None:
 
 @pytest.mark.parametrize("model", ["hawk", "griffin"])
 def test_memory_does_not_grow_with_length(model: str) -> None:
-    """The program that advances by a chunk holds the tokens (4 bytes each, thrice) and nothing else of the length."""
+    """The program that advances by a chunk is given the chunk and the cache, and nothing of either is of the length."""
+    from evalkit.devices import mesh_for
     from evalkit.extrapolate import _advance
     from evalkit.objective import Tally
 
     experiment = shrunk(model)
     params = jax.eval_shape(experiment.model.init, jax.random.key(0))
 
-    def temporary(length: int) -> int:
-        example = jax.eval_shape(lambda: streams.held_out_batch(experiment.task, streams.TEST, 0, 2, length))
-        padded = -(-example.tokens.shape[1] // 64) * 64
-        example = type(example)(*(jax.ShapeDtypeStruct((2, padded), f.dtype) for f in example[:3]))
-        cache = jax.eval_shape(lambda: experiment.model.init_cache(2, padded))
+    def memory(length: int) -> int:
+        example = jax.eval_shape(lambda: streams.held_out_batch(experiment.task, streams.TEST, 0, 2, 64))
+        part = type(example)(*(jax.ShapeDtypeStruct((2, 64), field.dtype) for field in example[:3]))
+        cache = jax.eval_shape(lambda: experiment.model.init_cache(2, length))
         zero = jax.ShapeDtypeStruct((2,), np.float32)
-        lowered = _advance.lower(experiment.model, params, example, 0, cache, Tally(zero, zero, zero), 64)
-        memory = lowered.compile().memory_analysis()
-        return memory.temp_size_in_bytes + memory.output_size_in_bytes
+        lowered = _advance.lower(experiment.model, mesh_for(2), params, part, cache, Tally(zero, zero, zero))
+        analysis = lowered.compile().memory_analysis()
+        return analysis.temp_size_in_bytes + analysis.output_size_in_bytes + analysis.argument_size_in_bytes
 
-    assert temporary(2**18) == temporary(2**12)
+    assert memory(2**18) == memory(2**12)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from shrunk import WINDOW, overrides_of
 from evalkit import catalogue, config
 from evalkit.protocols import LanguageModel
 from models import build
-from models.attention import MQA, rope
-from models.layers import BlockDiagonalLinear
-from models.rglru import RecurrentBlock, bounded_sqrt, decay_and_scale
+from models.attention import MQA, Marks, attend, rope
+from models.layers import BlockDiagonalLinear, gelu_times
+from models.rglru import RecurrentBlock, gated_input
 
 MODELS = catalogue.options("model")
 VOCABULARY, STEPS = 16, 29
@@ -242,12 +242,94 @@ def test_a_dense_block_diagonal_product_is_the_blocked_one(monkeypatch: pytest.M
 
 
 def test_the_decay_is_exact_as_a_tends_to_one_and_its_gradient_is_bounded() -> None:
-    log_a = -np.logspace(-9, 1, 50)
-    a, scale = decay_and_scale(jnp.asarray(log_a, jnp.float32))
-    np.testing.assert_allclose(a, np.exp(log_a), rtol=3e-7, atol=1e-7)
-    np.testing.assert_allclose(scale, np.sqrt(-np.expm1(2 * log_a)), rtol=1e-5)
-    slopes = jax.vmap(jax.grad(bounded_sqrt))(jnp.array([0.0, 1e-12, 1e-6, 0.25]))
-    np.testing.assert_allclose(slopes, [1000, 1000, 500, 1], rtol=1e-4)
+    rate = -np.logspace(-9, 1, 50)
+    wide = jnp.full((1, 1, 50), 50.0)  # both gates open
+    a, scale = gated_input(wide, wide, jnp.ones((1, 1, 50)), jnp.asarray(rate, jnp.float32))
+    np.testing.assert_allclose(a[0, 0], np.exp(rate), rtol=3e-7, atol=1e-7)
+    np.testing.assert_allclose(scale[0, 0], np.sqrt(-np.expm1(2 * rate)), rtol=1e-5)
+
+    def of(recurrence, rate):
+        return gated_input(recurrence, wide[:, :, :1], wide[:, :, :1] * 0 + 1, rate)[1].sum()
+
+    for exact in (-1e-12, -1e-6, -1e-2):
+        slope = jax.grad(of)(wide[:, :, :1] * 0, jnp.array([exact]))  # at r = 1/2
+        a2 = np.exp(exact)
+        expected = -0.25 * exact * a2 / max(np.sqrt(1 - a2), 0.5e-3)
+        np.testing.assert_allclose(slope[0, 0, 0], expected, rtol=1e-4)
+
+
+def test_the_gates_are_those_of_the_paper() -> None:
+    """Against eqs. 1 to 6 as they stand, in float64, values and gradients."""
+    keys = jax.random.split(jax.random.key(0), 6)
+    z, e, x = (jax.random.normal(key, (2, 5, 7)) for key in keys[:3])
+    rate = -jnp.exp(jax.random.normal(keys[3], (7,)))
+    ways = [jax.random.normal(key, (2, 5, 7)) for key in keys[4:]]
+
+    def plain(z, e, x, rate):
+        log_a = jax.nn.sigmoid(z) * rate[None, None]
+        return jnp.exp(log_a), jnp.sqrt(1 - jnp.exp(2 * log_a)) * jax.nn.sigmoid(e) * x
+
+    with jax.enable_x64():
+        exact = [jnp.asarray(np.asarray(v), jnp.float64) for v in (z, e, x, rate, *ways)]
+        values, pull = jax.vjp(plain, *exact[:4])
+        wanted = [*values, *pull(tuple(exact[4:]))]
+    values, pull = jax.vjp(gated_input, z, e, x, rate)
+    for got, want in zip([*values, *pull(tuple(ways))], wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
+def test_gelu_times_is_jax_gelu_times() -> None:
+    x, y, dz = (jax.random.normal(key, (64,)) * 3 for key in jax.random.split(jax.random.key(0), 3))
+    wanted, pull = jax.vjp(lambda x, y: jax.nn.gelu(x) * y, x, y)
+    got, own = jax.vjp(gelu_times, x, y)
+    for one, other in zip((got, *own(dz)), (wanted, *pull(dz)), strict=True):
+        close(one, other, 1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_at_chosen_positions_are_those_of_all(name: str) -> None:
+    model, params = model_of(name), params_of(name)
+    tokens = tokens_of()
+    at = jnp.stack([jnp.array([0, tokens.shape[1] // 2, tokens.shape[1] - 1])] * tokens.shape[0])
+    whole, _ = model.apply(params, tokens)
+    some, _ = model.apply(params, tokens, None, None, at)
+    close(some, jnp.take_along_axis(whole, at[..., None], axis=1), 1e-6)
+
+
+def test_attention_and_its_gradient_are_the_plain_softmax() -> None:
+    """Blocks, folded heads and the gradient that takes the weights again, against the textbook in float64."""
+    batch, steps, heads, width, window = 2, 150, 2, 4, 40
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, dy = (jax.random.normal(key, (batch, steps, heads, width)) for key in keys[:2])
+    k, v = (jax.random.normal(key, (batch, steps, width)) for key in keys[2:])
+    where = jnp.arange(steps)[None]
+    marks = Marks(where, where, None, None)
+
+    def plain(q, k, v):
+        distance = where[0][:, None] - where[0][None]
+        seen = (distance >= 0) & (distance < window)
+        scores = jnp.where(seen[None, None], jnp.einsum("bqnh,bsh->bnqs", q, k) / 2, -jnp.inf)
+        return jnp.einsum("bnqs,bsh->bqnh", jax.nn.softmax(scores, axis=-1), v)
+
+    with jax.enable_x64():
+        value, pull = jax.vjp(plain, *(jnp.asarray(np.asarray(x), jnp.float64) for x in (q, k, v)))
+        wanted = [value, *pull(jnp.asarray(np.asarray(dy), jnp.float64))]
+    value, pull = jax.vjp(lambda q, k, v: attend(q, k, v, marks, window, aligned=True), q, k, v)
+    for got, want in zip((value, *pull(dy)), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_filling_cache_is_attended_like_a_full_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of keys with the last one cut short, empty ones left out, against all keys at once."""
+    model, params = model_of("mqa"), params_of("mqa")
+    tokens = jnp.concatenate([tokens_of()] * 3, axis=1)
+    cache = model.init_cache(tokens.shape[0], 2 * tokens.shape[1] + 3)
+    whole, _ = model.apply(params, tokens)
+    monkeypatch.setattr("models.attention.KEYS_AT_A_TIME", 16)
+    half = tokens.shape[1] // 2
+    first, cache = model.apply(params, tokens[:, :half], None, cache)
+    second, _ = model.apply(params, tokens[:, half:], None, cache)
+    close(jnp.concatenate([first, second], axis=1), whole, 1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)

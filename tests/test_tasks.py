@@ -44,7 +44,7 @@ def test_the_sampler_follows_the_rule(name: str, seed: int, length: int) -> None
     assert example.tokens.shape == example.targets.shape == example.mask.shape == (length + task.answer_length,)
     assert example.tokens.min() >= 0 and example.tokens.max() < task.vocab_size
     targets, mask = task.solve(example.tokens)
-    assert mask.any()
+    assert mask.any() and task.scored in (mask.sum(), None)
     np.testing.assert_array_equal(example.mask, mask)
     np.testing.assert_array_equal(example.targets[mask], targets[mask])
     assert len(task.describe(example.tokens).split()) == len(example.tokens)

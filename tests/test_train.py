@@ -1,6 +1,13 @@
 """Training: every combination takes a step, the schedule is what it says, and what is scored is what counts."""
 
+import dataclasses
+import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +16,13 @@ import optax
 import pytest
 from shrunk import overrides_of
 
-from evalkit import catalogue, config, optimizer
+from evalkit import catalogue, config, optimizer, streams
 from evalkit.objective import Tally, tally
 from evalkit.train import Stage, Trainer, Training
 from tasks import Example
+from tasks.selective_copying import SelectiveCopying
 
+ROOT = Path(__file__).parent.parent
 COMBINATIONS = [
     (task, model, preset)
     for task in catalogue.options("task")
@@ -94,6 +103,78 @@ def test_stages_cover_the_steps_once() -> None:
     assert training.stages(32) == [Stage(0, 30, 8, 2), Stage(30, 50, 16, 2), Stage(50, 100, 32, 4)]
     short = Training(steps=2, batch_size=4, learning_rate=1e-3, curriculum=training.curriculum)
     assert short.stages(32) == [Stage(0, 2, 8, 2)]
+
+
+def trained(experiment: config.Experiment, steps: int, seeds: list[int], **changes: Any) -> tuple[Any, Any]:
+    """The state after some steps, and their sums."""
+    training = dataclasses.replace(experiment.train, **changes)
+    trainer = Trainer(experiment.task, experiment.model, training, seeds)
+    return trainer.advance(trainer.init(), Stage(0, steps, 32, 8), steps)
+
+
+def test_micro_batches_change_nothing() -> None:
+    experiment = shrunken("griffin")
+    whole, sums = trained(experiment, 5, [0], microbatch=8)
+    parts, own = trained(experiment, 5, [0], microbatch=3)  # the largest divisor up to it: 2
+    np.testing.assert_allclose(own.loss, sums.loss, rtol=1e-5)
+    for one, other in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+class ScoringUnknown(SelectiveCopying):
+    """The same task, not saying how many positions are scored."""
+
+    scored = None  # type: ignore[assignment]
+
+
+def test_only_scored_positions_are_computed_and_the_step_is_the_same() -> None:
+    """Against the loss over the logits of all positions, its gradient included: the first Adam step shows its sign."""
+    experiment = shrunken("griffin")
+    everything = ScoringUnknown(length=32, data_tokens=4)
+    some = Trainer(experiment.task, experiment.model, experiment.train, [0])
+    every = Trainer(everything, experiment.model, experiment.train, [0])
+    params = experiment.model.init(jax.random.key(0))
+    example = streams.train_batch(experiment.task, 0, 0, 4, 32)
+    for one, other in zip(*(jax.tree.leaves(t.gradient(params, example)) for t in (some, every)), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+DEVICES = """
+import json, sys
+import jax
+jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
+sys.path.insert(0, "tests")
+from test_train import shrunken, trained
+state, sums = trained(shrunken("griffin"), 5, json.loads(sys.argv[2]))
+assert jax.device_count() == int(sys.argv[1])
+print(json.dumps([sums.loss.tolist(), [float(abs(leaf).sum()) for leaf in jax.tree.leaves(state.params)]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", ["[0]", "[0, 1]"])
+def test_devices_share_a_batch_or_seeds_and_change_nothing(seeds: str) -> None:
+    one, two = (
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", DEVICES, count, seeds],
+                check=True,
+                capture_output=True,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, "XLA_FLAGS": ""},
+            ).stdout
+        )
+        for count in ("1", "2")
+    )
+    np.testing.assert_allclose(two[0], one[0], rtol=1e-5)
+    np.testing.assert_allclose(two[1], one[1], rtol=1e-4)
+
+
+def shrunken(model: str) -> config.Experiment:
+    """Selective copying at 32 tokens, small."""
+    overrides = ["task=selective_copying", f"model={model}", "task.length=32", "task.data_tokens=4"]
+    return config.experiment(config.compose([*overrides, *overrides_of(model)]))
 
 
 @pytest.mark.slow

@@ -9,12 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
 
 from evalkit import streams
 from evalkit.bench.machine import rates
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import Spread, spread, times
 from evalkit.config import Experiment
+from evalkit.devices import AXIS
 from evalkit.train import Stage, Trainer
 
 
@@ -69,12 +72,13 @@ def _step_time(compiled: Any, state: Any, seeds: np.ndarray, steps: int, repeats
 def parts(trainer: Trainer, stage: Stage, repeats: int) -> list[dict[str, Any]]:
     """Name, count and milliseconds of each kind of piece, forward and backward, timed alone and in turn.
 
-    Their sum is not the step: together they share what they read, and alone each one starts cold.
+    Each is run as a step runs it: the batch split over the devices, a micro-batch at a time. All are taken at every
+    position; a step leaves out what follows the last mixer where nothing is scored.
     """
     length = stage.length + trainer.task.answer_length
     pieces = trainer.model.parts(trainer.model.init(jax.random.key(0)), stage.batch_size, length)
     functions: dict[str, Callable[[], Any]] = {
-        piece.name: partial(jax.jit(_there_and_back(piece.function)), *piece.arguments) for piece in pieces
+        piece.name: partial(_as_in_a_step(trainer, piece.function), *piece.arguments) for piece in pieces
     }
     functions["data"] = partial(_data(trainer, stage), np.uint32(0), np.int32(0))
     functions["optimiser"] = _update(trainer)
@@ -86,14 +90,32 @@ def parts(trainer: Trainer, stage: Stage, repeats: int) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["ms"])
 
 
-def _there_and_back(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function's value and its gradient by every argument, the cotangent its own value."""
+def _as_in_a_step(trainer: Trainer, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function's gradient by its parameters, summed over micro-batches, and by its arrays `[b, ...]`, the
+    cotangent its own value."""
 
-    def both(*arguments: Any) -> Any:
-        value, pull = jax.vjp(function, *arguments)
-        return value, pull(value)
+    def on_device(params: Any, *arrays: Any) -> Any:
+        def one(total: Any, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
+            floats = [array for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)]
+            value, pull = jax.vjp(lambda params, *floats: function(params, *(floats or arrays)), params, *floats)
+            gradient, *rest = pull(value)
+            return jax.tree.map(jnp.add, total, gradient), rest
 
-    return both
+        sequences, length = arrays[0].shape[:2]
+        size = trainer.microbatch(sequences, length)
+        split = jax.tree.map(lambda x: x.reshape(sequences // size, size, *x.shape[1:]), arrays)
+        return lax.scan(one, jax.tree.map(jnp.zeros_like, params), split)
+
+    rows = PartitionSpec(AXIS)
+    return jax.jit(
+        lambda params, *arrays: jax.shard_map(
+            on_device,
+            mesh=trainer.mesh,
+            in_specs=(PartitionSpec(), *(rows for _ in arrays)),
+            out_specs=(PartitionSpec(), PartitionSpec(None, AXIS)),
+            check_vma=False,
+        )(params, *arrays)
+    )
 
 
 def _data(trainer: Trainer, stage: Stage) -> Callable[..., Any]:
