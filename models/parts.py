@@ -9,7 +9,7 @@ from flax import nnx
 from jax import Array
 
 from kernels import linear_scan
-from models.layers import CausalConv1D, Linear, gelu_times, side_by_side
+from models.layers import CausalConv1D, gelu_times, side_by_side
 from models.lm import LanguageModel
 from models.mixer import Mixer
 from models.rglru import RecurrentBlock
@@ -69,7 +69,7 @@ def _conv(conv: CausalConv1D, u: Array) -> Array:
     return conv(u, None, jnp.zeros((u.shape[0], conv.taps - 1, u.shape[2])))[0]
 
 
-def _linear_maps(maps: list[Linear], x: Array, u: Array) -> tuple[Array, Array]:
+def _linear_maps(maps: nnx.List, x: Array, u: Array) -> tuple[Array, Array]:
     into, gate, out = maps
     inner, branch = side_by_side(x, into, gate)
     return inner, out(gelu_times(branch, u))
