@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
@@ -32,7 +33,7 @@ class Extrapolation:
     long_from: int = 8192
     max_length: int | None = None
     chunk: int = 256
-    batch_size: int = 32
+    batch_size: int = 8
     during: list[int] = field(default_factory=list)
     during_sequences: int = 64
 
@@ -134,21 +135,25 @@ def stream_tally(
     mesh = mesh_for(batch)
     params = jax.device_put(params, copied(mesh))
     cache = jax.device_put(model.init_cache(batch, length + padding), split(mesh))
-    total = jax.device_put(Tally(*(np.zeros(batch, np.float32) for _ in Tally._fields)), split(mesh))
+    total = jax.device_put(Tally(*(jnp.zeros(batch) for _ in Tally._fields)), split(mesh))
     for start in range(0, length, chunk):
         check_interrupt()
         part = Example(*(jax.device_put(field[:, start : start + chunk], split(mesh)) for field in fields))
-        cache, total = _advance(model, mesh, params, part, cache, total)
+        scored = bool(fields[2][:, start : start + chunk].any())
+        cache, total = _advance(model, mesh, params, part, cache, total, scored)
     return total
 
 
-@partial(jax.jit, static_argnames=("model", "mesh"), donate_argnames=("cache", "total"))
+@partial(jax.jit, static_argnames=("model", "mesh", "scored"), donate_argnames=("cache", "total"))
 def _advance(
-    model: LanguageModel, mesh: Mesh, params: Params, part: Example, cache: Cache, total: Tally
+    model: LanguageModel, mesh: Mesh, params: Params, part: Example, cache: Cache, total: Tally, scored: bool
 ) -> tuple[Cache, Tally]:
+    """The cache and the tally after a chunk; where nothing in it is `scored`, no logits are computed."""
+
     def on_device(params: Params, part: Example, cache: Cache, total: Tally) -> tuple[Cache, Tally]:
-        logits, cache = model.apply(params, part.tokens, None, cache)
-        return cache, total + tally(logits, part)
+        nowhere = None if scored else jnp.zeros((part.tokens.shape[0], 0), jnp.int32)
+        logits, cache = model.apply(params, part.tokens, None, cache, nowhere)
+        return cache, total + tally(logits, part) if scored else total
 
     rows = PartitionSpec(AXIS)
     return jax.shard_map(

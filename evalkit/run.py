@@ -32,6 +32,8 @@ from evalkit.tracking import WandbLog
 from evalkit.train import Sums, Trainer, TrainState, params_of, refuse_non_finite
 
 SOLVED = 1.0
+# As the evaluation: few enough sequences at a time that a core keeps their activations in its cache.
+VALIDATION_CHUNK, VALIDATION_BATCH = 256, 8
 
 
 def start(experiment: Experiment, folder: Path) -> int:
@@ -197,7 +199,16 @@ class Session:
         rows = [
             entry
             for seed, params in zip(trained.seeds, trained.params, strict=True)
-            for entry in score(trained, params, seed, "validation", length, sequences, chunk=256, batch_size=32)
+            for entry in score(
+                trained,
+                params,
+                seed,
+                "validation",
+                length,
+                sequences,
+                chunk=VALIDATION_CHUNK,
+                batch_size=VALIDATION_BATCH,
+            )
         ]
         self.write([*rows, *self.experiment.eval.probe(trained)])
         return all(value(entry) >= SOLVED for entry in rows if entry["metric"] == "accuracy")

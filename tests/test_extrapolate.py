@@ -71,7 +71,7 @@ def test_memory_does_not_grow_with_length(model: str) -> None:
         part = type(example)(*(jax.ShapeDtypeStruct((2, 64), field.dtype) for field in example[:3]))
         cache = jax.eval_shape(lambda: experiment.model.init_cache(2, length))
         zero = jax.ShapeDtypeStruct((2,), np.float32)
-        lowered = _advance.lower(experiment.model, mesh_for(2), params, part, cache, Tally(zero, zero, zero))
+        lowered = _advance.lower(experiment.model, mesh_for(2), params, part, cache, Tally(zero, zero, zero), True)
         analysis = lowered.compile().memory_analysis()
         return analysis.temp_size_in_bytes + analysis.output_size_in_bytes + analysis.argument_size_in_bytes
 

@@ -53,8 +53,12 @@ def trained(folder: Path, *overrides: str) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """What a process of its own needs: the code, and of `conftest.py` the CPU and the programs compiled already."""
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    """What a process of its own needs: the code, and of `conftest.py` the CPU and the programs compiled already.
+
+    Not its single device: these processes are what a user starts, with a device of every core.
+    """
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    return {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": " ".join(flags)}
 
 
 def command(*arguments: str) -> list[str]:

@@ -15,7 +15,7 @@ from evalkit.errors import UserError
 # The bench's own settings, with their defaults; every other key is the experiment's.
 OWN = {
     "train": {"repeats": 10, "steps": 4},
-    "evaluate": {"repeats": 5, "length": 16384, "batch_size": 1, "chunk": 256},
+    "evaluate": {"repeats": 5, "length": 16384, "batch_size": 1, "chunk": 1024},
     "start": {"repeats": 3},
 }
 PURPOSE = {

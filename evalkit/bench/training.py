@@ -37,6 +37,7 @@ def measure(experiment: Experiment, repeats: int, steps: int) -> dict[str, Any]:
     tokens = stage.batch_size * length * experiment.seeds
     flops = experiment.seeds * product_flops(trainer.one_step(stage))
     memory = compiled.memory_analysis()
+    assert memory is not None, "this backend tells nothing of its memory"
     return {
         "task": experiment.task_name,
         "model": experiment.model_name,
