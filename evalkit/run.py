@@ -196,19 +196,11 @@ class Session:
         """Validation at the training length, and the evaluation's quick look; says if every seed has it all right."""
         trained = self._trained(state, step, Silent())
         length, sequences = self.experiment.task.length, self.experiment.train.validation_sequences
+        sizes = {"chunk": VALIDATION_CHUNK, "batch_size": VALIDATION_BATCH}
         rows = [
             entry
             for seed, params in zip(trained.seeds, trained.params, strict=True)
-            for entry in score(
-                trained,
-                params,
-                seed,
-                "validation",
-                length,
-                sequences,
-                chunk=VALIDATION_CHUNK,
-                batch_size=VALIDATION_BATCH,
-            )
+            for entry in score(trained, params, seed, "validation", length, sequences, **sizes)
         ]
         self.write([*rows, *self.experiment.eval.probe(trained)])
         return all(value(entry) >= SOLVED for entry in rows if entry["metric"] == "accuracy")
