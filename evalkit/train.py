@@ -141,16 +141,18 @@ class Trainer:
 
     def init(self) -> TrainState:
         """Fresh parameters and optimiser state of every seed."""
+        return jax.jit(self._fresh, compiler_options=RUNS_ONCE)(self.seeds)
 
+    def abstract(self) -> TrainState:
+        """The shapes and dtypes of the state, nothing computed."""
+        return jax.eval_shape(self._fresh, self.seeds)
+
+    def _fresh(self, seeds: Array) -> TrainState:
         def one(seed: Array) -> TrainState:
             params = self.model.init(streams.init_key(seed))
             return TrainState(params, self.optimizer.init(params), jnp.zeros((), jnp.int32))
 
-        return jax.jit(lambda seeds: lax.map(one, seeds), compiler_options=RUNS_ONCE)(self.seeds)
-
-    def abstract(self) -> TrainState:
-        """The shapes and dtypes of the state, nothing computed."""
-        return jax.eval_shape(self.init)
+        return lax.map(one, seeds)
 
     def advance(self, state: TrainState, stage: Stage, steps: int) -> tuple[TrainState, Sums]:
         """Takes `steps` steps of one stage for every seed in one dispatch; `state` is consumed."""
