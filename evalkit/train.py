@@ -156,13 +156,17 @@ class Trainer:
 
     def advance(self, state: TrainState, stage: Stage, steps: int) -> tuple[TrainState, Sums]:
         """Takes `steps` steps of one stage for every seed in one dispatch; `state` is consumed."""
-        state = jax.device_put(state, split(self.mesh) if self.by_seed else copied(self.mesh))
-        return self._dispatch(state, self.seeds, steps, length=stage.length, batch=stage.batch_size)
+        return self._dispatch(self._placed(state), self.seeds, steps, length=stage.length, batch=stage.batch_size)
 
     def lower(self, state: TrainState, stage: Stage) -> jax.stages.Lowered:
         """The program of `advance` at this stage, not yet compiled; called as `(state, seeds, steps)`."""
-        state = jax.device_put(state, split(self.mesh) if self.by_seed else copied(self.mesh))
-        return self._dispatch.lower(self, state, self.seeds, 1, length=stage.length, batch=stage.batch_size)
+        return self._dispatch.lower(
+            self, self._placed(state), self.seeds, 1, length=stage.length, batch=stage.batch_size
+        )
+
+    def _placed(self, state: TrainState) -> TrainState:
+        """The state on the devices that work on it."""
+        return jax.device_put(state, split(self.mesh) if self.by_seed else copied(self.mesh))
 
     def one_step(self, stage: Stage) -> ClosedJaxpr:
         """The operations of a single step of one seed."""

@@ -57,6 +57,7 @@ def test_evaluation_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", *TINY, "repeats=0"], "repeats=0; allowed"),
         (["train", *TINY, "train.bath_size=2"], "batch_size"),
         (["evaluate", "model=griffin"], "task is missing"),
+        (["evaluate", *TINY, "length=2"], "length=2 is too short"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,18 @@ import jax
 from evalkit import streams
 from evalkit.bench.stopwatch import spread, times
 from evalkit.config import Experiment
+from evalkit.errors import UserError
 from evalkit.extrapolate import stream_tally
 
 
 def measure(experiment: Experiment, repeats: int, length: int, batch_size: int, chunk: int) -> dict[str, Any]:
-    """Seconds and tokens/s of scoring `batch_size` sequences of `length` tokens, `chunk` at a time."""
+    """Seconds and tokens/s of scoring `batch_size` sequences of `length` tokens, `chunk` at a time; raises UserError for a length that the
+    task cannot have."""
     params = experiment.model.init(jax.random.key(experiment.seed))
-    example = streams.held_out_batch(experiment.task, streams.TEST, 0, batch_size, length)
+    try:
+        example = streams.held_out_batch(experiment.task, streams.TEST, 0, batch_size, length)
+    except ValueError as error:  # the task's own word on a length that it cannot have
+        raise UserError(str(error).splitlines()[0]) from error
 
     def score() -> Any:
         return stream_tally(experiment.model, params, example, chunk)
