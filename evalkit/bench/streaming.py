@@ -14,8 +14,10 @@ from evalkit.extrapolate import stream_tally
 
 
 def measure(experiment: Experiment, repeats: int, length: int, batch_size: int, chunk: int) -> dict[str, Any]:
-    """Seconds and tokens/s of scoring `batch_size` sequences of `length` tokens, `chunk` at a time; raises UserError for a length that the
-    task cannot have."""
+    """Seconds and tokens/s of scoring `batch_size` sequences of `length` tokens, `chunk` at a time.
+
+    Raises UserError for a length that the task cannot have.
+    """
     params = experiment.model.init(jax.random.key(experiment.seed))
     try:
         example = streams.held_out_batch(experiment.task, streams.TEST, 0, batch_size, length)
