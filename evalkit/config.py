@@ -59,6 +59,7 @@ class Experiment:
             raise ValueError(f"matmul_precision={self.matmul_precision!r}; allowed: {', '.join(PRECISIONS)}")
         if self.format not in FORMATS:
             raise ValueError(f"format={self.format!r}; allowed: {', '.join(FORMATS)}")
+        self.eval.check(self.task)
 
 
 SETTINGS = {name: annotation for name, annotation in get_type_hints(Experiment).items() if name != "config"}

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from evalkit import streams
 from evalkit.devices import AXIS, copied, mesh_for, split
 from evalkit.objective import Tally, tally
-from evalkit.protocols import Cache, LanguageModel, Params, Trained
+from evalkit.protocols import Cache, LanguageModel, Params, Task, Trained
 from evalkit.rows import Row
 from tasks import Example
 
@@ -51,6 +51,11 @@ class Extrapolation:
     def pieces(self) -> int:
         """The lengths that are run."""
         return len([length for length in set(self.lengths) if self._runs(length)])
+
+    def check(self, task: Task) -> None:
+        """Raises ValueError, the task's own, for a length that it cannot have."""
+        for length in (*filter(self._runs, self.lengths), *self.during):
+            jax.eval_shape(lambda key, length=length: task.sample(key, length), jax.random.key(0))
 
     def probe(self, trained: Trained) -> Iterator[Row]:
         """Rows of the few lengths looked at while training."""

@@ -132,6 +132,10 @@ class Evaluation(Protocol):
         """How many pieces (lengths) `run` reports progress of, for one seed."""
         ...
 
+    def check(self, task: Task) -> None:
+        """Raises ValueError if it asks of `task` what that cannot give, before anything is trained."""
+        ...
+
     def probe(self, trained: Trained) -> Iterator[Row]:
         """Rows of a quick look while training (split `validation`)."""
         ...
