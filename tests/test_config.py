@@ -215,10 +215,10 @@ def test_a_saved_configuration_gives_the_same_experiment(saved: Path) -> None:
 
 
 def test_a_saved_run_takes_what_is_allowed(saved: Path) -> None:
-    given = ["train.steps=9000", "model=griffin", "preset=cpu", "wandb.mode=disabled", "eval.lengths=[8,16]"]
+    given = ["train.steps=9000", "model=griffin", "preset=cpu", "wandb.mode=disabled", "eval.lengths=[32,64]"]
     experiment = config.from_file(saved, given, config.RESUMABLE)
     assert (experiment.train.steps, experiment.wandb.mode) == (9000, "disabled")
-    assert experiment.config["eval"]["lengths"] == [8, 16]
+    assert experiment.config["eval"]["lengths"] == [32, 64]
 
 
 def test_a_saved_run_takes_another_task(saved: Path) -> None:
