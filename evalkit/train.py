@@ -11,13 +11,14 @@ import numpy as np
 import optax
 from jax import Array, lax
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from evalkit import optimizer, streams
 from evalkit.devices import AXIS, copied, mesh_for, split
 from evalkit.errors import UserError
 from evalkit.objective import scored_only, tally
 from evalkit.protocols import LanguageModel, Params, Task
+from evalkit.vectors import MASK, Layout, Vectors
 from tasks import Example
 
 # For a program that runs once, compiling less is faster: half the seconds here.
@@ -131,8 +132,11 @@ class Trainer:
             b2=training.b2,
             weight_decay=training.weight_decay,
             clip=training.clip,
-            mask=model.decay_mask,
+            mask=MASK,
         )
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        self.layout = Layout(params, model.decay_mask(params))
+        self._programs: dict[tuple[int, int], jax.stages.Compiled] = {}
         # Whole seeds on a device need no word between devices; where they do not divide, each batch is split.
         stages = training.stages(task.length)
         whole = mesh_for(len(self.seeds))
@@ -150,23 +154,32 @@ class Trainer:
     def _fresh(self, seeds: Array) -> TrainState:
         def one(seed: Array) -> TrainState:
             params = self.model.init(streams.init_key(seed))
-            return TrainState(params, self.optimizer.init(params), jnp.zeros((), jnp.int32))
+            return TrainState(params, self.optimizer.init(self.layout.vectors(params)), jnp.zeros((), jnp.int32))
 
         return lax.map(one, seeds)
 
     def advance(self, state: TrainState, stage: Stage, steps: int) -> tuple[TrainState, Sums]:
         """Takes `steps` steps of one stage for every seed in one dispatch; `state` is consumed."""
-        return self._dispatch(self._placed(state), self.seeds, steps, length=stage.length, batch=stage.batch_size)
+        return self.program(stage)(jax.device_put(state, self._sharding), self.seeds, steps)
 
-    def lower(self, state: TrainState, stage: Stage) -> jax.stages.Lowered:
-        """The program of `advance` at this stage, not yet compiled; called as `(state, seeds, steps)`."""
-        return self._dispatch.lower(
-            self, self._placed(state), self.seeds, 1, length=stage.length, batch=stage.batch_size
+    def program(self, stage: Stage) -> jax.stages.Compiled:
+        """What `advance` calls as `(state, seeds, steps)` at this stage, compiled when first asked for."""
+        key = (stage.length, stage.batch_size)
+        if key not in self._programs:
+            self._programs[key] = self.lower(stage).compile()
+        return self._programs[key]
+
+    def lower(self, stage: Stage) -> jax.stages.Lowered:
+        """The program of a stage, not yet compiled."""
+        placed = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._sharding), self.abstract()
         )
+        return self._dispatch.lower(self, placed, self.seeds, 1, length=stage.length, batch=stage.batch_size)
 
-    def _placed(self, state: TrainState) -> TrainState:
-        """The state on the devices that work on it."""
-        return jax.device_put(state, split(self.mesh) if self.by_seed else copied(self.mesh))
+    @property
+    def _sharding(self) -> NamedSharding:
+        """How the state lies on the devices that work on it."""
+        return split(self.mesh) if self.by_seed else copied(self.mesh)
 
     def one_step(self, stage: Stage) -> ClosedJaxpr:
         """The operations of a single step of one seed."""
@@ -174,7 +187,8 @@ class Trainer:
         step = partial(
             self._step, seed=jnp.asarray(self.seeds[0]), length=stage.length, batch=stage.batch_size, shards=1
         )
-        return jax.make_jaxpr(step)(jax.tree.map(lambda leaf: leaf[0], self.init()), sums)
+        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.abstract())
+        return jax.make_jaxpr(step)(jax.eval_shape(self._packed, state), sums)
 
     def microbatch(self, sequences: int, length: int) -> int:
         """How many of `sequences` of `length` tokens one device takes at a time: a divisor of them."""
@@ -199,12 +213,17 @@ class Trainer:
         def one_seed(args: tuple[TrainState, Array]) -> tuple[TrainState, Sums]:
             state, seed = args
             body = partial(self._step, seed=seed, length=length, batch=batch, shards=shards)
-            start = (state, Sums(jnp.zeros(()), jnp.zeros(()), jnp.full((), -1, jnp.int32)))
+            start = (self._packed(state), Sums(jnp.zeros(()), jnp.zeros(()), jnp.full((), -1, jnp.int32)))
             # The number of steps is an argument, so that a short last dispatch runs the very same program.
-            return lax.fori_loop(0, steps, lambda _, carry: body(*carry), start)
+            state, sums = lax.fori_loop(0, steps, lambda _, carry: body(*carry), start)
+            return state._replace(params=self.layout.params(state.params)), sums
 
         # One seed after the other: on a CPU that is faster than vmap, whose larger arrays leave the cache.
         return lax.map(one_seed, (state, seeds))
+
+    def _packed(self, state: TrainState) -> TrainState:
+        """The state with its parameters as vectors."""
+        return state._replace(params=self.layout.vectors(state.params))
 
     def _step(
         self, state: TrainState, sums: Sums, *, seed: Array, length: int, batch: int, shards: int
@@ -213,7 +232,7 @@ class Trainer:
         if shards > 1:
             mine = lax.axis_index(AXIS) * (batch // shards)
             example = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, mine, batch // shards), example)
-        loss, accuracy, gradient = self.gradient(state.params, example)
+        loss, accuracy, gradient = self.gradient(self.layout.params(state.params), example)
         if shards > 1:
             loss, accuracy, gradient = lax.psum((loss, accuracy, gradient), AXIS)
         gradient = jax.tree.map(lambda leaf: leaf / batch, gradient)
@@ -226,7 +245,7 @@ class Trainer:
         )
         return TrainState(optax.apply_updates(state.params, updates), optimizer_state, state.step + 1), sums
 
-    def gradient(self, params: Params, example: Example) -> tuple[Array, Array, Params]:
+    def gradient(self, params: Params, example: Example) -> tuple[Array, Array, Vectors]:
         """Loss, accuracy and gradient, each summed over the sequences, a micro-batch at a time."""
 
         def summed_loss(params: Params, part: Example) -> tuple[Array, Array]:
@@ -237,12 +256,12 @@ class Trainer:
 
         def add(total: Any, part: Example) -> tuple[Any, None]:
             (loss, accuracy), gradient = jax.value_and_grad(summed_loss, has_aux=True)(params, part)
-            return jax.tree.map(jnp.add, total, (loss, accuracy, gradient)), None
+            return jax.tree.map(jnp.add, total, (loss, accuracy, self.layout.vectors(gradient))), None
 
         sequences, length = example.tokens.shape
         size = self.microbatch(sequences, length)
         parts = jax.tree.map(lambda x: x.reshape(sequences // size, size, *x.shape[1:]), example)
-        zero = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        zero = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, self.layout.vectors(params)))
         return lax.scan(add, zero, parts)[0]
 
 

@@ -66,7 +66,7 @@ def test_decay_moves_only_what_the_mask_says() -> None:
         b2=0.98,
         weight_decay=0.5,
         clip=1.0,
-        mask=lambda p: {"decays": True, "stays": False},
+        mask={"decays": True, "stays": False},
     )
     zero = jax.tree.map(jnp.zeros_like, params)
     updates, _ = tx.update(zero, tx.init(params), params)

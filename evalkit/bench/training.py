@@ -18,7 +18,7 @@ from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import Spread, spread, times
 from evalkit.config import Experiment
 from evalkit.devices import AXIS
-from evalkit.train import Stage, Trainer
+from evalkit.train import Stage, Trainer, TrainState
 
 
 def measure(experiment: Experiment, repeats: int, steps: int) -> dict[str, Any]:
@@ -27,11 +27,11 @@ def measure(experiment: Experiment, repeats: int, steps: int) -> dict[str, Any]:
         experiment.task, experiment.model, experiment.train, range(experiment.seed, experiment.seed + experiment.seeds)
     )
     stage = experiment.train.stages(experiment.task.length)[-1]
-    state = trainer.init()
     began = time.perf_counter()
-    compiled = trainer.lower(state, stage).compile()
+    compiled = trainer.program(stage)
     compile_s = time.perf_counter() - began
-    step = _step_time(compiled, state, trainer.seeds, steps, repeats)
+    state = trainer.init()
+    step = _step_time(trainer, state, stage, steps, repeats)
     machine = rates(repeats)
     length = stage.length + experiment.task.answer_length
     tokens = stage.batch_size * length * experiment.seeds
@@ -58,12 +58,12 @@ def measure(experiment: Experiment, repeats: int, steps: int) -> dict[str, Any]:
     }
 
 
-def _step_time(compiled: Any, state: Any, seeds: np.ndarray, steps: int, repeats: int) -> Spread:
+def _step_time(trainer: Trainer, state: TrainState, stage: Stage, steps: int, repeats: int) -> Spread:
     """Seconds a step, all seeds together."""
 
     def dispatch() -> Any:
         nonlocal state
-        state, sums = compiled(state, seeds, steps)
+        state, sums = trainer.advance(state, stage, steps)
         return sums
 
     taken = times({"step": dispatch}, repeats)["step"]
@@ -124,7 +124,7 @@ def _data(trainer: Trainer, stage: Stage) -> Callable[..., Any]:
 
 
 def _update(trainer: Trainer) -> Callable[[], Any]:
-    params = trainer.model.init(jax.random.key(0))
+    params = trainer.layout.vectors(trainer.model.init(jax.random.key(0)))
     gradient = jax.tree.map(jnp.ones_like, params)
     update = jax.jit(trainer.optimizer.update)
     return partial(update, gradient, trainer.optimizer.init(params), params)
