@@ -40,7 +40,7 @@ def restore(experiment: Experiment, run: Path) -> tuple[TrainState, int]:
     if not (run / FOLDER).is_dir():  # opening it would make the folder
         raise UserError(f"{run} has no checkpoint yet; go on with resume={run}")
     checkpoints = Checkpoints(run)
-    restored = checkpoints.restore(trainer_of(experiment).abstract())
+    restored = checkpoints.restore(trainer_of(experiment).abstract)
     checkpoints.close()
     if restored is None:
         raise UserError(f"{run} has no checkpoint yet; go on with resume={run}")

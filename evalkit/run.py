@@ -71,7 +71,7 @@ def evaluate(folder: Path, overrides: Sequence[str]) -> int:
 def _session(experiment: Experiment, folder: Path) -> int:
     checkpoints = Checkpoints(folder)
     trainer = trainer_of(experiment)
-    restored = checkpoints.restore(trainer.abstract())
+    restored = checkpoints.restore(trainer.abstract)
     offset = 0 if restored is None else restored.meta["rows"]
     try:
         with Session(experiment, folder, offset=offset) as session:
@@ -157,7 +157,7 @@ class Session:
     def _train(self, trainer: Trainer, checkpoints: Checkpoints, restored: Restored | None) -> TrainState:
         training = trainer.training
         if restored is None:
-            state, step, solved, tokens = trainer.init(), 0, 0, 0
+            state, step, solved, tokens = trainer.start(), 0, 0, 0
             self.write([self._facts(state)])
         else:
             step, state = restored.step, restored.state
@@ -250,7 +250,8 @@ class Session:
         facts = environment.describe(experiment.matmul_precision)
         with writing(self.folder):
             (self.folder / "environment.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        count = _parameters(trainer_of(experiment).abstract())
+        shapes = jax.eval_shape(experiment.model.init, jax.random.key(0))
+        count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
         seeds = f"seed {self.seeds[0]}" if len(self.seeds) == 1 else f"seeds {self.seeds[0]}–{self.seeds[-1]}"
         lines = [
             f"{experiment.task_name} · {experiment.model_name} · {count:,} parameters · {seeds}",
