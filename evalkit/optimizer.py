@@ -21,7 +21,7 @@ def schedule(kind: str, rate: float, warmup_steps: int, steps: int, final_fracti
 def adamw(
     rate: optax.Schedule, *, b1: float, b2: float, weight_decay: float, clip: float, mask: Any
 ) -> optax.GradientTransformation:
-    """Global-norm clipping, then AdamW that decays only where `mask`, in the shape of the parameters, is True (De et al. 2024, sec. 3.1)."""
+    """Global-norm clipping, then AdamW that decays only where the tree `mask` is True (sec. 3.1)."""
     return optax.chain(
         optax.clip_by_global_norm(clip),
         optax.adamw(rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=mask),

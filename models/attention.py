@@ -215,8 +215,8 @@ def attend_filled(queries: Queries, keys: Keys, values: Keys, marks: Marks, fill
 
 
 def _blocks(steps: int, stored: int, window: int | None, aligned: bool) -> Iterator[tuple[slice, slice]]:
-    """Slices of queries and of the keys that they can see; at most 16, so that compile time stays small."""
-    size = max(64, -(-steps // 16))
+    """Slices of queries and of the keys that they can see; at most 8, so that compile time stays small."""
+    size = max(64, -(-steps // 8))
     offset = stored - steps
     for start in range(0, steps, size):
         stop = min(start + size, steps)
@@ -286,7 +286,8 @@ def rope(x: Queries, positions: PositionsOfAll, base: float) -> Queries:
         low[..., None] * frequency.astype(np.float32)[None, None]
         + high[..., None] * coarse.astype(np.float32)[None, None]
     )[:, :, None]
-    sin, cos = jnp.sin(angle), jnp.cos(angle)
+    # Taken once: without the barrier XLA takes them again for each head, forward and backward.
+    sin, cos = jax.lax.optimization_barrier((jnp.sin(angle), jnp.cos(angle)))
     left, right = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
 

@@ -73,7 +73,7 @@ def _gated_input_backward(kept: tuple[Array, ...], cotangents: tuple[Array, Arra
     drecurrence = dlog_a * rate[None, None] * r * (1 - r)
     dentry = dinput * scale * x32 * i * (1 - i)
     dx = dinput * scale * i
-    drate = (dlog_a * r).sum(axis=(0, 1))
+    drate = (dlog_a * r).reshape(-1, rate.shape[0]).sum(axis=0)  # flat: see `scaled` in layers.py
     return drecurrence.astype(recurrence.dtype), dentry.astype(entry.dtype), dx.astype(x.dtype), drate
 
 
