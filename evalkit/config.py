@@ -18,6 +18,7 @@ from evalkit.composition import NAMES
 from evalkit.errors import UserError
 from evalkit.protocols import Evaluation, LanguageModel, Task
 from evalkit.schema import locate, verify
+from evalkit.streams import check_length
 from evalkit.tracking import WandbSettings
 from evalkit.train import Training
 
@@ -59,6 +60,8 @@ class Experiment:
             raise ValueError(f"matmul_precision={self.matmul_precision!r}; allowed: {', '.join(PRECISIONS)}")
         if self.format not in FORMATS:
             raise ValueError(f"format={self.format!r}; allowed: {', '.join(FORMATS)}")
+        for stage in self.train.stages(self.task.length):
+            check_length(self.task, stage.length)
         self.eval.check(self.task)
 
 

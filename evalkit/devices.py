@@ -8,15 +8,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXIS = "data"
-COUNT_FLAG = "xla_force_host_platform_device_count"
+COUNT_FLAG, COUNT_VARIABLE = "xla_force_host_platform_device_count", "JAX_NUM_CPU_DEVICES"
 
 
 def use_every_core() -> None:
     """Makes each CPU core a device of its own, which fills them better than one device with a thread a core.
 
-    Comes before JAX touches a device; after that, or where `XLA_FLAGS` say how many there are, nothing changes.
+    Comes before JAX touches a device; after that, or where the environment says how many there are, nothing changes.
     """
-    if COUNT_FLAG in os.environ.get("XLA_FLAGS", ""):
+    if COUNT_FLAG in os.environ.get("XLA_FLAGS", "") or COUNT_VARIABLE in os.environ:
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:

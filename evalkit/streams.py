@@ -18,6 +18,11 @@ def init_key(seed: ArrayLike) -> Array:
     return jax.random.fold_in(jax.random.key(seed), INIT)
 
 
+def check_length(task: Task, length: int) -> None:
+    """Raises ValueError, the task's own, for a length that it cannot have; draws nothing."""
+    jax.eval_shape(lambda key: task.sample(key, length), jax.random.key(0))
+
+
 def train_batch(task: Task, seed: ArrayLike, step: ArrayLike, batch: int, length: int) -> Example:
     """The training batch `[b, t]` of one seed at one step; a resumed run draws the same one."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN), step)

@@ -189,6 +189,11 @@ class Trainer:
         return self._dispatch.lower(self, placed, self.seeds, 1, length=stage.length, batch=stage.batch_size)
 
     @property
+    def shards(self) -> int:
+        """Over how many devices a batch is split."""
+        return 1 if self.by_seed else self.mesh.size
+
+    @property
     def _sharding(self) -> NamedSharding:
         """How the state lies on the devices that work on it."""
         return split(self.mesh) if self.by_seed else copied(self.mesh)
@@ -212,9 +217,8 @@ class Trainer:
     @partial(jax.jit, static_argnames=("self", "length", "batch"), donate_argnames="state")
     def _dispatch(self, state: TrainState, seeds: Array, steps: Array, *, length: int, batch: int):
         seeds_on = PartitionSpec(AXIS) if self.by_seed else PartitionSpec()
-        shards = 1 if self.by_seed else self.mesh.size
         return jax.shard_map(
-            partial(self._on_device, length=length, batch=batch, shards=shards),
+            partial(self._on_device, length=length, batch=batch, shards=self.shards),
             mesh=self.mesh,
             in_specs=(seeds_on, seeds_on, PartitionSpec()),
             out_specs=(seeds_on, seeds_on),

@@ -128,6 +128,8 @@ def test_what_is_built_holds_plain_data() -> None:
         ("model.mixers.attention.window=wide", ["model.mixers.attention.window='wide'", "int or null"]),
         ("eval.lengths=64", ["eval.lengths=64", "list of int"]),
         ("eval.lengths=[64,x]", ["eval.lengths=", "list of int"]),
+        ("eval.lengths=[64,2]", ["length=2 is too short"]),
+        ("train.curriculum=[{length: 2, steps: 5, batch_size: 2}]", ["length=2 is too short"]),
         ("train=5", ["train=5", "train.steps="]),
         ("seeds=many", ["seeds='many'", "int"]),
         ("seeds=0", ["seeds=0"]),

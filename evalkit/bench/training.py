@@ -36,6 +36,7 @@ def measure(experiment: Experiment, repeats: int, steps: int) -> dict[str, Any]:
     length = stage.length + experiment.task.answer_length
     tokens = stage.batch_size * length * experiment.seeds
     flops = experiment.seeds * product_flops(trainer.one_step(stage))
+    counted = experiment.seeds * counted_bytes(trainer, stage)
     memory = compiled.memory_analysis()
     assert memory is not None, "this backend tells nothing of its memory"
     return {
@@ -51,6 +52,8 @@ def measure(experiment: Experiment, repeats: int, steps: int) -> dict[str, Any]:
         "product_gflop_per_step": flops / 1e9,
         "product_gflops_per_s": flops / step.median / 1e9,
         "machine_product_gflops_per_s": machine["product"] / 1e9,
+        "counted_gb_per_step": counted / 1e9,
+        "counted_gb_per_s": counted / step.median / 1e9,
         "machine_copy_gb_per_s": machine["copy"] / 1e9,
         "peak_bytes": memory.temp_size_in_bytes + memory.argument_size_in_bytes,
         "peak_process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -68,6 +71,19 @@ def _step_time(trainer: Trainer, state: TrainState, stage: Stage, steps: int, re
 
     taken = times({"step": dispatch}, repeats)["step"]
     return spread([seconds / steps for seconds in taken])
+
+
+def counted_bytes(trainer: Trainer, stage: Stage) -> float:
+    """Bytes that XLA counts as read and written by the gradients of one step, whichever cache they come from.
+
+    A micro-batch is counted and multiplied; a loop in it (the recurrence in time) counts as one of its steps.
+    """
+    size = trainer.microbatch(stage.batch_size // trainer.shards, stage.length + trainer.task.answer_length)
+    params = jax.eval_shape(trainer.model.init, jax.random.key(0))
+    example = jax.eval_shape(lambda: streams.train_batch(trainer.task, 0, 0, size, stage.length))
+    costs = jax.jit(trainer.gradient).lower(params, example).compile().cost_analysis()
+    assert costs is not None, "this backend does not count bytes"
+    return costs["bytes accessed"] * stage.batch_size / size
 
 
 def parts(trainer: Trainer, stage: Stage, repeats: int) -> list[dict[str, Any]]:
