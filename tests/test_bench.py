@@ -9,6 +9,7 @@ from shrunk import overrides_of
 
 from evalkit import config
 from evalkit.bench import __main__ as bench
+from evalkit.bench import recurrence
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import spread, times
 
@@ -55,9 +56,30 @@ def test_evaluation_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["tokens_per_s"] == pytest.approx(64 / result["s"])
 
 
+def test_the_recurrence_is_measured_by_every_implementation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["scan", "batch=1", "width=8", "shortest=16", "longest=32", "repeats=1", "format=json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {(row["length"], row["pass"]) for row in result["rows"]} == {
+        (length, way) for length in (16, 32) for way in ("forward", "forward+backward")
+    }
+    for row in result["rows"]:
+        assert row["of_copy"] * result["machine_copy_gb_per_s"] == pytest.approx(row["gb_per_s"])
+        if (row["operation"], row["dtype"], row["pass"]) == ("rglru", "float32", "forward+backward"):
+            assert row["gb_per_s"] * row["ms"] * 1e6 == pytest.approx(12 * 4 * 8 * row["length"])
+
+
+def test_a_length_that_is_not_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrence, "memory", lambda: 2**16)
+    rows = recurrence.measure(batch=1, width=8, shortest=32, longest=256, repeats=1, patience=0)["rows"]
+    reasons = {row["length"]: row.get("not_run") for row in rows}
+    assert reasons[32] is None and "took" in reasons[64] and "GiB" in reasons[256]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["scan", "model=griffin"], "model=griffin is no setting of scan"),
+        (["train", *TINY, "kernel=cuda"], "implementation='cuda'"),
         (["train", *TINY, "repeats=0"], "repeats=0; allowed"),
         (["train", *TINY, "train.bath_size=2"], "batch_size"),
         (["evaluate", "model=griffin"], "task is missing"),

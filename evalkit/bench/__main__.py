@@ -1,4 +1,4 @@
-"""`python -m evalkit.bench train|evaluate|start [key=value …]`: measures; `format=json` ends with one JSON object."""
+"""`python -m evalkit.bench train|evaluate|start|scan [key=value …]`; `format=json` ends with one JSON object."""
 
 import argparse
 import json
@@ -17,11 +17,14 @@ OWN = {
     "train": {"repeats": 10, "steps": 4},
     "evaluate": {"repeats": 5, "length": 16384, "batch_size": 1, "chunk": 1024},
     "start": {"repeats": 3},
+    # The paper's batch, width and longest length (figure 8a).
+    "scan": {"batch": 8, "width": 1024, "shortest": 512, "longest": 131072, "repeats": 5, "patience": 1},
 }
 PURPOSE = {
     "train": "a training step: compilation, time, rate, memory, and the time of its parts",
     "evaluate": "the streamed forward pass of the evaluation",
     "start": "from the command to the first training step",
+    "scan": "the recurrence alone, by every implementation, against a copy",
 }
 
 
@@ -31,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m evalkit.bench",
         description="Measure. " + "; ".join(f"{name}: {text}" for name, text in PURPOSE.items()) + ".",
-        epilog=f"The bench's own settings and their defaults are {own}. Every other key=value is the experiment's.",
+        epilog=f"The bench's own settings and their defaults are {own}. Every other key=value is the experiment's, "
+        "of which scan has none; kernel=NAME chooses the implementation of the recurrence that train measures.",
     )
     parser.add_argument("what", choices=list(OWN))
     parser.add_argument("settings", nargs="*", metavar="key=value")
@@ -55,7 +59,9 @@ def _split(what: str, settings: Sequence[str]) -> tuple[dict[str, int], list[str
     own, rest = dict(OWN[what]), []
     for text in settings:
         key, _, value = text.partition("=")
-        if key not in own:
+        if key == "kernel" and what == "train":
+            rest.append(f"model.mixers.recurrent.implementation={value}")
+        elif key not in own:
             rest.append(text)
         elif not value.isdecimal() or int(value) < 1:
             raise UserError(f"{text}; allowed: {key}= a whole number, 1 or more")
@@ -69,31 +75,63 @@ def _measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[
     import jax
 
     from evalkit import devices, environment
-    from evalkit.bench import start, streaming, training
+    from evalkit.bench import recurrence, start, streaming, training
+
+    if what == "scan":
+        return {**recurrence.measure(**own), "environment": environment.describe("highest")}, _format(overrides)
     from evalkit.config import compose, experiment
+    from evalkit.loading import trainer_of
 
     devices.use_every_core()
     built = experiment(compose(overrides))
     jax.config.update("jax_default_matmul_precision", built.matmul_precision)
     if what == "start":
         result = start.measure(overrides, **own)
+    elif what == "evaluate":
+        result = streaming.measure(built, **own)
     else:
-        result = (training if what == "train" else streaming).measure(built, **own)
+        names = {"task": built.task_name, "model": built.model_name}
+        result = names | training.measure(trainer_of(built), **own)
     return {**result, "environment": environment.describe(built.matmul_precision)}, built.format
+
+
+def _format(settings: Sequence[str]) -> str:
+    """The only setting that is not the bench's own where there is no experiment."""
+    for text in settings:
+        if text not in ("format=text", "format=json"):
+            raise UserError(f"{text} is no setting of scan; allowed: {', '.join(OWN['scan'])}, format (text or json)")
+    return "json" if "format=json" in settings else "text"
 
 
 def _show(console: Console, result: dict[str, Any]) -> None:
     for name, value in result.items():
-        if name not in ("parts", "environment"):
+        if name not in ("parts", "rows", "environment"):
             console.print(f"{name:<30} {_text(name, value)}")
     if result.get("parts"):
-        table = Table("part", "times", "ms", "of a step", box=None, header_style="bold")
-        for part in result["parts"]:
-            share = part["ms"] / result["ms_per_step"]
-            table.add_row(part["name"], str(part["times"]), f"{part['ms']:.1f}", f"{share:.1%}")
-        total = sum(part["ms"] for part in result["parts"])
-        table.add_row("sum of parts", "", f"{total:.1f}", f"{total / result['ms_per_step']:.1%}")
-        console.print(table)
+        console.print(_parts(result["parts"], result["ms_per_step"]))
+    if result.get("rows"):
+        console.print(_rows(result["rows"]))
+
+
+def _parts(parts: Sequence[dict[str, Any]], whole: float) -> Table:
+    table = Table("part", "times", "ms", "of a step", box=None, header_style="bold")
+    for part in parts:
+        table.add_row(part["name"], str(part["times"]), f"{part['ms']:.1f}", f"{part['ms'] / whole:.1%}")
+    total = sum(part["ms"] for part in parts)
+    table.add_row("sum of parts", "", f"{total:.1f}", f"{total / whole:.1%}")
+    return table
+
+
+def _rows(rows: Sequence[dict[str, Any]]) -> Table:
+    heads = ("operation", "by", "dtype", "pass", "length", "ms", "GB/s", "of a copy")
+    table = Table(*heads, box=None, header_style="bold")
+    for row in rows:
+        what = (row["operation"], row["implementation"], row["dtype"], row["pass"], f"{row['length']:,}")
+        if "not_run" in row:
+            table.add_row(*what, f"not run: {row['not_run']}")
+        else:
+            table.add_row(*what, f"{row['ms']:.3g}", f"{row['gb_per_s']:.3g}", f"{row['of_copy']:.0%}")
+    return table
 
 
 def _text(name: str, value: Any) -> str:

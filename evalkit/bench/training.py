@@ -16,35 +16,37 @@ from evalkit import streams
 from evalkit.bench.machine import rates
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import Spread, spread, times
-from evalkit.config import Experiment
 from evalkit.devices import AXIS
 from evalkit.train import Stage, Trainer, TrainState
 
 
-def measure(experiment: Experiment, repeats: int, steps: int) -> dict[str, Any]:
-    """Compiles and times `repeats` dispatches of `steps` steps of the last stage, then its parts alone."""
-    trainer = Trainer(
-        experiment.task, experiment.model, experiment.train, range(experiment.seed, experiment.seed + experiment.seeds)
-    )
-    stage = experiment.train.stages(experiment.task.length)[-1]
+def measure(trainer: Trainer, repeats: int, steps: int) -> dict[str, Any]:
+    """A step of the last stage, and its parts alone."""
+    stage = trainer.training.stages(trainer.task.length)[-1]
+    return {
+        **measure_step(trainer, repeats, steps),
+        "parts": parts(trainer, stage, repeats) if len(trainer.seeds) == 1 else [],
+    }
+
+
+def measure_step(trainer: Trainer, repeats: int, steps: int) -> dict[str, Any]:
+    """Compiles and times `repeats` dispatches of `steps` steps of the last stage, beside what the machine can do."""
+    stage = trainer.training.stages(trainer.task.length)[-1]
     began = time.perf_counter()
     compiled = trainer.program(stage)
     compile_s = time.perf_counter() - began
-    state = trainer.init()
-    step = _step_time(trainer, state, stage, steps, repeats)
+    step = _step_time(trainer, trainer.init(), stage, steps, repeats)
     machine = rates(repeats)
-    length = stage.length + experiment.task.answer_length
-    tokens = stage.batch_size * length * experiment.seeds
-    flops = experiment.seeds * product_flops(trainer.one_step(stage))
-    counted = experiment.seeds * counted_bytes(trainer, stage)
+    length, seeds = stage.length + trainer.task.answer_length, len(trainer.seeds)
+    tokens = stage.batch_size * length * seeds
+    flops = seeds * product_flops(trainer.one_step(stage))
+    counted = seeds * counted_bytes(trainer, stage)
     memory = compiled.memory_analysis()
     assert memory is not None, "this backend tells nothing of its memory"
     return {
-        "task": experiment.task_name,
-        "model": experiment.model_name,
         "batch_size": stage.batch_size,
         "length": length,
-        "seeds": experiment.seeds,
+        "seeds": seeds,
         "compile_s": compile_s,
         "ms_per_step": step.median * 1e3,
         "ms_per_step_quartiles": [step.low * 1e3, step.high * 1e3],
@@ -57,7 +59,6 @@ def measure(experiment: Experiment, repeats: int, steps: int) -> dict[str, Any]:
         "machine_copy_gb_per_s": machine["copy"] / 1e9,
         "peak_bytes": memory.temp_size_in_bytes + memory.argument_size_in_bytes,
         "peak_process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "parts": parts(trainer, stage, repeats) if experiment.seeds == 1 else [],
     }
 
 

@@ -1,0 +1,162 @@
+"""`bench scan`: the recurrence alone, by every implementation that this backend has (fig. 8a), and the fused RG-LRU."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from evalkit.bench.machine import rates
+from evalkit.bench.stopwatch import spread, times
+from kernels import linear_scan, rglru
+
+# What a backend has beside XLA's own loops.
+PALLAS = {"gpu": ("triton",), "tpu": ("mosaic_tpu",), "cpu": ()}
+# So long a measurement makes the time of dispatching a call small beside it.
+LEAST_S = 5e-3
+# Inputs, outputs, cotangents and the intermediates of the dearest contender, in arrays of float32.
+ARRAYS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to run the recurrence; `inputs` arrays `[b, t, d]` of `dtype` go in, and one comes out."""
+
+    operation: str
+    implementation: str
+    dtype: str
+    inputs: int
+    function: Callable[..., tuple[Array, Array]]
+
+    @property
+    def name(self) -> str:
+        """What a row is called by."""
+        return f"{self.operation} {self.implementation} {self.dtype}"
+
+    def bytes(self, elements: int, backward: bool) -> int:
+        """What must be read and written: forward its inputs and h; backward those, dh, and a gradient of each input."""
+        arrays = self.inputs + 1 + (2 * self.inputs + 2 if backward else 0)
+        # A linear scan's gradient does not need its x.
+        arrays -= backward and self.operation == "linear_scan"
+        return arrays * elements * jnp.dtype(self.dtype).itemsize
+
+
+def measure(batch: int, width: int, shortest: int, longest: int, repeats: int, patience: int) -> dict[str, Any]:
+    """Milliseconds, GB/s and share of a copy's rate, forward and with the gradient, at lengths that double.
+
+    A contender whose call takes more than `patience` seconds is not taken to longer ones; a length that would not fit
+    in memory is not run; both say so.
+    """
+    copy = rates(repeats)["copy"]
+    rows: list[dict[str, Any]] = []
+    stopped: dict[str, str] = {}
+    length = shortest
+    while length <= longest:
+        rows += _at_length(batch, length, width, repeats, patience, copy, stopped)
+        length *= 2
+    return {
+        "batch": batch,
+        "width": width,
+        "machine_copy_gb_per_s": copy / 1e9,
+        "rows": rows,
+    }
+
+
+def _at_length(
+    batch: int, length: int, width: int, repeats: int, patience: int, copy: float, stopped: dict[str, str]
+) -> Iterator[dict[str, Any]]:
+    elements = batch * length * width
+    needed = ARRAYS_AT_ONCE * 4 * elements
+    lacking = f"needs about {needed / 2**30:.0f} GiB" if needed > memory() else None
+    for backward in (False, True):
+        runs, skipped = {}, []
+        for contender in contenders():
+            key = f"{contender.name} {backward}"
+            if lacking or key in stopped:
+                skipped.append((contender, lacking or stopped[key]))
+            else:
+                runs[contender] = call(contender, batch, length, width, backward)
+        named = {contender.name: function for contender, function in runs.items()}
+        for contender, seconds in zip(runs, times(named, repeats, LEAST_S).values(), strict=True):
+            taken = spread(seconds).median
+            if taken > patience:
+                stopped[f"{contender.name} {backward}"] = f"took {taken:.1f} s at length {length}"
+            rate = contender.bytes(elements, backward) / taken
+            yield _row(contender, length, backward) | {
+                "ms": taken * 1e3,
+                "gb_per_s": rate / 1e9,
+                "of_copy": rate / copy,
+            }
+        for contender, reason in skipped:
+            yield _row(contender, length, backward) | {"not_run": reason}
+
+
+def _row(contender: Contender, length: int, backward: bool) -> dict[str, Any]:
+    return {
+        "operation": contender.operation,
+        "implementation": contender.implementation,
+        "dtype": contender.dtype,
+        "pass": "forward+backward" if backward else "forward",
+        "length": length,
+    }
+
+
+def contenders() -> Iterator[Contender]:
+    """Pallas where this backend has it, XLA's loop, and pairs in logarithmic depth, with our gradient and JAX's own."""
+    pallas = PALLAS[jax.default_backend()]
+    for implementation in (*pallas, "sequential", "associative"):
+        function = partial(linear_scan, implementation=implementation)
+        yield Contender("linear_scan", implementation, "float32", 2, function)
+    for dtype in ("float32", "bfloat16"):
+        yield Contender("linear_scan", "lax.associative_scan", dtype, 2, plain_associative)
+    for implementation in (*pallas, "sequential"):
+        for dtype in ("float32", "bfloat16"):
+            yield Contender("rglru", implementation, dtype, 3, partial(rglru, implementation=implementation))
+
+
+def plain_associative(x: Array, a: Array) -> tuple[Array, Array]:
+    """What one writes without this project: `lax.associative_scan` in the inputs' own dtype, its gradient by JAX."""
+
+    def compose(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
+        (a1, x1), (a2, x2) = left, right
+        return a1 * a2, a2 * x1 + x2
+
+    h = lax.associative_scan(compose, (a, x), axis=1)[1]
+    return h, h[:, -1]
+
+
+def call(contender: Contender, batch: int, length: int, width: int, backward: bool) -> Callable[[], Any]:
+    """The contender on random inputs, with the gradient of all of them if `backward`."""
+    keys = jax.random.split(jax.random.key(0), contender.inputs)
+    dtype = jnp.dtype(contender.dtype)
+    inputs = [jax.random.normal(key, (batch, length, width), dtype) for key in keys]
+    if contender.operation == "linear_scan":
+        inputs[1] = jax.nn.sigmoid(inputs[1])
+        rest = ()
+    else:
+        rest = (jnp.full((width,), -0.5),)
+
+    def states(*inputs: Array) -> Array:
+        return contender.function(*inputs, *rest)[0]
+
+    if not backward:
+        return partial(jax.jit(states), *inputs)
+
+    @jax.jit
+    def gradient(*inputs: Array) -> Any:
+        h, pull = jax.vjp(states, *inputs)
+        return h, pull(h)
+
+    return partial(gradient, *inputs)
+
+
+def memory() -> int:
+    """Bytes of the device's memory that may be used: all that JAX may allocate, or half of a computer's own."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
