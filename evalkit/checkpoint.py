@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +53,8 @@ class Checkpoints:
             self._manager.save(step, args=items)
             sys.unraisablehook = hook
         except Exception as error:  # TensorStore reports a full disk as whatever its driver raises
+            # Of the writes that the first failure keeps from starting, Python would speak when the process ends.
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             raise UserError(
                 f"cannot write checkpoint {step} in {self.path}: {reason}; free space, then go on with resume="
