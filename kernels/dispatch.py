@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kernels import mosaic_tpu, triton, xla
+from kernels import mosaic_gpu, mosaic_tpu, triton, xla
 from kernels.passes import Kernel
 
 SCANS = {"sequential": xla.sequential, "associative": xla.associative}
 KERNELS = {
     "triton": triton.kernel(),
+    "mosaic_gpu": mosaic_gpu.kernel(),
     "mosaic_tpu": mosaic_tpu.kernel(),
     "triton_interpret": triton.kernel(interpret=True),
     "mosaic_tpu_interpret": mosaic_tpu.kernel(interpret=True),
@@ -23,7 +24,7 @@ Implementation = str | Kernel
 
 
 def check(implementation: Implementation, x: Array) -> None:
-    """Raises ValueError for an unknown implementation, one that does not take the dtype of `x`, or an empty time axis."""
+    """Raises ValueError for an unknown implementation, a dtype that it does not take, or an empty time axis."""
     if not isinstance(implementation, Kernel) and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
     if x.shape[1] == 0:

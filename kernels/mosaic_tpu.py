@@ -58,7 +58,7 @@ def _walk(
 
     def beside(s):
         """The few steps just before block `s`, in the order of `lagged`: the state that its end of the walk needs."""
-        edge = time(s) * block // PACKED - 1 if reverse else (time(s) + 1) * (block // PACKED)
+        edge = time(s) * (block // PACKED) - 1 if reverse else (time(s) + 1) * (block // PACKED)
         return jnp.clip(edge, 0, pl.cdiv(steps, PACKED) - 1)
 
     in_time = pl.BlockSpec((None, block, channels), lambda b, d, s: (b, time(s), d))

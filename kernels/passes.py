@@ -52,9 +52,9 @@ class Walked(NamedTuple):
 class Walk(Protocol):
     """Runs any pass along the whole of time.
 
-    Rows are arrays `[b, t, d]`, or `[b, t]` for an integer a step; `rate [d]` and `carry [b, d]` are float32. `lagged` is
-    the states `[b, t, d]` and the one before the first of them `[b, d]`. With `reverse` the walk goes from the last step
-    to the first. `dtypes` are those of the outputs. Raises ValueError for what the kernel cannot take.
+    Rows are arrays `[b, t, d]`, or `[b, t]` for an integer a step; `rate [d]` and `carry [b, d]` are float32. `lagged`
+    is the states `[b, t, d]` and the one before the first of them `[b, d]`. With `reverse` the walk goes from the last
+    step to the first. `dtypes` are those of the outputs. Raises ValueError for what the kernel cannot take.
     """
 
     def __call__(

@@ -31,10 +31,10 @@ def rglru(
     """Returns every state `h [b, t, d]` in the dtype of `x`, and the last one `[b, d]` in float32.
 
     `h_t = a_t h_{t-1} + sqrt(1 − a_t²) · i_t · x_t`, where `recurrence` and `entry` are the gates r and i before their
-    sigmoid, and `log a_t = rate · r_t` (`rate = −c · softplus(−Λ) ≤ 0`). `h0` is the state before the first step (zero if
-    None). Where `reset` is True the state before that step counts as zero; with `unit_reset` the root is 1 there as well,
-    as in RecurrentGemma. A step whose `recurrence` is `kernels.gates.CLOSED` leaves the state as it is, exactly.
-    The slope of the root is capped at 1000. `implementation` as in `linear_scan`, and the same errors.
+    sigmoid, and `log a_t = rate · r_t` (`rate = −c · softplus(−Λ) ≤ 0`). `h0` is the state before the first step (zero
+    if None). Where `reset` is True the state before that step counts as zero; with `unit_reset` the root is 1 there as
+    well, as in RecurrentGemma. A step whose `recurrence` is `kernels.gates.CLOSED` leaves the state exactly as it is.
+    The slope of the root in `a²` is capped at 1000. `implementation` as in `linear_scan`, and the same errors.
     """
     check(implementation, x)
     if h0 is None:
@@ -83,9 +83,7 @@ def _states_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs) -> tuple[Array
     return h.astype(x.dtype), h[:, -1]
 
 
-def _gradients_by_scan(
-    unit_reset: bool, scan: Scan, inputs: Inputs, h: Array, dh: Array, dlast: Array
-) -> Inputs:
+def _gradients_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs, h: Array, dh: Array, dlast: Array) -> Inputs:
     x, recurrence, entry, rate, h0, flags = inputs
     (a, _), pull = jax.vjp(
         lambda *gate_inputs: _gated_input(*gate_inputs, flags, unit_reset), recurrence, entry, x, rate
@@ -103,9 +101,7 @@ def _states_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs) -> tuple
     return walked.outputs[0], walked.carry
 
 
-def _gradients_by_kernel(
-    unit_reset: bool, kernel: Kernel, inputs: Inputs, h: Array, dh: Array, dlast: Array
-) -> Inputs:
+def _gradients_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs, h: Array, dh: Array, dlast: Array) -> Inputs:
     x, recurrence, entry, rate, h0, flags = inputs
     rows = (dh, x, recurrence, entry) if flags is None else (dh, x, recurrence, entry, flags)
     steps = GatedGradient(kernel.gates, unit_reset)
@@ -133,9 +129,7 @@ def _gated_input(
     return without(opened.a, reset), opened.scale * opened.i * x.astype(jnp.float32)
 
 
-def _gated_input_forward(
-    recurrence: Array, entry: Array, x: Array, rate: Array, flags: Array | None, unit_reset: bool
-):
+def _gated_input_forward(recurrence: Array, entry: Array, x: Array, rate: Array, flags: Array | None, unit_reset: bool):
     return _gated_input(recurrence, entry, x, rate, flags, unit_reset), (recurrence, entry, x, rate, flags)
 
 

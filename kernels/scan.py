@@ -30,7 +30,8 @@ def linear_scan(
     `h0` is the state before the first step (zero if None). Where `reset` is True the state before that step counts as
     zero. With `reverse` time runs from the last step to the first, and the last state is the one at step 0.
     `implementation` is one of `kernels.dispatch.IMPLEMENTATIONS`, or a kernel with blocks of its own
-    (`kernels.triton.kernel`); the default follows the platform. Raises ValueError for an empty time axis, an unknown implementation, or one that does not take these shapes or this dtype.
+    (`kernels.triton.kernel`); the default follows the platform. Raises ValueError for an empty time axis, an unknown
+    implementation, or one that does not take these shapes or this dtype.
     """
     check(implementation, x)
     accumulate = _accumulation_dtype(x)
@@ -66,7 +67,9 @@ def _scan_forward(x: Array, a: Array, h0: Array, reverse: bool, implementation: 
     return (h, last), (a, h0, h)
 
 
-def _scan_backward(reverse: bool, implementation: Implementation, kept: tuple[Array, ...], cotangents: tuple[Array, ...]):
+def _scan_backward(
+    reverse: bool, implementation: Implementation, kept: tuple[Array, ...], cotangents: tuple[Array, ...]
+):
     by_scan, by_kernel = partial(_gradients_by_scan, reverse=reverse), partial(_gradients_by_kernel, reverse=reverse)
     return dispatch(implementation, by_scan, by_kernel, *kept, *cotangents)
 

@@ -1,9 +1,9 @@
 """Passes over time on an NVIDIA GPU, by Pallas with Triton: any number of steps, any width.
 
-A program takes one row of the batch and a block of channels, keeps the carry in registers and walks through time, always
-a few steps of loads ahead of its arithmetic. Where batch and width are too small to fill the chip, time is cut into
-chunks: each chunk is first reduced to `carry ← A · carry + B`, a scan over the chunks gives the carry into each, and then
-all chunks run at once. The only module that knows Triton, which JAX 0.11 deprecates in Pallas.
+A program takes one row of the batch and a block of channels, keeps the carry in registers and walks through time, its
+loads always a few steps ahead of its arithmetic. Where batch and width are too small to fill the chip, time is cut into
+chunks: each is first reduced to `carry ← A · carry + B`, a scan over the chunks gives the carry into each of them, and
+then all run at once. The only module that knows Triton, which JAX 0.11 deprecates in Pallas.
 """
 
 from collections.abc import Callable
@@ -72,20 +72,21 @@ def _walk(
     interpret: bool,
 ) -> Walked:
     cut = _fit(blocks or _default_blocks(run), *rows[0].shape)
+    name = type(run).__name__
     launch = partial(_launch, cut=cut, rate=rate, reverse=reverse, interpret=interpret)
     carries = carry[:, None]
     if cut.chunks > 1:
         zeros = jnp.zeros((cut.batch, cut.chunks, cut.width), jnp.float32)
-        _, reduced = launch(partial(_compose, run), rows, None, (zeros + 1, zeros), dtypes=())
+        _, reduced = launch(partial(_compose, run), rows, None, (zeros + 1, zeros), (), name=f"{name}_chunk")
         carries = _into_each_chunk(reduced, carry, interpret)
     sums = (jnp.zeros_like(carries),) * run.sums
-    outputs, (last, *sums) = launch(partial(_advance, run), rows, lagged, (carries, *sums), dtypes=dtypes)
+    outputs, (last, *sums) = launch(partial(_advance, run), rows, lagged, (carries, *sums), dtypes, name=name)
     return Walked(outputs, tuple(total.sum(axis=(0, 1)) for total in sums), last[:, -1])
 
 
 def _default_blocks(run: Pass) -> Blocks:
-    """A gradient with sums reads most, and would spill registers with more channels."""
-    return Blocks(channels=32) if run.sums else Blocks()
+    """The gradient with sums reads most: with eight steps ahead it would run out of registers."""
+    return Blocks(ahead=4) if run.sums else Blocks()
 
 
 def _fit(blocks: Blocks, batch: int, steps: int, width: int) -> Cut:
@@ -97,21 +98,25 @@ def _fit(blocks: Blocks, batch: int, steps: int, width: int) -> Cut:
 
 def _into_each_chunk(reduced: tuple[Array, ...], carry: Array, interpret: bool) -> Array:
     """The carry into each chunk `[b, g, d]`: over whole chunks, the walk is a linear scan of few steps."""
-    once = Blocks(chunks=1)
-    after = _walk(Linear(), reduced, None, None, carry, reverse=False, dtypes=(jnp.float32,), blocks=once, interpret=interpret)
-    return jnp.concatenate([carry[:, None], after.outputs[0][:, :-1]], axis=1)
+    over_chunks = partial(_walk, reverse=False, dtypes=(jnp.float32,), blocks=Blocks(chunks=1), interpret=interpret)
+    states = over_chunks(Linear(), reduced, None, None, carry).outputs[0]
+    return jnp.concatenate([carry[:, None], states[:, :-1]], axis=1)
 
 
 Carries = tuple[Array, ...]
 
 
-def _compose(run: Pass, carries: Carries, rows: Rows, rate: Array | None, previous: Array | None) -> tuple[Carries, Rows]:
+def _compose(
+    run: Pass, carries: Carries, rows: Rows, rate: Array | None, previous: Array | None
+) -> tuple[Carries, Rows]:
     """One more step of `carry ← A · carry + B`."""
     a, b = run.coefficients(rows, rate)
     return (a * carries[0], a * carries[1] + b), ()
 
 
-def _advance(run: Pass, carries: Carries, rows: Rows, rate: Array | None, previous: Array | None) -> tuple[Carries, Rows]:
+def _advance(
+    run: Pass, carries: Carries, rows: Rows, rate: Array | None, previous: Array | None
+) -> tuple[Carries, Rows]:
     """One step of the pass itself; its sums are carried beside the carry."""
     before, *sums = carries
     a, b = run.coefficients(rows, rate)
@@ -125,8 +130,9 @@ def _launch(
     rows: Rows,
     lagged: tuple[Array, Array] | None,
     carries: Carries,
-    *,
     dtypes: tuple[DTypeLike, ...],
+    *,
+    name: str,
     cut: Cut,
     rate: Array | None,
     reverse: bool,
@@ -156,7 +162,7 @@ def _launch(
         ),
         compiler_params=plt.CompilerParams(num_warps=cut.warps, num_stages=1),
         interpret=interpret,
-        name="walk",
+        name=name,
     )(*read)
     return outputs, ends
 
