@@ -25,6 +25,14 @@ compile h200
 echo
 echo "| target | operation, with its gradient | compiled in |"
 echo "|---|---|---|"
+MOSAIC_GPU_DUMP_PTXAS=1 compile h200-mosaic >"$venv/mosaic" # the assembler's own report, between the rows
+grep '^|' "$venv/mosaic"
 for target in v4:2x2x1 v5e:2x2 v5p:2x2x1 v6e:2x2; do
     compile "$target"
 done
+echo
+echo "Mosaic GPU: at most $(grep -oE 'Used [0-9]+' "$venv/mosaic" | grep -oE '[0-9]+' | sort -n | tail -1) registers"
+if grep -E '[1-9][0-9]* bytes spill' "$venv/mosaic"; then
+    echo "a Mosaic GPU kernel spills registers" >&2
+    exit 1
+fi

@@ -20,7 +20,8 @@ from kernels.xla import shift
 
 CHANNELS = 128
 BLOCK = 32  # steps in one copy
-COPIES = 4  # under way at once
+MOST_COPIES = 4  # under way at once
+SHARED_MEMORY = 200_000  # bytes for them, of the 232448 that a program may have
 
 
 def kernel() -> Kernel:
@@ -85,7 +86,7 @@ def _kernel(plgpu, run: Pass, reverse: bool, steps: int, times: int, flags: int,
             t = block_of(indices[0]) * block + k
             values = [buffer[k] for buffer in buffers]
             previous = values.pop() if lags else None
-            values = (*values, *(flag[batch, t] for flag in reset))
+            values = (*values, *(jnp.broadcast_to(flag[batch, t], (CHANNELS,)) for flag in reset))
             before, *sums = carried
             a, b = run.coefficients(values, rate)
             after = a * before + b
@@ -96,15 +97,16 @@ def _kernel(plgpu, run: Pass, reverse: bool, steps: int, times: int, flags: int,
 
         return lax.fori_loop(0, block, one, carried)
 
+    size = sum(ref.dtype.itemsize for ref in in_time)
     spec = plgpu.BlockSpec((block, CHANNELS), lambda s: (block_of(s), j))
-    # A constant has a layout of its own; a loop wants the one that its carry ends with.
-    zero = plgpu.layout_cast(jnp.zeros((CHANNELS,), jnp.float32), plgpu.Layout.WG_STRIDED((CHANNELS,), vec_size=1))
+    start = carry[batch, channels]
+    zero = start * 0  # not a constant, for its layout would not be that of the sum
     pipeline = plgpu.emit_pipeline(
         several,
         grid=(steps // block,),
         in_specs=[spec] * times,
-        max_concurrent_steps=min(COPIES, steps // block),
-        init_carry=(carry[batch, channels], *(zero,) * run.sums),
+        max_concurrent_steps=min(MOST_COPIES, SHARED_MEMORY // (block * CHANNELS * size), steps // block),
+        init_carry=(start, *(zero,) * run.sums),
     )
     for ref, value in zip(ends, pipeline(*(ref.at[batch] for ref in in_time)), strict=True):
         ref[batch, channels] = value

@@ -33,7 +33,7 @@ def rglru(
     `h_t = a_t h_{t-1} + sqrt(1 − a_t²) · i_t · x_t`, where `recurrence` and `entry` are the gates r and i before their
     sigmoid, and `log a_t = rate · r_t` (`rate = −c · softplus(−Λ) ≤ 0`). `h0` is the state before the first step (zero
     if None). Where `reset` is True the state before that step counts as zero; with `unit_reset` the root is 1 there as
-    well, as in RecurrentGemma. A step whose `recurrence` is `kernels.gates.CLOSED` leaves the state exactly as it is.
+    well, as in RecurrentGemma. A step whose `recurrence` is `kernels.gates.CLOSED` leaves the state as it is.
     The slope of the root in `a²` is capped at 1000. `implementation` as in `linear_scan`, and the same errors.
     """
     check(implementation, x)

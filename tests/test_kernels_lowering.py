@@ -1,5 +1,7 @@
 """Every kernel lowers for the platform it is for, here where that platform is not."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -29,10 +31,10 @@ def lowered(function, platform, *arguments):
         return jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
 
 
-def loss(x, recurrence, entry, rate, h0, reset):
+def loss(x, recurrence, entry, rate, h0, reset, implementation="auto"):
     """Both operations, with all that the kernels take."""
-    h, last = rglru(x, recurrence, entry, rate, h0, reset=reset)
-    plain, end = linear_scan(h, jax.nn.sigmoid(entry), last, reset=reset)
+    h, last = rglru(x, recurrence, entry, rate, h0, reset=reset, implementation=implementation)
+    plain, end = linear_scan(h, jax.nn.sigmoid(entry), last, reset=reset, implementation=implementation)
     return plain.astype(jnp.float32).sum() + end.sum()
 
 
@@ -45,6 +47,14 @@ def test_both_operations_and_their_gradients_lower(platform, dtype, shape):
     assert text.count(f"@{CALL[platform]}") + text.count(f'@"{CALL[platform]}"') >= (8 if chunked else 4)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_mosaic_gpu_lowers_where_the_width_allows_and_says_so_where_not(dtype):
+    gradient = jax.grad(partial(loss, implementation="mosaic_gpu"), argnums=range(5))
+    assert lowered(gradient, "cuda", *arrays(2, 300, 256, dtype)).count("@mosaic_gpu") >= 4
+    with pytest.raises(ValueError, match="widths that are multiples of 128, not 200; use 'triton'"):
+        lowered(gradient, "cuda", *arrays(2, 300, 200, dtype))
+
+
 @pytest.mark.parametrize("platform", CALL)
 def test_they_lower_without_resets_under_vmap_and_reversed(platform):
     x, _, _, rate, h0, _ = arrays(2, 100, 64, jnp.float32)
@@ -54,7 +64,7 @@ def test_they_lower_without_resets_under_vmap_and_reversed(platform):
         return linear_scan(h[0], h[1], last[0], reverse=True)[0].sum()
 
     text = lowered(jax.grad(states), platform, x, rate, h0)
-    assert CALL[platform] in text and "while" not in text
+    assert CALL[platform] in text and "stablehlo.while" not in text
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])

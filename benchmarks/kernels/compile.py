@@ -1,6 +1,7 @@
 """Compiles every kernel for real for one target that is not there, and prints what each needs.
 
-    python compile.py h200          registers, spilled bytes and instructions an element, one line a kernel
+    python compile.py h200          registers, spilled bytes and instructions of the loop, one line a kernel
+    python compile.py h200-mosaic   seconds to compile by Mosaic GPU, one line an operation
     python compile.py v4:2x2x1      seconds to compile, one line an operation; likewise v5e:2x2, v5p:2x2x1, v6e:2x2
 
 Exits with 1 if a kernel spills registers to memory.
@@ -27,57 +28,58 @@ from jax.sharding import SingleDeviceSharding  # noqa: E402
 from kernels import linear_scan, rglru  # noqa: E402
 
 BATCH, STEPS, WIDTH = 8, 2048, 1024
-THREADS = 32
 
 
-def operations(dtype, sharding: SingleDeviceSharding) -> Iterator[tuple[str, jax.stages.Lowered]]:
-    """Each operation with its gradient, plain and with resets, lowered for the target of `sharding`."""
+def operations(sharding: SingleDeviceSharding, implementation: str) -> Iterator[tuple[str, jax.stages.Lowered]]:
+    """Each operation with its gradient, in both dtypes, lowered for the target of `sharding`."""
 
     def array(*shape: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    x, h0 = array(BATCH, STEPS, WIDTH, dtype=dtype), array(BATCH, WIDTH)
-    arguments = {linear_scan: (x, x, h0), rglru: (x, x, x, array(WIDTH), h0)}
-    for operation, given in arguments.items():
-        for reset in (None, array(BATCH, STEPS, dtype=jnp.bool)):
+    h0, reset = array(BATCH, WIDTH), array(BATCH, STEPS, dtype=jnp.bool)
+    for dtype in (jnp.float32, jnp.bfloat16):
+        x = array(BATCH, STEPS, WIDTH, dtype=dtype)
+        gated = (x, x, x, array(WIDTH), h0)
+        for operation, given, flags in ((linear_scan, (x, x, h0), None), (rglru, gated, None), (rglru, gated, reset)):
 
-            def both(cotangents, reset, *given, operation=operation):
-                values, pull = jax.vjp(lambda *given: operation(*given, reset=reset), *given)
+            def both(cotangents, flags, *given, operation=operation):
+                values, pull = jax.vjp(lambda *g: operation(*g, reset=flags, implementation=implementation), *given)
                 return values, pull(cotangents)
 
-            name = f"{operation.__name__} {jnp.dtype(dtype).name}{'' if reset is None else ', resets'}"
-            yield (
-                name,
-                jax.jit(both)
-                .trace((x, h0), reset, *given)
-                .lower(lowering_platforms=("tpu" if sharding.device_set.pop().platform == "tpu" else "cuda",)),
-            )
+            traced = jax.jit(both).trace((x, h0), flags, *given)
+            name = f"{operation.__name__}, {jnp.dtype(dtype).name}{'' if flags is None else ', resets'}"
+            yield name, traced.lower(lowering_platforms=("tpu" if implementation == "mosaic_tpu" else "cuda",))
 
 
-def on_tpu(name: str) -> bool:
+def compile_all(device: jax.Device, implementation: str) -> None:
     """Prints how long each operation took to compile; a failure is an exception."""
-    device = topologies.get_topology_desc(name, platform="tpu").devices[0]
-    for dtype in (jnp.float32, jnp.bfloat16):
-        for operation, lowered in operations(dtype, SingleDeviceSharding(device)):
-            start = time.perf_counter()
-            lowered.compile()
-            print(f"| {device.device_kind} | {operation} | {time.perf_counter() - start:.1f} s |", flush=True)
-    return True
+    for operation, lowered in operations(SingleDeviceSharding(device), implementation):
+        start = time.perf_counter()
+        lowered.compile()
+        print(f"| {device.device_kind} | {operation} | {time.perf_counter() - start:.1f} s |", flush=True)
 
 
-def on_h200() -> bool:
-    """Prints the needs of each kernel; whether none spills."""
+def tpu(name: str) -> jax.Device:
+    """A chip of that generation."""
+    return topologies.get_topology_desc(name, platform="tpu").devices[0]
+
+
+def h200() -> jax.Device:
+    """An H200."""
     target = Path(__file__).with_name("h200.textproto").read_text()
-    device = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1").devices[0]
+    return topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x1").devices[0]
+
+
+def needs_of_triton() -> bool:
+    """Prints the needs of each kernel; whether none spills."""
     clean = True
-    for dtype in (jnp.float32, jnp.bfloat16):
-        for operation, lowered in operations(dtype, SingleDeviceSharding(device)):
-            for old in Path(DUMP).glob("*"):
-                old.unlink()
-            lowered.compile()
-            for ptx in sorted(Path(DUMP).glob("*.ptx")):
-                for kernel in re.findall(r"\.entry (Linear\w*|Gated\w*)\(", ptx.read_text()):
-                    clean &= report(operation, kernel, ptx)
+    for operation, lowered in operations(SingleDeviceSharding(h200()), "triton"):
+        for old in Path(DUMP).glob("*"):
+            old.unlink()
+        lowered.compile()
+        for ptx in sorted(Path(DUMP).glob("*.ptx")):
+            for kernel in re.findall(r"\.entry (Linear\w*|Gated\w*)\(", ptx.read_text()):
+                clean &= report(operation, kernel, ptx)
     return clean
 
 
@@ -109,4 +111,7 @@ def in_loop(ptx: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if (on_h200() if sys.argv[1] == "h200" else on_tpu(sys.argv[1])) else 1)
+    target = sys.argv[1]
+    if target == "h200":
+        sys.exit(0 if needs_of_triton() else 1)
+    compile_all(*((h200(), "mosaic_gpu") if target == "h200-mosaic" else (tpu(target), "mosaic_tpu")))
