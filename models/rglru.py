@@ -8,7 +8,8 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from kernels import linear_scan
+from kernels import gated_input, rglru
+from kernels.gates import CLOSED
 from models.layers import (
     DENSE_UP_TO,
     BlockDiagonalLinear,
@@ -22,7 +23,6 @@ from models.layers import (
 from models.shapes import Activations, Positions
 
 C = 8.0  # eq. 3
-SMALLEST_ROOT = 0.5e-3
 
 
 class RecurrentCache(NamedTuple):
@@ -30,54 +30,6 @@ class RecurrentCache(NamedTuple):
 
     h: Float[Array, "b r"]
     conv: Float[Array, "b s r"]
-
-
-@jax.custom_vjp
-def gated_input(
-    recurrence: Activations, entry: Activations, x: Activations, rate: Float[Array, " d"]
-) -> tuple[Activations, Activations]:
-    """`a` and `sqrt(1 − a²) · i · x` in float32, from both gates before their sigmoid (eqs. 1–4 and 6).
-
-    `rate` is log a at r = 1, below 0. With `u = tanh(log a / 2)`, `a = (1 + u) / (1 − u)`, `1 − a² = −4u / (1 − u)²`:
-    one tanh for both, and no cancellation as a → 1. The gradient takes all of it again instead of keeping it, and that
-    of the root is at most 1000, so that a → 1 gives no infinite gradient (arXiv 2404.07839).
-    """
-    _, i, a, scale = _gates(recurrence, entry, rate)
-    return a, scale * i * x.astype(jnp.float32)
-
-
-def _gates(recurrence: Array, entry: Array, rate: Array) -> tuple[Array, Array, Array, Array]:
-    """r, i, a and sqrt(1 − a²)."""
-    r, i = _sigmoid(recurrence.astype(jnp.float32)), _sigmoid(entry.astype(jnp.float32))
-    u = jnp.tanh(r * (0.5 * rate)[None, None])
-    inverse = 1 / (1 - u)
-    return r, i, (1 + u) * inverse, 2 * jnp.sqrt(-u) * inverse
-
-
-def _sigmoid(x: Array) -> Array:
-    """By one tanh, which costs a CPU half of an exponential and a division."""
-    return 0.5 + 0.5 * jnp.tanh(0.5 * x)
-
-
-def _gated_input_forward(recurrence: Array, entry: Array, x: Array, rate: Array):
-    return gated_input(recurrence, entry, x, rate), (recurrence, entry, x, rate)
-
-
-def _gated_input_backward(kept: tuple[Array, ...], cotangents: tuple[Array, Array]) -> tuple[Array, ...]:
-    recurrence, entry, x, rate = kept
-    da, dinput = cotangents
-    x32 = x.astype(jnp.float32)
-    r, i, a, scale = _gates(recurrence, entry, rate)
-    dscale = dinput * i * x32
-    dlog_a = a * (da - dscale * a / jnp.maximum(scale, SMALLEST_ROOT))
-    drecurrence = dlog_a * rate[None, None] * r * (1 - r)
-    dentry = dinput * scale * x32 * i * (1 - i)
-    dx = dinput * scale * i
-    drate = (dlog_a * r).reshape(-1, rate.shape[0]).sum(axis=0)  # flat: see `scaled` in layers.py
-    return drecurrence.astype(recurrence.dtype), dentry.astype(entry.dtype), dx.astype(x.dtype), drate
-
-
-gated_input.defvjp(_gated_input_forward, _gated_input_backward)
 
 
 class RGLRU(nnx.Module):
@@ -106,18 +58,20 @@ class RGLRU(nnx.Module):
         self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
     ) -> tuple[Activations, Float[Array, "b r"]]:
         """Runs over `x` from state `h`; returns the outputs and the last state (float32)."""
-        a, inputs = self.gated(x)
+        recurrence, entry = self._before_sigmoid(x)
         reset = None
         if positions is not None:
-            pad = (positions < 0)[..., None]
-            a, inputs, reset = jnp.where(pad, 1.0, a), jnp.where(pad, 0.0, inputs), positions == 0
-        y, last = linear_scan(inputs, a, h, reset=reset)
-        return y.astype(x.dtype), last
+            recurrence, reset = jnp.where((positions < 0)[..., None], CLOSED, recurrence), positions == 0
+        return rglru(x, recurrence, entry, self._rate(), h, reset=reset)
 
     def gated(self, x: Activations) -> tuple[Activations, Activations]:
         """The decay `a` and the scaled, gated input of the recurrence, both float32 (eqs. 1–4)."""
         recurrence, entry = self._before_sigmoid(x)
-        return gated_input(recurrence, entry, x, -C * jax.nn.softplus(-self.decay[...]))
+        return gated_input(recurrence, entry, x, self._rate())
+
+    def _rate(self) -> Float[Array, " d"]:
+        """log a at r = 1 (eqs. 3 and 6)."""
+        return -C * jax.nn.softplus(-self.decay[...])
 
     def _before_sigmoid(self, x: Activations) -> tuple[Activations, Activations]:
         """Both gates before their sigmoid; where dense products pay, by one of them."""

@@ -13,7 +13,7 @@ from evalkit.protocols import LanguageModel
 from models import build
 from models.attention import MQA, Marks, attend, rope
 from models.layers import BlockDiagonalLinear, gelu_times
-from models.rglru import RecurrentBlock, gated_input
+from models.rglru import RecurrentBlock
 
 MODELS = catalogue.options("model")
 VOCABULARY, STEPS = 16, 29
@@ -239,43 +239,6 @@ def test_a_dense_block_diagonal_product_is_the_blocked_one(monkeypatch: pytest.M
     dense = layer(x)
     monkeypatch.setattr("models.layers.DENSE_UP_TO", 0)
     close(layer(x), dense, 1e-6)
-
-
-def test_the_decay_is_exact_as_a_tends_to_one_and_its_gradient_is_bounded() -> None:
-    rate = -np.logspace(-9, 1, 50)
-    wide = jnp.full((1, 1, 50), 50.0)  # both gates open
-    a, scale = gated_input(wide, wide, jnp.ones((1, 1, 50)), jnp.asarray(rate, jnp.float32))
-    np.testing.assert_allclose(a[0, 0], np.exp(rate), rtol=3e-7, atol=1e-7)
-    np.testing.assert_allclose(scale[0, 0], np.sqrt(-np.expm1(2 * rate)), rtol=1e-5)
-
-    def of(recurrence, rate):
-        return gated_input(recurrence, wide[:, :, :1], wide[:, :, :1] * 0 + 1, rate)[1].sum()
-
-    for exact in (-1e-12, -1e-6, -1e-2):
-        slope = jax.grad(of)(wide[:, :, :1] * 0, jnp.array([exact]))  # at r = 1/2
-        a2 = np.exp(exact)
-        expected = -0.25 * exact * a2 / max(np.sqrt(1 - a2), 0.5e-3)
-        np.testing.assert_allclose(slope[0, 0, 0], expected, rtol=1e-4)
-
-
-def test_the_gates_are_those_of_the_paper() -> None:
-    """Against eqs. 1 to 6 as they stand, in float64, values and gradients."""
-    keys = jax.random.split(jax.random.key(0), 6)
-    z, e, x = (jax.random.normal(key, (2, 5, 7)) for key in keys[:3])
-    rate = -jnp.exp(jax.random.normal(keys[3], (7,)))
-    ways = [jax.random.normal(key, (2, 5, 7)) for key in keys[4:]]
-
-    def plain(z, e, x, rate):
-        log_a = jax.nn.sigmoid(z) * rate[None, None]
-        return jnp.exp(log_a), jnp.sqrt(1 - jnp.exp(2 * log_a)) * jax.nn.sigmoid(e) * x
-
-    with jax.enable_x64():
-        exact = [jnp.asarray(np.asarray(v), jnp.float64) for v in (z, e, x, rate, *ways)]
-        values, pull = jax.vjp(plain, *exact[:4])
-        wanted = [*values, *pull(tuple(exact[4:]))]
-    values, pull = jax.vjp(gated_input, z, e, x, rate)
-    for got, want in zip([*values, *pull(tuple(ways))], wanted, strict=True):
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
 
 
 def test_gelu_times_is_jax_gelu_times() -> None:

@@ -1,0 +1,60 @@
+"""Which implementation runs: the caller's choice, or the best one for the platform a program is lowered for."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from kernels import mosaic_gpu, mosaic_tpu, triton, xla
+from kernels.passes import Kernel
+
+SCANS = {"sequential": xla.sequential, "associative": xla.associative}
+KERNELS = {
+    "triton": triton.kernel(),
+    "mosaic_gpu": mosaic_gpu.kernel(),
+    "mosaic_tpu": mosaic_tpu.kernel(),
+    "triton_interpret": triton.kernel(interpret=True),
+    "mosaic_tpu_interpret": mosaic_tpu.kernel(interpret=True),
+}
+IMPLEMENTATIONS = ("auto", *SCANS, *KERNELS)
+Implementation = str | Kernel
+
+
+def check(implementation: Implementation, x: Array) -> None:
+    """Raises ValueError for an unknown implementation, a dtype that it does not take, or an empty time axis."""
+    if not isinstance(implementation, Kernel) and implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+    if x.shape[1] == 0:
+        raise ValueError(f"a recurrence needs at least one step; x has shape {x.shape}")
+    pallas = isinstance(implementation, Kernel) or implementation in KERNELS
+    if pallas and x.dtype not in (jnp.float32, jnp.bfloat16):
+        raise ValueError(f"a Pallas kernel takes float32 and bfloat16, not {x.dtype}; use implementation='sequential'")
+
+
+def dispatch(
+    implementation: Implementation, by_scan: Callable[..., Any], by_kernel: Callable[..., Any], *arguments: Any
+) -> Any:
+    """`by_scan(scan, *arguments)` with a scan of XLA's, or `by_kernel(kernel, *arguments)` with a Pallas kernel.
+
+    "auto" is Triton on an NVIDIA GPU, Mosaic on a TPU and the sequential scan elsewhere. A GPU that the kernel does not
+    serve, by vendor or dtype, takes the associative scan: there each step of a loop is the launch of a kernel.
+    """
+    if isinstance(implementation, Kernel):
+        return by_kernel(implementation, *arguments)
+    if implementation in SCANS:
+        return by_scan(SCANS[implementation], *arguments)
+    if implementation in KERNELS:
+        return by_kernel(KERNELS[implementation], *arguments)
+    sequential, associative = (partial(by_scan, scan) for scan in (xla.sequential, xla.associative))
+    if any(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(arguments)):
+        return lax.platform_dependent(*arguments, cuda=associative, rocm=associative, default=sequential)
+    return lax.platform_dependent(
+        *arguments,
+        cuda=partial(by_kernel, KERNELS["triton"]),
+        rocm=associative,
+        tpu=partial(by_kernel, KERNELS["mosaic_tpu"]),
+        default=sequential,
+    )

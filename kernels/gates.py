@@ -1,0 +1,93 @@
+"""The arithmetic of the RG-LRU's gates, element by element (De et al. 2024, eqs. 1–4 and 6), and its gradient.
+
+Every implementation of `kernels.rglru` calls these functions, on whole arrays or on a tile of them: nothing here knows
+about time. All of it is float32, because in bfloat16 a decay of 0.999 is 1.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+SMALLEST_ROOT = 0.5e-3  # caps the slope of sqrt(1 − a²) in a² at 1000 (arXiv 2404.07839)
+LOG2_E = 1.4426950408889634
+CLOSED = -1e30  # before a sigmoid that is to be 0: where the recurrence gate is closed, a = 1 and scale = 0 exactly
+
+
+class Gates(NamedTuple):
+    """The recurrence gate r, the input gate i, the decay a and the input's scale sqrt(1 − a²)."""
+
+    r: Array
+    i: Array
+    a: Array
+    scale: Array
+
+
+class GateGradients(NamedTuple):
+    """Gradients of x and of both gates before their sigmoid; that of rate is still to be summed over batch and time."""
+
+    x: Array
+    recurrence: Array
+    entry: Array
+    rate: Array
+
+
+Arithmetic = Callable[[Array, Array, Array], Gates]
+
+
+def gates(recurrence: Array, entry: Array, rate: Array) -> Gates:
+    """Both gates from what comes before their sigmoid; `rate ≤ 0`, of the same rank, is log a at r = 1.
+
+    With `u = tanh(log a / 2)`, `a = 1 + 2u / (1 − u)` and `1 − a² = −4u / (1 − u)²`: one tanh for both, and no
+    cancellation as a → 1. The sigmoid of i is a tanh too, which costs a CPU half as much; not that of r, whose error
+    near 0 the root would blow up.
+    """
+    r = jax.nn.sigmoid(recurrence.astype(jnp.float32))
+    i = 0.5 + 0.5 * jnp.tanh(0.5 * entry.astype(jnp.float32))
+    u = jnp.tanh(r * (0.5 * rate))
+    inverse = 1 / (1 - u)
+    return Gates(r, i, 1 + 2 * u * inverse, 2 * jnp.sqrt(-u) * inverse)
+
+
+def gates_by_exponentials(recurrence: Array, entry: Array, rate: Array) -> Gates:
+    """The same for a GPU, where 2^x is one instruction and an exact tanh some thirty.
+
+    Near a = 1, where `1 − a²` would cancel, it is its Taylor polynomial in log a.
+    """
+    r, i = (1 / (1 + jnp.exp2(-LOG2_E * gate.astype(jnp.float32))) for gate in (recurrence, entry))
+    log_a = r * rate
+    a = jnp.exp2(LOG2_E * log_a)
+    z = -2 * log_a
+    near_one = z * (1 - z * (1 / 2 - z * (1 / 6 - z * (1 / 24 - z * (1 / 120 - z * (1 / 720))))))
+    square = jnp.where(z < 0.25, near_one, 1 - a * a)
+    return Gates(r, i, a, square * jax.lax.rsqrt(jnp.maximum(square, 1e-30)))  # a root that Mosaic GPU has too
+
+
+def gates_with_reset(
+    arithmetic: Arithmetic, recurrence: Array, entry: Array, rate: Array, reset: Array | None, unit_reset: bool
+) -> Gates:
+    """The gates; with `unit_reset` the scale is 1 and the decay 0 where `reset` is True, as in RecurrentGemma."""
+    plain = arithmetic(recurrence, entry, rate)
+    if reset is None or not unit_reset:
+        return plain
+    return plain._replace(a=without(plain.a, reset), scale=jnp.where(reset, 1.0, plain.scale))
+
+
+def without(values: Array, reset: Array | None) -> Array:
+    """`values`, zero where `reset` is True: what a reset cuts off is the decay, and the state before the step."""
+    return values if reset is None else jnp.where(reset, 0.0, values)
+
+
+def gate_gradients(gates: Gates, x: Array, rate: Array, da: Array, dinput: Array) -> GateGradients:
+    """Pulls back the gradients of the decay `a` and of the input `scale · i · x`."""
+    r, i, a, scale = gates
+    x = x.astype(jnp.float32)
+    dlog_a = a * (da - dinput * i * x * a / jnp.maximum(scale, SMALLEST_ROOT))
+    return GateGradients(
+        x=dinput * scale * i,
+        recurrence=dlog_a * rate * r * (1 - r),
+        entry=dinput * scale * x * i * (1 - i),
+        rate=dlog_a * r,
+    )

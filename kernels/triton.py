@@ -1,0 +1,222 @@
+"""Passes over time on an NVIDIA GPU, by Pallas with Triton: any number of steps, any width.
+
+A program takes one row of the batch and a block of channels, keeps the carry in registers and walks through time, its
+loads always a few steps ahead of its arithmetic. Where batch and width are too small to fill the chip, time is cut into
+chunks: each is first reduced to `carry ← A · carry + B`, a scan over the chunks gives the carry into each of them, and
+then all run at once. The only module that knows Triton, which JAX 0.11 deprecates in Pallas.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+from jax.typing import DTypeLike
+
+from kernels.gates import gates_by_exponentials
+from kernels.passes import Kernel, Linear, Pass, Rows, Walked
+
+ENOUGH_LANES = 34 * 1024  # of batch × channels: about eight warps on each multiprocessor of an H200
+SHORTEST_CHUNK = 64
+MOST_CHUNKS = 64
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a walk is cut up: what there is to tune.
+
+    A program takes `channels` (a power of two) with `warps` warps, and loads `ahead` steps at a time. `chunks` of time
+    (None: as many as fill the chip) run at once.
+    """
+
+    channels: int = 64
+    ahead: int = 8
+    warps: int = 1
+    chunks: int | None = None
+
+
+class Cut(NamedTuple):
+    """The blocks fitted to an array: `chunks` of `chunk` steps, the last of them perhaps shorter."""
+
+    batch: int
+    steps: int
+    width: int
+    channels: int
+    ahead: int
+    warps: int
+    chunk: int
+    chunks: int
+
+
+def kernel(blocks: Blocks | None = None, *, interpret: bool = False) -> Kernel:
+    """This implementation, cut up as `blocks` says; `interpret` runs its meaning on any platform, slowly, for tests."""
+    return Kernel(partial(_walk, blocks=blocks, interpret=interpret), gates_by_exponentials)
+
+
+@partial(jax.jit, static_argnames=("run", "reverse", "dtypes", "blocks", "interpret"))
+def _walk(
+    run: Pass,
+    rows: Rows,
+    rate: Array | None,
+    lagged: tuple[Array, Array] | None,
+    carry: Array,
+    *,
+    reverse: bool,
+    dtypes: tuple[DTypeLike, ...],
+    blocks: Blocks | None,
+    interpret: bool,
+) -> Walked:
+    cut = _fit(blocks or _default_blocks(run), *rows[0].shape)
+    name = type(run).__name__
+    launch = partial(_launch, cut=cut, rate=rate, reverse=reverse, interpret=interpret)
+    carries = carry[:, None]
+    if cut.chunks > 1:
+        zeros = jnp.zeros((cut.batch, cut.chunks, cut.width), jnp.float32)
+        _, reduced = launch(partial(_compose, run), rows, None, (zeros + 1, zeros), (), name=f"{name}_chunk")
+        carries = _into_each_chunk(reduced, carry, interpret)
+    sums = (jnp.zeros_like(carries),) * run.sums
+    outputs, (last, *sums) = launch(partial(_advance, run), rows, lagged, (carries, *sums), dtypes, name=name)
+    return Walked(outputs, tuple(total.sum(axis=(0, 1)) for total in sums), last[:, -1])
+
+
+def _default_blocks(run: Pass) -> Blocks:
+    """The gradient with sums reads most: with eight steps ahead it would run out of registers."""
+    return Blocks(ahead=4) if run.sums else Blocks()
+
+
+def _fit(blocks: Blocks, batch: int, steps: int, width: int) -> Cut:
+    channels = min(blocks.channels, pl.next_power_of_2(width))
+    wanted = blocks.chunks or min(ENOUGH_LANES // (batch * width), steps // SHORTEST_CHUNK, MOST_CHUNKS)
+    chunk = steps if wanted <= 1 else pl.cdiv(pl.cdiv(steps, wanted), blocks.ahead) * blocks.ahead
+    return Cut(batch, steps, width, channels, blocks.ahead, blocks.warps, chunk, pl.cdiv(steps, chunk))
+
+
+def _into_each_chunk(reduced: tuple[Array, ...], carry: Array, interpret: bool) -> Array:
+    """The carry into each chunk `[b, g, d]`: over whole chunks, the walk is a linear scan of few steps."""
+    over_chunks = partial(_walk, reverse=False, dtypes=(jnp.float32,), blocks=Blocks(chunks=1), interpret=interpret)
+    states = over_chunks(Linear(), reduced, None, None, carry).outputs[0]
+    return jnp.concatenate([carry[:, None], states[:, :-1]], axis=1)
+
+
+Carries = tuple[Array, ...]
+
+
+def _compose(
+    run: Pass, carries: Carries, rows: Rows, rate: Array | None, previous: Array | None
+) -> tuple[Carries, Rows]:
+    """One more step of `carry ← A · carry + B`."""
+    a, b = run.coefficients(rows, rate)
+    return (a * carries[0], a * carries[1] + b), ()
+
+
+def _advance(
+    run: Pass, carries: Carries, rows: Rows, rate: Array | None, previous: Array | None
+) -> tuple[Carries, Rows]:
+    """One step of the pass itself; its sums are carried beside the carry."""
+    before, *sums = carries
+    a, b = run.coefficients(rows, rate)
+    after = a * before + b
+    outputs, addends = run.outputs(rows, rate, previous, before, after)
+    return (after, *(total + addend for total, addend in zip(sums, addends, strict=True))), outputs
+
+
+def _launch(
+    step: Callable[..., tuple[Carries, Rows]],
+    rows: Rows,
+    lagged: tuple[Array, Array] | None,
+    carries: Carries,
+    dtypes: tuple[DTypeLike, ...],
+    *,
+    name: str,
+    cut: Cut,
+    rate: Array | None,
+    reverse: bool,
+    interpret: bool,
+) -> tuple[tuple[Array, ...], Carries]:
+    """Runs `step` over every chunk from its carries `[b, g, d]`; gives what it writes and the carries at the end."""
+    in_time = pl.BlockSpec((None, cut.steps, cut.channels), lambda b, j: (b, 0, j // cut.chunks))
+    flags = pl.BlockSpec((None, cut.steps), lambda b, j: (b, 0))
+    of_batch = pl.BlockSpec((None, cut.channels), lambda b, j: (b, j // cut.chunks))
+    of_chunk = pl.BlockSpec((None, None, cut.channels), lambda b, j: (b, j % cut.chunks, j // cut.chunks))
+    of_channel = pl.BlockSpec((cut.channels,), lambda b, j: (j // cut.chunks,))
+    read = (rows, () if rate is None else (rate,), lagged or (), carries)
+    specs = (
+        tuple(in_time if row.ndim == 3 else flags for row in rows),
+        (of_channel,) * len(read[1]),
+        (in_time, of_batch)[: len(read[2])],
+        (of_chunk,) * len(carries),
+    )
+    outputs, ends = pl.pallas_call(
+        partial(_kernel, step=step, cut=cut, reverse=reverse),
+        grid=(cut.batch, pl.cdiv(cut.width, cut.channels) * cut.chunks),
+        in_specs=specs,
+        out_specs=((in_time,) * len(dtypes), (of_chunk,) * len(carries)),
+        out_shape=(
+            tuple(jax.ShapeDtypeStruct((cut.batch, cut.steps, cut.width), dtype) for dtype in dtypes),
+            tuple(jax.ShapeDtypeStruct(carry.shape, jnp.float32) for carry in carries),
+        ),
+        compiler_params=plt.CompilerParams(num_warps=cut.warps, num_stages=1),
+        interpret=interpret,
+        name=name,
+    )(*read)
+    return outputs, ends
+
+
+def _kernel(rows, rate, lagged, carries, outputs, ends, *, step, cut: Cut, reverse: bool):
+    """One chunk of time of one row of the batch and one block of channels. Steps count along the walk."""
+    j = pl.program_id(1)
+    lane = j // cut.chunks * cut.channels + lax.broadcasted_iota(jnp.int32, (cut.channels,), 0)
+    mask = None if cut.width % cut.channels == 0 else lane < cut.width
+    other = None if mask is None else 0
+    start = j % cut.chunks * cut.chunk
+    stop = jnp.minimum(start + cut.chunk, cut.steps)
+
+    def vector(ref):
+        return plt.load(ref.at[:], mask=mask, other=other)
+
+    def row(ref, s):
+        t = cut.steps - 1 - s if reverse else s
+        return plt.load(ref.at[t]) if len(ref.shape) == 1 else plt.load(ref.at[t, :], mask=mask, other=other)
+
+    def load(s):
+        """Everything that step `s` reads; the state before it is the next one along the walk."""
+        previous = [row(ref, jnp.minimum(s + 1, cut.steps - 1)) for ref in lagged[:1]]
+        return tuple(row(ref, s) for ref in rows), previous
+
+    def take(s, loaded, carries):
+        """Step `s`; before the first step in time stands the state that the lagged ones start from."""
+        values, previous = loaded
+        if lagged:
+            previous = [jnp.where(s + 1 < cut.steps, previous[0].astype(jnp.float32), edge[0])]
+        carries, written = step(carries, values, *per_channel, *(previous or [None]))
+        t = cut.steps - 1 - s if reverse else s
+        for ref, value in zip(outputs, written, strict=True):
+            plt.store(ref.at[t, :], value.astype(ref.dtype), mask=mask)
+        return carries
+
+    def take_several(n, state):
+        """`ahead` steps, while the loads of the next ones are under way."""
+        carries, loaded = state
+        first = start + n * cut.ahead
+        following = load_several(first + cut.ahead)
+        for k in range(cut.ahead):
+            carries = take(first + k, loaded[k], carries)
+        return carries, following
+
+    def load_several(first):
+        first = jnp.minimum(first, cut.steps - cut.ahead)
+        return [load(first + k) for k in range(cut.ahead)]
+
+    per_channel, edge = [vector(ref) for ref in rate] or [None], [vector(ref) for ref in lagged[1:]]
+    carries = tuple(vector(ref) for ref in carries)
+    whole = (stop - start) // cut.ahead
+    if cut.steps >= cut.ahead:
+        carries, _ = lax.fori_loop(0, whole, take_several, (carries, load_several(start)))
+    carries = lax.fori_loop(start + whole * cut.ahead, stop, lambda s, carries: take(s, load(s), carries), carries)
+    for ref, value in zip(ends, carries, strict=True):
+        plt.store(ref.at[:], value, mask=mask)
