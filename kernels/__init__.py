@@ -1,5 +1,6 @@
 """Linear recurrences on arrays `[b, t, d]`: the one operation that everything recurrent here is made of."""
 
+from kernels.cglru import cglru
 from kernels.scan import linear_scan
 
-__all__ = ["linear_scan"]
+__all__ = ["cglru", "linear_scan"]
