@@ -1,13 +1,13 @@
-"""The complex-gated linear recurrent unit (De et al. 2024, app. B) on real and imaginary planes, with one custom gradient.
+"""The complex-gated linear recurrent unit (De et al. 2024, app. B), gates and recurrence in one operation.
 
-Shapes: b batch, t time, n complex channels, d = 2 n: the real parts of all channels, then their imaginary parts. Nothing
-here has a complex dtype, because kernels for accelerators take none. Whatever the inputs' dtype, gates, products and sums
-are taken in float32 (float64 for float64 inputs).
+Shapes: b batch, t time, n complex channels, d = 2 n: the real parts of all channels, then their imaginary parts.
+Nothing here has a complex dtype, because kernels for accelerators take none. Whatever the inputs' dtype, gates,
+products and sums are taken in float32 (float64 for float64 inputs).
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -33,20 +33,20 @@ def cglru(
 ) -> tuple[Float[Array, "b t d"], Float[Array, "b d"]]:
     """Returns every state `h [b, t, d]` in the dtype of `x`, and the last one `[b, d]` in float32.
 
-    `h_t = a_t h_{t-1} + sqrt(1 − |a_t|²) · i_t · x_t` with `a_t = exp(r_t · (rate + j · angle))`, where `recurrence` and
-    `entry` are the gates r and i before their sigmoid. For the paper's `a^{c r}`, `a = σ(Λ) e^{jθ}`: `rate` is
-    −c · softplus(−Λ) ≤ 0 and `angle` is c · θ, in radians. A step whose `recurrence` is −1e30 leaves the state as it is,
-    exactly.
+    `h_t = a_t h_{t-1} + sqrt(1 − |a_t|²) · i_t · x_t` with `a_t = exp(r_t · (rate + j · angle))`; `recurrence` and
+    `entry` are the gates r and i before their sigmoid. For the paper's `a^{c r}`, `a = σ(Λ) e^{jθ}`, `rate` is
+    −c · softplus(−Λ) ≤ 0 and `angle` is c · θ, in radians. A step whose `recurrence` is −1e30 leaves the state as it
+    is, exactly.
 
     `h0` is the state before the first step (zero if None). Where `reset` is True the state before that step counts as
-    zero; with `unit_reset` the root is 1 there as well. The slope of the root is capped at 1000, so that |a| → 1 gives no
-    infinite gradient. The default implementation is associative on a GPU and sequential elsewhere. Raises ValueError for
-    an empty time axis, for `d` that is not 2 n, or for an unknown implementation.
+    zero; with `unit_reset` the root is 1 there as well. The slope of the root is capped at 1000, so that |a| → 1 gives
+    no infinite gradient. The default implementation is associative on a GPU and sequential elsewhere. Raises ValueError
+    for an empty time axis, for `d` that is not 2 n, and for an unknown implementation.
     """
     if x.shape[1] == 0:
         raise ValueError(f"cglru needs at least one step; x has shape {x.shape}")
     if x.shape[2] != 2 * recurrence.shape[2]:
-        raise ValueError(f"x has {x.shape[2]} channels and the gates {recurrence.shape[2]}; x needs twice as many as they")
+        raise ValueError(f"x has {x.shape[2]} channels, the gates {recurrence.shape[2]}; give x twice as many as them")
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
     accumulate = jnp.promote_types(x.dtype, jnp.float32)
@@ -66,17 +66,19 @@ class _Inputs(NamedTuple):
     reset: Array | None
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _cglru(inputs: _Inputs, unit_reset: bool, implementation: str) -> tuple[Array, Array]:
+def _cglru_primal(inputs: _Inputs, unit_reset: bool, implementation: str) -> tuple[Array, Array]:
     return _dispatch(implementation, partial(_states, unit_reset=unit_reset), inputs)
 
 
+_cglru = jax.custom_vjp(_cglru_primal, nondiff_argnums=(1, 2))
+
+
 def _cglru_forward(inputs: _Inputs, unit_reset: bool, implementation: str):
-    h, last = _cglru(inputs, unit_reset, implementation)
+    h, last = _cglru_primal(inputs, unit_reset, implementation)
     return (h, last), (inputs, h)
 
 
-def _cglru_backward(unit_reset: bool, implementation: str, kept: tuple[_Inputs, Array], cotangents: tuple[Array, Array]):
+def _cglru_backward(unit_reset: bool, implementation: str, kept: tuple[Any, ...], cotangents: tuple[Array, Array]):
     return (_dispatch(implementation, partial(_gradients, unit_reset=unit_reset), *kept, *cotangents),)
 
 
@@ -98,6 +100,7 @@ class Planes(NamedTuple):
     im: Array
 
 
+@runtime_checkable
 class _Scan(Protocol):
     """Every state of `h_t = a_t h_{t-1} + x_t` from `h0`; with `reverse` from the last step to the first."""
 
@@ -111,9 +114,7 @@ def _states(scan: _Scan, inputs: _Inputs, *, unit_reset: bool) -> tuple[Array, A
     return h.astype(inputs.x.dtype), h[:, -1]
 
 
-def _gradients(
-    scan: _Scan, inputs: _Inputs, h: Array, dh: Array, dlast: Array, *, unit_reset: bool
-) -> _Inputs:
+def _gradients(scan: _Scan, inputs: _Inputs, h: Array, dh: Array, dlast: Array, *, unit_reset: bool) -> _Inputs:
     """Everything but the inputs and `h` is taken again; `g` is the gradient that reaches each state."""
     x, recurrence, entry, rate, angle, h0, _ = inputs
     gates = _gates(inputs, unit_reset)
@@ -160,7 +161,7 @@ def _gates(inputs: _Inputs, unit_reset: bool) -> _Gates:
 
 
 def _adjoint(scan: _Scan, a: Planes, dh: Array, dlast: Array) -> tuple[Planes, Planes]:
-    """`g_t = dh_t + conj(a_{t+1}) g_{t+1}`, where `dlast` reaches the last state from outside; and the gradient of h0."""
+    """`g_t = dh_t + conj(a_{t+1}) g_{t+1}`, with `dlast` reaching the last state from outside; the gradient of h0."""
     back = Planes(a.re, -a.im)
     shifted = Planes(
         jnp.concatenate([back.re[:, 1:], jnp.ones_like(back.re[:, :1])], axis=1),

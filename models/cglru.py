@@ -61,7 +61,7 @@ class CGLRU(nnx.Module):
         rate = -C * jax.nn.softplus(-self.decay[...])
         return cglru(x, recurrence, entry, rate, C * self.angle[...], h, reset=reset)
 
-    def _before_sigmoid(self, x: Activations) -> tuple[Activations, Activations]:
+    def _before_sigmoid(self, x: Activations) -> tuple[Float[Array, "b t n"], Float[Array, "b t n"]]:
         """Both gates before their sigmoid. A block sees both parts of its channels and gives both of their gates."""
         batch, steps, width = x.shape
         blocks = self.gates.blocks
