@@ -52,7 +52,7 @@ def _pieces(model: LanguageModel, batch: int, length: int) -> Iterator[Part]:
 
 
 def _mixer(mixer: Mixer, x: Array) -> Iterator[Part]:
-    if not isinstance(mixer, RecurrentBlock):
+    if type(mixer) is not RecurrentBlock:  # one derived from it has a recurrence of its own
         name = type(mixer).__name__
         name = name if mixer.window is None else f"{name}, window {mixer.window}"
         yield _part(name, lambda module, x: module(x, None, None)[0], mixer, x)

@@ -165,7 +165,7 @@ def test_wrong_input_is_one_line(override: str, said: Sequence[str]) -> None:
         (("model=mqa",), ["task is missing"]),
         (("task=induction_heads",), ["model is missing", "model=hawk"]),
         (("task=inductionheads", "model=mqa"), ["task=inductionheads", "induction_heads"]),
-        (("task=induction_heads", "model=mamba"), ["model=mamba", "griffin, hawk, mqa"]),
+        (("task=induction_heads", "model=mamba"), ["model=mamba", "griffin, hawk, hawk_complex, mqa"]),
         (("task=induction_heads", "model=mqa,hawk"), ["-m"]),
         (("task=selective_copying", "model=mqa", "task.data_tokens=2000"), ["task.data_tokens=2000", "1024"]),
     ],

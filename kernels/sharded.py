@@ -1,0 +1,116 @@
+"""The linear scan over a sequence that lies in parts on several devices, with one custom gradient.
+
+A whole shard is one step of a linear recurrence: what it lets through is the product of its `a`, what it adds is its
+last state from zero. So two arrays `[b, d]` a shard are exchanged, whatever the length of the sequence.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Bool, Float
+
+from kernels.scan import linear_scan
+
+
+def sharded_linear_scan(
+    x: Float[Array, "b t d"],
+    a: Float[Array, "b t d"],
+    h0: Float[Array, "b d"] | None = None,
+    *,
+    mesh: Mesh,
+    spec: PartitionSpec,
+    reset: Bool[Array, "b t"] | None = None,
+    reverse: bool = False,
+) -> tuple[Float[Array, "b t d"], Float[Array, "b d"]]:
+    """Returns what `linear_scan` does, each device working on its own part of time.
+
+    `spec` says how `x` and `a` lie on the mesh: `PartitionSpec("data", "time")` where the batch is sharded too. Its
+    second entry is the one mesh axis that time is sharded over, in order. `h` lies as `x` does; every device along that
+    axis has the last state. For a gated unit, take the gates first: they work element by element, wherever `x` lies.
+    Each shard is scanned twice, once for what it adds and once for its states.
+    Raises ValueError if `spec` names no mesh axis for time, and if time does not divide into its shards.
+    """
+    axis = spec[1] if len(spec) > 1 else None
+    if not isinstance(axis, str) or axis not in mesh.shape:
+        raise ValueError(f"spec={spec} shards time, its second entry, over {axis!r}; allowed: {', '.join(mesh.shape)}")
+    steps, shards = x.shape[1], mesh.shape[axis]
+    if steps == 0 or steps % shards:
+        raise ValueError(
+            f"{steps} steps do not divide into the {shards} shards of mesh axis {axis!r}; "
+            f"pad time to a multiple of {shards} with a = 1 and x = 0"
+        )
+    accumulate = jnp.promote_types(x.dtype, jnp.float32)
+    if reset is not None:
+        a = jnp.where(reset[..., None], jnp.zeros((), a.dtype), a)
+    if h0 is None:
+        h0 = jnp.zeros((x.shape[0], x.shape[2]), accumulate)
+    h, last = _scan(x.astype(accumulate), a.astype(accumulate), h0.astype(accumulate), reverse, mesh, spec)
+    return h.astype(x.dtype), last
+
+
+def _scan_primal(x: Array, a: Array, h0: Array, reverse: bool, mesh: Mesh, spec: PartitionSpec) -> tuple[Array, Array]:
+    whole, state = _layouts(spec)
+    local = partial(_states, axis=spec[1], reverse=reverse)
+    return _on_each(local, mesh, (whole, whole, state), (whole, state))(x, a, h0)
+
+
+_scan = jax.custom_vjp(_scan_primal, nondiff_argnums=(3, 4, 5))
+
+
+def _scan_forward(x: Array, a: Array, h0: Array, reverse: bool, mesh: Mesh, spec: PartitionSpec):
+    h, last = _scan_primal(x, a, h0, reverse, mesh, spec)
+    return (h, last), (a, h0, h)
+
+
+def _scan_backward(reverse: bool, mesh: Mesh, spec: PartitionSpec, kept: tuple[Array, ...], cotangents: tuple):
+    whole, state = _layouts(spec)
+    local = partial(_gradients, axis=spec[1], reverse=reverse)
+    return _on_each(local, mesh, (whole, state, whole, whole, state), (whole, whole, state))(*kept, *cotangents)
+
+
+_scan.defvjp(_scan_forward, _scan_backward)
+
+
+def _layouts(spec: PartitionSpec) -> tuple[PartitionSpec, PartitionSpec]:
+    """How `[b, t, d]` and `[b, d]` lie on the mesh."""
+    return spec, PartitionSpec(spec[0], *spec[2:])
+
+
+def _on_each(local, mesh: Mesh, inputs: tuple[PartitionSpec, ...], outputs: tuple[PartitionSpec, ...]):
+    # The check would have every kernel that a scan may be lowered to declare how its results vary over the mesh. It
+    # serves automatic differentiation, which never sees the inside: the custom gradient is around it.
+    return jax.shard_map(local, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
+
+
+def _states(x: Array, a: Array, h0: Array, *, axis: str, reverse: bool) -> tuple[Array, Array]:
+    """This shard's states and the last of all, from its part of `x` and `a` and the state before all shards."""
+    _, adds = linear_scan(x, a, reverse=reverse)
+    adds, lets_through = (lax.all_gather(value, axis, axis=1) for value in (adds, jnp.prod(a, axis=1)))
+    after_each, last = linear_scan(adds, lets_through, h0, reverse=reverse)
+    edge = h0[:, None]
+    parts = [after_each[:, 1:], edge] if reverse else [edge, after_each[:, :-1]]
+    before = lax.dynamic_index_in_dim(jnp.concatenate(parts, axis=1), lax.axis_index(axis), axis=1, keepdims=False)
+    return linear_scan(x, a, before, reverse=reverse)[0], last
+
+
+def _gradients(
+    a: Array, h0: Array, h: Array, dh: Array, dlast: Array, *, axis: str, reverse: bool
+) -> tuple[Array, Array, Array]:
+    """The same scan the other way: its state is the gradient that reaches the state before a step."""
+    before, dh0 = _states(a * dh, a, dlast, axis=axis, reverse=not reverse)
+    g = dh + _shift(before, dlast, axis, not reverse)
+    return g, g * _shift(h, h0, axis, reverse), dh0
+
+
+def _shift(values: Array, edge: Array, axis: str, reverse: bool) -> Array:
+    """`values` moved one step later (earlier with `reverse`) along all shards, `edge [b, d]` filling the gap."""
+    shards, here = lax.axis_size(axis), lax.axis_index(axis)
+    later = [(shard, shard + 1) for shard in range(shards - 1)]
+    if reverse:
+        following = lax.ppermute(values[:, :1], axis, [(to, source) for source, to in later])
+        return jnp.concatenate([values[:, 1:], jnp.where(here == shards - 1, edge[:, None], following)], axis=1)
+    previous = lax.ppermute(values[:, -1:], axis, later)
+    return jnp.concatenate([jnp.where(here == 0, edge[:, None], previous), values[:, :-1]], axis=1)

@@ -1,0 +1,97 @@
+"""The CG-LRU and the recurrent block with it (De et al. 2024, app. B): the RG-LRU with a complex decay."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from kernels import cglru
+from models.layers import BlockDiagonalLinear, NoDecay
+from models.rglru import C, RecurrentBlock
+from models.shapes import Activations, Positions
+
+SHUT = -1e30  # before the sigmoid of a gate that is to be 0
+
+
+class CGLRU(nnx.Module):
+    """The complex-gated linear recurrent unit: the first half of the width is the real part, the second the imaginary.
+
+    The paper's `a = σ(Λ) e^{jθ}` is raised to `c r`. `decay_range`: |a|^c starts uniform in it, as in the RG-LRU;
+    `angle_range`: so does c · θ, the turn in radians of a step with r = 1. The paper does not say where θ starts; up to
+    π/10 is what its authors' RecurrentGemma takes.
+    Raises ValueError if `gate_blocks` does not divide half of `width`, and for ranges that cannot be.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        gate_blocks: int,
+        *,
+        rngs: nnx.Rngs,
+        decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
+        angle_range: tuple[float, float] | list[float] = (0.0, math.pi / 10),
+    ):
+        if gate_blocks < 1 or width % (2 * gate_blocks):
+            raise ValueError(
+                f"gate_blocks={gate_blocks} does not divide the {width / 2:g} complex channels of width {width}; "
+                f"use a divisor of {width // 2}"
+            )
+        (low, high), (least, most) = decay_range, angle_range
+        if not 0 < low < high < 1:
+            raise ValueError(f"decay_range={tuple(decay_range)}; allowed: 0 < low < high < 1")
+        if not least <= most:
+            raise ValueError(f"angle_range={tuple(angle_range)}; allowed: low <= high, in radians")
+        self.gates = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
+        a = jax.random.uniform(rngs.params(), (width // 2,), minval=low, maxval=high) ** (1 / C)
+        self.decay = NoDecay(jnp.log(a) - jnp.log1p(-a))  # Λ, the logit of |a|
+        self.angle = NoDecay(jax.random.uniform(rngs.params(), (width // 2,), minval=least, maxval=most) / C)  # θ
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
+    ) -> tuple[Activations, Float[Array, "b r"]]:
+        """Runs over `x` from state `h`; returns the outputs and the last state (float32)."""
+        recurrence, entry = self._before_sigmoid(x)
+        reset = None
+        if positions is not None:
+            recurrence = jnp.where((positions < 0)[..., None], SHUT, recurrence)  # a = 1, and nothing enters
+            reset = positions == 0
+        rate = -C * jax.nn.softplus(-self.decay[...])
+        return cglru(x, recurrence, entry, rate, C * self.angle[...], h, reset=reset)
+
+    def _before_sigmoid(self, x: Activations) -> tuple[Float[Array, "b t n"], Float[Array, "b t n"]]:
+        """Both gates before their sigmoid. A block sees both parts of its channels and gives both of their gates."""
+        batch, steps, width = x.shape
+        blocks = self.gates.blocks
+        channels = width // 2 // blocks
+        parts = x.reshape(batch, steps, 2, blocks, channels).swapaxes(2, 3).reshape(x.shape)
+        gates = self.gates(parts).reshape(batch, steps, blocks, 2, channels).swapaxes(2, 3)
+        recurrence, entry = jnp.split(gates.reshape(x.shape), 2, axis=-1)
+        return recurrence, entry
+
+
+class ComplexRecurrentBlock(RecurrentBlock):
+    """The `RecurrentBlock` whose unit is a CG-LRU over `width_rnn / 2` complex channels; see both for the settings."""
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        width_rnn: int,
+        rngs: nnx.Rngs,
+        gate_blocks: int = 16,
+        conv_width: int = 4,
+        decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
+        angle_range: tuple[float, float] | list[float] = (0.0, math.pi / 10),
+    ):
+        super().__init__(
+            width,
+            width_rnn=width_rnn,
+            rngs=rngs,
+            gate_blocks=gate_blocks,
+            conv_width=conv_width,
+            decay_range=decay_range,
+        )
+        self.rglru = CGLRU(width_rnn, gate_blocks, decay_range=decay_range, angle_range=angle_range, rngs=rngs)
