@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from kernels import gated_input, rglru
+from kernels.dispatch import IMPLEMENTATIONS
 from kernels.gates import CLOSED
 from models.layers import (
     DENSE_UP_TO,
@@ -35,7 +36,7 @@ class RecurrentCache(NamedTuple):
 class RGLRU(nnx.Module):
     """The real-gated linear recurrent unit, eqs. 1–6; gate arithmetic in float32 whatever the input's dtype.
 
-    `decay_range`: `a^c` starts uniform in it (the paper's [0.9, 0.999]).
+    `decay_range`: `a^c` starts uniform in it (the paper's [0.9, 0.999]). `implementation`: as in `kernels.rglru`.
     """
 
     def __init__(
@@ -45,10 +46,14 @@ class RGLRU(nnx.Module):
         *,
         rngs: nnx.Rngs,
         decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
+        implementation: str = "auto",
     ):
         low, high = decay_range
         if not 0 < low < high < 1:
             raise ValueError(f"decay_range={tuple(decay_range)}; allowed: 0 < low < high < 1")
+        if implementation not in IMPLEMENTATIONS:
+            raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+        self.implementation = implementation
         self.recurrence_gate = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
         self.input_gate = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
         a = jax.random.uniform(rngs.params(), (width,), minval=low, maxval=high) ** (1 / C)
@@ -62,7 +67,7 @@ class RGLRU(nnx.Module):
         reset = None
         if positions is not None:
             recurrence, reset = jnp.where((positions < 0)[..., None], CLOSED, recurrence), positions == 0
-        return rglru(x, recurrence, entry, self._rate(), h, reset=reset)
+        return rglru(x, recurrence, entry, self._rate(), h, reset=reset, implementation=self.implementation)
 
     def gated(self, x: Activations) -> tuple[Activations, Activations]:
         """The decay `a` and the scaled, gated input of the recurrence, both float32 (eqs. 1–4)."""
@@ -88,7 +93,7 @@ class RGLRU(nnx.Module):
 class RecurrentBlock(nnx.Module):
     """Two branches: convolution and RG-LRU in one, GeLU in the other; their product back to the width (sec. 2.3).
 
-    `width_rnn` is D_rnn; at width 64 the paper's 4/3 · 64 does not divide into its 16 gate blocks, 64 does.
+    `decay_range` and `implementation` are the RG-LRU's. `width_rnn` is D_rnn; at width 64 the paper's 4/3 · 64 does not divide into its 16 gate blocks, 64 does.
     Raises ValueError if `gate_blocks` does not divide `width_rnn`.
     """
 
@@ -103,6 +108,7 @@ class RecurrentBlock(nnx.Module):
         gate_blocks: int = 16,
         conv_width: int = 4,
         decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
+        implementation: str = "auto",
     ):
         if width_rnn < 1:
             raise ValueError(f"width_rnn={width_rnn}; allowed: 1 or more")
@@ -110,7 +116,7 @@ class RecurrentBlock(nnx.Module):
         self.input = Linear(width, width_rnn, rngs=rngs)
         self.gate = Linear(width, width_rnn, rngs=rngs)
         self.conv = CausalConv1D(width_rnn, conv_width, rngs=rngs)
-        self.rglru = RGLRU(width_rnn, gate_blocks, decay_range=decay_range, rngs=rngs)
+        self.rglru = RGLRU(width_rnn, gate_blocks, decay_range=decay_range, implementation=implementation, rngs=rngs)
         self.output = Linear(width_rnn, width, rngs=rngs)
 
     def __call__(
