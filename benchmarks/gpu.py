@@ -21,7 +21,7 @@ from evalkit.bench.machine import rates
 from evalkit.bench.recurrence import LEAST_S, Contender, call
 from evalkit.bench.stopwatch import spread, times
 from evalkit.train import Trainer, Training
-from kernels import linear_scan, rglru, triton
+from kernels import rglru, triton
 from models import Model, build
 from models.attention import MQA
 from models.rglru import RecurrentBlock

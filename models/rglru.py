@@ -93,7 +93,8 @@ class RGLRU(nnx.Module):
 class RecurrentBlock(nnx.Module):
     """Two branches: convolution and RG-LRU in one, GeLU in the other; their product back to the width (sec. 2.3).
 
-    `decay_range` and `implementation` are the RG-LRU's. `width_rnn` is D_rnn; at width 64 the paper's 4/3 · 64 does not divide into its 16 gate blocks, 64 does.
+    `width_rnn` is D_rnn; at width 64 the paper's 4/3 · 64 does not divide into its 16 gate blocks, 64 does.
+    `decay_range` and `implementation` are the RG-LRU's.
     Raises ValueError if `gate_blocks` does not divide `width_rnn`.
     """
 
