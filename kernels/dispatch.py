@@ -8,19 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kernels import mosaic_gpu, mosaic_tpu, triton, xla
+from kernels import xla
 from kernels.passes import Kernel
 
 SCANS = {"sequential": xla.sequential, "associative": xla.associative}
-KERNELS = {
-    "triton": triton.kernel(),
-    "mosaic_gpu": mosaic_gpu.kernel(),
-    "mosaic_tpu": mosaic_tpu.kernel(),
-    "triton_interpret": triton.kernel(interpret=True),
-    "mosaic_tpu_interpret": mosaic_tpu.kernel(interpret=True),
-}
+KERNELS = ("triton", "mosaic_gpu", "mosaic_tpu", "triton_interpret", "mosaic_tpu_interpret")
 IMPLEMENTATIONS = ("auto", *SCANS, *KERNELS)
 Implementation = str | Kernel
+SERVED = (jnp.float32, jnp.bfloat16, jnp.int32)  # by kernels: values, and flags of resets
 
 
 def check(implementation: Implementation, x: Array) -> None:
@@ -30,7 +25,7 @@ def check(implementation: Implementation, x: Array) -> None:
     if x.shape[1] == 0:
         raise ValueError(f"a recurrence needs at least one step; x has shape {x.shape}")
     pallas = isinstance(implementation, Kernel) or implementation in KERNELS
-    if pallas and x.dtype not in (jnp.float32, jnp.bfloat16):
+    if pallas and x.dtype not in SERVED:
         raise ValueError(f"a Pallas kernel takes float32 and bfloat16, not {x.dtype}; use implementation='sequential'")
 
 
@@ -47,14 +42,28 @@ def dispatch(
     if implementation in SCANS:
         return by_scan(SCANS[implementation], *arguments)
     if implementation in KERNELS:
-        return by_kernel(KERNELS[implementation], *arguments)
+        return by_kernel(_kernel(implementation), *arguments)
     sequential, associative = (partial(by_scan, scan) for scan in (xla.sequential, xla.associative))
-    if any(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(arguments)):
+    if any(leaf.dtype not in SERVED for leaf in jax.tree.leaves(arguments)):
         return lax.platform_dependent(*arguments, cuda=associative, rocm=associative, default=sequential)
     return lax.platform_dependent(
         *arguments,
-        cuda=partial(by_kernel, KERNELS["triton"]),
+        cuda=partial(by_kernel, _kernel("triton")),
         rocm=associative,
-        tpu=partial(by_kernel, KERNELS["mosaic_tpu"]),
+        tpu=partial(by_kernel, _kernel("mosaic_tpu")),
         default=sequential,
     )
+
+
+def _kernel(name: str) -> Kernel:
+    """The kernel of that name; loads Pallas, which importing this package does not."""
+    from kernels import mosaic_gpu, mosaic_tpu, triton
+
+    kernels = {
+        "triton": triton.kernel,
+        "mosaic_gpu": mosaic_gpu.kernel,
+        "mosaic_tpu": mosaic_tpu.kernel,
+        "triton_interpret": partial(triton.kernel, interpret=True),
+        "mosaic_tpu_interpret": partial(mosaic_tpu.kernel, interpret=True),
+    }
+    return kernels[name]()

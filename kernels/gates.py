@@ -40,7 +40,7 @@ Arithmetic = Callable[[Array, Array, Array], Gates]
 def gates(recurrence: Array, entry: Array, rate: Array) -> Gates:
     """Both gates from what comes before their sigmoid; `rate ≤ 0`, of the same rank, is log a at r = 1.
 
-    With `u = tanh(log a / 2)`, `a = 1 + 2u / (1 − u)` and `1 − a² = −4u / (1 − u)²`: one tanh for both, and no
+    With `u = tanh(log a / 2)`, `a = (1 + u) / (1 − u)` and `1 − a² = −4u / (1 − u)²`: one tanh for both, and no
     cancellation as a → 1. The sigmoid of i is a tanh too, which costs a CPU half as much; not that of r, whose error
     near 0 the root would blow up.
     """
@@ -48,7 +48,9 @@ def gates(recurrence: Array, entry: Array, rate: Array) -> Gates:
     i = 0.5 + 0.5 * jnp.tanh(0.5 * entry.astype(jnp.float32))
     u = jnp.tanh(r * (0.5 * rate))
     inverse = 1 / (1 - u)
-    return Gates(r, i, 1 + 2 * u * inverse, 2 * jnp.sqrt(-u) * inverse)
+    # The same number twice, rounded once at the end: the first form keeps a near 1, the second near 0.
+    a = jnp.where(u > -0.5, 1 + 2 * u * inverse, (1 + u) * inverse)
+    return Gates(r, i, a, 2 * jnp.sqrt(-u) * inverse)
 
 
 def gates_by_exponentials(recurrence: Array, entry: Array, rate: Array) -> Gates:

@@ -55,14 +55,16 @@ class Inputs(NamedTuple):
     flags: Array | None
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _rglru(inputs: Inputs, unit_reset: bool, implementation: Implementation) -> tuple[Array, Array]:
+def _rglru_primal(inputs: Inputs, unit_reset: bool, implementation: Implementation) -> tuple[Array, Array]:
     by_scan, by_kernel = partial(_states_by_scan, unit_reset), partial(_states_by_kernel, unit_reset)
     return dispatch(implementation, by_scan, by_kernel, inputs)
 
 
+_rglru = jax.custom_vjp(_rglru_primal, nondiff_argnums=(1, 2))
+
+
 def _rglru_forward(inputs: Inputs, unit_reset: bool, implementation: Implementation):
-    h, last = _rglru(inputs, unit_reset, implementation)
+    h, last = _rglru_primal(inputs, unit_reset, implementation)
     return (h, last), (inputs, h)
 
 
@@ -107,7 +109,8 @@ def _gradients_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs, h: Ar
     steps = GatedGradient(kernel.gates, unit_reset)
     dtypes = (x.dtype, recurrence.dtype, entry.dtype)
     walked = kernel.walk(steps, rows, rate, (h, h0), dlast, reverse=True, dtypes=dtypes)
-    return Inputs(*walked.outputs, *walked.sums, walked.carry, None)
+    (dx, drecurrence, dentry), (drate,) = walked.outputs, walked.sums
+    return Inputs(dx, drecurrence, dentry, drate, walked.carry, None)
 
 
 def gated_input(
@@ -120,8 +123,7 @@ def gated_input(
     return _gated_input(recurrence, entry, x, rate, None, False)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _gated_input(
+def _gated_input_primal(
     recurrence: Array, entry: Array, x: Array, rate: Array, flags: Array | None, unit_reset: bool
 ) -> tuple[Array, Array]:
     reset = None if flags is None else flags[..., None] != 0
@@ -129,8 +131,11 @@ def _gated_input(
     return without(opened.a, reset), opened.scale * opened.i * x.astype(jnp.float32)
 
 
+_gated_input = jax.custom_vjp(_gated_input_primal, nondiff_argnums=(5,))
+
+
 def _gated_input_forward(recurrence: Array, entry: Array, x: Array, rate: Array, flags: Array | None, unit_reset: bool):
-    return _gated_input(recurrence, entry, x, rate, flags, unit_reset), (recurrence, entry, x, rate, flags)
+    return _gated_input_primal(recurrence, entry, x, rate, flags, unit_reset), (recurrence, entry, x, rate, flags)
 
 
 def _gated_input_backward(unit_reset: bool, kept: tuple, cotangents: tuple[Array, Array]) -> tuple:

@@ -46,8 +46,7 @@ def _accumulation_dtype(x: Array):
     return jnp.float64 if x.dtype == jnp.float64 else jnp.float32
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _scan(x: Array, a: Array, h0: Array, reverse: bool, implementation: Implementation) -> tuple[Array, Array]:
+def _scan_primal(x: Array, a: Array, h0: Array, reverse: bool, implementation: Implementation) -> tuple[Array, Array]:
     by_scan, by_kernel = partial(_states_by_scan, reverse=reverse), partial(_states_by_kernel, reverse=reverse)
     return dispatch(implementation, by_scan, by_kernel, x, a, h0)
 
@@ -62,8 +61,11 @@ def _states_by_kernel(kernel: Kernel, x: Array, a: Array, h0: Array, *, reverse:
     return walked.outputs[0], walked.carry
 
 
+_scan = jax.custom_vjp(_scan_primal, nondiff_argnums=(3, 4))
+
+
 def _scan_forward(x: Array, a: Array, h0: Array, reverse: bool, implementation: Implementation):
-    h, last = _scan(x, a, h0, reverse, implementation)
+    h, last = _scan_primal(x, a, h0, reverse, implementation)
     return (h, last), (a, h0, h)
 
 

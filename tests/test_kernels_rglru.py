@@ -15,7 +15,7 @@ def inputs(steps, width, dtype="float32", seed=0, batch=2):
     rng = np.random.default_rng(seed)
     x, recurrence, entry, dy = (jnp.asarray(rng.normal(size=(batch, steps, width)), dtype) for _ in range(4))
     recurrence = jnp.where(jnp.asarray(rng.random(x.shape) < 0.1), 40 * recurrence, recurrence)
-    rate = jnp.asarray(-np.resize([0.5, 1e-6, 0.0, 20.0, 0.03, 2.0], width), jnp.float32)
+    rate = jnp.asarray(-np.resize([0.5, 1e-6, 0.0, 8.0, 0.03, 2.0], width), jnp.float32)
     h0, dlast = (jnp.asarray(rng.normal(size=(batch, width)), jnp.float32) for _ in range(2))
     return (x, recurrence, entry, rate, h0), (dy, dlast)
 
