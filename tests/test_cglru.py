@@ -37,7 +37,10 @@ class Given(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """Results and gradients in float64. A sum over batch and time is as exact as its terms: `terms` is their norm."""
+    """Results and gradients in float64.
+
+    A sum over batch and time is as exact as its addends, which may cancel: `terms` has their norm in its place.
+    """
 
     h: np.ndarray
     last: np.ndarray
@@ -135,7 +138,8 @@ def oracle(given: Given, reset: np.ndarray, unit_reset: bool, dh: np.ndarray, dl
         angle=(dturn * r).sum(axis=(0, 1)),
         h0=real_of(arriving),
     )
-    rate, angle = (np.sqrt(((part * r) ** 2).sum(axis=(0, 1))) for part in (dlog_magnitude, dturn))
+    sizes = np.hypot(np.abs(da_over_a), dinput * i * slope), np.abs(da_over_a)
+    rate, angle = (np.sqrt(((size * r) ** 2).sum(axis=(0, 1))) for size in sizes)
     terms = gradients._replace(rate=rate, angle=angle)
     return Expected(real_of(h[:, 1:]), real_of(h[:, -1]), gradients, terms)
 
