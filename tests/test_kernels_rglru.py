@@ -4,7 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_oracle import ALL, FEW, MATRIX, PALLAS, TOLERANCE, close, gated, gated_gradients, gradients, resets
+from kernel_oracle import (
+    ALL,
+    FEW,
+    MATRIX,
+    PALLAS,
+    TOLERANCE,
+    all_close,
+    close,
+    gated,
+    gated_gradients,
+    gradients,
+    resets,
+)
 
 from kernels import gated_input, linear_scan, rglru, triton
 from kernels.gates import CLOSED, gates, gates_by_exponentials
@@ -35,8 +47,7 @@ def check(implementation, steps, width, kind, dtype, unit_reset):
         *gated_gradients(*exact[:5], reset, unit_reset, *exact[5:]),
     ]
     assert [value.dtype for value in actual[:2]] == [dtype, jnp.float32]
-    for index, (got, wanted) in enumerate(zip(actual, expected, strict=True)):
-        close(got, wanted, TOLERANCE[dtype] * (1 if index < 2 else 2))
+    all_close(actual, expected, dtype, steps)
 
 
 @pytest.mark.parametrize("implementation", ALL.values(), ids=ALL)
