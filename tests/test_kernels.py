@@ -1,10 +1,12 @@
 """The linear scan and its gradients against float64 NumPy, and the properties that any implementation must have."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_oracle import ALL, FEW, MATRIX, TOLERANCE, all_close, gradients, linear, linear_gradients, resets
+from kernel_oracle import ALL, FEW, MATRIX, TOLERANCE, all_close, close, gradients, linear, linear_gradients, resets
 
 from kernels import linear_scan
 
@@ -75,11 +77,13 @@ def test_reverse_is_a_flip(implementation):
     np.testing.assert_allclose(last, end, atol=1e-6)
 
 
-def test_it_is_linear_in_the_inputs_and_the_state():
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+def test_it_is_linear_in_the_inputs_and_the_state(implementation):
     x, a, h0 = inputs(30, 8)
     x2, _, h2 = inputs(30, 8, seed=5)
-    y1, y2 = linear_scan(x, a, h0)[0], linear_scan(x2, a, h2)[0]
-    np.testing.assert_allclose(linear_scan(x + 2 * x2, a, h0 + 2 * h2)[0], y1 + 2 * y2, atol=2e-5)
+    scan = partial(linear_scan, implementation=implementation)
+    y1, y2 = scan(x, a, h0)[0], scan(x2, a, h2)[0]
+    close(scan(x + 2 * x2, a, h0 + 2 * h2)[0], np.asarray(y1 + 2 * y2, np.float64), 1e-6)
 
 
 def test_a_reset_is_two_scans():
