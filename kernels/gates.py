@@ -1,17 +1,22 @@
-"""The arithmetic of the RG-LRU's gates, element by element (De et al. 2024, eqs. 1–4 and 6), and its gradient.
+"""The arithmetic of the gates of the RG-LRU and the CG-LRU, element by element, and its gradient.
 
-Every implementation of `kernels.rglru` calls these functions, on whole arrays or on a tile of them: nothing here knows
-about time. All of it is float32, because in bfloat16 a decay of 0.999 is 1.
+De et al. 2024, eqs. 1–4 and 6, and app. B. Every implementation of `kernels.rglru` and `kernels.cglru` calls these
+functions, on whole arrays or on a tile of them: nothing here knows about time. All of it is float32, because in
+bfloat16 a decay of 0.999 is 1.
 """
 
 from collections.abc import Callable
+from math import factorial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from kernels.planes import Planes, inner, scaled
+
 SMALLEST_ROOT = 0.5e-3  # caps the slope of sqrt(1 − a²) in a² at 1000 (arXiv 2404.07839)
+PI = (3.140625, 9.67502593994140625e-4, 1.509957990978376432e-7)  # a sum whose first two have few digits
 LOG2_E = 1.4426950408889634
 CLOSED = -1e30  # before a sigmoid that is to be 0: where the recurrence gate is closed, a = 1 and scale = 0 exactly
 
@@ -92,4 +97,55 @@ def gate_gradients(gates: Gates, x: Array, rate: Array, da: Array, dinput: Array
         recurrence=dlog_a * rate * r * (1 - r),
         entry=dinput * scale * x * i * (1 - i),
         rate=dlog_a * r,
+    )
+
+
+class ComplexGateGradients(NamedTuple):
+    """As `GateGradients`, with that of angle, also still to be summed."""
+
+    x: Planes
+    recurrence: Array
+    entry: Array
+    rate: Array
+    angle: Array
+
+
+def turned(gates: Gates, angle: Array, reset: Array | None) -> Planes:
+    """The complex decay of magnitude a and phase `r · angle`, in radians; zero where `reset` is True."""
+    return scaled(without(gates.a, reset), cosine_and_sine(gates.r * angle))
+
+
+def cosine_and_sine(turn: Array) -> Planes:
+    """Both at once, by Taylor's polynomials of what is left of the half turns.
+
+    As exact as float32 holds the turn, up to some 10⁵ radians. The library's own, on a GPU, are exact at any angle and
+    pay for it with a table in memory and a branch.
+    """
+    half_turns = jnp.floor(turn * (1 / sum(PI)) + 0.5)
+    for part in PI:
+        turn = turn - half_turns * part
+    sign = 1 - 2 * half_turns + 4 * jnp.floor(0.5 * half_turns)  # of an odd one −1
+    z = turn * turn
+    cosine, sine = 1 / factorial(12), 1 / factorial(11)
+    for n in (10, 8, 6, 4, 2, 0):
+        cosine = 1 / factorial(n) - z * cosine
+    for n in (9, 7, 5, 3, 1):
+        sine = 1 / factorial(n) - z * sine
+    return sign * cosine, sign * turn * sine
+
+
+def complex_gate_gradients(
+    gates: Gates, x: Planes, rate: Array, angle: Array, dlog_a: Planes, dinput: Planes
+) -> ComplexGateGradients:
+    """Pulls back the gradients of `log |a| + j phase` and of the input `scale · i · x`."""
+    r, i, magnitude, scale = gates
+    dlog_magnitude, dturn = dlog_a
+    dscale_i = inner(dinput, x)
+    dlog_magnitude = dlog_magnitude - dscale_i * i * magnitude * magnitude / jnp.maximum(scale, SMALLEST_ROOT)
+    return ComplexGateGradients(
+        x=scaled(scale * i, dinput),
+        recurrence=(dlog_magnitude * rate + dturn * angle) * r * (1 - r),
+        entry=dscale_i * scale * i * (1 - i),
+        rate=dlog_magnitude * r,
+        angle=dturn * r,
     )

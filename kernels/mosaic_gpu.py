@@ -7,15 +7,17 @@ supports for longer. Never chosen unless asked for.
 
 from functools import partial
 from math import gcd
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 
 from kernels.gates import gates_by_exponentials
-from kernels.passes import Kernel, Pass, Rows, Walked
+from kernels.passes import Kernel, Lagged, Pass, PerChannel, Rows, Walked
+from kernels.planes import Planes, float32, plus, times
 from kernels.xla import shift
 
 CHANNELS = 128
@@ -33,9 +35,9 @@ def kernel() -> Kernel:
 def _walk(
     run: Pass,
     rows: Rows,
-    rate: Array | None,
-    lagged: tuple[Array, Array] | None,
-    carry: Array,
+    per_channel: PerChannel,
+    lagged: Lagged,
+    carry: Planes,
     *,
     reverse: bool,
     dtypes: tuple[DTypeLike, ...],
@@ -47,33 +49,46 @@ def _walk(
         raise ValueError(f"mosaic_gpu takes widths that are multiples of {CHANNELS}, not {width}; use 'triton'")
     in_time = tuple(row for row in rows if row.ndim == 3)
     flags = tuple(row for row in rows if row.ndim == 2)
-    if lagged is not None:
-        in_time = (*in_time, shift(*lagged, reverse=not reverse))
-    per_channel = () if rate is None else (rate,)
+    in_time = (*in_time, *(shift(*plane, reverse=not reverse) for plane in lagged))
     of_batch = jax.ShapeDtypeStruct((batch, width), jnp.float32)
-    body = partial(
-        _kernel, plgpu, run, reverse, steps, len(in_time), len(flags), len(per_channel), len(dtypes), lagged is not None
-    )
+    counts = Counts(len(in_time), len(flags), len(per_channel), len(carry), len(dtypes), len(lagged))
+    body = partial(_kernel, plgpu, run, reverse, steps, counts)
     results = plgpu.kernel(
         body,
-        out_type=[*(jax.ShapeDtypeStruct(rows[0].shape, dtype) for dtype in dtypes), *[of_batch] * (1 + run.sums)],
+        out_type=[
+            *(jax.ShapeDtypeStruct(rows[0].shape, dtype) for dtype in dtypes),
+            *[of_batch] * (len(carry) + run.sums),
+        ],
         grid=(batch, width // CHANNELS),
         grid_names=("batch", "channels"),
-    )(*in_time, *flags, *per_channel, carry)
-    outputs, (last, *sums) = results[: len(dtypes)], results[len(dtypes) :]
-    return Walked(tuple(outputs), tuple(total.sum(axis=0) for total in sums), last)
+    )(*in_time, *flags, *per_channel, *carry)
+    outputs, ends = results[: len(dtypes)], results[len(dtypes) :]
+    last, sums = ends[: len(carry)], ends[len(carry) :]
+    return Walked(tuple(outputs), tuple(total.sum(axis=0) for total in sums), tuple(last))
 
 
-def _kernel(plgpu, run: Pass, reverse: bool, steps: int, times: int, flags: int, rates: int, writes: int, lags, *refs):
+class Counts(NamedTuple):
+    """How many arrays of each kind a kernel gets, in their order; the last `lags` of those in time are lagged."""
+
+    in_time: int
+    flags: int
+    per_channel: int
+    planes: int
+    outputs: int
+    lags: int
+
+
+def _kernel(plgpu, run: Pass, reverse: bool, steps: int, counts: Counts, *refs):
     """One row of the batch, one block of channels, all of time."""
     block = gcd(steps, BLOCK)
     batch, j = lax.axis_index("batch"), lax.axis_index("channels")
     channels = pl.ds(j * CHANNELS, CHANNELS)
-    in_time, refs = refs[:times], refs[times:]
-    reset, refs = refs[:flags], refs[flags:]
-    rate = refs[0][channels] if rates else None
-    carry, *refs = refs[rates:]
-    outputs, ends = refs[:writes], refs[writes:]
+    in_time, refs = refs[: counts.in_time], refs[counts.in_time :]
+    reset, refs = refs[: counts.flags], refs[counts.flags :]
+    per_channel, refs = refs[: counts.per_channel], refs[counts.per_channel :]
+    carry, refs = refs[: counts.planes], refs[counts.planes :]
+    outputs, ends = refs[: counts.outputs], refs[counts.outputs :]
+    channel = tuple(ref[channels] for ref in per_channel)
 
     def block_of(s):
         return steps // block - 1 - s if reverse else s
@@ -84,29 +99,30 @@ def _kernel(plgpu, run: Pass, reverse: bool, steps: int, times: int, flags: int,
         def one(n, carried):
             k = block - 1 - n if reverse else n
             t = block_of(indices[0]) * block + k
-            values = [buffer[k] for buffer in buffers]
-            previous = values.pop() if lags else None
+            values = tuple(buffer[k] for buffer in buffers)
+            own = counts.in_time - counts.lags
+            values, previous = values[:own], float32(values[own:])
             values = (*values, *(jnp.broadcast_to(flag[batch, t], (CHANNELS,)) for flag in reset))
-            before, *sums = carried
-            a, b = run.coefficients(values, rate)
-            after = a * before + b
-            written, addends = run.outputs(values, rate, previous, before, after)
+            before, sums = carried[: counts.planes], carried[counts.planes :]
+            a, b = run.coefficients(values, channel)
+            after = plus(times(a, before), b)
+            written, addends = run.outputs(values, channel, previous, before, after)
             for ref, value in zip(outputs, written, strict=True):
                 ref[batch, t, channels] = value.astype(ref.dtype)
-            return (after, *(total + addend for total, addend in zip(sums, addends, strict=True)))
+            return (*after, *(total + addend for total, addend in zip(sums, addends, strict=True)))
 
         return lax.fori_loop(0, block, one, carried)
 
     size = sum(ref.dtype.itemsize for ref in in_time)
     spec = plgpu.BlockSpec((block, CHANNELS), lambda s: (block_of(s), j))
-    start = carry[batch, channels]
-    zero = start * 0  # not a constant, for its layout would not be that of the sum
+    start = tuple(ref[batch, channels] for ref in carry)
+    zero = start[0] * 0  # not a constant, for its layout would not be that of the sum
     pipeline = plgpu.emit_pipeline(
         several,
         grid=(steps // block,),
-        in_specs=[spec] * times,
+        in_specs=[spec] * counts.in_time,
         max_concurrent_steps=min(MOST_COPIES, SHARED_MEMORY // (block * CHANNELS * size), steps // block),
-        init_carry=(start, *(zero,) * run.sums),
+        init_carry=(*start, *(zero,) * run.sums),
     )
     for ref, value in zip(ends, pipeline(*(ref.at[batch] for ref in in_time)), strict=True):
         ref[batch, channels] = value

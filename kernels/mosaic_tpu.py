@@ -16,7 +16,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from kernels.gates import gates
-from kernels.passes import Kernel, Pass, Rows, Walked
+from kernels.passes import Kernel, Lagged, Pass, PerChannel, Rows, Walked
+from kernels.planes import ONE, Planes, plus, times
 
 TILE = 8  # sublanes
 PACKED = 16  # steps in a tile of bfloat16: the finest that a block of any dtype may be
@@ -39,9 +40,9 @@ def kernel(blocks: Blocks | None = None, *, interpret: bool = False) -> Kernel:
 def _walk(
     run: Pass,
     rows: Rows,
-    rate: Array | None,
-    lagged: tuple[Array, Array] | None,
-    carry: Array,
+    per_channel: PerChannel,
+    lagged: Lagged,
+    carry: Planes,
     *,
     reverse: bool,
     dtypes: tuple[DTypeLike, ...],
@@ -51,10 +52,10 @@ def _walk(
     batch, steps, width = rows[0].shape
     block = min(blocks.steps, pl.cdiv(steps, PACKED) * PACKED)
     channels = min(blocks.channels, pl.cdiv(width, LANES) * LANES)
-    times = pl.cdiv(steps, block)
+    count = pl.cdiv(steps, block)
 
     def time(s):
-        return times - 1 - s if reverse else s
+        return count - 1 - s if reverse else s
 
     def beside(s):
         """The few steps just before block `s`, in the order of `lagged`: the state that its end of the walk needs."""
@@ -66,20 +67,19 @@ def _walk(
     few = pl.BlockSpec((None, PACKED, channels), lambda b, d, s: (b, beside(s), d))
     once = pl.BlockSpec((None, 1, channels), lambda b, d, s: (b, 0, d))
     of_channel = pl.BlockSpec((1, channels), lambda b, d, s: (0, d))
-    states, edge = lagged or (None, None)
     outputs, last, sums = pl.pallas_call(
         partial(_kernel, run=run, steps=steps, block=block, reverse=reverse),
-        grid=(batch, pl.cdiv(width, channels), times),
+        grid=(batch, pl.cdiv(width, channels), count),
         in_specs=(
             tuple(in_time if row.ndim == 3 else flags for row in rows),
-            () if rate is None else (of_channel,),
-            () if lagged is None else (in_time, few, once),
-            once,
+            (of_channel,) * len(per_channel),
+            ((in_time, few, once),) * len(lagged),
+            (once,) * len(carry),
         ),
-        out_specs=((in_time,) * len(dtypes), once, (once,) * run.sums),
+        out_specs=((in_time,) * len(dtypes), (once,) * len(carry), (once,) * run.sums),
         out_shape=(
             tuple(jax.ShapeDtypeStruct((batch, steps, width), dtype) for dtype in dtypes),
-            jax.ShapeDtypeStruct((batch, 1, width), jnp.float32),
+            (jax.ShapeDtypeStruct((batch, 1, width), jnp.float32),) * len(carry),
             (jax.ShapeDtypeStruct((batch, 1, width), jnp.float32),) * run.sums,
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
@@ -87,24 +87,25 @@ def _walk(
         name=type(run).__name__,
     )(
         tuple(row if row.ndim == 3 else row[..., None] for row in rows),
-        () if rate is None else (rate[None],),
-        () if edge is None else (states, states, edge[:, None]),
-        carry[:, None],
+        tuple(vector[None] for vector in per_channel),
+        tuple((states, states, edge[:, None]) for states, edge in lagged),
+        tuple(plane[:, None] for plane in carry),
     )
-    return Walked(outputs, tuple(total.sum(axis=(0, 1)) for total in sums), last[:, 0])
+    return Walked(outputs, tuple(total.sum(axis=(0, 1)) for total in sums), tuple(plane[:, 0] for plane in last))
 
 
-def _kernel(rows, rate, lagged, carry, outputs, last, sums, *, run: Pass, steps: int, block: int, reverse: bool):
+def _kernel(rows, per_channel, lagged, carry, outputs, last, sums, *, run: Pass, steps: int, block: int, reverse: bool):
     """One block of time. `last` and `sums` stay in fast memory from one block to the next, so they are the carry."""
     s = pl.program_id(2)
     start = (pl.cdiv(steps, block) - 1 - s if reverse else s) * block
-    shape = (TILE, last.shape[-1])
+    shape = (TILE, last[0].shape[-1])
     row = lax.broadcasted_iota(jnp.int32, shape, 0)
-    per_channel = rate[0][...] if rate else None
+    channel = tuple(vector[...] for vector in per_channel)
 
     @pl.when(s == 0)
     def _():
-        last[...] = carry[...]
+        for plane, start_of in zip(last, carry, strict=True):
+            plane[...] = start_of[...]
         for total in sums:
             total[...] = jnp.zeros_like(total)
 
@@ -112,11 +113,8 @@ def _kernel(rows, rate, lagged, carry, outputs, last, sums, *, run: Pass, steps:
         values = ref[pl.ds(pl.multiple_of(k * TILE, TILE), TILE), :]
         return values if values.shape == shape else jnp.broadcast_to(values, shape)
 
-    def previous(k, t):
+    def previous(k, t, states, few, edge):
         """The state before each step of tile `k`, whose own steps are at times `t`."""
-        if not lagged:
-            return None
-        states, few, edge = lagged
         ends = block // TILE - 1
         neighbour = tile_of(states, jnp.maximum(k - 1, 0) if reverse else jnp.minimum(k + 1, ends))
         far = few[-TILE:, :] if reverse else few[:TILE, :]
@@ -125,35 +123,44 @@ def _kernel(rows, rate, lagged, carry, outputs, last, sums, *, run: Pass, steps:
         return jnp.where(t == (0 if reverse else steps - 1), edge[...], moved)
 
     def tile(n, carried):
-        before, *totals = carried
+        before, totals = carried
         k = block // TILE - 1 - n if reverse else n
         values = tuple(tile_of(ref, k) for ref in rows)
         t = start + k * TILE + row
         inside = t < steps
-        a, b = run.coefficients(values, per_channel)
-        a, b = jnp.where(inside, a, 1.0), jnp.where(inside, b, 0.0)
+        a, b = run.coefficients(values, channel)
+        a = tuple(jnp.where(inside, plane, one) for plane, one in zip(a, ONE, strict=False))
+        b = tuple(jnp.where(inside, plane, 0.0) for plane in b)
         after = _scan_tile(a, b, before, row, reverse)
-        befores = _shift(after, jnp.broadcast_to(before, shape), row, not reverse)
-        written, addends = run.outputs(values, per_channel, previous(k, t), befores, after)
+        befores = tuple(
+            _shift(plane, jnp.broadcast_to(edge, shape), row, not reverse)
+            for plane, edge in zip(after, before, strict=True)
+        )
+        lags = tuple(previous(k, t, *refs) for refs in lagged)
+        written, addends = run.outputs(values, channel, lags, befores, after)
         for ref, value in zip(outputs, written, strict=True):
             ref[pl.ds(pl.multiple_of(k * TILE, TILE), TILE), :] = value.astype(ref.dtype)
         totals = [total + jnp.where(inside, addend, 0.0) for total, addend in zip(totals, addends, strict=True)]
-        return (after[:1] if reverse else after[-1:], *totals)
+        return tuple(plane[:1] if reverse else plane[-1:] for plane in after), totals
 
-    final, *totals = lax.fori_loop(0, block // TILE, tile, (last[...], *(jnp.zeros(shape, jnp.float32) for _ in sums)))
-    last[...] = final
+    zeros = [jnp.zeros(shape, jnp.float32) for _ in sums]
+    final, totals = lax.fori_loop(0, block // TILE, tile, (tuple(plane[...] for plane in last), zeros))
+    for ref, plane in zip(last, final, strict=True):
+        ref[...] = plane
     for ref, total in zip(sums, totals, strict=True):
         ref[...] += total.sum(axis=0, keepdims=True)
 
 
-def _scan_tile(a: Array, b: Array, before: Array, row: Array, reverse: bool) -> Array:
+def _scan_tile(a: Planes, b: Planes, before: Planes, row: Array, reverse: bool) -> Planes:
     """The carry after each of the eight steps, by doubling: 1, 2, then 4 steps are composed."""
     for distance in (1, 2, 4):
         inside = row < TILE - distance if reverse else row >= distance
         move = TILE - distance if reverse else distance
-        b = jnp.where(inside, a * pltpu.roll(b, move, 0), 0.0) + b
-        a = jnp.where(inside, a * pltpu.roll(a, move, 0), a)
-    return a * before + b
+        added = times(a, tuple(pltpu.roll(plane, move, 0) for plane in b))
+        b = plus(tuple(jnp.where(inside, plane, 0.0) for plane in added), b)
+        longer = times(a, tuple(pltpu.roll(plane, move, 0) for plane in a))
+        a = tuple(jnp.where(inside, plane, one) for plane, one in zip(longer, a, strict=True))
+    return plus(times(a, before), b)
 
 
 def _shift(values: Array, neighbour: Array, row: Array, later: bool) -> Array:

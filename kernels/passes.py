@@ -1,7 +1,7 @@
 """What a kernel computes at one step of time; how it walks along time is `kernels.triton` and `kernels.mosaic_*`.
 
-A pass carries one float32 vector along time, `carry ← a · carry + b`. A forward pass carries the state; the pass of a
-gradient goes the other way and carries the gradient that reaches the state before the step.
+A pass carries one float32 number a channel along time, `carry ← a · carry + b`, real or complex. A forward pass carries
+the state; the pass of a gradient goes the other way and carries the gradient that reaches the state before the step.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,27 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from kernels.gates import Arithmetic, gate_gradients, gates_with_reset, without
+from kernels.gates import (
+    Arithmetic,
+    complex_gate_gradients,
+    gate_gradients,
+    gates_with_reset,
+    turned,
+    without,
+)
+from kernels.planes import Planes, conjugate, float32, plus, scaled, times
 
 Rows = tuple[Array, ...]
+PerChannel = tuple[Array, ...]
+Lagged = tuple[tuple[Array, Array], ...]
 
 
 @runtime_checkable
 class Pass(Protocol):
     """One walk along time, as functions of what a step reads.
 
-    Rows come in their own dtype. `rate`, and `previous`, the state at the step before, are None in passes without them.
-    Both functions may repeat arithmetic, which compilers merge.
+    Rows come in their own dtype, a complex one as two. `previous` is the state at the step before in float32, where the
+    pass is given it. Both functions may repeat arithmetic, which compilers merge.
     """
 
     @property
@@ -29,12 +39,12 @@ class Pass(Protocol):
         """How many sums over time it keeps."""
         ...
 
-    def coefficients(self, rows: Rows, rate: Array | None) -> tuple[Array, Array]:
+    def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
         """a and b of `carry ← a · carry + b`."""
         ...
 
     def outputs(
-        self, rows: Rows, rate: Array | None, previous: Array | None, before: Array, after: Array
+        self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
     ) -> tuple[Rows, Rows]:
         """What the step writes and what it adds to the sums, from the carry before and after it."""
         ...
@@ -45,25 +55,26 @@ class Walked(NamedTuple):
 
     outputs: tuple[Array, ...]
     sums: tuple[Array, ...]
-    carry: Array
+    carry: Planes
 
 
 @runtime_checkable
 class Walk(Protocol):
     """Runs any pass along the whole of time.
 
-    Rows are arrays `[b, t, d]`, or `[b, t]` for an integer a step; `rate [d]` and `carry [b, d]` are float32. `lagged`
-    is the states `[b, t, d]` and the one before the first of them `[b, d]`. With `reverse` the walk goes from the last
-    step to the first. `dtypes` are those of the outputs. Raises ValueError for what the kernel cannot take.
+    Rows are arrays `[b, t, d]`, or `[b, t]` for an integer a step; `per_channel [d]` and the planes of `carry [b, d]`
+    are float32. `lagged` is, plane by plane, the states `[b, t, d]` and the one before the first of them `[b, d]`.
+    With `reverse` the walk goes from the last step to the first. `dtypes` are those of the outputs. Raises ValueError
+    for what the kernel cannot take.
     """
 
     def __call__(
         self,
         steps: Pass,
         rows: Rows,
-        rate: Array | None,
-        lagged: tuple[Array, Array] | None,
-        carry: Array,
+        per_channel: PerChannel,
+        lagged: Lagged,
+        carry: Planes,
         *,
         reverse: bool,
         dtypes: tuple[DTypeLike, ...],
@@ -79,16 +90,16 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True)
 class Linear:
-    """`h ← a h + x`. Rows: a, x. Writes h."""
+    """`h ← a h + x`, real or complex. Rows: a, x. Writes h."""
 
     sums: int = 0
 
-    def coefficients(self, rows: Rows, rate: Array | None) -> tuple[Array, Array]:
-        a, x = rows
-        return a.astype(jnp.float32), x.astype(jnp.float32)
+    def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
+        planes = len(rows) // 2
+        return float32(rows[:planes]), float32(rows[planes:])
 
-    def outputs(self, rows: Rows, rate: Array | None, previous: Array | None, before: Array, after: Array):
-        return (after,), ()
+    def outputs(self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes):
+        return after, ()
 
 
 @dataclass(frozen=True)
@@ -97,15 +108,14 @@ class LinearGradient:
 
     sums: int = 0
 
-    def coefficients(self, rows: Rows, rate: Array | None) -> tuple[Array, Array]:
+    def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
         a, dh = rows
         a = a.astype(jnp.float32)
-        return a, a * dh.astype(jnp.float32)
+        return (a,), (a * dh.astype(jnp.float32),)
 
-    def outputs(self, rows: Rows, rate: Array | None, previous: Array | None, before: Array, after: Array):
-        assert previous is not None
-        g = before + rows[1].astype(jnp.float32)
-        return (g, g * previous.astype(jnp.float32)), ()
+    def outputs(self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes):
+        g = before[0] + rows[1].astype(jnp.float32)
+        return (g, g * previous[0]), ()
 
 
 @dataclass(frozen=True)
@@ -116,15 +126,15 @@ class Gated:
     unit_reset: bool
     sums: int = 0
 
-    def coefficients(self, rows: Rows, rate: Array | None) -> tuple[Array, Array]:
-        assert rate is not None
+    def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
         x, recurrence, entry, *flags = rows
+        (rate,) = per_channel
         reset = flags[0] != 0 if flags else None
         gates = gates_with_reset(self.arithmetic, recurrence, entry, rate, reset, self.unit_reset)
-        return without(gates.a, reset), gates.scale * gates.i * x.astype(jnp.float32)
+        return (without(gates.a, reset),), (gates.scale * gates.i * x.astype(jnp.float32),)
 
-    def outputs(self, rows: Rows, rate: Array | None, previous: Array | None, before: Array, after: Array):
-        return (after,), ()
+    def outputs(self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes):
+        return after, ()
 
 
 @dataclass(frozen=True)
@@ -135,17 +145,66 @@ class GatedGradient:
     unit_reset: bool
     sums: int = 1
 
-    def coefficients(self, rows: Rows, rate: Array | None) -> tuple[Array, Array]:
+    def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
         dh, *forward = rows
-        a, _ = Gated(self.arithmetic, self.unit_reset).coefficients(tuple(forward), rate)
-        return a, a * dh.astype(jnp.float32)
+        ((a,), _) = Gated(self.arithmetic, self.unit_reset).coefficients(tuple(forward), per_channel)
+        return (a,), (a * dh.astype(jnp.float32),)
 
-    def outputs(self, rows: Rows, rate: Array | None, previous: Array | None, before: Array, after: Array):
-        assert rate is not None and previous is not None
+    def outputs(self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes):
         dh, x, recurrence, entry, *flags = rows
+        (rate,) = per_channel
         reset = flags[0] != 0 if flags else None
         gates = gates_with_reset(self.arithmetic, recurrence, entry, rate, reset, self.unit_reset)
-        g = before + dh.astype(jnp.float32)
-        da = g * without(previous.astype(jnp.float32), reset)
+        g = before[0] + dh.astype(jnp.float32)
+        da = g * without(previous[0], reset)
         gradients = gate_gradients(gates, x, rate, da, g)
         return (gradients.x, gradients.recurrence, gradients.entry), (gradients.rate,)
+
+
+@dataclass(frozen=True)
+class ComplexGated:
+    """The CG-LRU, `h ← a h + scale · i · x`. Rows: x (two planes), recurrence, entry and, if there are resets, reset.
+
+    Per channel: rate, angle. Writes h (two planes).
+    """
+
+    arithmetic: Arithmetic
+    unit_reset: bool
+    sums: int = 0
+
+    def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
+        x_re, x_im, recurrence, entry, *flags = rows
+        rate, angle = per_channel
+        reset = flags[0] != 0 if flags else None
+        gates = gates_with_reset(self.arithmetic, recurrence, entry, rate, reset, self.unit_reset)
+        return turned(gates, angle, reset), scaled(gates.scale * gates.i, float32((x_re, x_im)))
+
+    def outputs(self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes):
+        return after, ()
+
+
+@dataclass(frozen=True)
+class ComplexGatedGradient:
+    """`g = carry + dh`, `carry ← conj(a) g`. Rows: dh (two planes) and those of `ComplexGated`.
+
+    Writes dx (two planes), drecurrence, dentry; sums drate, dangle.
+    """
+
+    arithmetic: Arithmetic
+    unit_reset: bool
+    sums: int = 2
+
+    def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
+        dh, forward = rows[:2], rows[2:]
+        a, _ = ComplexGated(self.arithmetic, self.unit_reset).coefficients(forward, per_channel)
+        return conjugate(a), times(conjugate(a), float32(dh))
+
+    def outputs(self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes):
+        dh_re, dh_im, x_re, x_im, recurrence, entry, *flags = rows
+        rate, angle = per_channel
+        reset = flags[0] != 0 if flags else None
+        gates = gates_with_reset(self.arithmetic, recurrence, entry, rate, reset, self.unit_reset)
+        g = plus(before, float32((dh_re, dh_im)))
+        dlog_a = times(after, conjugate(previous))  # the carry is already conj(a) g
+        gradients = complex_gate_gradients(gates, float32((x_re, x_im)), rate, angle, dlog_a, g)
+        return (*gradients.x, gradients.recurrence, gradients.entry), (gradients.rate, gradients.angle)

@@ -81,7 +81,7 @@ _rglru.defvjp(_rglru_forward, _rglru_backward)
 def _states_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs) -> tuple[Array, Array]:
     x, recurrence, entry, rate, h0, flags = inputs
     a, gated = _gated_input(recurrence, entry, x, rate, flags, unit_reset)
-    h = scan(gated, a, h0, reverse=False)
+    (h,) = scan((gated,), (a,), (h0,), reverse=False)
     return h.astype(x.dtype), h[:, -1]
 
 
@@ -90,7 +90,8 @@ def _gradients_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs, h: Array, d
     (a, _), pull = jax.vjp(
         lambda *gate_inputs: _gated_input(*gate_inputs, flags, unit_reset), recurrence, entry, x, rate
     )
-    dgated, da, dh0 = adjoint(scan, a, h.astype(jnp.float32), h0, dh.astype(jnp.float32), dlast, reverse=False)
+    given = ((value.astype(jnp.float32),) for value in (a, h, h0, dh, dlast))
+    (dgated,), (da,), (dh0,) = adjoint(scan, *given, reverse=False)
     drecurrence, dentry, dx, drate = pull((da, dgated))
     return Inputs(dx, drecurrence, dentry, drate, dh0, None)
 
@@ -99,8 +100,8 @@ def _states_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs) -> tuple
     x, recurrence, entry, rate, h0, flags = inputs
     rows = (x, recurrence, entry) if flags is None else (x, recurrence, entry, flags)
     steps = Gated(kernel.gates, unit_reset)
-    walked = kernel.walk(steps, rows, rate, None, h0, reverse=False, dtypes=(x.dtype,))
-    return walked.outputs[0], walked.carry
+    walked = kernel.walk(steps, rows, (rate,), (), (h0,), reverse=False, dtypes=(x.dtype,))
+    return walked.outputs[0], walked.carry[0]
 
 
 def _gradients_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs, h: Array, dh: Array, dlast: Array) -> Inputs:
@@ -108,9 +109,9 @@ def _gradients_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs, h: Ar
     rows = (dh, x, recurrence, entry) if flags is None else (dh, x, recurrence, entry, flags)
     steps = GatedGradient(kernel.gates, unit_reset)
     dtypes = (x.dtype, recurrence.dtype, entry.dtype)
-    walked = kernel.walk(steps, rows, rate, (h, h0), dlast, reverse=True, dtypes=dtypes)
+    walked = kernel.walk(steps, rows, (rate,), ((h, h0),), (dlast,), reverse=True, dtypes=dtypes)
     (dx, drecurrence, dentry), (drate,) = walked.outputs, walked.sums
-    return Inputs(dx, drecurrence, dentry, drate, walked.carry, None)
+    return Inputs(dx, drecurrence, dentry, drate, walked.carry[0], None)
 
 
 def gated_input(

@@ -52,13 +52,13 @@ def _scan_primal(x: Array, a: Array, h0: Array, reverse: bool, implementation: I
 
 
 def _states_by_scan(scan: Scan, x: Array, a: Array, h0: Array, *, reverse: bool) -> tuple[Array, Array]:
-    h = scan(x.astype(h0.dtype), a.astype(h0.dtype), h0, reverse=reverse)
+    (h,) = scan((x.astype(h0.dtype),), (a.astype(h0.dtype),), (h0,), reverse=reverse)
     return h.astype(x.dtype), h[:, 0 if reverse else -1]
 
 
 def _states_by_kernel(kernel: Kernel, x: Array, a: Array, h0: Array, *, reverse: bool) -> tuple[Array, Array]:
-    walked = kernel.walk(Linear(), (a, x), None, None, h0, reverse=reverse, dtypes=(x.dtype,))
-    return walked.outputs[0], walked.carry
+    walked = kernel.walk(Linear(), (a, x), (), (), (h0,), reverse=reverse, dtypes=(x.dtype,))
+    return walked.outputs[0], walked.carry[0]
 
 
 _scan = jax.custom_vjp(_scan_primal, nondiff_argnums=(3, 4))
@@ -79,8 +79,8 @@ def _scan_backward(
 def _gradients_by_scan(
     scan: Scan, a: Array, h0: Array, h: Array, dh: Array, dlast: Array, *, reverse: bool
 ) -> tuple[Array, ...]:
-    wide = (value.astype(h0.dtype) for value in (a, h, h0, dh, dlast))
-    dx, da, dh0 = adjoint(scan, *wide, reverse=reverse)
+    wide = ((value.astype(h0.dtype),) for value in (a, h, h0, dh, dlast))
+    (dx,), (da,), (dh0,) = adjoint(scan, *wide, reverse=reverse)
     return dx.astype(h.dtype), da.astype(a.dtype), dh0
 
 
@@ -88,9 +88,9 @@ def _gradients_by_kernel(
     kernel: Kernel, a: Array, h0: Array, h: Array, dh: Array, dlast: Array, *, reverse: bool
 ) -> tuple[Array, ...]:
     dtypes = (h.dtype, a.dtype)
-    walked = kernel.walk(LinearGradient(), (a, dh), None, (h, h0), dlast, reverse=not reverse, dtypes=dtypes)
+    walked = kernel.walk(LinearGradient(), (a, dh), (), ((h, h0),), (dlast,), reverse=not reverse, dtypes=dtypes)
     dx, da = walked.outputs
-    return dx, da, walked.carry
+    return dx, da, walked.carry[0]
 
 
 _scan.defvjp(_scan_forward, _scan_backward)

@@ -19,7 +19,9 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
 from kernels.gates import gates_by_exponentials
-from kernels.passes import Kernel, Linear, Pass, Rows, Walked
+from kernels.passes import Kernel, Lagged, Linear, Pass, PerChannel, Rows, Walked
+from kernels.planes import Planes, float32, plus, times
+from kernels.xla import shift
 
 ENOUGH_LANES = 34 * 1024  # of batch × channels: about eight warps on each multiprocessor of an H200
 SHORTEST_CHUNK = 64
@@ -62,9 +64,9 @@ def kernel(blocks: Blocks | None = None, *, interpret: bool = False) -> Kernel:
 def _walk(
     run: Pass,
     rows: Rows,
-    rate: Array | None,
-    lagged: tuple[Array, Array] | None,
-    carry: Array,
+    per_channel: PerChannel,
+    lagged: Lagged,
+    carry: Planes,
     *,
     reverse: bool,
     dtypes: tuple[DTypeLike, ...],
@@ -73,15 +75,17 @@ def _walk(
 ) -> Walked:
     cut = _fit(blocks or _default_blocks(run), *rows[0].shape)
     name = type(run).__name__
-    launch = partial(_launch, cut=cut, rate=rate, reverse=reverse, interpret=interpret)
-    carries = carry[:, None]
+    launch = partial(_launch, cut=cut, per_channel=per_channel, reverse=reverse, interpret=interpret)
+    carries = tuple(plane[:, None] for plane in carry)
     if cut.chunks > 1:
         zeros = jnp.zeros((cut.batch, cut.chunks, cut.width), jnp.float32)
-        _, reduced = launch(partial(_compose, run), rows, None, (zeros + 1, zeros), (), name=f"{name}_chunk")
+        unchanged = (zeros + 1, *(zeros,) * (2 * len(carry) - 1))  # A = 1, B = 0
+        _, reduced = launch(partial(_compose, run), rows, (), unchanged, (), name=f"{name}_chunk")
         carries = _into_each_chunk(reduced, carry, interpret)
-    sums = (jnp.zeros_like(carries),) * run.sums
-    outputs, (last, *sums) = launch(partial(_advance, run), rows, lagged, (carries, *sums), dtypes, name=name)
-    return Walked(outputs, tuple(total.sum(axis=(0, 1)) for total in sums), last[:, -1])
+    sums = (jnp.zeros_like(carries[0]),) * run.sums
+    outputs, ends = launch(partial(_advance, run), rows, lagged, (*carries, *sums), dtypes, name=name)
+    last, sums = ends[: len(carry)], ends[len(carry) :]
+    return Walked(outputs, tuple(total.sum(axis=(0, 1)) for total in sums), tuple(plane[:, -1] for plane in last))
 
 
 def _default_blocks(run: Pass) -> Blocks:
@@ -96,45 +100,46 @@ def _fit(blocks: Blocks, batch: int, steps: int, width: int) -> Cut:
     return Cut(batch, steps, width, channels, blocks.ahead, blocks.warps, chunk, pl.cdiv(steps, chunk))
 
 
-def _into_each_chunk(reduced: tuple[Array, ...], carry: Array, interpret: bool) -> Array:
+def _into_each_chunk(reduced: tuple[Array, ...], carry: Planes, interpret: bool) -> Planes:
     """The carry into each chunk `[b, g, d]`: over whole chunks, the walk is a linear scan of few steps."""
-    over_chunks = partial(_walk, reverse=False, dtypes=(jnp.float32,), blocks=Blocks(chunks=1), interpret=interpret)
-    states = over_chunks(Linear(), reduced, None, None, carry).outputs[0]
-    return jnp.concatenate([carry[:, None], states[:, :-1]], axis=1)
+    over_chunks = partial(_walk, reverse=False, blocks=Blocks(chunks=1), interpret=interpret)
+    states = over_chunks(Linear(), reduced, (), (), carry, dtypes=(jnp.float32,) * len(carry)).outputs
+    return tuple(shift(after, before, reverse=False) for after, before in zip(states, carry, strict=True))
 
 
 Carries = tuple[Array, ...]
 
 
 def _compose(
-    run: Pass, carries: Carries, rows: Rows, rate: Array | None, previous: Array | None
+    run: Pass, carries: Carries, rows: Rows, per_channel: PerChannel, previous: Planes
 ) -> tuple[Carries, Rows]:
     """One more step of `carry ← A · carry + B`."""
-    a, b = run.coefficients(rows, rate)
-    return (a * carries[0], a * carries[1] + b), ()
+    a, b = run.coefficients(rows, per_channel)
+    decay, end = carries[: len(a)], carries[len(a) :]
+    return (*times(a, decay), *plus(times(a, end), b)), ()
 
 
 def _advance(
-    run: Pass, carries: Carries, rows: Rows, rate: Array | None, previous: Array | None
+    run: Pass, carries: Carries, rows: Rows, per_channel: PerChannel, previous: Planes
 ) -> tuple[Carries, Rows]:
     """One step of the pass itself; its sums are carried beside the carry."""
-    before, *sums = carries
-    a, b = run.coefficients(rows, rate)
-    after = a * before + b
-    outputs, addends = run.outputs(rows, rate, previous, before, after)
-    return (after, *(total + addend for total, addend in zip(sums, addends, strict=True))), outputs
+    a, b = run.coefficients(rows, per_channel)
+    before, sums = carries[: len(a)], carries[len(a) :]
+    after = plus(times(a, before), b)
+    outputs, addends = run.outputs(rows, per_channel, previous, before, after)
+    return (*after, *(total + addend for total, addend in zip(sums, addends, strict=True))), outputs
 
 
 def _launch(
     step: Callable[..., tuple[Carries, Rows]],
     rows: Rows,
-    lagged: tuple[Array, Array] | None,
+    lagged: Lagged,
     carries: Carries,
     dtypes: tuple[DTypeLike, ...],
     *,
     name: str,
     cut: Cut,
-    rate: Array | None,
+    per_channel: PerChannel,
     reverse: bool,
     interpret: bool,
 ) -> tuple[tuple[Array, ...], Carries]:
@@ -144,11 +149,10 @@ def _launch(
     of_batch = pl.BlockSpec((None, cut.channels), lambda b, j: (b, j // cut.chunks))
     of_chunk = pl.BlockSpec((None, None, cut.channels), lambda b, j: (b, j % cut.chunks, j // cut.chunks))
     of_channel = pl.BlockSpec((cut.channels,), lambda b, j: (j // cut.chunks,))
-    read = (rows, () if rate is None else (rate,), lagged or (), carries)
     specs = (
         tuple(in_time if row.ndim == 3 else flags for row in rows),
-        (of_channel,) * len(read[1]),
-        (in_time, of_batch)[: len(read[2])],
+        (of_channel,) * len(per_channel),
+        ((in_time, of_batch),) * len(lagged),
         (of_chunk,) * len(carries),
     )
     outputs, ends = pl.pallas_call(
@@ -163,11 +167,11 @@ def _launch(
         compiler_params=plt.CompilerParams(num_warps=cut.warps, num_stages=1),
         interpret=interpret,
         name=name,
-    )(*read)
+    )(rows, per_channel, lagged, carries)
     return outputs, ends
 
 
-def _kernel(rows, rate, lagged, carries, outputs, ends, *, step, cut: Cut, reverse: bool):
+def _kernel(rows, per_channel, lagged, carries, outputs, ends, *, step, cut: Cut, reverse: bool):
     """One chunk of time of one row of the batch and one block of channels. Steps count along the walk."""
     j = pl.program_id(1)
     lane = j // cut.chunks * cut.channels + lax.broadcasted_iota(jnp.int32, (cut.channels,), 0)
@@ -185,15 +189,16 @@ def _kernel(rows, rate, lagged, carries, outputs, ends, *, step, cut: Cut, rever
 
     def load(s):
         """Everything that step `s` reads; the state before it is the next one along the walk."""
-        previous = [row(ref, jnp.minimum(s + 1, cut.steps - 1)) for ref in lagged[:1]]
+        previous = tuple(row(states, jnp.minimum(s + 1, cut.steps - 1)) for states, _ in lagged)
         return tuple(row(ref, s) for ref in rows), previous
 
     def take(s, loaded, carries):
         """Step `s`; before the first step in time stands the state that the lagged ones start from."""
         values, previous = loaded
-        if lagged:
-            previous = [jnp.where(s + 1 < cut.steps, previous[0].astype(jnp.float32), edge[0])]
-        carries, written = step(carries, values, *per_channel, *(previous or [None]))
+        previous = tuple(
+            jnp.where(s + 1 < cut.steps, state, edge) for state, edge in zip(float32(previous), edges, strict=True)
+        )
+        carries, written = step(carries, values, channel, previous)
         t = cut.steps - 1 - s if reverse else s
         for ref, value in zip(outputs, written, strict=True):
             plt.store(ref.at[t, :], value.astype(ref.dtype), mask=mask)
@@ -212,7 +217,7 @@ def _kernel(rows, rate, lagged, carries, outputs, ends, *, step, cut: Cut, rever
         first = jnp.minimum(first, cut.steps - cut.ahead)
         return [load(first + k) for k in range(cut.ahead)]
 
-    per_channel, edge = [vector(ref) for ref in rate] or [None], [vector(ref) for ref in lagged[1:]]
+    channel, edges = tuple(vector(ref) for ref in per_channel), [vector(edge) for _, edge in lagged]
     carries = tuple(vector(ref) for ref in carries)
     whole = (stop - start) // cut.ahead
     if cut.steps >= cut.ahead:

@@ -1,50 +1,61 @@
-"""The linear recurrence without a kernel of our own: step after step, or by pairs in logarithmic depth."""
+"""The linear recurrence without a kernel of our own: step after step, or by pairs in logarithmic depth.
+
+Real or complex: every array is one of `kernels.planes`.
+"""
 
 from typing import Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from kernels.planes import ONE, Planes, conjugate, plus, times
 
 
 @runtime_checkable
 class Scan(Protocol):
     """Every state `[b, t, d]` of `h_t = a_t h_{t-1} + x_t` from `h0 [b, d]`, all in one dtype."""
 
-    def __call__(self, x: Array, a: Array, h0: Array, *, reverse: bool) -> Array: ...
+    def __call__(self, x: Planes, a: Planes, h0: Planes, *, reverse: bool) -> Planes: ...
 
 
-def sequential(x: Array, a: Array, h0: Array, *, reverse: bool) -> Array:
+def sequential(x: Planes, a: Planes, h0: Planes, *, reverse: bool) -> Planes:
     """One step after the other; `unroll=1`, because on a CPU unrolling costs compile time and run time alike."""
 
-    def step(h, inputs):
+    def step(h: Planes, inputs: tuple[Planes, Planes]) -> tuple[Planes, Planes]:
         x_t, a_t = inputs
-        h = a_t * h + x_t
+        h = plus(times(a_t, h), x_t)
         return h, h
 
-    time_major = (jnp.swapaxes(x, 0, 1), jnp.swapaxes(a, 0, 1))
+    time_major = jax.tree.map(lambda plane: jnp.swapaxes(plane, 0, 1), (x, a))
     _, h = lax.scan(step, h0, time_major, reverse=reverse)
-    return jnp.swapaxes(h, 0, 1)
+    return tuple(jnp.swapaxes(plane, 0, 1) for plane in h)
 
 
-def associative(x: Array, a: Array, h0: Array, *, reverse: bool) -> Array:
+def associative(x: Planes, a: Planes, h0: Planes, *, reverse: bool) -> Planes:
     """Logarithmic depth: pairs `(a, x)` compose as `(a1 a2, a2 x1 + x2)`."""
 
-    def compose(left, right):
+    def compose(left: tuple[Planes, Planes], right: tuple[Planes, Planes]) -> tuple[Planes, Planes]:
         (a1, x1), (a2, x2) = left, right
-        return a1 * a2, a2 * x1 + x2
+        return times(a1, a2), plus(times(a2, x1), x2)
 
     first = -1 if reverse else 0
-    x = x.at[:, first].add(a[:, first] * h0)
+    start = times(_at(a, first), h0)
+    x = tuple(plane.at[:, first].add(edge) for plane, edge in zip(x, start, strict=True))
     _, h = lax.associative_scan(compose, (a, x), reverse=reverse, axis=1)
     return h
 
 
-def adjoint(scan: Scan, a: Array, h: Array, h0: Array, dh: Array, dlast: Array, *, reverse: bool) -> tuple[Array, ...]:
-    """The gradients of x, a and h0: the same scan run the other way, with `a` moved by one step."""
-    # g_t = dh_t + a_{t+1} g_{t+1}; what reaches the last state from outside enters where the reversed scan starts.
-    g = scan(dh, shift(a, jnp.ones_like(dlast), not reverse), dlast, reverse=not reverse)
+def adjoint(
+    scan: Scan, a: Planes, h: Planes, h0: Planes, dh: Planes, dlast: Planes, *, reverse: bool
+) -> tuple[Planes, Planes, Planes]:
+    """The gradients of x, a and h0: the same scan run the other way, with `conj(a)` moved by one step."""
+    # g_t = dh_t + conj(a_{t+1}) g_{t+1}; what reaches the last state from outside is where that scan starts.
+    back = conjugate(a)
+    one = tuple(jnp.full_like(edge, value) for edge, value in zip(dlast, ONE, strict=False))
+    g = scan(dh, _shifted(back, one, not reverse), dlast, reverse=not reverse)
     first = -1 if reverse else 0
-    return g, g * shift(h, h0, reverse), a[:, first] * g[:, first]
+    return g, times(g, conjugate(_shifted(h, h0, reverse))), times(_at(back, first), _at(g, first))
 
 
 def shift(values: Array, edge: Array, reverse: bool) -> Array:
@@ -52,3 +63,11 @@ def shift(values: Array, edge: Array, reverse: bool) -> Array:
     if reverse:
         return jnp.concatenate([values[:, 1:], edge[:, None]], axis=1)
     return jnp.concatenate([edge[:, None], values[:, :-1]], axis=1)
+
+
+def _shifted(values: Planes, edge: Planes, reverse: bool) -> Planes:
+    return tuple(shift(plane, gap, reverse) for plane, gap in zip(values, edge, strict=True))
+
+
+def _at(z: Planes, step: int) -> Planes:
+    return tuple(plane[:, step] for plane in z)

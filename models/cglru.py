@@ -9,11 +9,11 @@ from jax import Array
 from jaxtyping import Float
 
 from kernels import cglru
+from kernels.dispatch import IMPLEMENTATIONS
+from kernels.gates import CLOSED
 from models.layers import BlockDiagonalLinear, NoDecay
 from models.rglru import C, RecurrentBlock
 from models.shapes import Activations, Positions
-
-SHUT = -1e30  # before the sigmoid of a gate that is to be 0
 
 
 class CGLRU(nnx.Module):
@@ -21,8 +21,9 @@ class CGLRU(nnx.Module):
 
     The paper's `a = σ(Λ) e^{jθ}` is raised to `c r`. `decay_range`: |a|^c starts uniform in it, as in the RG-LRU;
     `angle_range`: so does c · θ, the turn in radians of a step with r = 1. The paper does not say where θ starts; up to
-    π/10 is what its authors' RecurrentGemma takes.
-    Raises ValueError if `gate_blocks` does not divide half of `width`, and for ranges that cannot be.
+    π/10 is what its authors' RecurrentGemma takes. `implementation`: as in `kernels.cglru`.
+    Raises ValueError if `gate_blocks` does not divide half of `width`, for ranges that cannot be, and for an unknown
+    implementation.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class CGLRU(nnx.Module):
         rngs: nnx.Rngs,
         decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
         angle_range: tuple[float, float] | list[float] = (0.0, math.pi / 10),
+        implementation: str = "auto",
     ):
         if gate_blocks < 1 or width % (2 * gate_blocks):
             raise ValueError(
@@ -44,6 +46,9 @@ class CGLRU(nnx.Module):
             raise ValueError(f"decay_range={tuple(decay_range)}; allowed: 0 < low < high < 1")
         if not least <= most:
             raise ValueError(f"angle_range={tuple(angle_range)}; allowed: low <= high, in radians")
+        if implementation not in IMPLEMENTATIONS:
+            raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+        self.implementation = implementation
         self.gates = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
         a = jax.random.uniform(rngs.params(), (width // 2,), minval=low, maxval=high) ** (1 / C)
         self.decay = NoDecay(jnp.log(a) - jnp.log1p(-a))  # Λ, the logit of |a|
@@ -56,10 +61,11 @@ class CGLRU(nnx.Module):
         recurrence, entry = self._before_sigmoid(x)
         reset = None
         if positions is not None:
-            recurrence = jnp.where((positions < 0)[..., None], SHUT, recurrence)  # a = 1, and nothing enters
+            recurrence = jnp.where((positions < 0)[..., None], CLOSED, recurrence)  # a = 1, and nothing enters
             reset = positions == 0
         rate = -C * jax.nn.softplus(-self.decay[...])
-        return cglru(x, recurrence, entry, rate, C * self.angle[...], h, reset=reset)
+        angle = C * self.angle[...]
+        return cglru(x, recurrence, entry, rate, angle, h, reset=reset, implementation=self.implementation)
 
     def _before_sigmoid(self, x: Activations) -> tuple[Float[Array, "b t n"], Float[Array, "b t n"]]:
         """Both gates before their sigmoid. A block sees both parts of its channels and gives both of their gates."""
@@ -85,6 +91,7 @@ class ComplexRecurrentBlock(RecurrentBlock):
         conv_width: int = 4,
         decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
         angle_range: tuple[float, float] | list[float] = (0.0, math.pi / 10),
+        implementation: str = "auto",
     ):
         super().__init__(
             width,
@@ -94,4 +101,11 @@ class ComplexRecurrentBlock(RecurrentBlock):
             conv_width=conv_width,
             decay_range=decay_range,
         )
-        self.rglru = CGLRU(width_rnn, gate_blocks, decay_range=decay_range, angle_range=angle_range, rngs=rngs)
+        self.rglru = CGLRU(
+            width_rnn,
+            gate_blocks,
+            decay_range=decay_range,
+            angle_range=angle_range,
+            implementation=implementation,
+            rngs=rngs,
+        )

@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from kernel_oracle import ALL, PALLAS, XLA
 
 from kernels import cglru
+from kernels.gates import CLOSED, cosine_and_sine
 from models.cglru import CGLRU, ComplexRecurrentBlock
 
-IMPLEMENTATIONS = ("sequential", "associative")
+ONE_OF_EACH = (*XLA, "triton_interpret", "mosaic_tpu_interpret")
 TOLERANCE = {jnp.float32: 5e-7, jnp.bfloat16: 1e-2}
 STEPS, CHANNELS = (1, 2, 63, 129), (1, 3, 32, 65)
 RESETS = ("none", "first", "last", "consecutive", "all")
@@ -22,6 +24,7 @@ COVERING = [
     (63, 65, "last"), (63, 32, "consecutive"), (63, 1, "first"), (129, 32, "all"), (129, 3, "consecutive"),
     (129, 65, "none"), (129, 1, "last"),
 ]  # fmt: skip
+FEW = [(1, 1, "first"), (9, 3, "consecutive"), (38, 33, "last")]  # for kernels, slow to interpret: each edge of a block
 EVERYTHING = list(itertools.product(STEPS, CHANNELS, RESETS))
 
 
@@ -174,13 +177,24 @@ def check_against_float64(steps: int, channels: int, kind: str, dtype, unit_rese
         close(got, wanted, TOLERANCE[dtype] * (2 if name in ("rate", "angle") else 1), size)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", XLA)
 @pytest.mark.parametrize(("steps", "channels", "kind"), COVERING)
 def test_values_and_gradients_match_float64(steps: int, channels: int, kind: str, implementation: str) -> None:
     check_against_float64(steps, channels, kind, jnp.float32, steps % 2 == 0, implementation)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", PALLAS.values(), ids=PALLAS)
+@pytest.mark.parametrize(("steps", "channels", "kind"), FEW)
+def test_the_kernels_match_float64(steps: int, channels: int, kind: str, implementation) -> None:
+    check_against_float64(steps, channels, kind, jnp.float32, steps == 9, implementation)
+
+
+@pytest.mark.parametrize("implementation", PALLAS.values(), ids=PALLAS)
+def test_the_kernels_in_bfloat16_are_as_close_as_its_digits(implementation) -> None:
+    check_against_float64(37, 5, "none", jnp.bfloat16, False, implementation)
+
+
+@pytest.mark.parametrize("implementation", XLA)
 @pytest.mark.parametrize("kind", ["none", "consecutive"])
 def test_bfloat16_is_as_close_as_its_digits(kind: str, implementation: str) -> None:
     check_against_float64(63, 32, kind, jnp.bfloat16, True, implementation)
@@ -190,7 +204,7 @@ def test_bfloat16_is_as_close_as_its_digits(kind: str, implementation: str) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("unit_reset", [False, True])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ALL.values(), ids=ALL)
 @pytest.mark.parametrize(("steps", "channels", "kind"), EVERYTHING)
 def test_every_shape_matches_float64(steps: int, channels: int, kind: str, implementation, unit_reset, dtype) -> None:
     check_against_float64(steps, channels, kind, dtype, unit_reset, implementation)
@@ -216,7 +230,7 @@ def test_the_gradients_of_the_oracle_are_its_slopes(unit_reset: bool) -> None:
             np.testing.assert_allclose(gradient[index], (loss(up) - loss(down)) / 2e-6, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ONE_OF_EACH)
 def test_a_split_run_is_the_whole_run(implementation: str) -> None:
     x, recurrence, entry, rate, angle, h0 = map(jnp.asarray, inputs(40, 8))
     h, last = cglru(x, recurrence, entry, rate, angle, h0, implementation=implementation)
@@ -276,7 +290,7 @@ def test_without_an_angle_both_parts_are_real_units_of_their_own() -> None:
         np.testing.assert_allclose(got, wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ONE_OF_EACH)
 def test_as_the_decay_tends_to_one_nothing_breaks_and_the_gradient_is_bounded(implementation: str) -> None:
     """|a| = 1 − 1e-12 … 1 − 1e-2 and 1 itself; the slope of the root is the capped one of the oracle."""
     given = inputs(63, 12)._replace(rate=-np.float32([0, *np.logspace(-12, -2, 11)]))
@@ -290,9 +304,10 @@ def test_as_the_decay_tends_to_one_nothing_breaks_and_the_gradient_is_bounded(im
         close(got, wanted, 2e-6, size)
 
 
-def test_a_shut_recurrence_gate_leaves_the_state_exactly_as_it_is() -> None:
-    given = inputs(9, 8)._replace(recurrence=np.full((2, 9, 8), -1e30, np.float32))
-    (h, last), gradients = run(given, resets("none", 2, 9), *cotangents(given))
+@pytest.mark.parametrize("implementation", ONE_OF_EACH)
+def test_a_closed_recurrence_gate_leaves_the_state_exactly_as_it_is(implementation: str) -> None:
+    given = inputs(9, 8)._replace(recurrence=np.full((2, 9, 8), CLOSED, np.float32))
+    (h, last), gradients = run(given, resets("none", 2, 9), *cotangents(given), implementation=implementation)
     np.testing.assert_array_equal(h, np.repeat(given.h0[:, None], 9, axis=1))
     np.testing.assert_array_equal(last, given.h0)
     for name in ("x", "recurrence", "entry", "rate", "angle"):
@@ -310,16 +325,20 @@ def test_it_works_under_vmap_and_checkpoint() -> None:
     np.testing.assert_allclose(jax.grad(jax.checkpoint(loss))(x), jax.grad(loss)(x), atol=1e-6)
 
 
-@pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu"])
-def test_it_lowers_for_accelerators(platform: str) -> None:
-    """The associative form on a GPU, where no loop may be left over time; the sequential one on a TPU."""
+def test_cosine_and_sine_are_as_exact_as_the_turn() -> None:
+    turn = np.float32(np.concatenate([np.linspace(-20, 20, 40_001), np.linspace(-1e5, 1e5, 40_001)]))
+    for got, wanted in zip(cosine_and_sine(jnp.asarray(turn)), (np.cos, np.sin), strict=True):
+        np.testing.assert_allclose(got, wanted(np.float64(turn)), atol=2.5e-7, rtol=0)
+
+
+def test_a_gpu_without_a_kernel_is_left_no_loop_over_time() -> None:
     given = jax.tree.map(jnp.asarray, inputs(64, 8, jnp.bfloat16))
 
     def loss(given):
         return cglru(*given)[0].astype(jnp.float32).sum()
 
-    program = jax.jit(jax.grad(loss)).trace(given).lower(lowering_platforms=(platform,)).as_text()
-    assert ("stablehlo.while" in program) is (platform == "tpu")
+    program = jax.jit(jax.grad(loss)).trace(given).lower(lowering_platforms=("rocm",)).as_text()
+    assert "custom_call" not in program and "stablehlo.while" not in program
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -330,6 +349,8 @@ def test_what_cannot_be_is_refused() -> None:
         cglru(given.x[..., :7], *given[1:5])
     with pytest.raises(ValueError, match="allowed: auto, sequential, associative"):
         cglru(*given, implementation="fastest")
+    with pytest.raises(ValueError, match="takes float32 and bfloat16, not float16; use implementation='sequential'"):
+        cglru(given.x.astype(jnp.float16), *given[1:], implementation="triton")
 
 
 def test_decay_and_angle_start_where_they_are_said_to() -> None:
@@ -357,8 +378,18 @@ def test_a_gate_sees_both_parts_of_the_channels_of_its_block_and_no_others() -> 
         ({"gate_blocks": 4}, "gate_blocks=4 does not divide the 6 complex channels of width 12; use a divisor of 6"),
         ({"decay_range": (0.9, 1.0)}, "decay_range=\\(0.9, 1.0\\); allowed: 0 < low < high < 1"),
         ({"angle_range": (1.0, 0.0)}, "angle_range=\\(1.0, 0.0\\); allowed: low <= high"),
+        ({"implementation": "fastest"}, "implementation='fastest'; allowed: auto, sequential, associative"),
     ],
 )
 def test_an_impossible_unit_is_refused(settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ComplexRecurrentBlock(16, width_rnn=12, rngs=nnx.Rngs(0), **{"gate_blocks": 3, **settings})
+
+
+def test_a_block_runs_the_implementation_that_it_is_told_to() -> None:
+    x = jnp.zeros((1, 8, 16))
+    for implementation, loops in (("sequential", True), ("associative", False)):
+        block = ComplexRecurrentBlock(16, width_rnn=12, gate_blocks=3, rngs=nnx.Rngs(0), implementation=implementation)
+        graph, state = nnx.split(block)
+        program = jax.jit(lambda state, x, graph=graph: nnx.merge(graph, state)(x, None, None)[0]).lower(state, x)
+        assert ("stablehlo.while" in program.as_text()) is loops

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from kernels import linear_scan, rglru
+from kernels import cglru, linear_scan, rglru
 
 # What JAX 0.11 says of the kernels that it still lowers.
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
@@ -45,6 +45,36 @@ def test_both_operations_and_their_gradients_lower(platform, dtype, shape):
     text = lowered(jax.grad(loss, argnums=range(5)), platform, *arrays(*shape, dtype))
     chunked = platform == "cuda" and shape[1] > 256  # a kernel for the chunks and one over them before each
     assert text.count(f"@{CALL[platform]}") + text.count(f'@"{CALL[platform]}"') >= (8 if chunked else 4)
+
+
+def complex_arrays(batch, steps, channels, dtype):
+    """Arguments of the CG-LRU and resets, as shapes."""
+    x, gate, _, rate, _, reset = arrays(batch, steps, channels, dtype)
+    x = jax.ShapeDtypeStruct((batch, steps, 2 * channels), dtype)
+    return x, gate, gate, rate, rate, jax.ShapeDtypeStruct((batch, 2 * channels), jnp.float32), reset
+
+
+def complex_loss(x, recurrence, entry, rate, angle, h0, reset, implementation="auto"):
+    h, last = cglru(x, recurrence, entry, rate, angle, h0, reset=reset, implementation=implementation)
+    return h.astype(jnp.float32).sum() + last.sum()
+
+
+@pytest.mark.parametrize("platform", CALL)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(8, 2048, 512), (2, 300, 100), (3, 7, 3), (1, 1, 1)])
+def test_the_complex_unit_and_its_gradient_lower(platform, dtype, shape):
+    text = lowered(jax.grad(complex_loss, argnums=range(6)), platform, *complex_arrays(*shape, dtype))
+    chunked = platform == "cuda" and shape[1] > 256
+    assert text.count(f"@{CALL[platform]}") + text.count(f'@"{CALL[platform]}"') >= (4 if chunked else 2)
+    assert "stablehlo.while" not in text
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_mosaic_gpu_serves_the_complex_unit_too(dtype):
+    gradient = jax.grad(partial(complex_loss, implementation="mosaic_gpu"), argnums=range(6))
+    assert lowered(gradient, "cuda", *complex_arrays(2, 300, 128, dtype)).count("@mosaic_gpu") >= 2
+    with pytest.raises(ValueError, match="widths that are multiples of 128, not 100; use 'triton'"):
+        lowered(gradient, "cuda", *complex_arrays(2, 300, 100, dtype))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

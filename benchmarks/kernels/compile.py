@@ -25,7 +25,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
 from jax.sharding import SingleDeviceSharding  # noqa: E402
 
-from kernels import linear_scan, rglru  # noqa: E402
+from kernels import cglru, linear_scan, rglru  # noqa: E402
 
 BATCH, STEPS, WIDTH = 8, 2048, 1024
 
@@ -38,9 +38,16 @@ def operations(sharding: SingleDeviceSharding, implementation: str) -> Iterator[
 
     h0, reset = array(BATCH, WIDTH), array(BATCH, STEPS, dtype=jnp.bool)
     for dtype in (jnp.float32, jnp.bfloat16):
-        x = array(BATCH, STEPS, WIDTH, dtype=dtype)
+        x, half = array(BATCH, STEPS, WIDTH, dtype=dtype), array(BATCH, STEPS, WIDTH // 2, dtype=dtype)
         gated = (x, x, x, array(WIDTH), h0)
-        for operation, given, flags in ((linear_scan, (x, x, h0), None), (rglru, gated, None), (rglru, gated, reset)):
+        turned = (x, half, half, array(WIDTH // 2), array(WIDTH // 2), h0)
+        for operation, given, flags in (
+            (linear_scan, (x, x, h0), None),
+            (rglru, gated, None),
+            (rglru, gated, reset),
+            (cglru, turned, None),
+            (cglru, turned, reset),
+        ):
 
             def both(cotangents, flags, *given, operation=operation):
                 values, pull = jax.vjp(lambda *g: operation(*g, reset=flags, implementation=implementation), *given)
@@ -78,7 +85,7 @@ def needs_of_triton() -> bool:
             old.unlink()
         lowered.compile()
         for ptx in sorted(Path(DUMP).glob("*.ptx")):
-            for kernel in re.findall(r"\.entry (Linear\w*|Gated\w*)\(", ptx.read_text()):
+            for kernel in re.findall(r"\.entry ((?:Complex)?(?:Linear|Gated)\w*)\(", ptx.read_text()):
                 clean &= report(operation, kernel, ptx)
     return clean
 
