@@ -91,14 +91,18 @@ def resets(kind, batch, steps):
     return reset
 
 
-def gradients(function, cotangents, *arguments):
-    """The values of `function` and the gradients of its arguments, in one compiled program."""
+def gradients(function, cotangents, *arguments, reset=None):
+    """The values of `function` and the gradients of its arguments, in one compiled program.
 
-    def both(cotangents, *arguments):
-        values, pull = jax.vjp(function, *arguments)
+    `reset` is an argument of it too, so that all resets of a shape share a program: compiling is what the tests wait for.
+    """
+
+    def both(cotangents, reset, *arguments):
+        given = {} if reset is None else {"reset": reset}
+        values, pull = jax.vjp(lambda *arguments: function(*arguments, **given), *arguments)
         return values, pull(cotangents)
 
-    values, pulled = jax.jit(both)(cotangents, *arguments)
+    values, pulled = jax.jit(both)(cotangents, reset, *arguments)
     return *values, *pulled
 
 

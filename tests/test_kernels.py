@@ -27,10 +27,8 @@ def check(implementation, steps, width, kind, dtype, reverse):
     dy, _, dlast = inputs(steps, width, seed=1, dtype=dtype)
     reset = resets(kind, *x.shape[:2])
 
-    def scan(x, a, h0):
-        return linear_scan(x, a, h0, reset=jnp.asarray(reset), reverse=reverse, implementation=implementation)
-
-    actual = gradients(scan, (dy, dlast), x, a, h0)
+    scan = partial(linear_scan, reverse=reverse, implementation=implementation)
+    actual = gradients(scan, (dy, dlast), x, a, h0, reset=jnp.asarray(reset))
     exact = [np.asarray(value, np.float64) for value in (x, a, h0, dy, dlast)]
     expected = [*linear(*exact[:3], reset, reverse), *linear_gradients(*exact[:3], reset, *exact[3:], reverse)]
     all_close(actual, expected, dtype, steps)

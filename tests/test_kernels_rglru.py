@@ -1,5 +1,7 @@
 """The fused RG-LRU and its gradients against float64 NumPy, and the properties that any implementation must have."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,11 +38,8 @@ def check(implementation, steps, width, kind, dtype, unit_reset):
     arguments, cotangents = inputs(steps, width, dtype)
     reset = resets(kind, *arguments[0].shape[:2])
 
-    def unit(*arguments):
-        flags = None if kind == "none" else jnp.asarray(reset)
-        return rglru(*arguments, reset=flags, unit_reset=unit_reset, implementation=implementation)
-
-    actual = gradients(unit, cotangents, *arguments)
+    unit = partial(rglru, unit_reset=unit_reset, implementation=implementation)
+    actual = gradients(unit, cotangents, *arguments, reset=None if kind == "none" else jnp.asarray(reset))
     exact = [np.asarray(value, np.float64) for value in (*arguments, *cotangents)]
     expected = [
         *gated(*exact[:5], reset, unit_reset),
