@@ -94,7 +94,7 @@ def resets(kind, batch, steps):
 def gradients(function, cotangents, *arguments, reset=None):
     """The values of `function` and the gradients of its arguments, in one compiled program.
 
-    `reset` is an argument of it too, so that all resets of a shape share a program: compiling is what the tests wait for.
+    `reset` is an argument too, so that all resets of a shape share a program: compiling is what the tests wait for.
     """
 
     def both(cotangents, reset, *arguments):
