@@ -118,8 +118,7 @@ def turned(gates: Gates, angle: Array, reset: Array | None) -> Planes:
 def cosine_and_sine(turn: Array) -> Planes:
     """Both at once, by Taylor's polynomials of what is left of the half turns.
 
-    To 2.5e-7 up to 10⁴ radians, where float32 holds the turn itself to 5e-4 only. The library's own, on a GPU, are
-    exact at any angle and pay for it with a branch.
+    To 2.5e-7 up to 10⁴ radians, where float32 holds the turn itself to 5e-4 only.
     """
     half_turns = jnp.floor(turn * (1 / sum(PI)) + 0.5)
     for part in PI:

@@ -44,6 +44,8 @@ def _walk(
 ) -> Walked:
     from jax.experimental.pallas import mosaic_gpu as plgpu  # here, for it wants more than JAX itself installs
 
+    if len(carry) > 1:  # its lowering has no floor, which the phase needs
+        raise ValueError("mosaic_gpu takes the real unit, not the complex one; use 'triton'")
     batch, steps, width = rows[0].shape
     if width % CHANNELS:
         raise ValueError(f"mosaic_gpu takes widths that are multiples of {CHANNELS}, not {width}; use 'triton'")
