@@ -66,14 +66,17 @@ def build(
     width: int,
     pattern: Sequence[str],
     mixers: Mapping[str, Callable[..., Mixer]],
-    mlp_expansion: int = 3,
-    scale_embedding: bool = True,
+    mlp_expansion: float = 3,
+    mlp_bias: bool = False,
+    embedding_scale: float | None = None,
+    logits_soft_cap: float | None = None,
     dtype: str = "float32",
 ) -> Model:
     """The model whose block i mixes with `mixers[pattern[i]]`; nothing is allocated until `init`.
 
-    `mlp_expansion` M = 3 is the paper's; `scale_embedding` multiplies token vectors by sqrt(width), which the paper
-    does not say and its released model does. `dtype` is that of activations; parameters, gates and logits stay float32.
+    `mlp_expansion` M = 3 is the paper's. `embedding_scale` multiplies token vectors; None is sqrt(width), which the
+    paper does not say and its released model does. `mlp_bias` and `logits_soft_cap` are the released model's too (see
+    `GatedMLP` and `Embedding`). `dtype` is that of activations; parameters, gates and logits stay float32.
     Raises ValueError for a pattern that names no mixer and for sizes that cannot be.
     """
     unknown = sorted(set(pattern) - set(mixers))
@@ -82,6 +85,13 @@ def build(
     for name, value in (("vocab_size", vocab_size), ("width", width), ("mlp_expansion", mlp_expansion)):
         if value < 1:
             raise ValueError(f"{name}={value}; allowed: 1 or more")
+    mlp_width = round(mlp_expansion * width)
+    if abs(mlp_width - mlp_expansion * width) > 1e-6 * mlp_width:
+        raise ValueError(
+            f"mlp_expansion={mlp_expansion} makes an MLP of width {mlp_expansion * width}; use a whole one"
+        )
+    if logits_soft_cap is not None and logits_soft_cap <= 0:
+        raise ValueError(f"logits_soft_cap={logits_soft_cap}; allowed: above 0, or null for none")
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}; allowed: {', '.join(DTYPES)}")
     make = partial(
@@ -90,8 +100,10 @@ def build(
         width=width,
         pattern=tuple(pattern),
         mixers=dict(mixers),
-        mlp_expansion=mlp_expansion,
-        scale_embedding=scale_embedding,
+        mlp_width=mlp_width,
+        mlp_bias=mlp_bias,
+        embedding_scale=embedding_scale,
+        logits_soft_cap=logits_soft_cap,
         dtype=dtype,
     )
     abstract = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
