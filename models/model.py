@@ -29,7 +29,8 @@ class Model:
     vocab_size: int
     window: int | None
     init: Callable[[PRNGKey], Params]
-    _module: Callable[[Params], LanguageModel]
+    module: Callable[[Params], LanguageModel]
+    """The Flax module with these parameters, for this package alone."""
     _decay: Params
     _init_cache: Callable[[int, int], tuple[Cache, ...]]
 
@@ -45,7 +46,7 @@ class Model:
 
         With `at [b, n]`, indices along `t`, the logits `[b, n, v]` there, for less than the price of all.
         """
-        return self._module(params)(tokens, positions, cache, at)
+        return self.module(params)(tokens, positions, cache, at)
 
     def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
         """An empty cache for `batch` rows of at most `length` tokens."""
@@ -53,7 +54,7 @@ class Model:
 
     def parts(self, params: Params, batch: int, length: int) -> list[Part]:
         """The pieces of a forward pass over `[batch, length]` tokens, for timing them."""
-        return parts_of(self._module(params), batch, length)
+        return parts_of(self.module(params), batch, length)
 
     def decay_mask(self, params: Params) -> Params:
         """True where weight decay applies: not on Λ, biases, norms and the embedding."""
@@ -118,7 +119,7 @@ def build(
         vocab_size=vocab_size,
         window=min(abstract.windows, default=None),
         init=lambda key: nnx.to_pure_dict(nnx.state(make(rngs=nnx.Rngs(key)), nnx.Param)),
-        _module=module,
+        module=module,
         _decay=_decay_of(state),
         _init_cache=abstract.init_cache,
     )

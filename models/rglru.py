@@ -135,7 +135,7 @@ class RecurrentBlock(nnx.Module):
     ):
         if width_rnn < 1:
             raise ValueError(f"width_rnn={width_rnn}; allowed: 1 or more")
-        self.width_rnn = width_rnn
+        self.width_rnn, self.gate_blocks = width_rnn, gate_blocks
         self.unit_reset = unit_reset
         self.input = Linear(width, width_rnn, bias=bias, rngs=rngs)
         self.gate = Linear(width, width_rnn, bias=bias, rngs=rngs)

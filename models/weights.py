@@ -64,14 +64,12 @@ def require(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
             raise ValueError(f"config.json has {key}={config[key]!r}; only {value!r} is served")
 
 
-def read(plan: Plan, tensors: Tensors, dtype: str, unused: Sequence[str] = ()) -> Params:
+def read(plan: Plan, tensors: Tensors, dtype: str) -> Params:
     """The model's parameters on the default device, matrices in `dtype`, vectors float32.
 
     The largest comes first, so that no more is in memory at any time than the model and one tensor that is not its
-    largest, or twice that one. Tensors whose names end in one of `unused` are left. Raises ValueError, before anything
-    is read, for a tensor that is missing, of another shape, or unknown.
+    largest, or twice that one.
     """
-    check(plan.tensors, tensors.shapes, unused)
     leaves = {}
     for tensor in sorted(plan.tensors, key=lambda tensor: -np.prod(tensor.shape)):
         leaves[tensor.path] = _leaf(tensor, tensors.read(tensor.name), dtype)
@@ -79,7 +77,8 @@ def read(plan: Plan, tensors: Tensors, dtype: str, unused: Sequence[str] = ()) -
 
 
 def check(wanted: Sequence[Tensor], shapes: dict[str, Shape], unused: Sequence[str]) -> None:
-    """Raises ValueError unless `shapes` are those of the `wanted` tensors and of no others."""
+    """Raises ValueError unless `shapes` are those of the `wanted` tensors and of no others, but for those whose names
+    end in one of `unused`."""
     for tensor in wanted:
         if tensor.name not in shapes:
             raise ValueError(f"the tensor {tensor.name} is missing; download the checkpoint again")
@@ -119,7 +118,7 @@ def _leaf(tensor: Tensor, values: np.ndarray, dtype: str) -> jax.Array:
 def _nested(leaves: dict[Path, jax.Array]) -> Params:
     nested: Params = {}
     for path, leaf in leaves.items():
-        node = nested
+        node: dict[Any, Any] = nested
         for key in path[:-1]:
             node = node.setdefault(key, {})
         node[path[-1]] = leaf
