@@ -68,6 +68,7 @@ def parse(config: Mapping[str, Any]) -> Config:
     period = config.get("block_types") or config["_block_types"]
     layers = config["num_hidden_layers"]
     rope = {**config, **(config.get("rope_parameters") or {})}
+    require(rope, {"rope_type": "default", "rope_scaling": None})
     return Config(
         vocab_size=config["vocab_size"],
         width=config["hidden_size"],
