@@ -83,14 +83,13 @@ def build(
     unknown = sorted(set(pattern) - set(mixers))
     if unknown or not pattern:
         raise ValueError(f"pattern={list(pattern)} names {unknown or 'nothing'}; mixers given: {sorted(mixers)}")
-    for name, value in (("vocab_size", vocab_size), ("width", width), ("mlp_expansion", mlp_expansion)):
+    for name, value in (("vocab_size", vocab_size), ("width", width)):
         if value < 1:
             raise ValueError(f"{name}={value}; allowed: 1 or more")
     mlp_width = round(mlp_expansion * width)
-    if abs(mlp_width - mlp_expansion * width) > 1e-6 * mlp_width:
-        raise ValueError(
-            f"mlp_expansion={mlp_expansion} makes an MLP of width {mlp_expansion * width}; use a whole one"
-        )
+    if mlp_width < 1 or abs(mlp_width - mlp_expansion * width) > 1e-6 * mlp_width:
+        wide = mlp_expansion * width
+        raise ValueError(f"mlp_expansion={mlp_expansion} makes an MLP of width {wide:g}; use a whole one, 1 or more")
     if logits_soft_cap is not None and logits_soft_cap <= 0:
         raise ValueError(f"logits_soft_cap={logits_soft_cap}; allowed: above 0, or null for none")
     if dtype not in DTYPES:
