@@ -1,6 +1,7 @@
 """The tensors of an Orbax checkpoint, read one at a time, whatever devices it was written from."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +25,8 @@ class OrbaxTensors:
         self._folder = folder.absolute()
         self._checkpointer = ocp.PyTreeCheckpointer()
         try:
-            tree = self._checkpointer.metadata(self._folder).item_metadata.tree
+            metadata: Any = self._checkpointer.metadata(self._folder)
+            tree = metadata.item_metadata.tree
         except Exception as error:  # a different type for each way a checkpoint can be broken
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(f"Orbax cannot read it ({reason[:200]}); download it again") from error
