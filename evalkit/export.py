@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from evalkit.errors import UserError, writing
 
@@ -21,10 +22,11 @@ def export(run: str, folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; give another folder")
     trained = load(run)
+    model: Any = trained.model  # built by `models`, as what `conf/model/` names is
     tokenizer = trained.tokenizer
     with writing(folder):
         try:
-            hugging_face.write(folder, trained.model, trained.params, tokenizer.bos, tokenizer.eos)
+            hugging_face.write(folder, model, trained.params, tokenizer.bos, tokenizer.eos)
         except ValueError as error:
             raise UserError(f"{run}: {error}") from error
         if isinstance(tokenizer, Bytes):

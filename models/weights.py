@@ -1,7 +1,7 @@
 """Parameters from somebody else's tensors, one at a time: which becomes which, and how."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -44,6 +44,7 @@ class Plan(NamedTuple):
     tensors: list[Tensor]
 
 
+@runtime_checkable
 class Tensors(Protocol):
     """Tensors in files, the shape of each known without reading it."""
 
