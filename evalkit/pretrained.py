@@ -1,9 +1,24 @@
 """A model with its parameters and tokenizer, wherever they come from: what text tasks and lm-eval are run on."""
 
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+import jax
+import numpy as np
+
+from evalkit import hub_checkpoints, tokenizer_files
+from evalkit.config import from_file
+from evalkit.errors import UserError
+from evalkit.loading import restore
 from evalkit.protocols import LanguageModel, Params
-from evalkit.tokenizer import Tokenizer
+from evalkit.tokenizer import Bytes, Numbers, Tokenizer
+from evalkit.train import params_of
+from models import released
+
+PUBLISHED_VOCABULARY, PUBLISHED_TRAIN_LENGTH = 256_000, 8192  # of RecurrentGemma and Gemma v1 alike
 
 
 @dataclass(frozen=True)
@@ -16,3 +31,58 @@ class Pretrained:
     source: str
     digest: str
     train_length: int | None
+
+
+def load(checkpoint: str, dtype: str = "float32") -> Pretrained:
+    """A run of this project, RecurrentGemma or Gemma v1, from a folder or by its name on the hub.
+
+    `dtype` is that of activations, and of the matrices of a model that others released; a run's first seed keeps its
+    float32 parameters. Raises UserError, before weights are read, for what cannot be found or is not served.
+    """
+    folder = Path(checkpoint).expanduser()
+    if not folder.is_dir():
+        folder = hub_checkpoints.download(checkpoint)
+    with _explained(checkpoint):
+        return (
+            _run(folder, checkpoint, dtype)
+            if (folder / "config.yaml").is_file()
+            else _theirs(folder, checkpoint, dtype)
+        )
+
+
+def digest(params: Params) -> str:
+    """SHA-256 of every parameter with its name, shape and dtype, in hexadecimal."""
+    found = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.asarray(leaf)
+        found.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def _run(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
+    """A run of ours: on bytes if it has as many tokens as those, else on tokens that stand for no text."""
+    experiment = from_file(folder / "config.yaml", [f"model.dtype={dtype}"], ("model.dtype",))
+    size = experiment.task.vocab_size
+    state, _ = restore(experiment, folder)
+    params = params_of(state, 0)
+    tokenizer = Bytes() if size == Bytes.vocab_size else Numbers(size)
+    return Pretrained(experiment.model, params, tokenizer, checkpoint, digest(params), experiment.task.length)
+
+
+def _theirs(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
+    found = released.find(folder, dtype)
+    size = found.model.vocab_size
+    tokenizer = tokenizer_files.read(folder, size, found.config)
+    length = PUBLISHED_TRAIN_LENGTH if size == PUBLISHED_VOCABULARY else None
+    params = found.read()
+    length = found.config.get("max_position_embeddings", length)
+    return Pretrained(found.model, params, tokenizer, checkpoint, digest(params), length)
+
+
+@contextmanager
+def _explained(checkpoint: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"checkpoint {checkpoint}: {error}") from error

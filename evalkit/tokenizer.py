@@ -45,3 +45,26 @@ class Bytes:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of the bytes among `tokens`; a broken character shows as U+FFFD."""
         return bytes(token for token in tokens if token < 256).decode(errors="replace")
+
+
+class Numbers:
+    """The tokens of a synthetic task, which stand for no text: written as numbers with spaces between."""
+
+    bos = eos = None
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        """The numbers in `text`. Raises ValueError for anything else, and for a number that is no token."""
+        words = text.split()
+        for word in words:
+            if not word.isdecimal() or int(word) >= self.vocab_size:
+                raise ValueError(
+                    f"{word!r} is no token of this model; allowed: numbers from 0 to {self.vocab_size - 1}"
+                )
+        return [int(word) for word in words]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The numbers, with spaces between."""
+        return " ".join(map(str, tokens))

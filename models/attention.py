@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jaxtyping import Bool, Float, Int
 
 from models.layers import Linear, side_by_side
+from models.positions import after, continued
 from models.shapes import Activations, Keys, Positions, PositionsOfAll, Queries, Rows
 
 MASKED = -1e30
@@ -39,7 +40,9 @@ class MQA(nnx.Module):
     """Many query heads, one key and value head; a key is visible iff it is of the query's segment and
     `0 ≤ q_pos − k_pos < window`.
 
-    `window` None is global attention; `rope` False leaves positions out altogether (NoPE, sec. 6).
+    `window` None is global attention; `rope` False leaves positions out altogether (NoPE, sec. 6). `rope_fraction` of a
+    head's channels, the first ones, are rotated: all in the paper, half in RecurrentGemma. `output_bias` gives the
+    output map one, as there. `heads × head_dim` need not be the width.
     Raises ValueError for sizes that cannot be.
     """
 
@@ -53,23 +56,26 @@ class MQA(nnx.Module):
         window: int | None = None,
         rope: bool = True,
         rope_base: float = 10_000.0,
+        rope_fraction: float = 1.0,
+        output_bias: bool = False,
     ):
         if heads < 1 or head_dim < 1:
             raise ValueError(f"heads={heads}, head_dim={head_dim}; allowed: 1 or more of each")
-        if heads * head_dim != width:
+        rotated = head_dim * rope_fraction
+        if rope and (rotated % 2 or not 0 < rotated <= head_dim):
             raise ValueError(
-                f"heads={heads} x head_dim={head_dim} is {heads * head_dim}; it must be the width, {width}"
+                f"head_dim={head_dim} x rope_fraction={rope_fraction:g} = {rotated:g} channels to rotate; "
+                f"use an even number of 2 to {head_dim}, or rope=false"
             )
-        if rope and head_dim % 2:
-            raise ValueError(f"head_dim={head_dim} with rope=true; use an even head_dim, or rope=false")
         if window is not None and window < 1:
             raise ValueError(f"window={window}; allowed: 1 or more, or null for global attention")
         self.heads, self.head_dim, self.window = heads, head_dim, window
         self.rope_base = rope_base if rope else None
+        self.rotated = int(rotated)
         self.query = Linear(width, heads * head_dim, rngs=rngs)
         self.key = Linear(width, head_dim, rngs=rngs)
         self.value = Linear(width, head_dim, rngs=rngs)
-        self.output = Linear(heads * head_dim, width, rngs=rngs)
+        self.output = Linear(heads * head_dim, width, bias=output_bias, rngs=rngs)
 
     def __call__(
         self, x: Activations, positions: Positions | None, cache: AttentionCache | None
@@ -120,11 +126,15 @@ class MQA(nnx.Module):
     def _positions(self, positions: Positions | None, cache: AttentionCache | None, steps: int) -> PositionsOfAll:
         if positions is not None:
             return positions
-        steps_from_0 = jnp.arange(steps, dtype=jnp.int32)[None]
-        return steps_from_0 if cache is None else steps_from_0 + cache.next_position[:, None]
+        return jnp.arange(steps, dtype=jnp.int32)[None] if cache is None else continued(cache.next_position, steps)
 
     def _rotate(self, x: Queries, positions: PositionsOfAll) -> Queries:
-        return x if self.rope_base is None else rope(x, positions, self.rope_base)
+        if self.rope_base is None:
+            return x
+        if self.rotated == self.head_dim:
+            return rope(x, positions, self.rope_base)
+        turned = rope(x[..., : self.rotated], positions, self.rope_base)
+        return jnp.concatenate([turned, x[..., self.rotated :]], axis=-1)
 
     def _store(self, cache: AttentionCache, new: AttentionCache, padded: bool) -> tuple[AttentionCache, AttentionCache]:
         """The keys that the new queries look at, and the cache to carry on."""
@@ -298,17 +308,14 @@ def _entries(
     """The new keys and values as they are stored, and where each row stands after them."""
     where = jnp.broadcast_to(where, segments.shape)
     valid = where >= 0
-    count = valid.sum(axis=1, dtype=jnp.int32)
-    last = jnp.argmax(jnp.where(valid, jnp.arange(where.shape[1])[None], -1), axis=1)[:, None]
-    position = jnp.take_along_axis(where, last, axis=1)[:, 0] + 1
     return AttentionCache(
         keys=keys.astype(cache.keys.dtype),
         values=values.astype(cache.values.dtype),
         positions=where,
         segments=segments,
-        next_position=jnp.where(count > 0, position, cache.next_position).astype(jnp.int32),
+        next_position=after(where, cache.next_position),
         segment=segments[:, -1].astype(jnp.int32),
-        written=cache.written + count,
+        written=cache.written + valid.sum(axis=1, dtype=jnp.int32),
     )
 
 

@@ -60,22 +60,33 @@ class RMSNorm(nnx.Module):
         return scaled(rows * inverse, self.scale[...]).reshape(x.shape).astype(x.dtype)
 
 
-class Linear(nnx.Module):
-    """A linear map without bias, LeCun-initialised."""
+def add_bias(x: Float[Array, "*n d"], bias: Float[Array, " d"]) -> Float[Array, "*n d"]:
+    """`x + bias` over the last axis, in the dtype of `x`."""
+    return x + bias.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
 
-    def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs):
+
+class Linear(nnx.Module):
+    """A linear map, LeCun-initialised; its bias, if it has one, starts at zero."""
+
+    def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs, bias: bool = False):
         self.kernel = nnx.Param(lecun(rngs.params(), (inputs, outputs)))
+        self.bias = NoDecay(jnp.zeros((outputs,))) if bias else None
 
     def __call__(self, x: Float[Array, "*n i"]) -> Float[Array, "*n o"]:
-        """`x @ kernel`."""
-        return matmul(x, self.kernel[...])
+        """`x @ kernel + bias`."""
+        return self.with_bias(matmul(x, self.kernel[...]))
+
+    def with_bias(self, y: Float[Array, "*n o"]) -> Float[Array, "*n o"]:
+        """The product `y` and the bias."""
+        return y if self.bias is None else add_bias(y, self.bias[...])
 
 
 def side_by_side(x: Float[Array, "*n i"], *maps: Linear) -> list[Float[Array, "*n _"]]:
     """What each of `maps` makes of the same `x`, by one product: narrow ones alone leave vector units idle."""
     kernels = [linear.kernel[...] for linear in maps]
     ends = np.cumsum([kernel.shape[1] for kernel in kernels])[:-1].tolist()
-    return jnp.split(matmul(x, jnp.concatenate(kernels, axis=1)), ends, axis=-1)
+    products = jnp.split(matmul(x, jnp.concatenate(kernels, axis=1)), ends, axis=-1)
+    return [linear.with_bias(product) for linear, product in zip(maps, products, strict=True)]
 
 
 class BlockDiagonalLinear(nnx.Module):
@@ -99,7 +110,7 @@ class BlockDiagonalLinear(nnx.Module):
         else:
             blocks = x.reshape(-1, self.blocks, width // self.blocks)
             y = jnp.einsum("zni,nij->znj", blocks, kernel).reshape(x.shape)
-        return y + self.bias[...].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+        return add_bias(y, self.bias[...])
 
     def dense(self) -> Float[Array, "d d"]:
         """The whole matrix, zero outside the blocks."""
@@ -110,12 +121,15 @@ class BlockDiagonalLinear(nnx.Module):
 
 
 class GatedMLP(nnx.Module):
-    """Two branches of width `expansion * width`, GeLU (tanh form) on one, their product back (De et al. 2024, 2.2)."""
+    """Two branches of width `hidden`, GeLU (tanh form) on one, their product back (De et al. 2024, sec. 2.2).
 
-    def __init__(self, width: int, expansion: int, *, rngs: nnx.Rngs):
-        self.gate = Linear(width, expansion * width, rngs=rngs)
-        self.up = Linear(width, expansion * width, rngs=rngs)
-        self.down = Linear(expansion * width, width, rngs=rngs)
+    `bias` gives all three maps one: RecurrentGemma's have it, the paper's do not.
+    """
+
+    def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs, bias: bool = False):
+        self.gate = Linear(width, hidden, bias=bias, rngs=rngs)
+        self.up = Linear(width, hidden, bias=bias, rngs=rngs)
+        self.down = Linear(hidden, width, bias=bias, rngs=rngs)
 
     def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
         """`down(gelu(gate(x)) * up(x))`."""
@@ -153,14 +167,15 @@ def _gelu_and_slope(x: Array) -> tuple[Array, Array]:
 class CausalConv1D(nnx.Module):
     """Depth-wise causal convolution of a few taps, whose state is the last inputs (De et al. 2024, sec. 2.3).
 
-    No bias: the paper counts `conv_width * d_rnn` weights. The last tap is the present.
+    No bias by default: the paper counts `conv_width * d_rnn` weights. The last tap is the present.
     """
 
-    def __init__(self, width: int, taps: int, *, rngs: nnx.Rngs):
+    def __init__(self, width: int, taps: int, *, rngs: nnx.Rngs, bias: bool = False):
         if taps < 1:
             raise ValueError(f"conv_width={taps}; allowed: 1 or more")
         self.taps = taps
         self.kernel = nnx.Param(jax.random.normal(rngs.params(), (taps, width)) * taps**-0.5)
+        self.bias = NoDecay(jnp.zeros((width,))) if bias else None
 
     def __call__(
         self, x: Activations, positions: Positions | None, state: Float[Array, "b s d"]
@@ -189,7 +204,7 @@ class CausalConv1D(nnx.Module):
                 same = segments[:, tap : tap + steps] == segments[:, self.taps - 1 :]
                 term = jnp.where(same[..., None], term, 0)
             y = y + term
-        return y
+        return y if self.bias is None else add_bias(y, self.bias[...])
 
     def _state(self, state: Array, together: Array, segments: Array, valid: Bool[Array, "b t"]) -> Array:
         """The last `taps - 1` inputs of each row, zero where they belong to an earlier segment."""

@@ -18,11 +18,13 @@ ONE_HOT_UP_TO = 64
 class ResidualBlock(nnx.Module):
     """`x + mixer(norm(x))`, then `x + mlp(norm(x))`."""
 
-    def __init__(self, width: int, mixer: Callable[..., Mixer], mlp_expansion: int, *, rngs: nnx.Rngs):
+    def __init__(
+        self, width: int, mixer: Callable[..., Mixer], mlp_width: int, *, rngs: nnx.Rngs, mlp_bias: bool = False
+    ):
         self.mixer_norm = RMSNorm(width, rngs=rngs)
         self.mixer = mixer(width=width, rngs=rngs)
         self.mlp_norm = RMSNorm(width, rngs=rngs)
-        self.mlp = GatedMLP(width, mlp_expansion, rngs=rngs)
+        self.mlp = GatedMLP(width, mlp_width, bias=mlp_bias, rngs=rngs)
 
     def __call__(
         self, x: Activations, positions: Positions | None, cache: Cache | None, at: Places | None
@@ -36,25 +38,32 @@ class ResidualBlock(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """Token vectors, also the rows of the head (tied); on the way in they are scaled by `sqrt(width)` if asked."""
+    """Token vectors, scaled on the way in; also the rows of the head (tied), there unscaled.
 
-    def __init__(self, vocab_size: int, width: int, scale: bool, *, rngs: nnx.Rngs):
+    `scale` None is `sqrt(width)`. `soft_cap` c bends logits to `c · tanh(logits / c)`; None leaves them as they are.
+    """
+
+    def __init__(
+        self, vocab_size: int, width: int, *, rngs: nnx.Rngs, scale: float | None = None, soft_cap: float | None = None
+    ):
         self.table = NoDecay(jax.random.normal(rngs.params(), (vocab_size, width)) * width**-0.5)
-        self.factor = width**0.5 if scale else 1.0
+        self.scale = width**0.5 if scale is None else scale
+        self.soft_cap = soft_cap
 
     def __call__(self, tokens: Tokens) -> Activations:
         """The vectors of `tokens`."""
         table = self.table[...]
         if table.shape[0] > ONE_HOT_UP_TO:
-            return table[tokens] * self.factor
-        rows = jax.nn.one_hot(tokens.reshape(-1), table.shape[0], dtype=table.dtype) @ (table * self.factor)
+            return table[tokens] * self.scale
+        rows = jax.nn.one_hot(tokens.reshape(-1), table.shape[0], dtype=table.dtype) @ (table * self.scale)
         return rows.reshape(*tokens.shape, table.shape[1])
 
     def logits(self, x: Activations) -> Logits:
-        """`x @ tableᵀ` in float32."""
+        """`x @ tableᵀ`, capped; float32, of products in the table's own dtype (a copy of it would be the largest)."""
         table = self.table[...]
-        flat = x.reshape(-1, x.shape[-1]).astype(jnp.float32) @ table.T
-        return flat.reshape(*x.shape[:-1], table.shape[0])
+        rows = x.reshape(-1, x.shape[-1]).astype(table.dtype)
+        logits = jnp.matmul(rows, table.T, preferred_element_type=jnp.float32).reshape(*x.shape[:-1], table.shape[0])
+        return logits if self.soft_cap is None else self.soft_cap * jnp.tanh(logits / self.soft_cap)
 
 
 class LanguageModel(nnx.Module):
@@ -67,14 +76,18 @@ class LanguageModel(nnx.Module):
         width: int,
         pattern: Sequence[str],
         mixers: Mapping[str, Callable[..., Mixer]],
-        mlp_expansion: int,
-        scale_embedding: bool,
+        mlp_width: int,
+        mlp_bias: bool,
+        embedding_scale: float | None,
+        logits_soft_cap: float | None,
         dtype: str,
         rngs: nnx.Rngs,
     ):
         self.dtype = dtype
-        self.embedding = Embedding(vocab_size, width, scale_embedding, rngs=rngs)
-        self.blocks = nnx.List([ResidualBlock(width, mixers[name], mlp_expansion, rngs=rngs) for name in pattern])
+        self.embedding = Embedding(vocab_size, width, scale=embedding_scale, soft_cap=logits_soft_cap, rngs=rngs)
+        self.blocks = nnx.List(
+            [ResidualBlock(width, mixers[name], mlp_width, mlp_bias=mlp_bias, rngs=rngs) for name in pattern]
+        )
         self.norm = RMSNorm(width, rngs=rngs)
 
     def __call__(

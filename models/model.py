@@ -29,7 +29,8 @@ class Model:
     vocab_size: int
     window: int | None
     init: Callable[[PRNGKey], Params]
-    _module: Callable[[Params], LanguageModel]
+    module: Callable[[Params], LanguageModel]
+    """The Flax module with these parameters, for this package alone."""
     _decay: Params
     _init_cache: Callable[[int, int], tuple[Cache, ...]]
 
@@ -45,7 +46,7 @@ class Model:
 
         With `at [b, n]`, indices along `t`, the logits `[b, n, v]` there, for less than the price of all.
         """
-        return self._module(params)(tokens, positions, cache, at)
+        return self.module(params)(tokens, positions, cache, at)
 
     def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
         """An empty cache for `batch` rows of at most `length` tokens."""
@@ -53,7 +54,7 @@ class Model:
 
     def parts(self, params: Params, batch: int, length: int) -> list[Part]:
         """The pieces of a forward pass over `[batch, length]` tokens, for timing them."""
-        return parts_of(self._module(params), batch, length)
+        return parts_of(self.module(params), batch, length)
 
     def decay_mask(self, params: Params) -> Params:
         """True where weight decay applies: not on Λ, biases, norms and the embedding."""
@@ -66,22 +67,31 @@ def build(
     width: int,
     pattern: Sequence[str],
     mixers: Mapping[str, Callable[..., Mixer]],
-    mlp_expansion: int = 3,
-    scale_embedding: bool = True,
+    mlp_expansion: float = 3,
+    mlp_bias: bool = False,
+    embedding_scale: float | None = None,
+    logits_soft_cap: float | None = None,
     dtype: str = "float32",
 ) -> Model:
     """The model whose block i mixes with `mixers[pattern[i]]`; nothing is allocated until `init`.
 
-    `mlp_expansion` M = 3 is the paper's; `scale_embedding` multiplies token vectors by sqrt(width), which the paper
-    does not say and its released model does. `dtype` is that of activations; parameters, gates and logits stay float32.
+    `mlp_expansion` M = 3 is the paper's. `embedding_scale` multiplies token vectors; None is sqrt(width), which the
+    paper does not say and its released model does. `mlp_bias` and `logits_soft_cap` are the released model's too (see
+    `GatedMLP` and `Embedding`). `dtype` is that of activations; parameters, gates and logits stay float32.
     Raises ValueError for a pattern that names no mixer and for sizes that cannot be.
     """
     unknown = sorted(set(pattern) - set(mixers))
     if unknown or not pattern:
         raise ValueError(f"pattern={list(pattern)} names {unknown or 'nothing'}; mixers given: {sorted(mixers)}")
-    for name, value in (("vocab_size", vocab_size), ("width", width), ("mlp_expansion", mlp_expansion)):
+    for name, value in (("vocab_size", vocab_size), ("width", width)):
         if value < 1:
             raise ValueError(f"{name}={value}; allowed: 1 or more")
+    mlp_width = round(mlp_expansion * width)
+    if mlp_width < 1 or abs(mlp_width - mlp_expansion * width) > 1e-6 * mlp_width:
+        wide = mlp_expansion * width
+        raise ValueError(f"mlp_expansion={mlp_expansion} makes an MLP of width {wide:g}; use a whole one, 1 or more")
+    if logits_soft_cap is not None and logits_soft_cap <= 0:
+        raise ValueError(f"logits_soft_cap={logits_soft_cap}; allowed: above 0, or null for none")
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}; allowed: {', '.join(DTYPES)}")
     make = partial(
@@ -90,8 +100,10 @@ def build(
         width=width,
         pattern=tuple(pattern),
         mixers=dict(mixers),
-        mlp_expansion=mlp_expansion,
-        scale_embedding=scale_embedding,
+        mlp_width=mlp_width,
+        mlp_bias=mlp_bias,
+        embedding_scale=embedding_scale,
+        logits_soft_cap=logits_soft_cap,
         dtype=dtype,
     )
     abstract = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
@@ -106,7 +118,7 @@ def build(
         vocab_size=vocab_size,
         window=min(abstract.windows, default=None),
         init=lambda key: nnx.to_pure_dict(nnx.state(make(rngs=nnx.Rngs(key)), nnx.Param)),
-        _module=module,
+        module=module,
         _decay=_decay_of(state),
         _init_cache=abstract.init_cache,
     )

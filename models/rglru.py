@@ -21,7 +21,8 @@ from models.layers import (
     matmul,
     side_by_side,
 )
-from models.shapes import Activations, Positions
+from models.positions import after, continued
+from models.shapes import Activations, Positions, Rows
 
 C = 8.0  # eq. 3
 
@@ -31,12 +32,15 @@ class RecurrentCache(NamedTuple):
 
     h: Float[Array, "b r"]
     conv: Float[Array, "b s r"]
+    next_position: Rows
 
 
 class RGLRU(nnx.Module):
     """The real-gated linear recurrent unit, eqs. 1–6; gate arithmetic in float32 whatever the input's dtype.
 
-    `decay_range`: `a^c` starts uniform in it (the paper's [0.9, 0.999]). `implementation`: as in `kernels.rglru`.
+    `a^decay_power` starts uniform in `decay_range`: a^c in the paper's [0.9, 0.999]; RecurrentGemma starts with a² in
+    [0.81, 0.998]. `unit_reset`: at position 0 the input is not scaled by sqrt(1 − a²), as in RecurrentGemma.
+    `implementation`: as in `kernels.rglru`.
     """
 
     def __init__(
@@ -46,17 +50,22 @@ class RGLRU(nnx.Module):
         *,
         rngs: nnx.Rngs,
         decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
+        decay_power: float = C,
+        unit_reset: bool = False,
         implementation: str = "auto",
     ):
         low, high = decay_range
         if not 0 < low < high < 1:
             raise ValueError(f"decay_range={tuple(decay_range)}; allowed: 0 < low < high < 1")
+        if decay_power <= 0:
+            raise ValueError(f"decay_power={decay_power}; allowed: above 0")
         if implementation not in IMPLEMENTATIONS:
             raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+        self.unit_reset = unit_reset
         self.implementation = implementation
         self.recurrence_gate = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
         self.input_gate = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
-        a = jax.random.uniform(rngs.params(), (width,), minval=low, maxval=high) ** (1 / C)
+        a = jax.random.uniform(rngs.params(), (width,), minval=low, maxval=high) ** (1 / decay_power)
         self.decay = NoDecay(jnp.log(a) - jnp.log1p(-a))  # Λ, the logit of a
 
     def __call__(
@@ -67,7 +76,16 @@ class RGLRU(nnx.Module):
         reset = None
         if positions is not None:
             recurrence, reset = jnp.where((positions < 0)[..., None], CLOSED, recurrence), positions == 0
-        return rglru(x, recurrence, entry, self._rate(), h, reset=reset, implementation=self.implementation)
+        return rglru(
+            x,
+            recurrence,
+            entry,
+            self._rate(),
+            h,
+            reset=reset,
+            unit_reset=self.unit_reset,
+            implementation=self.implementation,
+        )
 
     def gated(self, x: Activations) -> tuple[Activations, Activations]:
         """The decay `a` and the scaled, gated input of the recurrence, both float32 (eqs. 1–4)."""
@@ -94,7 +112,8 @@ class RecurrentBlock(nnx.Module):
     """Two branches: convolution and RG-LRU in one, GeLU in the other; their product back to the width (sec. 2.3).
 
     `width_rnn` is D_rnn; at width 64 the paper's 4/3 · 64 does not divide into its 16 gate blocks, 64 does.
-    `decay_range` and `implementation` are the RG-LRU's.
+    `bias` gives the linear maps and the convolution one: RecurrentGemma's have it, the paper's do not. `decay_range`,
+    `decay_power`, `unit_reset` and `implementation` are the RG-LRU's.
     Raises ValueError if `gate_blocks` does not divide `width_rnn`.
     """
 
@@ -108,17 +127,29 @@ class RecurrentBlock(nnx.Module):
         rngs: nnx.Rngs,
         gate_blocks: int = 16,
         conv_width: int = 4,
+        bias: bool = False,
         decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
+        decay_power: float = C,
+        unit_reset: bool = False,
         implementation: str = "auto",
     ):
         if width_rnn < 1:
             raise ValueError(f"width_rnn={width_rnn}; allowed: 1 or more")
-        self.width_rnn = width_rnn
-        self.input = Linear(width, width_rnn, rngs=rngs)
-        self.gate = Linear(width, width_rnn, rngs=rngs)
-        self.conv = CausalConv1D(width_rnn, conv_width, rngs=rngs)
-        self.rglru = RGLRU(width_rnn, gate_blocks, decay_range=decay_range, implementation=implementation, rngs=rngs)
-        self.output = Linear(width_rnn, width, rngs=rngs)
+        self.width_rnn, self.gate_blocks = width_rnn, gate_blocks
+        self.unit_reset = unit_reset
+        self.input = Linear(width, width_rnn, bias=bias, rngs=rngs)
+        self.gate = Linear(width, width_rnn, bias=bias, rngs=rngs)
+        self.conv = CausalConv1D(width_rnn, conv_width, bias=bias, rngs=rngs)
+        self.rglru = RGLRU(
+            width_rnn,
+            gate_blocks,
+            decay_range=decay_range,
+            decay_power=decay_power,
+            unit_reset=unit_reset,
+            implementation=implementation,
+            rngs=rngs,
+        )
+        self.output = Linear(width_rnn, width, bias=bias, rngs=rngs)
 
     def __call__(
         self, x: Activations, positions: Positions | None, cache: RecurrentCache | None
@@ -127,13 +158,18 @@ class RecurrentBlock(nnx.Module):
         u, gate = side_by_side(x, self.input, self.gate)
         before = self.init_cache(x.shape[0], 0) if cache is None else cache
         u, conv = self.conv(u, positions, before.conv.astype(u.dtype))
-        y, h = self.rglru(u, positions, before.h)
+        where = continued(before.next_position, x.shape[1]) if positions is None else positions
+        # A row that goes on needs no reset, unless which step is its first makes a difference.
+        y, h = self.rglru(u, where if self.unit_reset else positions, before.h)
         y = self.output(gelu_times(gate, y))
-        return y, None if cache is None else RecurrentCache(h, conv.astype(cache.conv.dtype))
+        if cache is None:
+            return y, None
+        return y, RecurrentCache(h, conv.astype(cache.conv.dtype), after(where, cache.next_position))
 
     def init_cache(self, batch: int, length: int) -> RecurrentCache:
         """The zero state; its size does not depend on `length`."""
         return RecurrentCache(
             h=jnp.zeros((batch, self.width_rnn), jnp.float32),
             conv=jnp.zeros((batch, self.conv.taps - 1, self.width_rnn), jnp.float32),
+            next_position=jnp.zeros((batch,), jnp.int32),
         )

@@ -317,6 +317,9 @@ def test_bfloat16_gradients_are_finite_and_logits_float32(name: str) -> None:
         ({"pattern": []}, "names nothing"),
         ({"width": 0}, "width=0; allowed: 1 or more"),
         ({"dtype": "float16"}, "allowed: float32, bfloat16"),
+        ({"mlp_expansion": 0}, "mlp_expansion=0 makes an MLP of width 0"),
+        ({"mlp_expansion": 1.3}, "an MLP of width 20.8; use a whole one"),
+        ({"logits_soft_cap": 0.0}, "logits_soft_cap=0.0; allowed: above 0, or null"),
     ],
 )
 def test_an_impossible_model_is_refused(sizes: dict, words: str) -> None:

@@ -1,0 +1,134 @@
+"""The tokenizer of a released checkpoint, from its own file: `tokenizer.json`, or SentencePiece's `tokenizer.model`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evalkit.tokenizer import Bytes, Tokenizer
+
+FAST, PIECES = "tokenizer.json", "tokenizer.model"
+PADDING = 1024  # rows that an embedding may have beyond its tokens: Gemma's Flax release has 128
+
+
+def read(folder: Path, vocab_size: int, config: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer in `folder`, or in the one above it, for a model of `vocab_size` tokens.
+
+    `config` is the model's `config.json`, which says where a text ends. Raises ValueError if there is none, if the
+    package that reads it is not installed, or if it does not match the model.
+    """
+    tokenizer = _open(folder, config)
+    if not 0 <= vocab_size - tokenizer.vocab_size <= PADDING:
+        raise ValueError(
+            f"its tokenizer has {tokenizer.vocab_size} tokens and the model {vocab_size}; take both from one checkpoint"
+        )
+    return tokenizer
+
+
+def _open(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
+    for place in (folder, folder.absolute().parent):
+        if (place / FAST).is_file():
+            eos = config.get("eos_token_id")
+            return TokenizerJson(place / FAST, eos[0] if isinstance(eos, list) else eos)
+        if (place / PIECES).is_file():
+            return SentencePiece(place / PIECES)
+    raise ValueError(f"it has neither {FAST} nor {PIECES}; put the tokenizer that it was released with beside it")
+
+
+class TokenizerJson:
+    """Hugging Face's `tokenizer.json`; it begins a text as the file's own post-processor does."""
+
+    def __init__(self, path: Path, eos: int | None):
+        try:
+            from tokenizers import Tokenizer as Fast
+        except ImportError as error:
+            raise ValueError(f"{path.name} needs the package tokenizers; pip install tokenizers") from error
+        try:
+            self._fast = Fast.from_file(str(path))
+        except Exception as error:  # tokenizers raises a bare Exception
+            raise ValueError(f"{path.name} cannot be read ({error}); download it again") from error
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        begun = self._fast.encode("", add_special_tokens=True).ids
+        self.bos: int | None = begun[0] if begun and begun[0] != eos else None
+        self.eos = eos
+        self.vocab_size: int = self._fast.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of `text`."""
+        return self._fast.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`, special ones left out."""
+        return self._fast.decode(list(tokens), skip_special_tokens=True)
+
+
+class SentencePiece:
+    """SentencePiece's `tokenizer.model`; a text begins with its beginning-of-sentence token if it has one."""
+
+    def __init__(self, path: Path):
+        try:
+            import sentencepiece
+        except ImportError as error:
+            raise ValueError(f"{path.name} needs the package sentencepiece; pip install sentencepiece") from error
+        try:
+            self._pieces: Any = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        except (OSError, RuntimeError) as error:
+            raise ValueError(f"{path.name} cannot be read; download it again") from error
+        bos, eos = self._pieces.bos_id(), self._pieces.eos_id()
+        self.bos: int | None = bos if bos >= 0 else None
+        self.eos: int | None = eos if eos >= 0 else None
+        self.vocab_size: int = self._pieces.vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of `text`."""
+        return list(self._pieces.encode(text))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`, special ones left out."""
+        return str(self._pieces.decode(list(tokens)))
+
+
+def write_bytes(folder: Path) -> None:
+    """Writes the `Bytes` tokenizer as `tokenizer.json` and `tokenizer_config.json`, for transformers to read."""
+    ends = {"<bos>": Bytes.bos, "<eos>": Bytes.eos}
+    added = [
+        {
+            "id": number,
+            "content": text,
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+        for text, number in ends.items()
+    ]
+    begin = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [begin, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [Bytes.bos], "tokens": ["<bos>"]}},
+        },
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "model": {"type": "BPE", "vocab": {**_byte_characters(), **ends}, "merges": []},
+    }
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
+    (folder / FAST).write_text(json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def _byte_characters() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte (Radford et al. 2019), and that byte."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return dict(sorted(characters.items(), key=lambda item: item[1]))
