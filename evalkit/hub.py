@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import datasets.config
 import huggingface_hub.constants
 import lm_eval.tasks
 import yaml

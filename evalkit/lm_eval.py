@@ -116,11 +116,11 @@ def evaluate(
 def _in_place_of_simple_evaluate(function: Callable[..., Results]) -> Iterator[None]:
     """lm-eval's command has no flag for what `evaluate` does, and takes `simple_evaluate` from its package by name."""
     original = evaluator.simple_evaluate
-    vars(lm_eval)["simple_evaluate"] = function
+    lm_eval.__dict__["simple_evaluate"] = function
     try:
         yield
     finally:
-        vars(lm_eval)["simple_evaluate"] = original
+        lm_eval.__dict__["simple_evaluate"] = original
 
 
 @contextmanager
