@@ -100,7 +100,7 @@ def _evaluate(settings: Downstream) -> lm_eval.Results:
         if path is None:
             hub.refuse_unreachable(tasks)
         else:
-            hub.localise(index, tasks, Path(path).expanduser(), Path(localised))
+            hub.localise(index, tasks, Path(path).expanduser(), Path(localised), shots=settings.num_fewshot)
             index = hub.manager(settings.tasks, metadata, [Path(localised)])
         return lm_eval.evaluate(
             model="evalkit",

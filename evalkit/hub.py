@@ -1,5 +1,6 @@
 """The data sets that lm-eval's tasks read: from a local folder, or from the hub, whose silence is told at once."""
 
+import logging
 import threading
 import urllib.error
 import urllib.request
@@ -19,6 +20,7 @@ from evalkit.errors import UserError
 TASKS = Path(__file__).parent / "lm_eval_tasks"
 LM_EVAL_TASKS = Path(lm_eval.tasks.__file__).parent
 TABLE1 = ("arc", "hellaswag", "mmlu/continuation", "mmlu/default", "piqa", "winogrande")
+SPLITS = ("training_split", "validation_split", "test_split")
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 ANSWER_SECONDS = 1.0
 
@@ -72,22 +74,28 @@ def unreachable(task: str, dataset: str) -> str:
     )
 
 
-def localise(index: TaskManager, tasks: Configs, root: Path, folder: Path) -> None:
+def localise(index: TaskManager, tasks: Configs, root: Path, folder: Path, *, shots: int | None = None) -> None:
     """Writes into `folder` the same tasks, each with its data set from below `root`.
 
     The files of a data set are `<root>/<its name>[/<its configuration>][/data]/<split>.<jsonl, json, parquet or csv>`,
-    or as the hub names them, `<split>-00000-of-00001.parquet`. Raises UserError for one that is not there.
+    or as the hub names them, `<split>-00000-of-00001.parquet`. `shots`: how many the user asks for; the split that a
+    task trains on is needed only then. Raises UserError for one that is not there.
     """
+    # Of each of them lm-eval would warn that it takes the place of its own.
+    logging.getLogger("lm_eval.tasks._index").setLevel(logging.ERROR)
     for task, config in tasks.items():
         if not _is_remote(config):
             continue
-        files = _files(task, config, root)
+        files = _files(task, config, root, _splits_needed(config, shots))
+        splits = _splits(files)
+        absent = [name for name in SPLITS if config.get(name) is not None and config[name] not in splits]
         local = {
             "include": str(index.task_index[task].yaml_path),
             "task": task,
             "dataset_path": BUILDERS[files[0].suffix],
             "dataset_name": None,
-            "dataset_kwargs": {"data_files": _splits(files)},
+            "dataset_kwargs": {"data_files": splits},
+            **dict.fromkeys(absent),
         }
         (folder / f"{task}.yaml").write_text(yaml.safe_dump(local), encoding="utf-8")
 
@@ -130,19 +138,25 @@ def _is_remote(config: Mapping[str, Any]) -> bool:
     return not local and "custom_dataset" not in config
 
 
-def _files(task: str, config: Mapping[str, Any], root: Path) -> list[Path]:
-    """The files of a task's data set, all of one kind."""
+def _splits_needed(config: Mapping[str, Any], shots: int | None) -> list[str]:
+    """What is asked, and what examples are taken from."""
+    asked = config.get("test_split") or config["validation_split"]
+    examples = config.get("fewshot_split") or (config.get("training_split") if shots else None)
+    return [asked] if examples is None else [asked, examples]
+
+
+def _files(task: str, config: Mapping[str, Any], root: Path, needed: Sequence[str]) -> list[Path]:
+    """The files of a task's data set, all of one kind, the `needed` splits among them."""
     owner_and_name, part = config["dataset_path"], config.get("dataset_name")
     homes = [root / Path(owner_and_name).name, root / owner_and_name]
     sets = [home / part for home in homes] if part else homes
-    wanted = config.get("test_split") or config.get("validation_split")
     for place in (folder for home in sets for folder in (home, home / "data")):
         files = sorted(path for path in place.glob("*") if path.suffix in BUILDERS)
-        if wanted in _splits(files) and len({path.suffix for path in files}) == 1:
+        if set(needed) <= set(_splits(files)) and len({path.suffix for path in files}) == 1:
             return files
     raise UserError(
-        f"task {task} reads the split {wanted} of {owner_and_name}, and data.path={root} has it not; "
-        f"put it at {sets[0] / f'{wanted}.jsonl'} (or .parquet, .csv; a folder holds one kind)"
+        f"task {task} reads {' and '.join(needed)} of {owner_and_name}, which data.path={root} has not; "
+        f"put it at {sets[0] / f'{needed[0]}.jsonl'} (or .parquet, .csv; a folder holds one kind)"
     )
 
 

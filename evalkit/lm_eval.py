@@ -56,7 +56,7 @@ def _run(harness: HarnessCLI, parsed: argparse.Namespace, given: argparse.Namesp
         include = [hub.TASKS, *map(Path, [parsed.include_path] if parsed.include_path else []), Path(localised)]
         names = [name for text in parsed.tasks or [] for name in text.split(",")]
         if names and not any(set(name) & set("*?[/") or name.endswith(".yaml") for name in names):
-            _find_data(names, include, given.data_path)
+            _find_data(names, include, given.data_path, parsed.num_fewshot)
         parsed.include_path = include
         with _in_place_of_simple_evaluate(partial(_kept_evaluation, kept, given.bootstrap_iters)):
             harness.execute(parsed)
@@ -64,13 +64,13 @@ def _run(harness: HarnessCLI, parsed: argparse.Namespace, given: argparse.Namesp
         print(table1.beside_the_paper(results["results"]), end="")
 
 
-def _find_data(names: Sequence[str], include: Sequence[Path], data_path: Path | None) -> None:
+def _find_data(names: Sequence[str], include: Sequence[Path], data_path: Path | None, shots: int | None) -> None:
     index = hub.manager(names, {}, include[1:-1])
     tasks = hub.needed(index, names)
     if data_path is None:
         hub.refuse_unreachable(tasks)
     else:
-        hub.localise(index, tasks, data_path, include[-1])
+        hub.localise(index, tasks, data_path, include[-1], shots=shots)
 
 
 def _kept_evaluation(kept: list[Results], bootstrap_iters: int, **settings: Any) -> Results:

@@ -53,7 +53,7 @@ def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["checkpoint=x", "tasks=[]"], "tasks=[] is empty"),
         (["checkpoint=x", "tasks=[nothing]"], "task 'nothing' is unknown"),
         (["checkpoint=x", "calibrate=gpt"], "calibrate='gpt' is not known; choose one of recurrentgemma-2b"),
-        (["checkpoint=x", "tasks=[piqa]", "data.path=nowhere"], "task piqa reads the split validation of baber/piqa"),
+        (["checkpoint=x", "tasks=[piqa]", "data.path=nowhere"], "task piqa reads validation of baber/piqa"),
         (["checkpoint=x", "-m"], "one checkpoint at a time"),
     ],
 )

@@ -272,8 +272,11 @@ def test_an_unreachable_hub_is_told_at_once(
 
 def test_an_unknown_task_and_a_missing_data_set_are_one_line(tmp_path: Path) -> None:
     index = hub.manager(["piqa"], {})
-    with pytest.raises(UserError, match=r"task piqa reads the split validation of baber/piqa, .*piqa/validation.jsonl"):
+    with pytest.raises(UserError, match=r"task piqa reads validation of baber/piqa, .*piqa/validation.jsonl"):
         hub.localise(index, hub.needed(index, ["piqa"]), tmp_path, tmp_path)
+    benchmark_data.write(tmp_path)
+    with pytest.raises(UserError, match=r"task piqa reads validation and train of baber/piqa"):
+        hub.localise(index, hub.needed(index, ["piqa"]), tmp_path, tmp_path, shots=3)
     with pytest.raises(UserError, match="task 'nothing' is unknown"):
         hub.needed(index, ["nothing"])
 
