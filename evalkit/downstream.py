@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_type_hints
 
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 from lm_eval.utils import make_table
 from omegaconf import DictConfig, OmegaConf
 
@@ -23,6 +22,13 @@ from evalkit.tracking import WandbLog, WandbSettings
 
 TASK = "downstream"
 MODEL_ARGUMENTS = ("dtype", "max_length", "truncate", "add_bos", "share_prefixes")
+
+
+@dataclass(frozen=True)
+class Data:
+    """`path`: a folder of data sets as `hub.localise` reads them; None for the hub, or its cache."""
+
+    path: str | None
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Downstream:
     share_prefixes: bool
     calibrate: str | None
     format: str
-    data: Mapping[str, str | None]
+    data: Data
     wandb: WandbSettings
 
     def __post_init__(self) -> None:
@@ -57,7 +63,8 @@ class Downstream:
 def main(overrides: Sequence[str]) -> int:
     """Runs the benchmarks and returns the exit code: 1 where a calibration does not hold. Raises UserError."""
     config, folder = _composed(overrides)
-    settings = Downstream(**{**config, "wandb": instantiate(config["wandb"], _convert_="all")})
+    data, wandb = (_arguments(config[name]) for name in ("data", "wandb"))
+    settings = Downstream(**{**config, "data": Data(**data), "wandb": WandbSettings(**wandb)})
     if (folder / FILE).exists():
         raise UserError(f"{folder} holds a run already; give another hydra.run.dir")
     results = _evaluate(settings)
@@ -82,6 +89,11 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
         return compose(TASK, overrides=list(overrides), return_hydra_config=True)
 
 
+def _arguments(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a part whose constructor is named only so that its keys and types are checked."""
+    return {name: value for name, value in node.items() if name != "_target_"}
+
+
 def _plain(config: DictConfig) -> dict[str, Any]:
     names = [str(name) for name in config if name != "hydra"]
     plain = OmegaConf.to_container(OmegaConf.masked_copy(config, names), resolve=True)
@@ -92,7 +104,7 @@ def _plain(config: DictConfig) -> dict[str, Any]:
 def _evaluate(settings: Downstream) -> lm_eval.Results:
     """lm-eval's results, the data sets found before the weights are read."""
     arguments = {"pretrained": settings.checkpoint, **{name: getattr(settings, name) for name in MODEL_ARGUMENTS}}
-    path = settings.data["path"]
+    path = settings.data.path
     metadata = arguments if path is None else {**arguments, "text": path}
     with TemporaryDirectory() as localised:
         index = hub.manager(settings.tasks, metadata)

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import benchmark_data
+import datasets.config
 import pytest
 import tiny
 from test_scoring import tiny_pretrained
 
-from evalkit import calibration, downstream, lm_eval_model, table1
+from evalkit import calibration, downstream, hub, lm_eval_model, table1
 from evalkit.__main__ import main
 from evalkit.errors import UserError
 from evalkit.rows import read, value
@@ -17,6 +18,7 @@ from evalkit.rows import read, value
 @pytest.fixture(autouse=True)
 def a_tiny_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(lm_eval_model, "load", lambda checkpoint, dtype: tiny_pretrained("griffin"))
 
 
@@ -54,6 +56,8 @@ def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["checkpoint=x", "tasks=[nothing]"], "task 'nothing' is unknown"),
         (["checkpoint=x", "calibrate=gpt"], "calibrate='gpt' is not known; choose one of recurrentgemma-2b"),
         (["checkpoint=x", "tasks=[piqa]", "data.path=nowhere"], "task piqa reads validation of baber/piqa"),
+        (["checkpoint=x", "wandb.mode=off"], "wandb.mode='off' is not known; choose one of auto"),
+        (["checkpoint=x", "data.pth=x"], "unknown key 'data.pth'; the nearest valid one is 'data.path'"),
         (["checkpoint=x", "-m"], "one checkpoint at a time"),
     ],
 )
@@ -111,3 +115,26 @@ def test_the_papers_averages_are_means() -> None:
     printed = (58.5, 65.3, 69.3, 54.4, 59.0, 64.2, 53.6, 59.5, 63.8, 57.2, 60.7, 65.8, 69.5)
     for row, average in zip(table1.PAPER.values(), printed, strict=True):
         assert sum(row) / 6 == pytest.approx(average, abs=0.0501)
+
+
+@pytest.mark.slow
+def test_the_whole_of_table_1_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every subject of MMLU in both forms, with 5 questions shown, the rest with none; and a calibration that fails."""
+    index = hub.manager(["griffin_table1"], {})
+    tasks = hub.needed(index, ["griffin_table1"])
+    subjects = {config["dataset_name"] for config in tasks.values() if config["dataset_path"] == "cais/mmlu"}
+    data = benchmark_data.write(tmp_path / "data", subjects)
+    code = main(
+        [
+            *("task=downstream", "checkpoint=some/griffin", f"data.path={data}", "limit=1", "calibrate=gemma-2b"),
+            *("wandb.mode=disabled", "hydra.run.dir=out"),
+        ]
+    )
+    assert code == 1
+    printed = capsys.readouterr().out
+    assert "| here, MMLU by letters |" in printed and "| here, MMLU by answers |" in printed
+    assert "NO |" in printed and "folder: out" in printed
+    rows = {row["metric"]: row for row in read("out")}
+    assert rows["mmlu/acc"]["count"] == rows["griffin_mmlu_continuation/acc_norm"]["count"] == 57
+    for metric, shots in (("mmlu_anatomy/acc", 5), ("mmlu_virology_continuation/acc_norm", 5), ("piqa/acc_norm", 0)):
+        assert rows[metric]["extra"] == {"num_fewshot": shots}
