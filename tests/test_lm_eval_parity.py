@@ -7,9 +7,11 @@ from typing import Any
 import benchmark_data
 import datasets.config
 import pytest
+from lm_eval.api.model import LM
 from lm_eval.api.registry import get_model
 
-from evalkit import hub, lm_eval
+from evalkit import hub
+from evalkit.lm_eval_model import EvalkitLM
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -70,7 +72,7 @@ def byte_tokenizer() -> Any:
     )
 
 
-def answers(index: Any, model: str, arguments: dict[str, Any]) -> dict[str, list[tuple[float, bool]]]:
+def answers(index: Any, model: LM) -> dict[str, list[tuple[float, bool]]]:
     """Every request's log-likelihood and greedy flag, by task."""
     loaded = index.load(TASKS)["tasks"]
     requests = {}
@@ -79,26 +81,21 @@ def answers(index: Any, model: str, arguments: dict[str, Any]) -> dict[str, list
         task.set_fewshot_seed(1234)
         task.build_all_requests()
         requests[name] = task.instances
-    chosen = get_model(model).create_from_arg_obj(arguments)
-    return {name: chosen.loglikelihood(found) for name, found in requests.items()}
+    return {name: model.loglikelihood(found) for name, found in requests.items()}
 
 
 @pytest.mark.filterwarnings("default")  # those of torch and transformers are not ours to mend
 def test_the_hf_backend_and_ours_give_the_same_answers(checkpoint: Path, tmp_path: Path) -> None:
-    assert lm_eval.lm_eval_model  # registers ours
     data = benchmark_data.write(tmp_path / "data")
     local = tmp_path / "local"
     local.mkdir()
     index = hub.manager(TASKS, {})
     hub.localise(index, hub.needed(index, TASKS), data, local)
     index = hub.manager(TASKS, {}, [local])
-    theirs = answers(
-        index,
-        "hf",
-        {"pretrained": str(checkpoint), "dtype": "float32", "device": "cpu", "batch_size": 1, "max_length": 4096},
-    )
+    hf = get_model("hf")
+    theirs = answers(index, hf(pretrained=str(checkpoint), dtype="float32", device="cpu", max_length=4096))
     for share in (True, False):
-        ours = answers(index, "evalkit", {"pretrained": str(checkpoint), "share_prefixes": share, "chunk": 64})
+        ours = answers(index, EvalkitLM(str(checkpoint), share_prefixes=share, chunk=64))
         for task in TASKS:
             assert len(ours[task]) == len(theirs[task])
             for mine, wanted in zip(ours[task], theirs[task], strict=True):
