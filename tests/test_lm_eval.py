@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     index = hub.manager(TABLE1, {})
     hub.localise(index, hub.needed(index, TABLE1), data, local)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lm_eval_model, "load", lambda checkpoint, dtype: tiny_pretrained("griffin"))
+        patch.setattr(lm_eval_model, "load", lambda checkpoint, dtype: tiny_pretrained("hawk"))
         mmlu = [name for name in TABLE1 if name.startswith("mmlu")]
         rest = [name for name in TABLE1 if name not in mmlu]
         found: dict[str, Any] = {"results": {}, "samples": {}, "n-shot": {}, "config": {}}
@@ -90,7 +91,7 @@ PROMPTS = {
 def test_what_the_benchmarks_ask_is_what_is_scored(results: dict[str, Any], task: str) -> None:
     """The first choices of the first document, from its raw fields, begun once, scored one by one."""
     first = next(sample for sample in results["samples"][task] if sample["doc_id"] == 0)
-    wanted = Scorer(tiny_pretrained("griffin"), False).scores([text(*prompt) for prompt in PROMPTS[task]])
+    wanted = Scorer(tiny_pretrained("hawk"), False).scores([text(*prompt) for prompt in PROMPTS[task]])
     assert [tuple(arguments) for arguments in first["arguments"][:2]] == PROMPTS[task]
     for answer, score in zip(first["filtered_resps"], wanted, strict=False):
         assert answer[0] == pytest.approx(score.logprob, abs=1e-4)
@@ -138,7 +139,7 @@ def test_the_result_stands_beside_the_papers_rows(results: dict[str, Any]) -> No
 
 
 def test_the_model_says_what_it_is(results: dict[str, Any]) -> None:
-    assert results["config"]["model_sha"] == tiny_pretrained("griffin").digest
+    assert results["config"]["model_sha"] == tiny_pretrained("hawk").digest
     assert results["config"]["truncated_requests"] == 0
     assert results["config"]["bootstrap_iters"] == 0
 
@@ -149,20 +150,20 @@ def instances(kind: Any, *arguments: tuple[Any, ...]) -> list[Instance]:
 
 def test_rolling_is_the_whole_document_through_the_cache() -> None:
     document = "one two three four five six"
-    model = EvalkitLM(tiny_pretrained("griffin"), chunk=8)
-    logits = logits_of(tiny_pretrained("griffin"), (BOS, *document.encode()[:-1]))
+    model = EvalkitLM(tiny_pretrained("hawk"), chunk=8)
+    logits = logits_of(tiny_pretrained("hawk"), (BOS, *document.encode()[:-1]))
     logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     wanted = logprobs[np.arange(len(document)), list(document.encode())].sum()
     found = model.loglikelihood_rolling(instances("loglikelihood_rolling", (document,), ("",)), disable_tqdm=True)
     assert found == [pytest.approx(wanted, abs=1e-4), 0.0]
     with pytest.raises(UserError, match="max_length=20"):
-        EvalkitLM(tiny_pretrained("griffin"), max_length=20).loglikelihood_rolling(
+        EvalkitLM(tiny_pretrained("hawk"), max_length=20).loglikelihood_rolling(
             instances("loglikelihood_rolling", (document,))
         )
 
 
 def test_generation_is_greedy_and_stops() -> None:
-    pretrained = tiny_pretrained("griffin")
+    pretrained = tiny_pretrained("hawk")
     model, written = EvalkitLM(pretrained), []
     for _ in range(6):
         written.append(int(logits_of(pretrained, (BOS, *b"abc", *written))[-1].argmax()))
@@ -187,7 +188,7 @@ class Pairs:
 
 
 def test_a_token_across_the_join_loses_nothing() -> None:
-    pretrained = tiny_pretrained("griffin")
+    pretrained = tiny_pretrained("hawk")
     model = EvalkitLM(type(pretrained)(pretrained.model, pretrained.params, Pairs(), "pairs", "d", None))
     pairs = Pairs()
     assert model._encode_pair("abcd", "ef") == ([0, *pairs.encode("abcd")], pairs.encode("ef"))
@@ -196,7 +197,7 @@ def test_a_token_across_the_join_loses_nothing() -> None:
 
 
 def test_the_first_token_stands_once_and_only_where_wanted() -> None:
-    pretrained = tiny_pretrained("griffin")
+    pretrained = tiny_pretrained("hawk")
     model = EvalkitLM(pretrained)
     assert model.tok_encode("a") == [BOS, 97]
     assert model.tok_encode("a", add_special_tokens=False) == [97]
@@ -214,19 +215,20 @@ def test_the_first_token_stands_once_and_only_where_wanted() -> None:
 def test_what_is_too_long_is_refused_or_cut_and_counted() -> None:
     asked = instances("loglikelihood", ("abcdefgh", "i"), ("a", "b"))
     with pytest.raises(UserError, match="request 0 has 9 tokens, more than max_length=4"):
-        EvalkitLM(tiny_pretrained("griffin"), max_length=4).loglikelihood(asked, disable_tqdm=True)
-    model = EvalkitLM(tiny_pretrained("griffin"), max_length=4, truncate=True)
+        EvalkitLM(tiny_pretrained("hawk"), max_length=4).loglikelihood(asked, disable_tqdm=True)
+    model = EvalkitLM(tiny_pretrained("hawk"), max_length=4, truncate=True)
     (cut, _), (whole, _) = model.loglikelihood(asked, disable_tqdm=True)
     assert model.get_model_info()["truncated_requests"] == 1
-    wanted = Scorer(tiny_pretrained("griffin")).scores([text("fgh", "i"), text("a", "b")])
+    wanted = Scorer(tiny_pretrained("hawk")).scores([text("fgh", "i"), text("a", "b")])
     assert [cut, whole] == [pytest.approx(score.logprob, abs=1e-5) for score in wanted]
 
 
 def test_a_response_cache_is_of_one_checkpoint_and_its_settings() -> None:
-    griffin, hawk = EvalkitLM(tiny_pretrained("griffin")), EvalkitLM(tiny_pretrained("hawk"))
-    others = [EvalkitLM(tiny_pretrained("griffin"), add_bos=False), EvalkitLM(tiny_pretrained("griffin"), max_length=9)]
-    assert len({model.fingerprint for model in (griffin, hawk, *others)}) == 4
-    assert griffin.fingerprint == EvalkitLM(tiny_pretrained("griffin"), chunk=8).fingerprint
+    hawk = EvalkitLM(tiny_pretrained("hawk"))
+    other = EvalkitLM(replace(tiny_pretrained("hawk"), digest="another"))
+    others = [EvalkitLM(tiny_pretrained("hawk"), add_bos=False), EvalkitLM(tiny_pretrained("griffin"), max_length=9)]
+    assert len({model.fingerprint for model in (hawk, other, *others)}) == 4
+    assert hawk.fingerprint == EvalkitLM(tiny_pretrained("hawk"), chunk=8).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -315,7 +317,7 @@ def test_loss_by_position_is_the_loss_of_each_segment(tmp_path: Path, monkeypatc
     document = "one two three, four five six seven eight nine"
     (tmp_path / "text.txt").write_text(document)
     (tmp_path / "short.txt").write_text("too short")
-    monkeypatch.setattr(lm_eval_model, "load", lambda checkpoint, dtype: tiny_pretrained("griffin"))
+    monkeypatch.setattr(lm_eval_model, "load", lambda checkpoint, dtype: tiny_pretrained("hawk"))
     found = lm_eval.evaluate(
         model="evalkit",
         model_args={"pretrained": "tiny"},
@@ -324,7 +326,7 @@ def test_loss_by_position_is_the_loss_of_each_segment(tmp_path: Path, monkeypatc
             ["griffin_loss_by_position"], {"text": str(tmp_path), "length": 32, "segments": 2, "pretrained": "tiny"}
         ),
     )
-    logits = logits_of(tiny_pretrained("griffin"), (BOS, *document.encode()[:-1]))
+    logits = logits_of(tiny_pretrained("hawk"), (BOS, *document.encode()[:-1]))
     logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     bits = -logprobs[np.arange(len(document)), list(document.encode())] / np.log(2)
     first, second = document.index(" five"), document.index(" eight")
