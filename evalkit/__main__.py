@@ -12,6 +12,7 @@ from evalkit import catalogue, guide
 from evalkit.errors import UserError
 
 EXISTING = ("resume", "evaluate")
+DOWNSTREAM = "task=downstream"
 # What Hydra answers by itself, without a run.
 ANSWERED_BY_HYDRA = ("help", "hydra_help", "cfg", "info", "shell_completion")
 SIGNALS = (130, 143)
@@ -45,6 +46,8 @@ def _dispatch(arguments: list[str]) -> int:
     for command in EXISTING:
         if any(text.startswith(f"{command}=") for text in overrides):
             return _existing(command, overrides, flags)
+    if DOWNSTREAM in overrides:
+        return _downstream(overrides, flags)
     from evalkit import devices
     from evalkit.composition import forced
     from evalkit.config import check
@@ -87,6 +90,15 @@ def _existing(command: str, overrides: list[str], flags: argparse.Namespace) -> 
     devices.use_every_core()
     rest = [text for text in overrides if text not in given]
     return run.resume(folder, rest) if command == "resume" else run.evaluate(folder, rest)
+
+
+def _downstream(overrides: list[str], flags: argparse.Namespace) -> int:
+    """Benchmarks on a checkpoint: nothing is trained, so it has a configuration of its own."""
+    if flags.multirun:
+        raise UserError(f"{DOWNSTREAM} takes one checkpoint at a time; leave -m out")
+    from evalkit import downstream
+
+    return downstream.main([text for text in overrides if text != DOWNSTREAM])
 
 
 def _hydra(arguments: list[str]) -> int:

@@ -11,6 +11,7 @@ Commands
   python -m evalkit.compare RUN RUN RUN
       the curves of several runs in one figure
 
+Benchmarks of lm-eval on a checkpoint: python -m evalkit task=downstream checkpoint=RUN tasks=[piqa]
 Any setting is key=value: seeds=3, train.steps=2000, model.width=128, format=json; -m model=mqa,hawk,griffin runs each.
 All settings: python -m evalkit --cfg job task=induction_heads model=griffin
 A task's own example, decoded: python -m evalkit.tasks NAME"""

@@ -1,0 +1,98 @@
+"""Published results of released models: what a run of lm-eval here must come to before Table 1 is spoken of."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evalkit import table1
+from evalkit.errors import UserError
+
+COLUMNS = {"MMLU": table1.MMLU_LETTERS, **table1.COLUMNS}
+
+
+@dataclass(frozen=True)
+class Published:
+    """Percentages by column of Table 1, with the metrics and shots of `griffin_table1`, and who says so."""
+
+    values: Mapping[str, float]
+    source: str
+
+
+PUBLISHED = {
+    "recurrentgemma-2b": Published(
+        {"MMLU": 38.4, "HellaSwag": 71.0, "PIQA": 78.5, "WinoGrande": 67.8, "ARC-E": 72.9, "ARC-C": 42.3},
+        "model card of google/recurrentgemma-2b",
+    ),
+    "recurrentgemma-2b-deltanet": Published(
+        {"HellaSwag": 71.1, "PIQA": 78.2, "WinoGrande": 67.6},
+        "lm-eval, arXiv 2406.06484, section 4.2 (its MMLU, 31.8, is zero-shot; its ARC a mean of both)",
+    ),
+    "gemma-2b": Published(
+        {"MMLU": 42.3, "HellaSwag": 71.4, "PIQA": 77.3, "WinoGrande": 65.4, "ARC-E": 73.2, "ARC-C": 42.1},
+        "model card of google/gemma-2b",
+    ),
+    "gemma-2b-supra": Published(
+        {"MMLU": 41.2, "HellaSwag": 71.4, "PIQA": 78.6, "WinoGrande": 64.4, "ARC-C": 41.5},
+        "lm-eval, arXiv 2405.06640, table 1 (its ARC-E, 74.0, is not normalised)",
+    ),
+    "mamba-2.8b-slimpj": Published(
+        dict(zip(COLUMNS, table1.PAPER["Mamba 3B"], strict=True)),
+        "arXiv 2402.19427, table 1, row Mamba 3B, which appears to be this model",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One column: the published percentage and the one found here, with its standard error."""
+
+    column: str
+    published: float
+    found: float
+    error: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether they are within one standard error."""
+        return abs(self.found - self.published) <= self.error
+
+
+def known(name: str) -> Published:
+    """The published results called `name`; raises UserError for another name."""
+    if name not in PUBLISHED:
+        raise UserError(f"calibrate={name!r} is not known; choose one of {', '.join(PUBLISHED)}")
+    return PUBLISHED[name]
+
+
+def checks(name: str, results: Mapping[str, Any]) -> list[Check]:
+    """Every published column against lm-eval's `results`; raises UserError for a column whose task was not run."""
+    found = []
+    for column, published in known(name).values.items():
+        task, metric = COLUMNS[column]
+        if task not in results["results"]:
+            raise UserError(f"calibrate={name} needs {column}, task {task}; add it to tasks, or leave calibrate out")
+        values = results["results"][task]
+        value = values[f"{metric},none"]
+        count = documents(results, task)
+        error = math.sqrt(value * (1 - value) / max(1, count - 1))
+        found.append(Check(column, published, 100 * value, 100 * error))
+    return found
+
+
+def documents(results: Mapping[str, Any], name: str) -> int:
+    """How many documents a task, or all tasks of a group, were run on."""
+    if name in results["n-samples"]:
+        return results["n-samples"][name]["effective"]
+    return sum(documents(results, member) for member in results["group_subtasks"][name])
+
+
+def shown(name: str, found: list[Check]) -> str:
+    """The checks as a Markdown table with their source."""
+    lines = ["| column | published | here | standard error | within one |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {check.column} | {check.published:.1f} | {check.found:.1f} | {check.error:.1f} | "
+        f"{'yes' if check.holds else 'NO'} |"
+        for check in found
+    ]
+    return "\n".join([f"{name}: {known(name).source}", *lines]) + "\n"

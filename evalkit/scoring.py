@@ -1,0 +1,372 @@
+"""How likely a model finds continuations of contexts: few compiled programs, each distinct context read once."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import groupby
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Bool, Float, Int
+
+from evalkit.devices import AXIS, copied, mesh_for, split
+from evalkit.errors import UserError
+from evalkit.pretrained import Pretrained
+from evalkit.protocols import Cache, LanguageModel, Params
+
+SHORTEST = 8
+LOGITS_AT_A_TIME = 2**28  # numbers: 1 GiB of float32
+CACHE_AT_A_TIME = 2**30  # bytes
+
+Tokens = tuple[int, ...]
+
+
+class Request(NamedTuple):
+    """`continuation` is scored after `context`; neither is empty."""
+
+    context: Tokens
+    continuation: Tokens
+
+
+class Score(NamedTuple):
+    """Of each token of a continuation: its log-probability in nats, and whether it was the likeliest of all."""
+
+    logprobs: Float[np.ndarray, " n"]
+    greedy: Bool[np.ndarray, " n"]
+
+    @property
+    def logprob(self) -> float:
+        """The log-probability of the continuation."""
+        return float(self.logprobs.sum())
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether greedy decoding writes the continuation."""
+        return bool(self.greedy.all())
+
+
+class Asked(NamedTuple):
+    """At `place` of a row the next token should be `target`, which is token `index` of that request's continuation."""
+
+    place: int
+    target: int
+    request: int
+    index: int
+
+
+class Row(NamedTuple):
+    """Tokens that are read once, and what is asked along them, in order of place."""
+
+    tokens: Tokens
+    asked: list[Asked]
+
+
+class Batch(NamedTuple):
+    """Rows that are read together: which they are of those that were to be read, and the shapes of the program.
+
+    `size` rows, the last ones dummies; at most `chunk` tokens and `places` answers of each at a time; `room` tokens in
+    the cache, 0 for none.
+    """
+
+    members: list[int]
+    rows: list[Row]
+    size: int
+    chunk: int
+    places: int
+    room: int
+
+
+class Group(NamedTuple):
+    """A row, and the rows that go on from its end; `requests` are all that it answers."""
+
+    requests: list[int]
+    stem: Row
+    branches: list[Row]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores requests on one checkpoint.
+
+    `share_prefixes`: a context that several continuations follow is read once and its state reused for each; without
+    it, once for each distinct `context + continuation[:-1]`. A batch has `tokens_per_batch` tokens whatever their
+    length; rows longer than `chunk` are read through the cache, `chunk` tokens at a time, so that memory does not grow
+    with length. Float32 products are true float32. Raises ValueError for sizes below 1.
+    """
+
+    pretrained: Pretrained
+    share_prefixes: bool = True
+    tokens_per_batch: int = 4096
+    chunk: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("tokens_per_batch", "chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
+
+    def scores(self, requests: Sequence[Request]) -> list[Score]:
+        """The score of each request; raises UserError for an empty context or continuation."""
+        found = dict(self.stream(requests))
+        return [found[index] for index in range(len(requests))]
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, Score]]:
+        """Each request's index and score as soon as it is known; raises as `scores`."""
+        _refuse_empty(requests)
+        sizes = [len(request.continuation) for request in requests]
+        scores = [Score(np.zeros(size, np.float64), np.zeros(size, bool)) for size in sizes]
+        for group in self._answered(_groups(requests, self.share_prefixes), scores):
+            for index in group.requests:
+                yield index, scores[index]
+
+    def _answered(self, groups: Sequence[Group], scores: Sequence[Score]) -> Iterator[Group]:
+        """The groups as their answers are written into `scores`: those of one row, then those with branches."""
+        single = [group for group in groups if not group.branches]
+        stems = [group.stem for group in single]
+        for batch in self._cut(stems, lambda length: 0 if length <= self.chunk else length):
+            self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores)
+            yield from (single[member] for member in batch.members)
+        branched = [group for group in groups if group.branches]
+        stems = [group.stem for group in branched]
+        longest = max((len(row.tokens) for group in branched for row in group.branches), default=0)
+        for batch in self._cut(stems, lambda length: bucket(length + longest)):
+            part = [branched[member] for member in batch.members]
+            cache = self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores)
+            self._read_branches(part, cache, batch.room, scores)
+            yield from part
+
+    def _read_branches(self, groups: Sequence[Group], cache: Cache, room: int, scores: Sequence[Score]) -> None:
+        """Reads what goes on from each stem, from the state after it: row i of `cache` is after stem i."""
+        rows = [row for group in groups for row in group.branches]
+        parents = np.asarray([parent for parent, group in enumerate(groups) for _ in group.branches], np.int32)
+        starts = np.asarray([len(group.stem.tokens) for group in groups], np.int32)[parents]
+        for batch in self._cut(rows, lambda length: room):
+            dummies = (0, batch.size - len(batch.members))
+            tiled = _take(cache, np.pad(parents[batch.members], dummies))
+            tiled = jax.device_put(tiled, split(self._mesh))
+            self._read(batch, tiled, np.pad(starts[batch.members], dummies), scores)
+
+    def _cut(self, rows: Sequence[Row], room_of: Callable[[int], int]) -> Iterator[Batch]:
+        """Batches of `rows` by answers and length; `room_of(length)`: what the cache must hold, 0 where there is none.
+
+        The longest come first, so that a program too large for memory shows at once.
+        """
+
+        def places(index: int) -> int:
+            return _places(rows[index].asked, self.chunk)
+
+        order = sorted(range(len(rows)), key=lambda index: (places(index), len(rows[index].tokens)), reverse=True)
+        for answers, same in groupby(order, key=places):
+            left = list(same)
+            while left:
+                length = bucket(len(rows[left[0]].tokens))
+                chunk, room = min(length, self.chunk), room_of(length)
+                size = self._size(chunk, answers, room, len(left))
+                members, left = left[:size], left[size:]
+                yield Batch(members, [rows[member] for member in members], size, chunk, answers, room)
+
+    def _size(self, chunk: int, places: int, room: int, rows: int) -> int:
+        """Rows of a batch: no more than there are or than fit, a power of two times the devices."""
+        fitting = [self.tokens_per_batch // chunk, LOGITS_AT_A_TIME // (places * self.pretrained.tokenizer.vocab_size)]
+        if room:
+            fitting.append(CACHE_AT_A_TIME // self._cache_bytes(room))
+        devices = self._mesh.size
+        most = max(1, min(fitting) // devices)
+        return devices * min(1 << (most.bit_length() - 1), 1 << (-(-rows // devices) - 1).bit_length())
+
+    def _read(self, batch: Batch, cache: Cache | None, starts: np.ndarray, scores: Sequence[Score]) -> Cache | None:
+        """Reads a batch whose row i begins at position `starts[i]`; the answers go into `scores`. Returns the cache."""
+        for first in range(0, max(len(row.tokens) for row in batch.rows), batch.chunk):
+            tokens, positions = _tokens(batch, starts, first)
+            asked, at, targets = _questions(batch, first)
+            given = (jax.device_put(array, split(self._mesh)) for array in (tokens, positions, at, targets))
+            with jax.default_matmul_precision("highest"):
+                logprobs, greedy, cache = _advance(self.pretrained.model, self._mesh, self._params, cache, *given)
+            if not asked:
+                continue
+            logprobs, greedy = np.asarray(logprobs), np.asarray(greedy)
+            for (row, slot), question in asked:
+                score = scores[question.request]
+                score.logprobs[question.index], score.greedy[question.index] = logprobs[row, slot], greedy[row, slot]
+        return cache
+
+    def _empty_cache(self, batch: Batch) -> Cache | None:
+        if not batch.room:
+            return None
+        return jax.device_put(self.pretrained.model.init_cache(batch.size, batch.room), split(self._mesh))
+
+    def _cache_bytes(self, room: int) -> int:
+        """Of the cache of one row."""
+        leaves = jax.tree.leaves(jax.eval_shape(lambda: self.pretrained.model.init_cache(1, room)))
+        return max(1, sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
+
+    @cached_property
+    def _mesh(self) -> Mesh:
+        return mesh_for(jax.device_count())
+
+    @cached_property
+    def _params(self) -> Params:
+        return jax.device_put(self.pretrained.params, copied(self._mesh))
+
+
+def bucket(length: int) -> int:
+    """The shortest length, of 8, 12, 16, 24, 32, …, that `length` tokens fit in: at most half as long again."""
+    power = max(SHORTEST, 1 << (length - 1).bit_length())
+    return power * 3 // 4 if power > SHORTEST and length <= power * 3 // 4 else power
+
+
+def fit(requests: Sequence[Request], max_length: int, *, truncate: bool, keep: int | None) -> tuple[list[Request], int]:
+    """The requests with what the model reads of each, all but the last token, cut to `max_length`; how many were cut.
+
+    A context loses tokens on its left, but for a first token `keep` (the one that begins every text). Raises UserError
+    for a request that is longer, unless `truncate`, and for a continuation that is longer by itself.
+    """
+    fitted, cut = [], 0
+    for number, (context, continuation) in enumerate(requests):
+        excess = len(context) + len(continuation) - 1 - max_length
+        if excess <= 0:
+            fitted.append(Request(context, continuation))
+            continue
+        kept = context[:1] if context[0] == keep else ()
+        if not truncate or len(context) <= excess:
+            raise UserError(_too_long(number, max_length + excess, len(continuation), max_length, truncate))
+        fitted.append(Request(kept + context[len(kept) + excess :], continuation))
+        cut += 1
+    return fitted, cut
+
+
+def _too_long(number: int, length: int, continuation: int, max_length: int, truncate: bool) -> str:
+    if truncate:
+        return (
+            f"request {number} has a continuation of {continuation} tokens, too many for max_length={max_length}; "
+            "give a larger one"
+        )
+    return (
+        f"request {number} has {length} tokens, more than max_length={max_length}; "
+        "give a larger max_length, or truncate=true to cut contexts on the left"
+    )
+
+
+def _refuse_empty(requests: Sequence[Request]) -> None:
+    for number, request in enumerate(requests):
+        for name, tokens in zip(Request._fields, request, strict=True):
+            if not tokens:
+                raise UserError(f"request {number} has an empty {name}; give at least one token of it")
+
+
+def _groups(requests: Sequence[Request], share_prefixes: bool) -> list[Group]:
+    """What is to be read; of a context that is shared, only what follows it more than once is a branch."""
+    if not share_prefixes:
+        return _rows_apart(requests, range(len(requests)))
+    followers: dict[Tokens, list[int]] = {}
+    for index, request in enumerate(requests):
+        followers.setdefault(request.context, []).append(index)
+    groups = []
+    for context, indices in followers.items():
+        apart = _rows_apart(requests, indices)
+        groups += apart if len(apart) == 1 else [_group(context, requests, indices)]
+    return groups
+
+
+def _rows_apart(requests: Sequence[Request], indices: Sequence[int]) -> list[Group]:
+    """A row for each distinct input: choices of one token after the same context are asked of one and the same."""
+    rows: dict[Tokens, list[Asked]] = {}
+    members: dict[Tokens, set[int]] = {}
+    for number in indices:
+        context, continuation = requests[number]
+        tokens = context + continuation[:-1]
+        first = len(context) - 1
+        rows.setdefault(tokens, []).extend(
+            Asked(first + index, target, number, index) for index, target in enumerate(continuation)
+        )
+        members.setdefault(tokens, set()).add(number)
+    return [Group(sorted(members[tokens]), Row(tokens, sorted(asked)), []) for tokens, asked in rows.items()]
+
+
+def _group(context: Tokens, requests: Sequence[Request], indices: Sequence[int]) -> Group:
+    """One stem, the context, which answers for every first token, and a branch for each distinct rest."""
+    stem, rests = [], dict[Tokens, list[Asked]]()
+    for number in indices:
+        continuation = requests[number].continuation
+        stem.append(Asked(len(context) - 1, continuation[0], number, 0))
+        if len(continuation) > 1:
+            rests.setdefault(continuation[:-1], []).extend(
+                Asked(index, target, number, index + 1) for index, target in enumerate(continuation[1:])
+            )
+    return Group(list(indices), Row(context, stem), [Row(tokens, sorted(asked)) for tokens, asked in rests.items()])
+
+
+def _places(asked: Sequence[Asked], chunk: int) -> int:
+    """Room for the answers in any chunk of a row, a power of four: few sizes, since each is a program of its own."""
+    per_chunk = [len(list(same)) for _, same in groupby(asked, key=lambda question: question.place // chunk)]
+    return 4 ** (((max(per_chunk) - 1).bit_length() + 1) // 2)
+
+
+def _tokens(batch: Batch, starts: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and positions `[size, chunk]` of the chunk that begins at `first`; position −1 after a row's end."""
+    tokens = np.zeros((batch.size, batch.chunk), np.int32)
+    positions = np.full_like(tokens, -1)
+    for number, row in enumerate(batch.rows):
+        piece = row.tokens[first : first + batch.chunk]
+        tokens[number, : len(piece)] = piece
+        positions[number, : len(piece)] = starts[number] + first + np.arange(len(piece))
+    return tokens, positions
+
+
+def _questions(batch: Batch, first: int) -> tuple[list[tuple[tuple[int, int], Asked]], np.ndarray, np.ndarray]:
+    """What is asked in the chunk that begins at `first`, each with its (row, slot); places and targets `[size, slots]`,
+    which have no slots where nothing is asked."""
+    asked = []
+    for number, row in enumerate(batch.rows):
+        low = bisect_left(row.asked, first, key=lambda question: question.place)
+        high = bisect_left(row.asked, first + batch.chunk, key=lambda question: question.place)
+        asked += [((number, slot), question) for slot, question in enumerate(row.asked[low:high])]
+    at = np.zeros((batch.size, batch.places if asked else 0), np.int32)
+    targets = np.zeros_like(at)
+    for where, question in asked:
+        at[where], targets[where] = question.place - first, question.target
+    return asked, at, targets
+
+
+@partial(jax.jit, static_argnames=("model", "mesh"), donate_argnames=("cache",))
+def _advance(
+    model: LanguageModel,
+    mesh: Mesh,
+    params: Params,
+    cache: Cache | None,
+    tokens: Array,
+    positions: Array,
+    at: Array,
+    targets: Array,
+) -> tuple[Array, Array, Cache | None]:
+    """The log-probabilities of `targets` after the tokens `at [b, n]`, whether each is the likeliest, and the cache."""
+
+    def on_device(
+        params: Params,
+        cache: Cache | None,
+        tokens: Int[Array, "b t"],
+        positions: Int[Array, "b t"],
+        at: Int[Array, "b n"],
+        targets: Int[Array, "b n"],
+    ) -> tuple[Float[Array, "b n"], Bool[Array, "b n"], Cache | None]:
+        logits, cache = model.apply(params, tokens, positions, cache, at)
+        logits = logits.astype(jnp.float32)
+        chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        logprobs = chosen - jax.nn.logsumexp(logits, axis=-1)
+        return logprobs, jnp.argmax(logits, axis=-1) == targets, cache
+
+    rows = PartitionSpec(AXIS)
+    specs = (PartitionSpec(), rows, rows, rows, rows, rows)
+    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=(rows, rows, rows), check_vma=False)(
+        params, cache, tokens, positions, at, targets
+    )
+
+
+@jax.jit
+def _take(cache: Cache, rows: Int[Array, " b"]) -> Cache:
+    """The state of each of these rows."""
+    return jax.tree.map(lambda leaf: leaf[rows], cache)
