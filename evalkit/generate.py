@@ -36,9 +36,9 @@ def generate(
     """What the model says after each of `prompts` (token ids, the first one included), in their order.
 
     A text ends before the tokenizer's end token, before the first of the `stop` strings to be complete, or with
-    `max_new_tokens`. `temperature` 0 takes the likeliest token; above, tokens are drawn by `seed` and the prompt's index
-    in `prompts`. The other prompts, `batch_size` and `chunk` (tokens of a prompt read at a time) change no text but
-    where two tokens are within rounding of each other. Raises ValueError for a value that cannot be.
+    `max_new_tokens`. `temperature` 0 takes the likeliest token; above, tokens are drawn by `seed` and the prompt's
+    index in `prompts`. The other prompts, `batch_size` and `chunk` (tokens of a prompt read at a time) change no text
+    but where two tokens are within rounding of each other. Raises ValueError for a value that cannot be.
     """
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size), ("chunk", chunk)):
         if value < 1:

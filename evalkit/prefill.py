@@ -69,8 +69,9 @@ def _check(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
     for index, prompt in enumerate(prompts):
         if not len(prompt):
             raise ValueError(f"prompt {index} is empty; give at least one token, such as the tokenizer's bos")
-        if min(prompt) < 0 or max(prompt) >= vocab_size:
-            raise ValueError(f"prompt {index} has tokens {min(prompt)} to {max(prompt)}; allowed: 0 to {vocab_size - 1}")
+        low, high = min(prompt), max(prompt)
+        if low < 0 or high >= vocab_size:
+            raise ValueError(f"prompt {index} has tokens from {low} to {high}; allowed: 0 to {vocab_size - 1}")
 
 
 def _left_padded(prompts: Sequence[Sequence[int]], chunk: int) -> tuple[np.ndarray, np.ndarray]:

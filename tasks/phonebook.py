@@ -86,8 +86,9 @@ class Phonebook:
 
     def example(self, entries: int, index: int) -> Lookup:
         """Lookup number `index` in books of `entries`; raises ValueError for too few, or more than there are names."""
-        if not FEWEST <= entries <= len(FIRST) * len(LAST):
-            raise ValueError(f"entries={entries}; allowed: {FEWEST} to {len(FIRST) * len(LAST)} (there are no more names)")
+        names = len(FIRST) * len(LAST)
+        if not FEWEST <= entries <= names:
+            raise ValueError(f"entries={entries}; allowed: {FEWEST} to {names} (there are no more names)")
         random = np.random.default_rng([self.seed, entries, index])
         book = _book(random, entries)
         asked = int(random.integers(entries)) if self.depth is None else round(self.depth * (entries - 1))
@@ -103,7 +104,7 @@ class Phonebook:
         """
         shortest, longer = self._mean(FEWEST, count), self._mean(FEWEST + PROBES, count)
         if tokens < shortest:
-            raise ValueError(f"length={tokens} tokens; allowed: at least {int(shortest) + 1}, those of {FEWEST} entries")
+            raise ValueError(f"length={tokens}; allowed: at least {int(shortest) + 1}, the tokens of {FEWEST} entries")
         rate = (longer - shortest) / PROBES
         entries = FEWEST + int((tokens - shortest) / rate)
         for _ in range(CORRECTIONS):
