@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int
 
 from evalkit.devices import AXIS, mesh_for
-from evalkit.prefill import Prefilled, bucket, by_length, placed, prefill
+from evalkit.prefill import Prefilled, bucket, by_length, check, placed, prefill
 from evalkit.pretrained import Pretrained
 from evalkit.protocols import LanguageModel, Params
 from evalkit.tokenizer import Tokenizer
@@ -43,6 +43,7 @@ def generate(
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size), ("chunk", chunk)):
         if value < 1:
             raise ValueError(f"{name}={value}; allowed: 1 or more")
+    check(prompts, pretrained.tokenizer.vocab_size)
     texts = [""] * len(prompts)
     pretrained = placed(pretrained, batch_size)
     for indices in by_length(prompts, batch_size):

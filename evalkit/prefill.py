@@ -44,14 +44,23 @@ def bucket(length: int) -> int:
     return -(-length // step) * step
 
 
+def check(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
+    """Raises ValueError for a prompt without a token, or with one that the vocabulary has not."""
+    for index, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ValueError(f"prompt {index} is empty; give at least one token, such as the tokenizer's bos")
+        low, high = min(prompt), max(prompt)
+        if low < 0 or high >= vocab_size:
+            raise ValueError(f"prompt {index} has tokens from {low} to {high}; allowed: 0 to {vocab_size - 1}")
+
+
 def prefill(pretrained: Pretrained, prompts: Sequence[Sequence[int]], *, rows: int, size: int, chunk: int) -> Prefilled:
     """Reads `prompts`, token ids, as a batch of `rows`, of which those beyond the prompts repeat the first.
 
     Rows are left-padded with position −1, which no mixer sees, so each is as if it were alone. A global cache gets room
     for `size` tokens. `chunk` tokens a row are in memory at a time; the program depends on neither the prompts' lengths
-    nor, unless the cache does, on `size`. Raises ValueError for a prompt without a token or with one that is none.
+    nor, unless the cache does, on `size`.
     """
-    _check(prompts, pretrained.tokenizer.vocab_size)
     tokens, positions = _left_padded([*prompts, *[prompts[0]] * (rows - len(prompts))], chunk)
     mesh = mesh_for(rows)
     cache = jax.device_put(pretrained.model.init_cache(rows, size), split(mesh))
@@ -63,15 +72,6 @@ def prefill(pretrained: Pretrained, prompts: Sequence[Sequence[int]], *, rows: i
         logits, cache = _read(pretrained.model, mesh, pretrained.params, tokens[:, part], where, cache)
     assert logits is not None
     return Prefilled(cache, logits)
-
-
-def _check(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
-    for index, prompt in enumerate(prompts):
-        if not len(prompt):
-            raise ValueError(f"prompt {index} is empty; give at least one token, such as the tokenizer's bos")
-        low, high = min(prompt), max(prompt)
-        if low < 0 or high >= vocab_size:
-            raise ValueError(f"prompt {index} has tokens from {low} to {high}; allowed: 0 to {vocab_size - 1}")
 
 
 def _left_padded(prompts: Sequence[Sequence[int]], chunk: int) -> tuple[np.ndarray, np.ndarray]:

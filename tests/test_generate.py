@@ -130,8 +130,8 @@ def test_one_program_serves_prompts_of_many_lengths() -> None:
     traced = []
 
     class Counted:
-        window, init, parts, decay_mask = known.model.window, known.model.init, known.model.parts, None
-        init_cache = known.model.init_cache
+        window, init_cache = known.model.window, staticmethod(known.model.init_cache)
+        init = parts = decay_mask = staticmethod(known.model.decay_mask)
 
         def apply(self, params, tokens, positions=None, cache=None, at=None):
             traced.append(tokens.shape)
