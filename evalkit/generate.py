@@ -87,7 +87,7 @@ def decode(
         steps = min(AT_A_TIME, max_new_tokens - first)
         done = np.ones(rows, bool)
         done[: len(indices)] = [text is not None for text in texts]
-        read, new = run(read, done, ids, seed, first, steps)
+        read, new = run(read, jnp.asarray(done), jnp.asarray(ids), seed, first, steps)
         for row, drawn in enumerate(np.asarray(new)[: len(indices), :steps].tolist()):
             if texts[row] is None:
                 tokens[row] += drawn
@@ -119,8 +119,8 @@ def _decode(
     mesh: Mesh,
     params: Params,
     read: Prefilled,
-    done: Bool[Array, " b"] | Bool[np.ndarray, " b"],
-    ids: Int[Array, " b"] | Int[np.ndarray, " b"],
+    done: Bool[Array, " b"],
+    ids: Int[Array, " b"],
     seed: ArrayLike,
     first: ArrayLike,
     steps: ArrayLike,

@@ -66,10 +66,10 @@ def prefill(pretrained: Pretrained, prompts: Sequence[Sequence[int]], *, rows: i
     cache = jax.device_put(pretrained.model.init_cache(rows, size), split(mesh))
     logits = None
     for start in range(0, tokens.shape[1], chunk):
-        part = slice(start, start + chunk)
+        part, where = tokens[:, start : start + chunk], positions[:, start : start + chunk]
         # Without pads a row just continues, which local attention does at less cost than with positions.
-        where = positions[:, part] if (positions[:, part] < 0).any() else None
-        logits, cache = _read(pretrained.model, mesh, pretrained.params, tokens[:, part], where, cache)
+        given = jnp.asarray(where) if (where < 0).any() else None
+        logits, cache = _read(pretrained.model, mesh, pretrained.params, jnp.asarray(part), given, cache)
     assert logits is not None
     return Prefilled(cache, logits)
 
@@ -90,8 +90,8 @@ def _read(
     model: LanguageModel,
     mesh: Mesh,
     params: Params,
-    tokens: Int[Array, "b t"] | Int[np.ndarray, "b t"],
-    positions: Int[Array, "b t"] | Int[np.ndarray, "b t"] | None,
+    tokens: Int[Array, "b t"],
+    positions: Int[Array, "b t"] | None,
     cache: Cache,
 ) -> tuple[Float[Array, "b v"], Cache]:
     """The logits after the last token of the chunk, and the cache."""

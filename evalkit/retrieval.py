@@ -176,7 +176,7 @@ def log_probabilities(
     for row, continuation in enumerate(continuations):
         tokens[row, : len(continuation)] = continuation
         scored[row, : len(continuation)] = True
-    logs = _log_probabilities(pretrained.model, mesh_for(rows), pretrained.params, read, tokens)
+    logs = _log_probabilities(pretrained.model, mesh_for(rows), pretrained.params, read, jnp.asarray(tokens))
     return np.where(scored, np.asarray(logs, np.float64), 0.0).sum(axis=1)[: len(continuations)]
 
 
@@ -186,7 +186,7 @@ def _log_probabilities(
     mesh: Mesh,
     params: Params,
     read: Prefilled,
-    tokens: Int[np.ndarray, "b t"] | Int[Array, "b t"],
+    tokens: Int[Array, "b t"],
 ) -> Float[Array, "b t"]:
     """The log-probability of each of `tokens` after those before it."""
 

@@ -28,8 +28,9 @@ class PhonebookTokens:
     `b d 4 1 7 / c a 0 9 9 / a a 5 2 0 / d b 3 3 8 / / b d 4 1 7 / d b 3 3 8 / c a` -> `0 9 9`.
 
     `length` is everything up to the question's name. It holds as many entries as fit; newlines before the book fill
-    the rest. The answer is teacher-forced: `tokens` goes on with all its digits but the last. The numbers of the two
-    examples are lookups too and are scored with the answer: three signals a sequence instead of one.
+    the rest: eight in the default length, which two CPU cores learn in minutes. The answer is teacher-forced: `tokens`
+    goes on with all its digits but the last. The numbers of the two examples are lookups too and are scored with the
+    answer: three signals a sequence instead of one.
     A name is an ordered pair of parts, no name stands twice, and every digit is uniform. With 53 parts there are 2,809
     names, enough for 16K tokens.
 
@@ -37,7 +38,7 @@ class PhonebookTokens:
     """
 
     vocab_size: int = 64
-    length: int = 256
+    length: int = 64
     digits: int = 3
 
     version: ClassVar[int] = 1
