@@ -1,0 +1,144 @@
+"""The phonebook in tokens: what `tasks/phonebook.py` asks in text, for models small enough to train on it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int, Key
+
+from tasks.base import Example
+
+DIGITS = 10
+NEWLINE = 10
+FIRST_NAME = 11
+EXAMPLES = 2
+NAME = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhonebookTokens:
+    """A book of names and numbers, two of its entries again as examples, then a name: say its number.
+
+    The layout is that of the text (Jelassi et al. 2024) with a token a digit, two tokens a name and no colon, since
+    names and digits cannot be confused. Ids: 0–9 digits, 10 newline, from 11 on the parts of names. With three digits,
+    letters for parts and `/` for the newline, a book of four and the question `c a`:
+    `b d 4 1 7 / c a 0 9 9 / a a 5 2 0 / d b 3 3 8 / / b d 4 1 7 / d b 3 3 8 / c a` -> `0 9 9`.
+
+    `length` is everything up to the question's name. It holds as many entries as fit; newlines before the book fill
+    the rest: eight in the default length, which two CPU cores learn in minutes. The answer is teacher-forced: `tokens`
+    goes on with all its digits but the last. The numbers of the two examples are lookups too and are scored with the
+    answer: three signals a sequence instead of one.
+    A name is an ordered pair of parts, no name stands twice, and every digit is uniform. With 53 parts there are 2,809
+    names, enough for 16K tokens.
+
+    `vocab_size`: 11 and the parts of names. `digits`: of a number (the text has ten).
+    """
+
+    vocab_size: int = 64
+    length: int = 64
+    digits: int = 3
+
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < FIRST_NAME + 2:
+            raise ValueError(f"vocab_size={self.vocab_size}; allowed: at least {FIRST_NAME + 2} (two parts of names)")
+        if self.digits < 1:
+            raise ValueError(f"digits={self.digits}; allowed: 1 or more")
+        self.entries(self.length)
+
+    @property
+    def answer_length(self) -> int:
+        """The digits that are read back while answering: all but the last."""
+        return self.digits - 1
+
+    @property
+    def scored(self) -> int:
+        """The digits of two examples and of the answer."""
+        return (EXAMPLES + 1) * self.digits
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of guessing a digit."""
+        return 1.0 / DIGITS
+
+    def entries(self, length: int) -> int:
+        """Entries of the book in a context of `length`; raises ValueError for too few, or more than there are names."""
+        entries = (length - self._tail) // self._line
+        if entries <= EXAMPLES:
+            raise ValueError(
+                f"length={length} is too short for digits={self.digits}; "
+                f"use a length of at least {self._tail + (EXAMPLES + 1) * self._line}"
+            )
+        if entries > self._parts**NAME:
+            raise ValueError(
+                f"length={length} holds {entries} entries, but vocab_size={self.vocab_size} gives "
+                f"{self._parts**NAME} names; use a shorter length or a larger vocab_size"
+            )
+        return entries
+
+    def sample(self, key: Key[Array, ""], length: int) -> Example:
+        """One example with a context of `length` (static); jittable. Raises ValueError if it cannot hold one."""
+        entries = self.entries(length)
+        for_names, for_digits, for_lookups = jax.random.split(key, 3)
+        name = jax.random.permutation(for_names, self._parts**NAME)[:entries, None]
+        number = jax.random.randint(for_digits, (entries, self.digits), 0, DIGITS)
+        newline = jnp.full((entries, 1), NEWLINE)
+        book = jnp.concatenate(
+            [FIRST_NAME + name // self._parts, FIRST_NAME + name % self._parts, number, newline], axis=1
+        )
+        lookups = book[jax.random.permutation(for_lookups, entries)[: EXAMPLES + 1]].reshape(-1)
+        fill = jnp.full((length - self._tail - entries * self._line,), NEWLINE)
+        whole = jnp.concatenate([fill, book.reshape(-1), newline[0], lookups])
+        mask = self._mask(length)
+        tokens = whole[: len(mask)]
+        return Example(tokens, jnp.where(mask, whole[1 : len(mask) + 1], 0), jnp.asarray(mask))
+
+    def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
+        """The rule in plain NumPy: `(targets, mask)` of `tokens [t]`."""
+        mask = self._mask(len(tokens) - self.answer_length)
+        lookups = int(np.flatnonzero(mask)[0]) + 1 - NAME
+        book = tokens[: lookups - 1]
+        lines = book[len(book) % self._line :].reshape(-1, self._line)
+        numbers = {tuple(line[:NAME]): line[NAME:-1] for line in lines.tolist()}
+        targets = np.zeros(len(tokens), np.int32)
+        for start in range(lookups, len(tokens), self._line):
+            name = tuple(tokens[start : start + NAME].tolist())
+            answer = start + NAME - 1
+            targets[answer : answer + self.digits] = numbers[name]
+        return targets, mask
+
+    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
+        """`tokens` as text: digits, ⏎ for newlines, letters for parts of names (`n52` and on past Z)."""
+        return " ".join(map(self._symbol, tokens.tolist()))
+
+    @property
+    def _parts(self) -> int:
+        return self.vocab_size - FIRST_NAME
+
+    @property
+    def _line(self) -> int:
+        """Tokens of an entry with its newline."""
+        return NAME + self.digits + 1
+
+    @property
+    def _tail(self) -> int:
+        """Tokens after the book: a newline, the examples, the question."""
+        return 1 + EXAMPLES * self._line + NAME
+
+    def _mask(self, length: int) -> np.ndarray:
+        """Where a digit of a lookup comes next: at the last part of a name and at the digits but the last."""
+        within = np.arange(length + self.answer_length) - (length - self._tail + 1)
+        return (within >= 0) & (within % self._line >= NAME - 1) & (within % self._line < NAME - 1 + self.digits)
+
+    def _symbol(self, token: int) -> str:
+        if token < DIGITS:
+            return str(token)
+        if token == NEWLINE:
+            return "⏎"
+        part = token - FIRST_NAME
+        letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        return letters[part] if part < len(letters) else f"n{part}"

@@ -1,0 +1,223 @@
+"""Lookup in text: one who looks up has it all right, one who forgets only what is within reach, and nobody by luck."""
+
+import re
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from rich.console import Console
+from shrunk import overrides_of
+
+from evalkit import config, lookup
+from evalkit.prefill import prefill
+from evalkit.pretrained import Pretrained
+from evalkit.retrieval import METRICS, Retrieval, log_probabilities, question
+from evalkit.rows import Row, read, row, value
+from evalkit.tokenizer import Bytes
+from tasks.phonebook import VARIANTS, Phonebook
+
+SETTINGS: dict[str, Any] = {"prompts": 12, "new_tokens": 14, "batch_size": 5, "chunk": 64}
+
+
+def unused(*_: Any) -> Any:
+    """In place of what a language model can do besides and nothing here asks for."""
+    raise AssertionError
+
+
+class Reader:
+    """A model that looks the answer up in what it has read; with a `window`, in the last characters of the prompt."""
+
+    init = parts = decay_mask = staticmethod(unused)
+
+    def __init__(self, window: int | None = None) -> None:
+        self.window = window
+
+    def init_cache(self, batch: int, length: int):
+        return {"text": jnp.zeros((batch, length), jnp.int32), "written": jnp.zeros((batch,), jnp.int32)}
+
+    def apply(self, params, tokens, positions=None, cache=None, at=None):
+        valid = jnp.ones(tokens.shape, bool) if positions is None else positions >= 0
+        slots = jnp.where(valid, cache["written"][:, None] + jnp.cumsum(valid, axis=1) - 1, cache["text"].shape[1])
+        text = cache["text"].at[jnp.arange(tokens.shape[0])[:, None], slots].set(tokens, mode="drop")
+        at = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape) if at is None else at
+        ends = jnp.take_along_axis(slots, at, axis=1) + 1
+        shape = jax.ShapeDtypeStruct((*at.shape, Bytes.vocab_size), jnp.float32)
+        logits = jax.pure_callback(self._logits, shape, text, ends)
+        return logits, {"text": text, "written": cache["written"] + valid.sum(axis=1, dtype=jnp.int32)}
+
+    def _logits(self, text, ends):
+        logits = np.zeros((*ends.shape, Bytes.vocab_size), np.float32)
+        for b, t in np.ndindex(*ends.shape):
+            read = Bytes().decode(np.asarray(text)[b, : ends[b, t]].tolist())
+            logits[b, t, self._next(read)] = 6
+        return logits
+
+    def _next(self, text: str) -> int:
+        """The character that goes on with the number of the name asked for; `?` where it is not to be found."""
+        asked = re.search(r"([A-Z]\w+ [A-Z]\w+)(?::|\?\nAnswer:)( ?\d*)$", text)
+        if asked is None:
+            return ord("?")
+        prompt = text[: asked.start(2)]
+        seen = prompt if self.window is None else prompt[-self.window :]
+        number = re.search(rf"^{asked[1]}: (\d{{10}})$", seen, flags=re.MULTILINE)
+        whole = f" {number[1]}\n" if number else "?"
+        return ord(whole[min(len(asked[2]), len(whole) - 1)])
+
+
+def pretrained(model: Any, params: Any = None) -> Pretrained:
+    return Pretrained(model, params, Bytes(), "runs/reader", "0", 256)
+
+
+def rows_of(held: Pretrained, book: Phonebook, **settings: Any) -> dict[tuple[int, str, str], Row]:
+    rows = Retrieval(book, **{"lengths": [300, 600], **SETTINGS, **settings}).run(held, partial(row, run="r"))
+    return {(entry["length"], entry["metric"], entry["extra"]["answer"]): entry for entry in rows}
+
+
+@lru_cache
+def griffin() -> Pretrained:
+    overrides = ["task=induction_heads", "task.vocab_size=258", "model=griffin", *overrides_of("griffin")]
+    model = config.experiment(config.compose(overrides)).model
+    return pretrained(model, jax.jit(model.init)(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_model_that_looks_it_up_has_it_all_right(variant: str) -> None:
+    rows = rows_of(pretrained(Reader()), Phonebook(variant=variant), lengths=[700])
+    assert {key[1:] for key in rows} == {(metric, "all") for metric in METRICS}
+    assert value(rows[700, "exact_match", "all"]) == value(rows[700, "digit_accuracy", "all"]) == 1.0
+    # Eleven characters, each of probability 1 / (1 + 257 / e^6).
+    assert value(rows[700, "log_probability", "all"]) == pytest.approx(-11 * np.log1p(257 * np.exp(-6)), rel=1e-4)
+
+
+def test_a_model_that_forgets_has_right_what_is_inside_its_window() -> None:
+    rows = rows_of(pretrained(Reader(window=250)), Phonebook(), lengths=[600], prompts=20)
+    inside, outside = (rows[600, "exact_match", where] for where in ("inside", "outside"))
+    assert value(inside) == 1.0 and value(outside) == 0.0
+    assert inside["count"] > 2 < outside["count"] and inside["count"] + outside["count"] == 20
+    assert rows[600, "exact_match", "all"]["total"] == inside["count"]
+    assert value(rows[600, "log_probability", "outside"]) < -50
+
+
+def test_the_window_ends_at_the_first_token_of_the_entry() -> None:
+    asked = Phonebook().example(8, 0)
+    distance = len(asked.prompt) - asked.place
+    for window, inside in ((distance - 1, False), (distance, True), (None, False)):
+        assert question(pretrained(Reader(window)), asked).inside is inside
+
+
+def test_a_random_model_has_nothing_right() -> None:
+    rows = rows_of(griffin(), Phonebook(), lengths=[300])
+    assert rows[300, "exact_match", "all"]["total"] == 0
+    assert value(rows[300, "digit_accuracy", "all"]) < 0.4
+    assert value(rows[300, "log_probability", "all"]) < -11 * np.log(10)
+
+
+def test_the_log_probability_is_that_of_the_whole_text() -> None:
+    """Against one pass over prompt and answer together, row by row, the softmax in float64."""
+    held, prompts = griffin(), [[256, *b"Ann Lee: 61\n"], [256, *b"x:"], [256, *b"Joe"]]
+    answers = [list(b" 712"), list(b" 7"), list(b" 64321")]
+    read = prefill(held, prompts, rows=4, size=32, chunk=8)
+    logs = log_probabilities(held, read, answers, 6)
+    assert logs.shape == (3,)
+    whole = jax.jit(lambda tokens: held.model.apply(held.params, tokens)[0])
+    for prompt, answer, log in zip(prompts, answers, logs, strict=True):
+        padded = np.zeros((1, 20), np.int32)
+        padded[0, : len(prompt) + len(answer)] = [*prompt, *answer]
+        logits = np.asarray(whole(padded)[0], np.float64)
+        normed = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        wanted = sum(normed[len(prompt) - 1 + i, token] for i, token in enumerate(answer))
+        assert log == pytest.approx(wanted, abs=2e-4)
+
+
+def test_the_batch_and_the_chunk_change_no_number() -> None:
+    one, other = (
+        rows_of(pretrained(Reader(window=200)), Phonebook(), batch_size=batch, chunk=chunk)
+        for batch, chunk in ((5, 64), (1, 1000))
+    )
+    assert one.keys() == other.keys()
+    for key, entry in one.items():
+        assert entry["count"] == other[key]["count"] and entry["extra"] == other[key]["extra"]
+        assert entry["total"] == pytest.approx(other[key]["total"], rel=1e-5)
+
+
+def test_lengths_are_those_of_the_prompts_and_the_first_token_counts() -> None:
+    for (length, *_), entry in rows_of(pretrained(Reader()), Phonebook()).items():
+        assert abs(entry["extra"]["prompt_tokens"] - length) < 20
+        assert entry["extra"]["entries"] == Phonebook().entries_for(length, lambda text: len(text) + 1)
+
+
+def test_memory_does_not_grow_with_length() -> None:
+    """The programs that serve 300 tokens serve 3,000: each is given the chunk and a cache of one size."""
+    held, traced = griffin(), []
+
+    class Counted:
+        window, init_cache = held.model.window, staticmethod(held.model.init_cache)
+        init = parts = decay_mask = staticmethod(unused)
+
+        def apply(self, params, tokens, positions=None, cache=None, at=None):
+            traced.append(tokens.shape)
+            return held.model.apply(params, tokens, positions, cache, at)
+
+    rows_of(pretrained(Counted(), held.params), Phonebook(), lengths=[300, 3000], prompts=2, batch_size=2)
+    assert sorted(traced) == [(2, 1), (2, 10), (2, 64), (2, 64)]  # decode, score, read with pads and without
+
+
+def test_the_command_writes_rows_a_figure_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tiny.trained(tmp_path / "bytes", "task.vocab_size=258", "train.steps=2")
+    settings = ["lengths=[200,400]", "prompts=3", "new_tokens=12", "batch_size=3", "chunk=64", "book.depth=1"]
+    assert lookup.main([str(run), *settings]) == 0
+    (folder,) = (run / "lookup").iterdir()
+    rows = read(folder)
+    assert rows[0]["metric"] == "parameters" and rows[0]["extra"] is not None
+    assert (rows[0]["extra"]["window"], rows[0]["extra"]["train_length"]) == (8, 32)
+    wanted = {(metric, where) for metric in METRICS for where in ("all", "outside")}  # window 8, entries of 20 bytes
+    assert {(entry["metric"], (entry["extra"] or {})["answer"]) for entry in rows[1:]} == wanted
+    assert {(entry["length"], entry["count"]) for entry in rows[1:]} == {(200, 3), (400, 3)}
+    assert (folder / "lookup.png").stat().st_size > 10_000 and "depth: 1" in (folder / "config.yaml").read_text()
+    assert "exact match" in capsys.readouterr().out
+
+
+def test_the_figure_marks_the_window_and_the_training_length_and_has_a_line_a_group(tmp_path: Path) -> None:
+    retrieval = Retrieval(Phonebook(), lengths=[300, 600], **SETTINGS)
+    lookup.lookup(pretrained(Reader(window=250)), retrieval, tmp_path, Console(quiet=True))
+    axes = lookup.lookup_figure(read(tmp_path)).axes[0]
+    words = [text.get_text() for text in axes.texts]
+    assert any("window 250" in word for word in words) and any("trained at 256" in word for word in words)
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == list(lookup.LABELS.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["book.dept=1"], "unknown key 'lookup.book.dept'; the nearest valid one is 'lookup.book.depth'"),
+        (["prompts=0"], "prompts=0; allowed: 1 or more"),
+        (["lengths=[]"], "lengths=[]; allowed: one length or more"),
+        (["book.variant=x"], "book.variant='x'; allowed: jelassi"),
+        (["chunk=many"], "lookup.chunk='many'; allowed: int"),
+        (["lengths=[20]"], "length=20; allowed: at least"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_line(
+    settings: list[str], words: str, bytes_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lookup.main([str(bytes_run), *settings]) == 2
+    message = capsys.readouterr().err
+    assert words in message and message.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def bytes_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.trained(tmp_path_factory.mktemp("run") / "bytes", "task.vocab_size=258", "train.steps=2")
+
+
+def test_a_run_that_knows_no_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.save(tiny.experiment().config, tmp_path / "config.yaml")
+    assert lookup.main([str(tmp_path)]) == 2
+    assert "was trained on induction_heads, a vocabulary of 16, which is no text" in capsys.readouterr().err
