@@ -1,4 +1,5 @@
-"""The command line: `python -m evalkit task=… model=…`, `resume=RUN`, `evaluate=RUN`, or nothing for the guide."""
+"""The command line: `python -m evalkit task=… model=…`, `task=… checkpoint=…`, `resume=RUN`, `evaluate=RUN`, or nothing
+for the guide."""
 
 import argparse
 import os
@@ -12,7 +13,7 @@ from evalkit import catalogue, guide
 from evalkit.errors import UserError
 
 EXISTING = ("resume", "evaluate")
-DOWNSTREAM = "task=downstream"
+DOWNSTREAM, PHONEBOOK, CHECKPOINT = "task=downstream", "task=phonebook", "checkpoint="
 # What Hydra answers by itself, without a run.
 ANSWERED_BY_HYDRA = ("help", "hydra_help", "cfg", "info", "shell_completion")
 SIGNALS = (130, 143)
@@ -46,8 +47,8 @@ def _dispatch(arguments: list[str]) -> int:
     for command in EXISTING:
         if any(text.startswith(f"{command}=") for text in overrides):
             return _existing(command, overrides, flags)
-    if DOWNSTREAM in overrides:
-        return _downstream(overrides, flags)
+    if DOWNSTREAM in overrides or any(text.startswith(CHECKPOINT) for text in overrides):
+        return _on_checkpoint(overrides, flags)
     from evalkit import devices
     from evalkit.composition import forced
     from evalkit.config import check
@@ -85,20 +86,38 @@ def _existing(command: str, overrides: list[str], flags: argparse.Namespace) -> 
     if not (folder / "config.yaml").is_file():
         state = "has no config.yaml, so it is no run" if folder.is_dir() else "does not exist"
         raise UserError(f"{folder} {state}; give the folder of a run, such as {command}=runs/<task>/<model>/<time>")
-    from evalkit import devices, run
+    from evalkit import devices
 
     devices.use_every_core()
     rest = [text for text in overrides if text not in given]
+    if command == "resume" and "\ncheckpoint:" in "\n" + (folder / "config.yaml").read_text(encoding="utf-8"):
+        from evalkit import lookup
+
+        return lookup.resume(folder, rest)
+    from evalkit import run
+
     return run.resume(folder, rest) if command == "resume" else run.evaluate(folder, rest)
 
 
-def _downstream(overrides: list[str], flags: argparse.Namespace) -> int:
-    """Benchmarks on a checkpoint: nothing is trained, so it has a configuration of its own."""
+def _on_checkpoint(overrides: list[str], flags: argparse.Namespace) -> int:
+    """`checkpoint=…`: nothing is trained, so these have configurations of their own."""
+    tasks = [text for text in overrides if text.startswith("task=")]
+    if tasks not in ([DOWNSTREAM], [PHONEBOOK]):
+        given = ", ".join(tasks) or "no task"
+        raise UserError(f"checkpoint= goes with {DOWNSTREAM} or {PHONEBOOK}, not with {given}; give one of them")
     if flags.multirun:
-        raise UserError(f"{DOWNSTREAM} takes one checkpoint at a time; leave -m out")
-    from evalkit import downstream
+        raise UserError(f"{tasks[0]} takes one checkpoint at a time; leave -m out")
+    from evalkit import devices
 
-    return downstream.main([text for text in overrides if text != DOWNSTREAM])
+    devices.use_every_core()
+    rest = [text for text in overrides if text not in tasks]
+    if tasks == [DOWNSTREAM]:
+        from evalkit import downstream
+
+        return downstream.main(rest)
+    from evalkit import lookup
+
+    return lookup.main(rest)
 
 
 def _hydra(arguments: list[str]) -> int:

@@ -1,7 +1,7 @@
 """`python -m evalkit.compare RUN…`: overlays the curves of several runs of one task, with a table.
 
 Writes `compare.png` (accuracy against length, fig. 6b's axes), `learning.png` (against steps, fig. 6a's), `compare.csv`
-(tidy) and `compare.html` (self-contained).
+(tidy) and `compare.html` (self-contained); of phonebook lookups `compare.png` (fig. 6c) and `compare.csv`.
 """
 
 import argparse
@@ -16,9 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from evalkit import page
+from evalkit import compare_lookups, page
 from evalkit.errors import UserError, writing
 from evalkit.figures import extrapolation_figure, learning_figure, length_label, save, svg
+from evalkit.lookup_report import TASK as LOOKUP
 from evalkit.pooling import Line, Run, find_runs, load, pool
 from evalkit.report import DASH, show_steps, spoken, write_text
 from evalkit.statistics import censored_spread, spread
@@ -48,10 +49,13 @@ def compare(folders: Sequence[Path], out: Path | None, console: Console) -> Path
     """
     runs = [load(folder) for folder in find_runs(folders)]
     task = _one_task(runs)
-    lines = pool(runs)
     out = out or Path("runs", "compare", f"{task}-{datetime.now():%Y-%m-%d_%H-%M-%S}")
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
+    if task == LOOKUP:
+        compare_lookups.compare(runs, out, console)
+        return out
+    lines = pool(runs)
     header, cells = comparison_table(lines)
     notes = _notes(lines)
     drawings = _draw(task, lines, notes, out)

@@ -97,7 +97,7 @@ def experiment(config: DictConfig) -> Experiment:
     missing = [name for name in SETTINGS if name not in plain]
     if missing:
         raise UserError(f"{missing[0]} is missing from the configuration; leave ~{missing[0]} out")
-    built = {name: _build(plain, name) for name in ("task", "train", "eval", "wandb")}
+    built = {name: build(plain, name) for name in ("task", "train", "eval", "wandb")}
     with _explained(plain["model"], "model"):
         model = instantiate(plain["model"], _convert_="all")(vocab_size=built["task"].vocab_size)
     values = {name: plain[name] for name in plain if name not in built and name != "model"}
@@ -114,7 +114,7 @@ def build_task(name: str, overrides: Sequence[str] = ()) -> Task:
     _apply(settings, composition.parse(overrides))
     plain = {"task": _plain(settings)}
     verify(plain, {"task": _plain(base)}, {"task": Task})
-    return _build(plain, "task")
+    return build(plain, "task")
 
 
 def from_file(path: Path, overrides: Sequence[str] = (), allowed: Sequence[str] = ()) -> Experiment:
@@ -199,7 +199,8 @@ def _verify(config: DictConfig, base: Mapping[str, Any]) -> None:
     verify(_plain(config), base, SETTINGS)
 
 
-def _build(plain: Mapping[str, Any], name: str) -> Any:
+def build(plain: Mapping[str, Any], name: str) -> Any:
+    """What the part `name` of a plain configuration describes; raises UserError with the constructor's own message."""
     with _explained(plain[name], name):
         return instantiate(plain[name], _convert_="all")
 
@@ -258,7 +259,7 @@ def _choose(config: DictConfig, override: Override, search: Sequence[str]) -> No
 
 
 def _refuse_other_vocabulary(before: Mapping[str, Any], result: Experiment) -> None:
-    size = _build({"task": before}, "task").vocab_size
+    size = build({"task": before}, "task").vocab_size
     if size != result.task.vocab_size:
         raise UserError(
             f"task {result.task_name} has vocab_size={result.task.vocab_size}, "

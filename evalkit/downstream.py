@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_type_hints
+from typing import Any
 
-from hydra import compose, initialize_config_dir
 from lm_eval.utils import make_table
-from omegaconf import DictConfig, OmegaConf
 
-from evalkit import calibration, catalogue, composition, environment, hub, lm_eval, table1
-from evalkit.config import FORMATS, save
-from evalkit.errors import UserError, writing
-from evalkit.rows import FILE, Row, RowLog, row
-from evalkit.schema import verify
-from evalkit.tracking import WandbLog, WandbSettings
+from evalkit import calibration, hub, lm_eval, on_checkpoint, table1
+from evalkit.config import FORMATS
+from evalkit.errors import UserError
+from evalkit.report import write_text
+from evalkit.rows import Row, row
+from evalkit.tracking import WandbSettings
 
 TASK = "downstream"
 MODEL_ARGUMENTS = ("dtype", "max_length", "truncate", "add_bos", "share_prefixes")
@@ -62,43 +60,13 @@ class Downstream:
 
 def main(overrides: Sequence[str]) -> int:
     """Runs the benchmarks and returns the exit code: 1 where a calibration does not hold. Raises UserError."""
-    config, folder = _composed(overrides)
-    data, wandb = (_arguments(config[name]) for name in ("data", "wandb"))
+    config, folder = on_checkpoint.composed(TASK, overrides, Downstream)
+    data, wandb = (on_checkpoint.arguments(config[name]) for name in ("data", "wandb"))
     settings = Downstream(**{**config, "data": Data(**data), "wandb": WandbSettings(**wandb)})
-    if (folder / FILE).exists():
-        raise UserError(f"{folder} holds a run already; give another hydra.run.dir")
+    on_checkpoint.refuse_used(folder)
     results = _evaluate(settings)
     _record(settings, config, folder, results)
     return _tell(settings, folder, results)
-
-
-def _composed(overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
-    """The plain configuration, its keys and types checked, and the folder of the run."""
-    if "checkpoint" not in [override.key_or_group for override in composition.parse(overrides)]:
-        raise UserError("checkpoint is missing; give checkpoint=FOLDER, such as runs/<task>/<model>/<time>")
-    base, config = (_compose(given) for given in (["checkpoint=null"], composition.forced(overrides)))
-    with composition.one_line():
-        folder = Path(config.hydra.run.dir)
-        plain, known = _plain(config), _plain(base)
-    verify(plain, known, get_type_hints(Downstream))
-    return plain, folder
-
-
-def _compose(overrides: Sequence[str]) -> DictConfig:
-    with composition.one_line(), initialize_config_dir(version_base="1.3", config_dir=str(catalogue.directory())):
-        return compose(TASK, overrides=list(overrides), return_hydra_config=True)
-
-
-def _arguments(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a part whose constructor is named only so that its keys and types are checked."""
-    return {name: value for name, value in node.items() if name != "_target_"}
-
-
-def _plain(config: DictConfig) -> dict[str, Any]:
-    names = [str(name) for name in config if name != "hydra"]
-    plain = OmegaConf.to_container(OmegaConf.masked_copy(config, names), resolve=True)
-    assert isinstance(plain, dict)
-    return {str(name): value for name, value in plain.items()}
 
 
 def _evaluate(settings: Downstream) -> lm_eval.Results:
@@ -140,19 +108,11 @@ def rows_of(results: Mapping[str, Any], run: str, checkpoint: str) -> Iterator[R
 
 def _record(settings: Downstream, config: Mapping[str, Any], folder: Path, results: Mapping[str, Any]) -> None:
     """The run's folder, and W&B from the same rows."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        save(config, folder / "config.yaml")
-        facts = environment.describe("highest")
-        (folder / "environment.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        (folder / "results.json").write_text(json.dumps(results, indent=2, default=str) + "\n", encoding="utf-8")
+    on_checkpoint.describe(folder, config)
+    write_text(folder / "results.json", json.dumps(results, indent=2, default=str) + "\n")
     name = Path(settings.checkpoint).name
-    found = list(rows_of(results, folder.name, settings.checkpoint))
-    with RowLog.open(folder / FILE) as log:
-        log.write(found)
-    tracked = WandbLog(settings.wandb, folder, config, seeds=[0], task=TASK, model=name, train_length=0)
-    tracked.write(found)
-    tracked.finish()
+    with on_checkpoint.recorded(folder, config, settings.wandb, task=TASK, model=name, train_length=None) as record:
+        record.write(list(rows_of(results, folder.name, settings.checkpoint)))
 
 
 def _tell(settings: Downstream, folder: Path, results: lm_eval.Results) -> int:

@@ -40,8 +40,9 @@ def extrapolation_figure(
     chance: float | None = None,
     title: str = "",
     notes: Sequence[str] = (),
+    measure: str = "accuracy",
 ) -> Figure:
-    """Accuracy against evaluation length on a log2 axis, one line a curve: mean and range over seeds.
+    """Accuracy, or another `measure` up to 1, against length on a log2 axis, a line a curve: mean and range over seeds.
 
     A curve of one seed carries its 95% Wilson intervals instead. Training lengths, attention windows and chance are
     marked; a hollow end marker says that longer lengths were not run.
@@ -50,6 +51,7 @@ def extrapolation_figure(
     bounded = sorted({window for window in windows if window})
     with matplotlib.rc_context(STYLE):
         figure, axes = canvas(title, notes, [curve.label for curve in curves], labels=len(trained) + len(bounded))
+        axes.set_ylabel(measure)
         length_axis(axes, [*trained, *bounded, *(x for curve in curves for x, *_ in curve.over_seeds())])
         mark_chance(axes, chance)
         marks = [(length, f"trained at {raised(length_label(length))}", "dashed") for length in trained]

@@ -1,6 +1,6 @@
 """Text from prompts: prefill in chunks, then decode, a batch at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -32,13 +32,15 @@ def generate(
     seed: int = 0,
     batch_size: int = 8,
     chunk: int = 256,
+    said: Callable[[int, str], None] = lambda index, text: None,
 ) -> list[str]:
     """What the model says after each of `prompts` (token ids, the first one included), in their order.
 
     A text ends before the tokenizer's end token, before the first of the `stop` strings to be complete, or with
     `max_new_tokens`. `temperature` 0 takes the likeliest token; above, tokens are drawn by `seed` and the prompt's
     index in `prompts`. The other prompts, `batch_size` and `chunk` (tokens of a prompt read at a time) change no text
-    but where two tokens are within rounding of each other. Raises ValueError for a value that cannot be.
+    but where two tokens are within rounding of each other. `said` hears each text and its prompt's index as soon as it
+    is there. Raises ValueError for a value that cannot be.
     """
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size), ("chunk", chunk)):
         if value < 1:
@@ -50,9 +52,10 @@ def generate(
         batch = [prompts[index] for index in indices]
         size = bucket(len(batch[0]) + max_new_tokens)
         read = prefill(pretrained, batch, rows=batch_size, size=size, chunk=chunk)
-        said = decode(pretrained, read, indices, max_new_tokens, stop=stop, temperature=temperature, seed=seed)
-        for index, text in zip(indices, said, strict=True):
+        found = decode(pretrained, read, indices, max_new_tokens, stop=stop, temperature=temperature, seed=seed)
+        for index, text in zip(indices, found, strict=True):
             texts[index] = text
+            said(index, text)
     return texts
 
 

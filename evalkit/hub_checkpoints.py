@@ -4,6 +4,10 @@ import re
 import threading
 from pathlib import Path
 
+import huggingface_hub
+import huggingface_hub.constants
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
 from evalkit.errors import UserError
 
 ANSWER_SECONDS = 2.0
@@ -20,12 +24,6 @@ def download(name: str) -> Path:
         raise UserError(
             f"checkpoint {name} does not exist; give the folder of a run or a model, or owner/name on the hub"
         )
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise UserError(
-            f"checkpoint {name} is no folder here; pip install huggingface_hub to have it from the hub"
-        ) from error
     reachable = _answers(name)
     try:
         return Path(huggingface_hub.snapshot_download(name, ignore_patterns=NOT_NEEDED, local_files_only=not reachable))
@@ -41,9 +39,6 @@ def download(name: str) -> Path:
 
 def _answers(name: str) -> bool:
     """Whether the hub lets us have `name`; False if it is silent. Raises UserError if it says no."""
-    import huggingface_hub
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return False
     answers: list[Exception | None] = []

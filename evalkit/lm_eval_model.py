@@ -4,8 +4,8 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -14,11 +14,13 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 from tqdm import tqdm
 
 from evalkit.errors import UserError
-from evalkit.greedy import generate
-from evalkit.pretrained import Pretrained, load
-from evalkit.scoring import Request, Scorer, fit
+from evalkit.generate import generate
+from evalkit.pretrained import Pretrained, load_for_text
+from evalkit.scoring import Request, Scorer, Tokens, fit
 
 LM_EVALS_OWN = ("batch_size", "max_batch_size", "device")
+# Settings that mean nothing at these values.
+NEUTRAL = {"top_p": 1.0, "num_beams": 1, "top_k": None}
 
 logger = logging.getLogger(__name__)
 
@@ -151,23 +153,63 @@ class EvalkitLM(TemplateLM):
         return answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy continuations, cut before the first stop string; raises UserError where sampling is asked for."""
-        answers = []
-        for request in tqdm(requests, desc="generate", disable=disable_tqdm):
-            context, settings = request.arguments
-            wanted = normalize_gen_kwargs(settings)
-            if wanted.get("do_sample"):
-                raise UserError("do_sample=true is not supported here; leave it out for greedy decoding")
-            stop, most = wanted.get("until", []), wanted.get("max_gen_toks", 0)
-            prompt = self.tok_encode(context) or [self.prefix_token_id]
-            text = generate(self.checkpoint, prompt, most, stop=stop)
-            answers.append(postprocess_generated_text(text, stop, None))
-            self.cache_hook.add_partial("generate_until", (context, settings), answers[-1])
+        """What the model says after each context, cut before the first stop string.
+
+        The likeliest tokens, or with `do_sample` tokens drawn at `temperature`, the same ones in every run; other ways
+        to sample are refused. Raises UserError.
+        """
+        answers = [""] * len(requests)
+        progress = tqdm(total=len(requests), desc="generate", disable=disable_tqdm)
+        for wanted, members in _alike(requests).items():
+            prompts = [self._prompt(requests[member].args[0], wanted.most) for member in members]
+
+            def said(index: int, text: str, wanted: Wanted = wanted, members: Sequence[int] = members) -> None:
+                member = members[index]
+                answers[member] = postprocess_generated_text(text, list(wanted.stop), None)
+                self.cache_hook.add_partial("generate_until", requests[member].args, answers[member])
+                progress.update()
+
+            generate(self.checkpoint, prompts, wanted.most, stop=wanted.stop, temperature=wanted.temperature, said=said)
+        progress.close()
         return answers
+
+    def _prompt(self, context: str, room: int) -> Tokens:
+        """The tokens of a context, cut or refused where `room` tokens after it would not fit."""
+        prompt = tuple(self.tok_encode(context) or [self.prefix_token_id])
+        if self.max_length is None:
+            return prompt
+        bos = self.checkpoint.tokenizer.bos
+        (fitted,), cut = fit([Request(prompt, (0,) * room)], self.max_length, truncate=self.truncate, keep=bos)
+        self.truncated += cut
+        return fitted.context
+
+
+class Wanted(NamedTuple):
+    """How a request wants its text."""
+
+    stop: tuple[str, ...]
+    most: int
+    temperature: float
+
+
+def _alike(requests: Sequence[Instance]) -> dict[Wanted, list[int]]:
+    """The requests' indices by how they want their texts; raises UserError for a way that is not served."""
+    groups: dict[Wanted, list[int]] = {}
+    for number, request in enumerate(requests):
+        _, given_settings = request.arguments
+        settings: dict[str, Any] = {**normalize_gen_kwargs(given_settings)}
+        served = ("until", "max_gen_toks", "do_sample", "temperature")
+        for name, given in settings.items():
+            if name not in served and given != NEUTRAL.get(name):
+                raise UserError(f"generation setting {name}={given!r} is not served; allowed: {', '.join(served)}")
+        temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
+        wanted = Wanted(tuple(settings.get("until", [])), settings["max_gen_toks"], temperature)
+        groups.setdefault(wanted, []).append(number)
+    return groups
 
 
 def _loaded(checkpoint: str | Pretrained, dtype: str) -> Pretrained:
-    return checkpoint if isinstance(checkpoint, Pretrained) else load(checkpoint, dtype)
+    return checkpoint if isinstance(checkpoint, Pretrained) else load_for_text(checkpoint, dtype)
 
 
 def build(arguments: Mapping[str, Any]) -> EvalkitLM:

@@ -50,6 +50,17 @@ def load(checkpoint: str, dtype: str = "float32") -> Pretrained:
         )
 
 
+def load_for_text(checkpoint: str, dtype: str = "float32") -> Pretrained:
+    """As `load`; raises UserError for a model whose tokens stand for no text, too."""
+    held = load(checkpoint, dtype)
+    if isinstance(held.tokenizer, Numbers):
+        raise UserError(
+            f"checkpoint {checkpoint} has {held.tokenizer.vocab_size} tokens, which stand for no text; "
+            f"give one of {Bytes.vocab_size}, bytes and the two ends of a text, or a released model"
+        )
+    return held
+
+
 def digest(params: Params) -> str:
     """SHA-256 of every parameter with its name, shape and dtype, in hexadecimal."""
     found = hashlib.sha256()

@@ -1,7 +1,7 @@
 """How well a pretrained model looks an answer up in its prompt, against the prompt's length in tokens."""
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -100,28 +100,32 @@ class Retrieval:
         pretrained: Pretrained,
         make_row: Callable[..., Row],
         describe: Callable[[int, int, int], None] = lambda length, done, of: None,
-    ) -> Iterator[Row]:
-        """Rows of every length, the shortest first; `describe` hears how many of a length's prompts are done.
+        *,
+        done: Collection[int] = (),
+    ) -> Iterator[list[Row]]:
+        """The rows of each length that is not `done`, the shortest first; `describe` hears how many prompts are.
 
-        At a length, `exact_match`, `digit_accuracy` and `log_probability` (of the right answer, nats), each over all
-        prompts and, where the model has a window, over those whose answer lies inside and outside of it; `extra` says
-        which (`answer`), the book's `entries` and the mean `prompt_tokens`. Raises ValueError for a length that the
-        book cannot have.
+        At a length, `exact_match`, `digit_accuracy` and `log_probability` (of the right answer, nats), each over those
+        prompts whose answer lies inside and outside of the model's window, where it has one, and last over all;
+        `extra` says which (`answer`), the book's `entries` and the mean `prompt_tokens`. Raises ValueError for a length
+        that the book cannot have.
         """
         pretrained = placed(pretrained, self.batch_size)
         count = partial(_count, pretrained.tokenizer)
         sizes = {length: self.book.entries_for(length, count) for length in sorted(set(self.lengths))}
         for length, entries in sizes.items():
+            if length in done:
+                continue
             questions = [question(pretrained, self.book.example(entries, index)) for index in range(self.prompts)]
             scores = self._scores(pretrained, questions, partial(describe, length))
+            rows = []
             for which, chosen in _groups(questions, pretrained.model.window).items():
                 tokens = np.mean([len(questions[index].prompt) for index in chosen])
                 extra = {"answer": which, "entries": entries, "prompt_tokens": round(float(tokens), 1)}
-                for metric in METRICS:
-                    total = float(scores[metric][chosen].sum())
-                    yield make_row(
-                        metric=metric, split="test", length=length, total=total, count=len(chosen), extra=extra
-                    )
+                sums = {metric: float(scores[metric][chosen].sum()) for metric in METRICS}
+                make = partial(make_row, split="test", length=length, count=len(chosen), extra=extra)
+                rows += [make(metric=metric, total=total) for metric, total in sums.items()]
+            yield rows
 
     def _scores(
         self, pretrained: Pretrained, questions: Sequence[Question], describe: Callable[[int, int], None]
@@ -209,9 +213,10 @@ def _count(tokenizer: Tokenizer, text: str) -> int:
 
 
 def _groups(questions: Sequence[Question], window: int | None) -> dict[str, list[int]]:
-    """The questions' indices by where the answer lies; groups without any are left out."""
-    groups = {ALL: list(range(len(questions)))}
+    """The questions' indices by where the answer lies, all of them last; groups without any are left out."""
+    groups: dict[str, list[int]] = {}
     if window is not None:
         groups[INSIDE] = [index for index, asked in enumerate(questions) if asked.inside]
         groups[OUTSIDE] = [index for index, asked in enumerate(questions) if not asked.inside]
+    groups[ALL] = list(range(len(questions)))
     return {which: chosen for which, chosen in groups.items() if chosen}

@@ -19,7 +19,7 @@ from evalkit.rows import read, value
 def a_tiny_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(lm_eval_model, "load", lambda checkpoint, dtype: tiny_pretrained("griffin"))
+    monkeypatch.setattr(lm_eval_model, "load_for_text", lambda checkpoint, dtype: tiny_pretrained("griffin"))
 
 
 def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import tiny
 from lm_eval.api.instance import Instance
+from test_retrieval import Reader
+from test_retrieval import pretrained as reading
 from test_scoring import logits_of, tiny_pretrained
 
 from evalkit import hub, lm_eval, lm_eval_model, table1
@@ -46,7 +48,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     index = hub.manager(TABLE1, {})
     hub.localise(index, hub.needed(index, TABLE1), data, local)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lm_eval_model, "load", lambda checkpoint, dtype: tiny_pretrained("hawk"))
+        patch.setattr(lm_eval_model, "load_for_text", lambda checkpoint, dtype: tiny_pretrained("hawk"))
         mmlu = [name for name in TABLE1 if name.startswith("mmlu")]
         rest = [name for name in TABLE1 if name not in mmlu]
         found: dict[str, Any] = {"results": {}, "samples": {}, "n-shot": {}, "config": {}}
@@ -171,8 +173,29 @@ def test_generation_is_greedy_and_stops() -> None:
     asked = [({"until": [], "max_gen_toks": 6}), ({"until": [whole[2]], "max_gen_toks": 6})]
     found = model.generate_until(instances("generate_until", *(("abc", settings) for settings in asked)), True)
     assert found == [whole, whole.split(whole[2])[0]]
-    with pytest.raises(UserError, match="do_sample=true"):
-        model.generate_until(instances("generate_until", ("a", {"do_sample": True, "temperature": 1.0})), True)
+    with pytest.raises(UserError, match="top_k=3 is not served; allowed: until, max_gen_toks"):
+        model.generate_until(instances("generate_until", ("a", {"do_sample": True, "top_k": 3})), True)
+
+
+def test_texts_are_drawn_at_a_temperature_the_same_in_every_run() -> None:
+    asked = [("abc", {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0})] * 2
+    first, again = (
+        EvalkitLM(tiny_pretrained("hawk")).generate_until(instances("generate_until", *asked), True) for _ in range(2)
+    )
+    assert first == again and first[0] != first[1]
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_or_cut_and_counted() -> None:
+    asked = instances("generate_until", ("abcdefgh", {"until": [], "max_gen_toks": 3}))
+    with pytest.raises(UserError, match="max_length=6"):
+        EvalkitLM(tiny_pretrained("hawk"), max_length=6).generate_until(asked, True)
+    model = EvalkitLM(tiny_pretrained("hawk"), max_length=6, truncate=True)
+    cut = model.generate_until(asked, True)
+    assert model.truncated == 1
+    whole = EvalkitLM(tiny_pretrained("hawk")).generate_until(
+        instances("generate_until", ("fgh", {"until": [], "max_gen_toks": 3})), True
+    )
+    assert cut == whole
 
 
 class Pairs:
@@ -237,24 +260,13 @@ def test_a_response_cache_is_of_one_checkpoint_and_its_settings() -> None:
         ({"pretrained": "tiny", "lenght": 3}, "model argument 'lenght' is unknown; allowed: pretrained, dtype"),
         ({}, "pretrained is missing"),
         ({"pretrained": "nowhere/at/all"}, "checkpoint nowhere/at/all does not exist"),
-        ({"pretrained": "tests"}, "has no config.yaml"),
+        ({"pretrained": "tests"}, "holds no checkpoints: no config.json"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tiny.ROOT)
     with pytest.raises(UserError, match=words):
         lm_eval_model.build(arguments)
-
-
-def test_only_a_run_on_bytes_reads_text(tmp_path: Path) -> None:
-    other = tmp_path / "run"
-    experiment = tiny.experiment()
-    other.mkdir()
-    from evalkit import config
-
-    config.save(experiment.config, other / "config.yaml")
-    with pytest.raises(UserError, match="16 tokens, which stand for no text; give one of 258"):
-        load(str(other), "float32")
 
 
 def test_an_unreachable_hub_is_told_at_once(
@@ -317,7 +329,7 @@ def test_loss_by_position_is_the_loss_of_each_segment(tmp_path: Path, monkeypatc
     document = "one two three, four five six seven eight nine"
     (tmp_path / "text.txt").write_text(document)
     (tmp_path / "short.txt").write_text("too short")
-    monkeypatch.setattr(lm_eval_model, "load", lambda checkpoint, dtype: tiny_pretrained("hawk"))
+    monkeypatch.setattr(lm_eval_model, "load_for_text", lambda checkpoint, dtype: tiny_pretrained("hawk"))
     found = lm_eval.evaluate(
         model="evalkit",
         model_args={"pretrained": "tiny"},
@@ -350,3 +362,35 @@ def test_texts_that_are_not_there_are_one_line(tmp_path: Path, metadata: dict[st
     index = hub.manager(["griffin_loss_by_position"], given)
     with pytest.raises(UserError, match=words):
         index.load(["griffin_loss_by_position"])
+
+
+def phonebook_of(metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch, window: int | None) -> dict[str, Any]:
+    """The task on a model that looks answers up within its window."""
+    monkeypatch.setattr(lm_eval_model, "load_for_text", lambda checkpoint, dtype: reading(Reader(window)))
+    index = hub.manager(["griffin_phonebook"], {**metadata, "pretrained": "tiny"})
+    return lm_eval.evaluate(
+        model="evalkit", model_args={"pretrained": "tiny"}, tasks=["griffin_phonebook"], task_manager=index
+    )
+
+
+def test_the_phonebook_is_looked_up_by_any_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = phonebook_of({"entries": [5, 9], "prompts": 3}, monkeypatch, window=None)
+    metrics = found["results"]["griffin_phonebook"]
+    for size in (5, 9):
+        assert metrics[f"exact_match@{size},none"] == metrics[f"digit_accuracy@{size},none"] == 1.0
+    forgetful = phonebook_of({"entries": 30, "prompts": 4, "depth": 0.0}, monkeypatch, window=200)
+    assert forgetful["results"]["griffin_phonebook"]["exact_match@30,none"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"entries": 2}, "griffin_phonebook: entries=2; allowed: 3 to"),
+        ({"variant": "x"}, "variant='x'; allowed: jelassi"),
+        ({"prompts": 0}, "prompts=0; allowed: 1 or more"),
+    ],
+)
+def test_books_that_cannot_be_are_one_line(metadata: dict[str, Any], words: str) -> None:
+    index = hub.manager(["griffin_phonebook"], metadata)
+    with pytest.raises(UserError, match=words):
+        index.load(["griffin_phonebook"])

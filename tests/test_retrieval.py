@@ -2,22 +2,19 @@
 
 import re
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
-from rich.console import Console
 from shrunk import overrides_of
 
-from evalkit import config, lookup
+from evalkit import config
 from evalkit.prefill import prefill
 from evalkit.pretrained import Pretrained
 from evalkit.retrieval import METRICS, Retrieval, log_probabilities, question
-from evalkit.rows import Row, read, row, value
+from evalkit.rows import Row, row, value
 from evalkit.tokenizer import Bytes
 from tasks.phonebook import VARIANTS, Phonebook
 
@@ -74,8 +71,8 @@ def pretrained(model: Any, params: Any = None) -> Pretrained:
 
 
 def rows_of(held: Pretrained, book: Phonebook, **settings: Any) -> dict[tuple[int, str, str], Row]:
-    rows = Retrieval(book, **{"lengths": [300, 600], **SETTINGS, **settings}).run(held, partial(row, run="r"))
-    return {(entry["length"], entry["metric"], entry["extra"]["answer"]): entry for entry in rows}
+    lengths = Retrieval(book, **{"lengths": [300, 600], **SETTINGS, **settings}).run(held, partial(row, run="r"))
+    return {(entry["length"], entry["metric"], entry["extra"]["answer"]): entry for rows in lengths for entry in rows}
 
 
 @lru_cache
@@ -167,57 +164,7 @@ def test_memory_does_not_grow_with_length() -> None:
     assert sorted(traced) == [(2, 1), (2, 10), (2, 64), (2, 64)]  # decode, score, read with pads and without
 
 
-def test_the_command_writes_rows_a_figure_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tiny.trained(tmp_path / "bytes", "task.vocab_size=258", "train.steps=2")
-    settings = ["lengths=[200,400]", "prompts=3", "new_tokens=12", "batch_size=3", "chunk=64", "book.depth=1"]
-    assert lookup.main([str(run), *settings]) == 0
-    (folder,) = (run / "lookup").iterdir()
-    rows = read(folder)
-    assert rows[0]["metric"] == "parameters" and rows[0]["extra"] is not None
-    assert (rows[0]["extra"]["window"], rows[0]["extra"]["train_length"]) == (8, 32)
-    wanted = {(metric, where) for metric in METRICS for where in ("all", "outside")}  # window 8, entries of 20 bytes
-    assert {(entry["metric"], (entry["extra"] or {})["answer"]) for entry in rows[1:]} == wanted
-    assert {(entry["length"], entry["count"]) for entry in rows[1:]} == {(200, 3), (400, 3)}
-    assert (folder / "lookup.png").stat().st_size > 10_000 and "depth: 1" in (folder / "config.yaml").read_text()
-    assert "exact match" in capsys.readouterr().out
-
-
-def test_the_figure_marks_the_window_and_the_training_length_and_has_a_line_a_group(tmp_path: Path) -> None:
-    retrieval = Retrieval(Phonebook(), lengths=[300, 600], **SETTINGS)
-    lookup.lookup(pretrained(Reader(window=250)), retrieval, tmp_path, Console(quiet=True))
-    axes = lookup.lookup_figure(read(tmp_path)).axes[0]
-    words = [text.get_text() for text in axes.texts]
-    assert any("window 250" in word for word in words) and any("trained at 256" in word for word in words)
-    legend = axes.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == list(lookup.LABELS.values())
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (["book.dept=1"], "unknown key 'lookup.book.dept'; the nearest valid one is 'lookup.book.depth'"),
-        (["prompts=0"], "prompts=0; allowed: 1 or more"),
-        (["lengths=[]"], "lengths=[]; allowed: one length or more"),
-        (["book.variant=x"], "book.variant='x'; allowed: jelassi"),
-        (["chunk=many"], "lookup.chunk='many'; allowed: int"),
-        (["lengths=[20]"], "length=20; allowed: at least"),
-    ],
-)
-def test_a_setting_that_cannot_be_is_one_line(
-    settings: list[str], words: str, bytes_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert lookup.main([str(bytes_run), *settings]) == 2
-    message = capsys.readouterr().err
-    assert words in message and message.count("\n") == 1
-
-
-@pytest.fixture(scope="module")
-def bytes_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.trained(tmp_path_factory.mktemp("run") / "bytes", "task.vocab_size=258", "train.steps=2")
-
-
-def test_a_run_that_knows_no_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config.save(tiny.experiment().config, tmp_path / "config.yaml")
-    assert lookup.main([str(tmp_path)]) == 2
-    assert "was trained on induction_heads, a vocabulary of 16, which is no text" in capsys.readouterr().err
+def test_what_is_done_is_not_done_again() -> None:
+    retrieval = Retrieval(Phonebook(), lengths=[600, 300, 450], **SETTINGS)
+    rows = [rows[0]["length"] for rows in retrieval.run(pretrained(Reader()), partial(row, run="r"), done={450})]
+    assert rows == [300, 600]
