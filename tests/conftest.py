@@ -5,7 +5,10 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from absl import logging as absl_logging
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -28,3 +31,16 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # When Hydra sets up logging, absl's handler closes its stream unless that is a standard one; under pytest it would be
 # the file that captures the output of all tests.
 absl_logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
+
+# Each compiled program takes dozens of memory mappings; a process may have 65,530, and dies when it asks for more.
+MAPS, MOST_MAPS = Path("/proc/self/maps"), 8_000
+
+
+@pytest.fixture(autouse=True)
+def few_programs() -> Iterator[None]:
+    """Forgets the compiled programs of earlier tests before there are too many."""
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        import jax
+
+        jax.clear_caches()
+    yield
