@@ -51,24 +51,22 @@ def make_up(folder: Path, layers: int) -> int:
 
 def measure(folder: Path, tokens: int) -> None:
     """Loads the checkpoint, scores that many tokens if any, and prints seconds and bytes as JSON."""
-    import jax
-    import jax.numpy as jnp
-
+    from evalkit.devices import use_every_core
+    from evalkit.pretrained import Pretrained
+    from evalkit.scoring import Request, Scorer
+    from evalkit.tokenizer import Numbers
     from models import released
 
+    use_every_core()
     before = peak()
     start = time.perf_counter()
     found = released.hugging_face(folder, "bfloat16")
     params = found.read()
     seconds = {"load": time.perf_counter() - start}
     if tokens:
-
-        def scores(params: dict, text: jax.Array) -> jax.Array:
-            logits = jax.nn.log_softmax(found.model.apply(params, text[:, :-1])[0])
-            return jnp.take_along_axis(logits, text[:, 1:, None], axis=-1).sum()
-
+        held = Pretrained(found.model, params, Numbers(found.model.vocab_size), "made up", "0", None)
         start = time.perf_counter()
-        jax.jit(scores)(params, jnp.zeros((1, tokens + 1), jnp.int32)).block_until_ready()
+        Scorer(held).scores([Request((2,), (3,) * tokens)])
         seconds["score"] = time.perf_counter() - start
     print(json.dumps({"seconds": seconds, "bytes": peak() - before}))
 

@@ -7,7 +7,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from evalkit.protocols import Params
+
 AXIS = "data"
+COPIED_BYTES = 2**28
 COUNT_FLAG, COUNT_VARIABLE = "xla_force_host_platform_device_count", "JAX_NUM_CPU_DEVICES"
 
 
@@ -30,6 +33,13 @@ def mesh_for(*batches: int) -> Mesh:
     count = gcd(*batches)
     most = max(n for n in range(1, min(count, jax.device_count()) + 1) if count % n == 0)
     return Mesh(np.asarray(jax.devices()[:most]), (AXIS,))
+
+
+def mesh_sharing(params: Params, *batches: int) -> Mesh:
+    """As `mesh_for`, with room for a copy of `params` on every device: CPU cores share one memory, so large ones stay
+    on one device, whose products fill all cores by themselves."""
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    return mesh_for(1) if jax.default_backend() == "cpu" and size > COPIED_BYTES else mesh_for(*batches)
 
 
 def split(mesh: Mesh) -> NamedSharding:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int
 
-from evalkit.devices import AXIS, mesh_for
+from evalkit.devices import AXIS, mesh_sharing
 from evalkit.prefill import Prefilled, bucket, by_length, check, placed, prefill
 from evalkit.pretrained import Pretrained
 from evalkit.protocols import LanguageModel, Params
@@ -81,7 +81,8 @@ def decode(
     rows = read.logits.shape[0]
     tokenizer = pretrained.tokenizer
     eos = NO_TOKEN if tokenizer.eos is None else tokenizer.eos
-    run = partial(_decode, pretrained.model, mesh_for(rows), pretrained.params, temperature=temperature, eos=eos)
+    mesh = mesh_sharing(pretrained.params, rows)
+    run = partial(_decode, pretrained.model, mesh, pretrained.params, temperature=temperature, eos=eos)
     tokens: list[list[int]] = [[] for _ in indices]
     texts: list[str | None] = [None] * len(indices)
     ids = np.zeros(rows, np.int32)

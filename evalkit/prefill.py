@@ -12,7 +12,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int
 
-from evalkit.devices import AXIS, copied, mesh_for, split
+from evalkit.devices import AXIS, copied, mesh_sharing, split
 from evalkit.pretrained import Pretrained
 from evalkit.protocols import Cache, LanguageModel, Params
 
@@ -28,7 +28,7 @@ class Prefilled(NamedTuple):
 
 def placed(pretrained: Pretrained, rows: int) -> Pretrained:
     """The same, its parameters on every device that `rows` are split over: once, instead of at each batch."""
-    return replace(pretrained, params=jax.device_put(pretrained.params, copied(mesh_for(rows))))
+    return replace(pretrained, params=jax.device_put(pretrained.params, copied(mesh_sharing(pretrained.params, rows))))
 
 
 def by_length(prompts: Sequence[Sequence[int]], rows: int) -> Iterator[list[int]]:
@@ -62,7 +62,7 @@ def prefill(pretrained: Pretrained, prompts: Sequence[Sequence[int]], *, rows: i
     nor, unless the cache does, on `size`.
     """
     tokens, positions = _left_padded([*prompts, *[prompts[0]] * (rows - len(prompts))], chunk)
-    mesh = mesh_for(rows)
+    mesh = mesh_sharing(pretrained.params, rows)
     cache = jax.device_put(pretrained.model.init_cache(rows, size), split(mesh))
     logits = None
     for start in range(0, tokens.shape[1], chunk):

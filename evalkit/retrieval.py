@@ -13,7 +13,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int
 
-from evalkit.devices import AXIS, mesh_for
+from evalkit.devices import AXIS, mesh_sharing
 from evalkit.generate import decode
 from evalkit.prefill import Prefilled, bucket, by_length, placed, prefill
 from evalkit.pretrained import Pretrained
@@ -180,7 +180,8 @@ def log_probabilities(
     for row, continuation in enumerate(continuations):
         tokens[row, : len(continuation)] = continuation
         scored[row, : len(continuation)] = True
-    logs = _log_probabilities(pretrained.model, mesh_for(rows), pretrained.params, read, jnp.asarray(tokens))
+    mesh = mesh_sharing(pretrained.params, rows)
+    logs = _log_probabilities(pretrained.model, mesh, pretrained.params, read, jnp.asarray(tokens))
     return np.where(scored, np.asarray(logs, np.float64), 0.0).sum(axis=1)[: len(continuations)]
 
 

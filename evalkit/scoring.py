@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Bool, Float, Int
 
-from evalkit.devices import AXIS, copied, mesh_for, split
+from evalkit.devices import AXIS, copied, mesh_sharing, split
 from evalkit.errors import UserError
 from evalkit.pretrained import Pretrained
 from evalkit.protocols import Cache, LanguageModel, Params
@@ -206,7 +206,7 @@ class Scorer:
 
     @cached_property
     def _mesh(self) -> Mesh:
-        return mesh_for(jax.device_count())
+        return mesh_sharing(self.pretrained.params, jax.device_count())
 
     @cached_property
     def _params(self) -> Params:

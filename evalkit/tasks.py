@@ -63,9 +63,9 @@ def _show(console: Console, name: str, settings: Sequence[str]) -> None:
     from evalkit.config import build_task
 
     own = [text for text in settings if not text.startswith(("length=", "seed="))]
-    length = _number(settings, "length", SHOWN_LENGTH)
-    seed = _number(settings, "seed", 0)
     task = build_task(name, own)
+    length = _number(settings, "length", _shown_length(task))
+    seed = _number(settings, "seed", 0)
     try:
         example = task.sample(jax.random.key(seed), length)
     except ValueError as error:
@@ -92,6 +92,17 @@ def _lines(above: Sequence[str], below: Sequence[str], width: int) -> list[tuple
     rows = ["".join(symbol.ljust(column) for symbol in row) for row in (above, below)]
     starts = range(0, len(above) * column, each * column)
     return [(rows[0][i : i + each * column].rstrip(), rows[1][i : i + each * column].rstrip()) for i in starts]
+
+
+def _shown_length(task: "Task") -> int:
+    """A length that a line can show, or the task's own where that is too short for it."""
+    from evalkit.streams import check_length
+
+    try:
+        check_length(task, SHOWN_LENGTH)
+    except ValueError:
+        return task.length
+    return SHOWN_LENGTH
 
 
 def _number(settings: Sequence[str], key: str, default: int) -> int:

@@ -82,7 +82,7 @@ def results_of(values: dict[str, float], count: int) -> dict:
 def test_a_calibration_holds_within_one_standard_error() -> None:
     published = dict(calibration.known("gemma-2b").values)
     error = 100 * (0.773 * 0.227 / 999) ** 0.5
-    near = {**published, "PIQA": published["PIQA"] + 0.99 * error}
+    near = {**published, "PIQA": published["PIQA"] + 0.97 * error}
     far = {**published, "PIQA": published["PIQA"] + 1.02 * error}
     assert all(check.holds for check in calibration.checks("gemma-2b", results_of(near, 1000)))
     assert [check.column for check in calibration.checks("gemma-2b", results_of(far, 1000)) if not check.holds] == [

@@ -7,16 +7,17 @@ from typing import Any
 import benchmark_data
 import datasets.config
 import pytest
+import tiny
 from lm_eval.api.model import LM
 from lm_eval.api.registry import get_model
 
-from evalkit import hub
+from evalkit import config, export, hub, run
 from evalkit.lm_eval_model import EvalkitLM
+from evalkit.rows import read
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
-pytest.importorskip("evalkit.tokenizer_files", reason="checkpoints of others are not loaded yet")
 
 TASKS = ["hellaswag", "piqa", "arc_easy", "winogrande", "mmlu_anatomy", "mmlu_anatomy_continuation"]
 
@@ -28,10 +29,26 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random RecurrentGemma on bytes, whose tokenizer begins every text."""
+@pytest.fixture(scope="module", params=["random", "trained"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A RecurrentGemma on bytes, whose tokenizer begins every text: a random one, and one that was trained here."""
     folder = tmp_path_factory.mktemp("checkpoint")
+    return random_checkpoint(folder) if request.param == "random" else trained_checkpoint(folder)
+
+
+def trained_checkpoint(folder: Path) -> Path:
+    small = [text for text in tiny.MODEL if "pattern" in text or "window" in text]
+    model = ["model=griffin_released", "model.width=16", "model.embedding_scale=4", *small]
+    train = [*tiny.TRAIN, "train.steps=150", "train.learning_rate=1e-2", "task.vocab_size=258"]
+    overrides = [*tiny.TASK, *model, *train, *tiny.EVAL, "wandb.mode=disabled"]
+    assert run.start(config.experiment(config.compose(overrides)), folder / "run") == 0
+    losses = [entry["total"] / entry["count"] for entry in read(folder / "run") if entry["split"] == "train"]
+    assert losses[-1] < 0.8 * losses[0]
+    export.export(str(folder / "run"), folder / "exported")
+    return folder / "exported"
+
+
+def random_checkpoint(folder: Path) -> Path:
     tokenizer = byte_tokenizer()
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
