@@ -139,7 +139,8 @@ def stream_tally(
     fields = [np.pad(np.asarray(field), ((0, 0), (0, padding))) for field in example[:3]]
     mesh = mesh_for(batch)
     params = jax.device_put(params, copied(mesh))
-    cache = jax.device_put(model.init_cache(batch, length + padding), split(mesh))
+    # Never smaller than a window, so that all lengths of a model with one share a program.
+    cache = jax.device_put(model.init_cache(batch, max(length + padding, model.window or 0)), split(mesh))
     total = jax.device_put(Tally(*(jnp.zeros(batch) for _ in Tally._fields)), split(mesh))
     for start in range(0, length, chunk):
         check_interrupt()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,10 @@ from evalkit.errors import UserError
 from evalkit.pretrained import Pretrained
 from evalkit.protocols import Cache, LanguageModel, Params
 
-SHORTEST = 8
+# Of lengths and rooms, so that few programs serve many.
+MULTIPLE, SPARE = 8, 1 / 8
+# Rows that a CPU core reads together: with more, activations leave its cache.
+PIECE_TOKENS = 512
 LOGITS_AT_A_TIME = 2**28  # numbers: 1 GiB of float32
 CACHE_AT_A_TIME = 2**30  # bytes
 
@@ -101,8 +104,8 @@ class Scorer:
 
     pretrained: Pretrained
     share_prefixes: bool = True
-    tokens_per_batch: int = 4096
-    chunk: int = 1024
+    tokens_per_batch: int = 8192
+    chunk: int = 2048
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_batch", "chunk"):
@@ -128,14 +131,14 @@ class Scorer:
         single = [group for group in groups if not group.branches]
         stems = [group.stem for group in single]
         for batch in self._cut(stems, lambda length: 0 if length <= self.chunk else length):
-            self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores)
+            self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores, goes_on=False)
             yield from (single[member] for member in batch.members)
         branched = [group for group in groups if group.branches]
         stems = [group.stem for group in branched]
         longest = max((len(row.tokens) for group in branched for row in group.branches), default=0)
-        for batch in self._cut(stems, lambda length: bucket(length + longest)):
+        for batch in self._cut(stems, lambda length: rounded(length + longest)):
             part = [branched[member] for member in batch.members]
-            cache = self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores)
+            cache = self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores, goes_on=True)
             self._read_branches(part, cache, batch.room, scores)
             yield from part
 
@@ -148,12 +151,13 @@ class Scorer:
             dummies = (0, batch.size - len(batch.members))
             tiled = _take(cache, np.pad(parents[batch.members], dummies))
             tiled = jax.device_put(tiled, split(self._mesh))
-            self._read(batch, tiled, np.pad(starts[batch.members], dummies), scores)
+            self._read(batch, tiled, np.pad(starts[batch.members], dummies), scores, goes_on=False)
 
     def _cut(self, rows: Sequence[Row], room_of: Callable[[int], int]) -> Iterator[Batch]:
         """Batches of `rows` by answers and length; `room_of(length)`: what the cache must hold, 0 where there is none.
 
-        The longest come first, so that a program too large for memory shows at once.
+        The longest come first, so that a program too large for memory shows at once. A batch has the length of the one
+        before it unless that is more than an eighth too long, so that few programs serve all with little padding.
         """
 
         def places(index: int) -> int:
@@ -161,10 +165,11 @@ class Scorer:
 
         order = sorted(range(len(rows)), key=lambda index: (places(index), len(rows[index].tokens)), reverse=True)
         for answers, same in groupby(order, key=places):
-            left = list(same)
+            left, length = list(same), 0
             while left:
-                length = bucket(len(rows[left[0]].tokens))
-                chunk, room = min(length, self.chunk), room_of(length)
+                length = _near(len(rows[left[0]].tokens), length)
+                # Pieces of one size: the last of full ones would be padding for the most part.
+                chunk, room = rounded(-(-length // -(-length // self.chunk))), room_of(length)
                 size = self._size(chunk, answers, room, len(left))
                 members, left = left[:size], left[size:]
                 yield Batch(members, [rows[member] for member in members], size, chunk, answers, room)
@@ -178,14 +183,23 @@ class Scorer:
         most = max(1, min(fitting) // devices)
         return devices * min(1 << (most.bit_length() - 1), 1 << (-(-rows // devices) - 1).bit_length())
 
-    def _read(self, batch: Batch, cache: Cache | None, starts: np.ndarray, scores: Sequence[Score]) -> Cache | None:
-        """Reads a batch whose row i begins at position `starts[i]`; the answers go into `scores`. Returns the cache."""
-        for first in range(0, max(len(row.tokens) for row in batch.rows), batch.chunk):
+    def _read(
+        self, batch: Batch, cache: Cache | None, starts: np.ndarray, scores: Sequence[Score], *, goes_on: bool
+    ) -> Cache | None:
+        """Reads a batch whose row i begins at position `starts[i]`; the answers go into `scores`.
+
+        Returns the cache if something `goes_on` from it.
+        """
+        length = max(len(row.tokens) for row in batch.rows)
+        for first in range(0, length, batch.chunk):
+            read = _advance if goes_on or first + batch.chunk < length else _finish
             tokens, positions = _tokens(batch, starts, first)
             asked, at, targets = _questions(batch, first)
-            given = (jax.device_put(array, split(self._mesh)) for array in (tokens, positions, at, targets))
+            # Without a cache nothing comes after the pads that could see them.
+            where = positions if batch.room else None
+            given = jax.device_put((tokens, where, at, targets), split(self._mesh))
             with jax.default_matmul_precision("highest"):
-                logprobs, greedy, cache = _advance(self.pretrained.model, self._mesh, self._params, cache, *given)
+                logprobs, greedy, cache = read(self.pretrained.model, self._mesh, self._params, cache, *given)
             if not asked:
                 continue
             logprobs, greedy = np.asarray(logprobs), np.asarray(greedy)
@@ -213,10 +227,14 @@ class Scorer:
         return jax.device_put(self.pretrained.params, copied(self._mesh))
 
 
-def bucket(length: int) -> int:
-    """The shortest length, of 8, 12, 16, 24, 32, …, that `length` tokens fit in: at most half as long again."""
-    power = max(SHORTEST, 1 << (length - 1).bit_length())
-    return power * 3 // 4 if power > SHORTEST and length <= power * 3 // 4 else power
+def rounded(length: int) -> int:
+    """`length`, or up to 7 more."""
+    return -(-length // MULTIPLE) * MULTIPLE
+
+
+def _near(length: int, before: int) -> int:
+    """The length of a program for `length` tokens: that of the one `before`, if it wastes little."""
+    return before if length <= before <= length * (1 + SPARE) else rounded(length)
 
 
 def fit(requests: Sequence[Request], max_length: int, *, truncate: bool, keep: int | None) -> tuple[list[Request], int]:
@@ -332,24 +350,26 @@ def _questions(batch: Batch, first: int) -> tuple[list[tuple[tuple[int, int], As
     return asked, at, targets
 
 
-@partial(jax.jit, static_argnames=("model", "mesh"), donate_argnames=("cache",))
-def _advance(
+def _read_rows(
     model: LanguageModel,
     mesh: Mesh,
     params: Params,
     cache: Cache | None,
     tokens: Array,
-    positions: Array,
+    positions: Array | None,
     at: Array,
     targets: Array,
+    *,
+    keep: bool,
 ) -> tuple[Array, Array, Cache | None]:
-    """The log-probabilities of `targets` after the tokens `at [b, n]`, whether each is the likeliest, and the cache."""
+    """The log-probabilities of `targets` after the tokens `at [b, n]`, whether each is the likeliest, and the cache
+    if there is one to `keep`."""
 
-    def on_device(
+    def read(
         params: Params,
         cache: Cache | None,
         tokens: Int[Array, "b t"],
-        positions: Int[Array, "b t"],
+        positions: Int[Array, "b t"] | None,
         at: Int[Array, "b n"],
         targets: Int[Array, "b n"],
     ) -> tuple[Float[Array, "b n"], Bool[Array, "b n"], Cache | None]:
@@ -357,13 +377,41 @@ def _advance(
         logits = logits.astype(jnp.float32)
         chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
         logprobs = chosen - jax.nn.logsumexp(logits, axis=-1)
-        return logprobs, jnp.argmax(logits, axis=-1) == targets, cache
+        return logprobs, jnp.argmax(logits, axis=-1) == targets, cache if keep else None
+
+    def on_device(params: Params, *rows: Any) -> tuple[Array, Array, Cache | None]:
+        return _in_pieces(partial(read, params), rows, _piece(tokens.shape[0], tokens.shape[1], mesh.size))
 
     rows = PartitionSpec(AXIS)
     specs = (PartitionSpec(), rows, rows, rows, rows, rows)
     return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=(rows, rows, rows), check_vma=False)(
         params, cache, tokens, positions, at, targets
     )
+
+
+_advance = jax.jit(partial(_read_rows, keep=True), static_argnames=("model", "mesh"), donate_argnames=("cache",))
+# Without the cache that nobody reads on: sorting its pads away costs as much as the rest.
+_finish = jax.jit(partial(_read_rows, keep=False), static_argnames=("model", "mesh"))
+
+
+def _piece(rows: int, length: int, devices: int) -> int:
+    """How many of a device's rows are read together: a divisor of them, since they and `devices` are powers of two
+    times one another."""
+    mine = rows // devices
+    if jax.default_backend() != "cpu":
+        return mine
+    most = max(1, min(mine, PIECE_TOKENS // length))
+    return 1 << (most.bit_length() - 1)
+
+
+def _in_pieces(function: Callable[..., Any], rows: Any, size: int) -> Any:
+    """`function` of `size` rows at a time, one after the other; `rows` are any arrays with the rows first."""
+    count = jax.tree.leaves(rows)[0].shape[0]
+    if size == count:
+        return function(*rows)
+    pieces = jax.tree.map(lambda leaf: leaf.reshape(count // size, size, *leaf.shape[1:]), rows)
+    done = jax.lax.map(lambda piece: function(*piece), pieces)
+    return jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), done)
 
 
 @jax.jit

@@ -17,6 +17,7 @@ from models.positions import after, continued
 from models.shapes import Activations, Keys, Positions, PositionsOfAll, Queries, Rows
 
 MASKED = -1e30
+DECODED = 16  # up to so many new tokens, what they attend to costs too little to look for a cheaper way
 ROPE_SPLIT = 1024
 KEYS_AT_A_TIME = 512
 
@@ -97,22 +98,39 @@ class MQA(nnx.Module):
             y = attend(queries, keys, values, marks, self.window, aligned=True)
             return self.output(y.reshape(batch, steps, -1)), None
         new = _entries(cache, keys, values, where, segments)
-        stored, cache = self._store(cache, new, padded=positions is not None)
-        marks = Marks(where, stored.positions, segments, stored.segments)
-        # Without pads the newest keys stand last, in order; only then does a block of queries see a band of them.
-        aligned = self.window is not None and positions is None
-        keys, values = stored.keys.astype(x.dtype), stored.values.astype(x.dtype)
-        if self.window is None:
-            y = attend_filled(queries, keys, values, marks, stored.written.max())
+        stored, after = self._store(cache, new, padded=positions is not None)
+        among_stored = partial(self._among_stored, queries, where, segments, stored, aligned=positions is None)
+        if self.window is not None and DECODED < steps <= cache.keys.shape[1]:
+            # Before a prompt's beginning are empty slots, more of them than it has tokens.
+            marks = Marks(where, where, segments, segments)
+            fresh = partial(attend, queries, keys, values, marks, self.window, aligned=True)
+            y = jax.lax.cond(cache.written.max() == 0, fresh, among_stored)
         else:
-            y = attend(queries, keys, values, marks, self.window, aligned=aligned)
+            y = among_stored()
+        if self.window is None or cache.keys.shape[1] < self.window:
+            y = _refuse_overflow(y, after.written, cache.keys.shape[1])
+        return self.output(y.reshape(batch, steps, -1)), after
+
+    def _among_stored(
+        self,
+        queries: Queries,
+        where: PositionsOfAll,
+        segments: Int[Array, "b t"],
+        stored: AttentionCache,
+        *,
+        aligned: bool,
+    ) -> Queries:
+        """Attention to the keys of the cache, the new ones included."""
+        marks = Marks(where, stored.positions, segments, stored.segments)
+        keys, values = stored.keys.astype(queries.dtype), stored.values.astype(queries.dtype)
         if self.window is None:
-            y = _refuse_overflow(y, stored.written, stored.keys.shape[1])
-        return self.output(y.reshape(batch, steps, -1)), cache
+            return attend_filled(queries, keys, values, marks, stored.written.max())
+        # Without pads the newest keys stand last, in order; only then does a block of queries see a band of them.
+        return attend(queries, keys, values, marks, self.window, aligned=aligned)
 
     def init_cache(self, batch: int, length: int) -> AttentionCache:
-        """An empty cache: of the window if there is one, else of `length` keys."""
-        size = length if self.window is None else self.window
+        """An empty cache for `length` keys, or for a window of them if that is less."""
+        size = length if self.window is None else min(self.window, length)
         return AttentionCache(
             keys=jnp.zeros((batch, size, self.head_dim), jnp.float32),
             values=jnp.zeros((batch, size, self.head_dim), jnp.float32),

@@ -157,7 +157,7 @@ def test_a_window_sees_itself_and_the_ones_just_before(window: int) -> None:
         def reach(x, cached=cached):
             if not cached:
                 return mixer(x, None, None)[0][0, at].sum()
-            _, cache = mixer(x[:, :at], None, mixer.init_cache(1, 0))
+            _, cache = mixer(x[:, :at], None, mixer.init_cache(1, 200))
             return mixer(x[:, at:], None, cache)[0][0, 0].sum()
 
         seen = np.abs(jax.jit(jax.grad(reach))(x)[0]).sum(axis=-1) > 0
@@ -197,6 +197,30 @@ def test_a_global_cache_that_overflows_raises_or_poisons() -> None:
     with pytest.raises(ValueError, match="the cache holds 10 keys and was given 29"):
         model.apply(params, tokens, None, model.init_cache(2, 10))
     assert np.isnan(jax.jit(model.apply)(params, tokens, None, model.init_cache(2, 10))[0]).all()
+
+
+def test_a_window_that_is_longer_than_the_text_needs_no_more_cache_than_the_text() -> None:
+    """A prompt in one piece, in pieces and with pads, then one token, from a cache with room for it and no more."""
+    from flax import nnx
+
+    mixer = MQA(16, heads=4, head_dim=4, window=100, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (2, 60, 16))
+    whole, _ = mixer(x, None, None)
+    for sizes in ((59, 1), (20, 39, 1)):
+        cache, start, parts = mixer.init_cache(2, 60), 0, []
+        assert cache.keys.shape[1] == 60
+        for size in sizes:
+            y, cache = jax.jit(lambda x, cache: mixer(x, None, cache))(x[:, start : start + size], cache)
+            parts.append(y)
+            start += size
+        close(jnp.concatenate(parts, axis=1), whole, 1e-6)
+    padded = jnp.concatenate([jnp.zeros((2, 7, 16)), x[:, :53]], axis=1)
+    positions = jnp.maximum(jnp.arange(60) - 7, -1)[None].repeat(2, 0)
+    y, cache = mixer(padded, positions, mixer.init_cache(2, 60))
+    close(y[:, 7:], whole[:, :53], 1e-6)
+    y, _ = mixer(x[:, 53:], None, cache)
+    close(y, whole[:, 53:], 1e-6)
+    assert np.isnan(jax.jit(lambda x: mixer(x, None, mixer.init_cache(2, 30))[0])(x)).all()
 
 
 @pytest.mark.parametrize("name", MODELS)
