@@ -160,19 +160,20 @@ class Scorer:
         before it unless that is more than an eighth too long, so that few programs serve all with little padding.
         """
 
-        def places(index: int) -> int:
-            return _places(rows[index].asked, self.chunk)
+        def answers(index: int) -> int:
+            return _power_of_four(len(rows[index].asked))
 
-        order = sorted(range(len(rows)), key=lambda index: (places(index), len(rows[index].tokens)), reverse=True)
-        for answers, same in groupby(order, key=places):
+        order = sorted(range(len(rows)), key=lambda index: (answers(index), len(rows[index].tokens)), reverse=True)
+        for most, same in groupby(order, key=answers):
             left, length = list(same), 0
             while left:
                 length = _near(len(rows[left[0]].tokens), length)
                 # Pieces of one size: the last of full ones would be padding for the most part.
                 chunk, room = rounded(-(-length // -(-length // self.chunk))), room_of(length)
-                size = self._size(chunk, answers, room, len(left))
+                size = self._size(chunk, min(most, chunk), room, len(left))
                 members, left = left[:size], left[size:]
-                yield Batch(members, [rows[member] for member in members], size, chunk, answers, room)
+                chosen = [rows[member] for member in members]
+                yield Batch(members, chosen, size, chunk, _places(chosen, chunk), room)
 
     def _size(self, chunk: int, places: int, room: int, rows: int) -> int:
         """Rows of a batch: no more than there are or than fit, a power of two times the devices."""
@@ -318,10 +319,15 @@ def _group(context: Tokens, requests: Sequence[Request], indices: Sequence[int])
     return Group(list(indices), Row(context, stem), [Row(tokens, sorted(asked)) for tokens, asked in rests.items()])
 
 
-def _places(asked: Sequence[Asked], chunk: int) -> int:
-    """Room for the answers in any chunk of a row, a power of four: few sizes, since each is a program of its own."""
-    per_chunk = [len(list(same)) for _, same in groupby(asked, key=lambda question: question.place // chunk)]
-    return 4 ** (((max(per_chunk) - 1).bit_length() + 1) // 2)
+def _places(rows: Sequence[Row], chunk: int) -> int:
+    """Room for the answers in any chunk of any row."""
+    counts = (groupby(row.asked, key=lambda question: question.place // chunk) for row in rows)
+    return _power_of_four(max(len(list(same)) for found in counts for _, same in found))
+
+
+def _power_of_four(count: int) -> int:
+    """`count` or more: few sizes, since each is a program of its own."""
+    return 4 ** (((count - 1).bit_length() + 1) // 2)
 
 
 def _tokens(batch: Batch, starts: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:

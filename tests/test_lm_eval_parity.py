@@ -40,10 +40,19 @@ def trained_checkpoint(folder: Path) -> Path:
     small = [text for text in tiny.MODEL if "pattern" in text or "window" in text]
     model = ["model=griffin_released", "model.width=16", "model.embedding_scale=4", *small]
     train = [*tiny.TRAIN, "train.steps=150", "train.learning_rate=1e-2", "task.vocab_size=258"]
-    overrides = [*tiny.TASK, *model, *train, *tiny.EVAL, "wandb.mode=disabled"]
+    task = ["task=phonebook", "task.length=40"]  # whose answers are digits, which is soon learned
+    overrides = [
+        *task,
+        *model,
+        *train,
+        "eval.lengths=[40]",
+        "eval.sequences=4",
+        "eval.during=[]",
+        "wandb.mode=disabled",
+    ]
     assert run.start(config.experiment(config.compose(overrides)), folder / "run") == 0
     losses = [entry["total"] / entry["count"] for entry in read(folder / "run") if entry["split"] == "train"]
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.6 * losses[0]
     export.export(str(folder / "run"), folder / "exported")
     return folder / "exported"
 

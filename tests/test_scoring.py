@@ -11,7 +11,7 @@ from shrunk import overrides_of
 from evalkit import catalogue, config
 from evalkit.errors import UserError
 from evalkit.pretrained import Pretrained, digest
-from evalkit.scoring import Request, Scorer, _advance, _near
+from evalkit.scoring import Request, Scorer, _advance, _finish, _near, fit
 from evalkit.tokenizer import Bytes
 
 TOLERANCE = 1e-5
@@ -124,6 +124,16 @@ def test_no_logits_are_taken_where_nothing_is_asked(monkeypatch: pytest.MonkeyPa
     assert [places for _, _, places in counted.shapes] == [0, 0, 0, 4, 4]
 
 
+def test_a_row_of_several_chunks_has_room_for_the_answers_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """70 tokens in chunks of at most 64 are two of 40, of which the second has more answers than one of 64 would."""
+    counted = Counted(monkeypatch)
+    pretrained = tiny_pretrained("griffin")
+    (request,) = requests_of((50,), (21,))
+    (score,) = Scorer(pretrained, chunk=64).scores([request])
+    np.testing.assert_allclose(score.logprobs, alone(pretrained, request), atol=TOLERANCE)
+    assert {length for _, length, _ in counted.shapes} == {40}
+
+
 def test_many_lengths_are_few_programs_with_little_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 requests of all lengths from 4 to 53: a new length only where the last is more than an eighth too long."""
     counted = Counted(monkeypatch)
@@ -144,6 +154,22 @@ def test_lengths_hold_what_they_are_for() -> None:
 def test_an_empty_part_is_refused(request_: Request, words: str) -> None:
     with pytest.raises(UserError, match=f"request 0 has an empty {words}"):
         Scorer(tiny_pretrained("hawk")).scores([request_])
+
+
+def test_a_request_that_is_too_long_is_refused() -> None:
+    request = Request((256, 1, 2, 3, 4), (5, 6))
+    assert fit([request], 6, truncate=False, keep=256) == ([request], 0)
+    with pytest.raises(UserError, match=r"request 0 has 6 tokens, more than max_length=5; .* truncate=true"):
+        fit([request], 5, truncate=False, keep=256)
+
+
+def test_truncation_keeps_the_first_token_and_counts() -> None:
+    requests = [Request((256, 1, 2, 3, 4), (5, 6)), Request((1, 2, 3, 4), (5, 6)), Request((1,), (2,))]
+    fitted, cut = fit(requests, 4, truncate=True, keep=256)
+    assert fitted == [Request((256, 3, 4), (5, 6)), Request((2, 3, 4), (5, 6)), Request((1,), (2,))]
+    assert cut == 2
+    with pytest.raises(UserError, match="continuation of 6 tokens"):
+        fit([Request((256, 1), (1, 2, 3, 4, 5, 6))], 5, truncate=True, keep=256)
 
 
 @pytest.mark.parametrize("name", ["tokens_per_batch", "chunk"])
