@@ -42,10 +42,10 @@ def published(config: Config) -> dict[str, Any]:
         "lru_width": config.width_rnn,
         "attention_window_size": config.window,
         "conv1d_width": config.conv_width,
-        "logits_soft_cap": config.logits_soft_cap,
+        "logits_soft_cap": float(config.logits_soft_cap),  # transformers takes no int for a float
         "rms_norm_eps": 1e-6,
-        "rope_theta": config.rope_base,
-        "partial_rotary_factor": config.rope_fraction,
+        "rope_theta": float(config.rope_base),
+        "partial_rotary_factor": float(config.rope_fraction),
         "hidden_activation": "gelu_pytorch_tanh",
         "attention_bias": False,
         "embeddings_scale_by_sqrt_dim": True,

@@ -84,7 +84,7 @@ class PhonebookTokens:
         """One example with a context of `length` (static); jittable. Raises ValueError if it cannot hold one."""
         entries = self.entries(length)
         for_names, for_digits, for_lookups = jax.random.split(key, 3)
-        name = jax.random.permutation(for_names, self._parts**NAME)[:entries, None]
+        name = _distinct(for_names, entries, self._parts**NAME)[:, None]
         number = jax.random.randint(for_digits, (entries, self.digits), 0, DIGITS)
         newline = jnp.full((entries, 1), NEWLINE)
         book = jnp.concatenate(
@@ -142,3 +142,20 @@ class PhonebookTokens:
         part = token - FIRST_NAME
         letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
         return letters[part] if part < len(letters) else f"n{part}"
+
+
+def _distinct(key: Key[Array, ""], count: int, of: int) -> Int[Array, " count"]:
+    """`count` different numbers below `of` in random order, every such sequence as likely as any other.
+
+    Floyd's sampling (Bentley & Floyd 1987): shuffling all names costs more than the model's step does.
+    """
+    for_draws, for_order = jax.random.split(key)
+    ends = of - count + jnp.arange(count)
+    draws = jax.random.randint(for_draws, (count,), 0, ends + 1)
+
+    def choose(index: Array, chosen: Array) -> Array:
+        taken = (chosen == draws[index]).any()
+        return chosen.at[index].set(jnp.where(taken, ends[index], draws[index]))
+
+    chosen = jax.lax.fori_loop(0, count, choose, jnp.full((count,), -1))
+    return jax.random.permutation(for_order, chosen)

@@ -2,10 +2,12 @@
 
 import re
 
+import jax
 import numpy as np
 import pytest
 
 from tasks.phonebook import VARIANTS, Phonebook
+from tasks.phonebook_tokens import _distinct
 
 GOLDEN = """\
 Elaine Banks: 9071266885
@@ -113,3 +115,12 @@ def test_a_size_in_tokens_is_hit(count, variant: str, tokens: int) -> None:
 def test_an_impossible_book_is_refused(make, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_names_are_drawn_evenly_and_never_twice() -> None:
+    """All 60 sequences of three out of five, 60,000 draws: the chi-square of 59 degrees of freedom stays below 98.3."""
+    draws = jax.jit(jax.vmap(lambda key: _distinct(key, 3, 5)))(jax.random.split(jax.random.key(0), 60_000))
+    assert (np.sort(draws, axis=1)[:, 1:] > np.sort(draws, axis=1)[:, :-1]).all()
+    _, counts = np.unique(np.asarray(draws) @ np.array([25, 5, 1]), return_counts=True)
+    assert len(counts) == 60 and ((counts - 1000) ** 2 / 1000).sum() < 98.3
+    assert sorted(np.asarray(_distinct(jax.random.key(1), 2809, 2809)).tolist()) == list(range(2809))
