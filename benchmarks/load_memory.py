@@ -51,13 +51,14 @@ def make_up(folder: Path, layers: int) -> int:
 
 def measure(folder: Path, tokens: int) -> None:
     """Loads the checkpoint, scores that many tokens if any, and prints seconds and bytes as JSON."""
-    from evalkit.devices import use_every_core
+    from evalkit.devices import spare_memory, use_every_core
     from evalkit.pretrained import Pretrained
     from evalkit.scoring import Request, Scorer
     from evalkit.tokenizer import Numbers
     from models import released
 
     use_every_core()
+    spare_memory()
     before = peak()
     start = time.perf_counter()
     found = released.hugging_face(folder, "bfloat16")

@@ -93,6 +93,7 @@ def _existing(command: str, overrides: list[str], flags: argparse.Namespace) -> 
     if command == "resume" and "\ncheckpoint:" in "\n" + (folder / "config.yaml").read_text(encoding="utf-8"):
         from evalkit import lookup
 
+        devices.spare_memory()
         return lookup.resume(folder, rest)
     from evalkit import run
 
@@ -110,6 +111,7 @@ def _on_checkpoint(overrides: list[str], flags: argparse.Namespace) -> int:
     from evalkit import devices
 
     devices.use_every_core()
+    devices.spare_memory()
     rest = [text for text in overrides if text not in tasks]
     if tasks == [DOWNSTREAM]:
         from evalkit import downstream

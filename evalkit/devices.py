@@ -11,6 +11,7 @@ from evalkit.protocols import Params
 
 AXIS = "data"
 COPIED_BYTES = 2**28
+IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 COUNT_FLAG, COUNT_VARIABLE = "xla_force_host_platform_device_count", "JAX_NUM_CPU_DEVICES"
 
 
@@ -26,6 +27,19 @@ def use_every_core() -> None:
         jax.config.update("jax_num_cpu_devices", cores)
     except RuntimeError:  # in use already: the process keeps the devices that it has
         return
+
+
+def spare_memory() -> None:
+    """Makes CPU programs take their steps one after the other: by itself XLA begins by taking every bfloat16 matrix to
+    float32, and scoring text with a large checkpoint needs twice its size more.
+
+    Comes before JAX compiles anything. Of XLA's versions only those are asked that are known to have the setting, since
+    others would end the process.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    known = tuple(map(int, jax.__version__.split(".")[:2])) in ((0, 10), (0, 11), (0, 12))
+    if known and IN_ORDER.partition("=")[0] not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {IN_ORDER}".strip()
 
 
 def mesh_for(*batches: int) -> Mesh:

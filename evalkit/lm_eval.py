@@ -18,7 +18,7 @@ from lm_eval._cli import HarnessCLI
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging
 
-from evalkit import hub, lm_eval_model, table1
+from evalkit import devices, hub, lm_eval_model, table1
 from evalkit.errors import UserError
 
 Results = dict[str, Any]
@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own.add_argument("--data_path", type=Path)
     own.add_argument("--bootstrap_iters", type=int, default=0)
     given, rest = own.parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    devices.use_every_core()
+    devices.spare_memory()
     setup_logging()
     with _as_command_line(rest):
         harness = HarnessCLI()

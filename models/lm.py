@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from models.layers import GatedMLP, NoDecay, RMSNorm
 from models.mixer import Cache, Mixer
+from models.products import product_transposed
 from models.shapes import Activations, Logits, Places, Positions, Tokens
 
 # Up to this vocabulary a product with one-hot rows beats a gather, whose gradient is a slow scatter-add.
@@ -62,7 +63,7 @@ class Embedding(nnx.Module):
         """`x @ tableᵀ`, capped; float32, of products in the table's own dtype (a copy of it would be the largest)."""
         table = self.table[...]
         rows = x.reshape(-1, x.shape[-1]).astype(table.dtype)
-        logits = jnp.matmul(rows, table.T, preferred_element_type=jnp.float32).reshape(*x.shape[:-1], table.shape[0])
+        logits = product_transposed(rows, table, jnp.float32).reshape(*x.shape[:-1], table.shape[0])
         return logits if self.soft_cap is None else self.soft_cap * jnp.tanh(logits / self.soft_cap)
 
 

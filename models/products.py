@@ -1,0 +1,45 @@
+"""Products with large bfloat16 matrices, which a CPU takes to float32 first: a block at a time, so that no more is."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float
+
+BLOCK = 1280  # columns: of RecurrentGemma's and Gemma's matrices, with 256,000 rows of the embedding, a divisor
+LARGE = 2**22
+
+
+def product(x: Float[Array, "n i"], weight: Float[Array, "i o"], dtype: DTypeLike) -> Float[Array, "n o"]:
+    """`x @ weight` in `dtype`."""
+    return _by_platform(x, weight, dtype, axis=1)
+
+
+def product_transposed(x: Float[Array, "n i"], weight: Float[Array, "o i"], dtype: DTypeLike) -> Float[Array, "n o"]:
+    """`x @ weightᵀ` in `dtype`."""
+    return _by_platform(x, weight, dtype, axis=0)
+
+
+def _by_platform(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
+    whole = partial(_whole, dtype=dtype, axis=axis)
+    if weight.dtype != jnp.bfloat16 or weight.size < LARGE or weight.shape[axis] % BLOCK:
+        return whole(x, weight)
+    return jax.lax.platform_dependent(x, weight, cpu=partial(_in_blocks, dtype=dtype, axis=axis), default=whole)
+
+
+def _whole(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
+    return jax.lax.dot_general(x, weight, (((1,), (1 - axis,)), ((), ())), preferred_element_type=dtype)
+
+
+def _in_blocks(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
+    # As integers, because XLA for the CPU takes arrays of bfloat16 to float32 as a whole, before any loop.
+    bits = jax.lax.bitcast_convert_type(weight, jnp.uint16)
+
+    def block(start: Array) -> Array:
+        part = jax.lax.dynamic_slice_in_dim(bits, start, BLOCK, axis).astype(jnp.uint32) << 16
+        return _whole(x.astype(jnp.float32), jax.lax.bitcast_convert_type(part, jnp.float32), jnp.float32, axis)
+
+    found = jax.lax.map(block, jnp.arange(0, weight.shape[axis], BLOCK)).astype(dtype)
+    return jnp.moveaxis(found, 0, 1).reshape(x.shape[0], weight.shape[axis])
