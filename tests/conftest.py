@@ -33,14 +33,21 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 absl_logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 
 # Each compiled program takes dozens of memory mappings; a process may have 65,530, and dies when it asks for more.
-MAPS, MOST_MAPS = Path("/proc/self/maps"), 8_000
+MAPS, MORE = Path("/proc/self/maps"), 20_000
+most = MORE
+
+
+def mappings() -> int:
+    return MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
 
 
 @pytest.fixture(autouse=True)
 def few_programs() -> Iterator[None]:
-    """Forgets the compiled programs of earlier tests before there are too many."""
-    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+    """Forgets the compiled programs of earlier tests once there are many more than the last time."""
+    global most
+    if mappings() > most:
         import jax
 
         jax.clear_caches()
+        most = mappings() + MORE
     yield

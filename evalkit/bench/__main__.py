@@ -78,7 +78,8 @@ def _measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[
     from evalkit.bench import recurrence, start, streaming, training
 
     if what == "scan":
-        return {**recurrence.measure(**own), "environment": environment.describe("highest")}, _format(overrides)
+        wanted = _format(overrides)
+        return {**recurrence.measure(**own), "environment": environment.describe("highest")}, wanted
     from evalkit.config import compose, experiment
     from evalkit.loading import trainer_of
 
