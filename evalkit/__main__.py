@@ -90,8 +90,11 @@ def _existing(command: str, overrides: list[str], flags: argparse.Namespace) -> 
 
     devices.use_every_core()
     rest = [text for text in overrides if text not in given]
-    if command == "resume" and "\ncheckpoint:" in "\n" + (folder / "config.yaml").read_text(encoding="utf-8"):
+    if "\ncheckpoint:" in "\n" + (folder / "config.yaml").read_text(encoding="utf-8"):
         from evalkit import lookup
+
+        if command == "evaluate":
+            raise UserError(f"{folder} was measured on a checkpoint; give task= and checkpoint= again")
 
         devices.spare_memory()
         return lookup.resume(folder, rest)

@@ -1,7 +1,7 @@
 """Published results of released models: what a run of lm-eval here must come to before Table 1 is spoken of."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,14 @@ def checks(name: str, results: Mapping[str, Any]) -> list[Check]:
         error = math.sqrt(value * (1 - value) / max(1, count - 1))
         found.append(Check(column, published, 100 * value, 100 * error))
     return found
+
+
+def refuse_missing(name: str, is_run: Callable[[str], bool]) -> None:
+    """Raises UserError for a published column whose task is not to be run."""
+    for column in known(name).values:
+        task, _ = COLUMNS[column]
+        if not is_run(task):
+            raise UserError(f"calibrate={name} needs {column}, task {task}; add it to tasks, or leave calibrate out")
 
 
 def documents(results: Mapping[str, Any], name: str) -> int:

@@ -56,6 +56,12 @@ class Downstream:
             raise UserError(f"limit={self.limit}; allowed: 1 or more, or null")
         if self.calibrate is not None:
             calibration.known(self.calibrate)
+            for name, plain in (("limit", None), ("num_fewshot", None), ("truncate", False), ("add_bos", None)):
+                if getattr(self, name) != plain:
+                    raise UserError(
+                        f"calibrate={self.calibrate} with {name}={getattr(self, name)} compares with another protocol; "
+                        f"leave {name} out"
+                    )
 
 
 def main(overrides: Sequence[str]) -> int:
@@ -64,6 +70,7 @@ def main(overrides: Sequence[str]) -> int:
     data, wandb = (on_checkpoint.arguments(config[name]) for name in ("data", "wandb"))
     settings = Downstream(**{**config, "data": Data(**data), "wandb": WandbSettings(**wandb)})
     on_checkpoint.refuse_used(folder)
+    on_checkpoint.describe(folder, config)
     results = _evaluate(settings)
     _record(settings, config, folder, results)
     return _tell(settings, folder, results)
@@ -77,6 +84,8 @@ def _evaluate(settings: Downstream) -> lm_eval.Results:
     with TemporaryDirectory() as localised:
         index = hub.manager(settings.tasks, metadata)
         tasks = hub.needed(index, settings.tasks)
+        if settings.calibrate is not None:
+            calibration.refuse_missing(settings.calibrate, lambda name: set(hub.needed(index, [name])) <= set(tasks))
         if path is None:
             hub.refuse_unreachable(tasks)
         else:
@@ -108,7 +117,6 @@ def rows_of(results: Mapping[str, Any], run: str, checkpoint: str) -> Iterator[R
 
 def _record(settings: Downstream, config: Mapping[str, Any], folder: Path, results: Mapping[str, Any]) -> None:
     """The run's folder, and W&B from the same rows."""
-    on_checkpoint.describe(folder, config)
     write_text(folder / "results.json", json.dumps(results, indent=2, default=str) + "\n")
     name = Path(settings.checkpoint).name
     with on_checkpoint.recorded(folder, config, settings.wandb, task=TASK, model=name, train_length=None) as record:

@@ -91,7 +91,8 @@ def decode(
         steps = min(AT_A_TIME, max_new_tokens - first)
         done = np.ones(rows, bool)
         done[: len(indices)] = [text is not None for text in texts]
-        read, new = run(read, jnp.asarray(done), jnp.asarray(ids), seed, first, steps)
+        with jax.default_matmul_precision("highest"):
+            read, new = run(read, jnp.asarray(done), jnp.asarray(ids), seed, first, steps)
         for row, drawn in enumerate(np.asarray(new)[: len(indices), :steps].tolist()):
             if texts[row] is None:
                 tokens[row] += drawn

@@ -35,7 +35,9 @@ def manager(names: Sequence[str], metadata: Mapping[str, Any], also: Sequence[Pa
     Raises UserError for a name that is nowhere.
     """
     narrow = TaskManager(include_path=[*_folders(names), TASKS, *also], include_defaults=False, metadata=dict(metadata))
-    if all(name in narrow.task_index for name in names):
+    # Of a tag the narrow index has some of the tasks only.
+    entries = [narrow.task_index.get(name) for name in names]
+    if all(entry is not None and not (entry.tags and entry.yaml_path is None) for entry in entries):
         return narrow
     whole = TaskManager(include_path=[TASKS, *also], metadata=dict(metadata))
     for name in names:

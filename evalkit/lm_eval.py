@@ -57,7 +57,10 @@ def _run(harness: HarnessCLI, parsed: argparse.Namespace, given: argparse.Namesp
     with TemporaryDirectory() as localised:
         include = [hub.TASKS, *map(Path, [parsed.include_path] if parsed.include_path else []), Path(localised)]
         names = [name for text in parsed.tasks or [] for name in text.split(",")]
-        if names and not any(set(name) & set("*?[/") or name.endswith(".yaml") for name in names):
+        unclear = [name for name in names if set(name) & set("*?[/") or name.endswith(".yaml")]
+        if unclear and given.data_path is not None:
+            raise UserError(f"--data_path goes with names of tasks and groups, not with {unclear[0]!r}; name them")
+        if names and not unclear:
             _find_data(names, include, given.data_path, parsed.num_fewshot)
         parsed.include_path = include
         with _in_place_of_simple_evaluate(partial(_kept_evaluation, kept, given.bootstrap_iters)):

@@ -87,7 +87,7 @@ class EvalkitLM(TemplateLM):
     @property
     def fingerprint(self) -> str:
         """Names everything that an answer depends on but the request: a response cache of another one does not fit."""
-        settings = [self.checkpoint.digest, self.dtype, self.add_bos, self.max_length, self.truncate]
+        settings = [self.checkpoint.identity, self.dtype, self.add_bos, self.max_length, self.truncate]
         return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
     def get_model_info(self) -> dict[str, Any]:
@@ -144,8 +144,12 @@ class EvalkitLM(TemplateLM):
         tokens = [self.tok_encode(text, add_special_tokens=False) for text in texts]
         kept = [number for number, found in enumerate(tokens) if found]
         whole = [Request((self.prefix_token_id,), tuple(tokens[number])) for number in kept]
-        if self.max_length is not None:
-            fit(whole, self.max_length, truncate=False, keep=None)
+        longest = max((len(one.continuation) for one in whole), default=0)
+        if self.max_length is not None and longest > self.max_length:
+            raise UserError(
+                f"a text of {longest} tokens is longer than max_length={self.max_length}; whole texts are never cut, "
+                "so give a larger max_length"
+            )
         answers = [0.0] * len(texts)
         for index, score in tqdm(self.scorer.stream(whole), total=len(whole), desc="rolling", disable=disable_tqdm):
             answers[kept[index]] = score.logprob

@@ -75,11 +75,13 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
     if overrides:
         raise UserError(f"{overrides[0]!r}: a lookup goes on with its own settings; leave it out")
     config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    if "book" not in config:
+        raise UserError(f"{folder} is a run of lm-eval's tasks, which begin anew: give task=downstream checkpoint=…")
     settings = build(config)
     held = pretrained.load_for_text(settings.checkpoint, settings.dtype)
     first = _kept(folder)[:1]
-    if first and (first[0]["extra"] or {}).get("digest") != held.digest:
-        raise UserError(f"{settings.checkpoint} has other parameters than {folder} began with; start a new run")
+    if first and (first[0]["extra"] or {}).get("identity") != held.identity:
+        raise UserError(f"{settings.checkpoint} is another model than {folder} began with; start a new run")
     return _evaluate(settings, held, config, folder)
 
 
@@ -130,6 +132,7 @@ def _facts(held: Pretrained, make_row: Callable[..., Row]) -> Row:
         extra={
             "source": held.source,
             "digest": held.digest,
+            "identity": held.identity,
             "train_length": held.train_length,
             "window": held.model.window,
         },

@@ -69,7 +69,8 @@ def prefill(pretrained: Pretrained, prompts: Sequence[Sequence[int]], *, rows: i
         part, where = tokens[:, start : start + chunk], positions[:, start : start + chunk]
         # Without pads a row just continues, which local attention does at less cost than with positions.
         given = jnp.asarray(where) if (where < 0).any() else None
-        logits, cache = _read(pretrained.model, mesh, pretrained.params, jnp.asarray(part), given, cache)
+        with jax.default_matmul_precision("highest"):
+            logits, cache = _read(pretrained.model, mesh, pretrained.params, jnp.asarray(part), given, cache)
     assert logits is not None
     return Prefilled(cache, logits)
 

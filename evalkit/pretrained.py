@@ -1,12 +1,14 @@
 """A model with its parameters and tokenizer, wherever they come from: what text tasks and lm-eval are run on."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from evalkit import hub_checkpoints, tokenizer_files
@@ -23,7 +25,10 @@ PUBLISHED_VOCABULARY, PUBLISHED_TRAIN_LENGTH = 256_000, 8192  # of RecurrentGemm
 
 @dataclass(frozen=True)
 class Pretrained:
-    """`source` is the folder or hub name; `digest` names the parameters; `train_length` is None where unknown."""
+    """`source` is the folder or hub name; `digest` names the parameters; `train_length` is None where unknown.
+
+    `settings` is the text of everything else that decides an answer: the model's configuration and the tokenizer.
+    """
 
     model: LanguageModel
     params: Params
@@ -31,6 +36,12 @@ class Pretrained:
     source: str
     digest: str
     train_length: int | None
+    settings: str = ""
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of the parameters and settings, in hexadecimal: two with the same one answer alike."""
+        return hashlib.sha256(f"{self.digest} {self.settings}".encode()).hexdigest()
 
 
 def load(checkpoint: str, dtype: str = "float32") -> Pretrained:
@@ -65,7 +76,8 @@ def digest(params: Params) -> str:
     """SHA-256 of every parameter with its name, shape and dtype, in hexadecimal."""
     found = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        array = np.asarray(leaf)
+        # Of a copy, since JAX keeps what NumPy was given for as long as the array lives; on a CPU it gives its own.
+        array = np.asarray(leaf if jax.default_backend() == "cpu" else jnp.copy(leaf))
         found.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
         found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
@@ -78,7 +90,8 @@ def _run(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
     state, _ = restore(experiment, folder)
     params = params_of(state, 0)
     tokenizer = Bytes() if size == Bytes.vocab_size else Numbers(size)
-    return Pretrained(experiment.model, params, tokenizer, checkpoint, digest(params), experiment.task.length)
+    settings = json.dumps([experiment.config["model"], size], sort_keys=True, default=str)
+    return Pretrained(experiment.model, params, tokenizer, checkpoint, digest(params), experiment.task.length, settings)
 
 
 def _theirs(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
@@ -88,7 +101,8 @@ def _theirs(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
     length = PUBLISHED_TRAIN_LENGTH if size == PUBLISHED_VOCABULARY else None
     params = found.read()
     length = found.config.get("max_position_embeddings", length)
-    return Pretrained(found.model, params, tokenizer, checkpoint, digest(params), length)
+    settings = json.dumps([{**found.config}, found.model.window, tokenizer_files.digest(folder)], sort_keys=True)
+    return Pretrained(found.model, params, tokenizer, checkpoint, digest(params), length, settings)
 
 
 @contextmanager

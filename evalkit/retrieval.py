@@ -181,7 +181,8 @@ def log_probabilities(
         tokens[row, : len(continuation)] = continuation
         scored[row, : len(continuation)] = True
     mesh = mesh_sharing(pretrained.params, rows)
-    logs = _log_probabilities(pretrained.model, mesh, pretrained.params, read, jnp.asarray(tokens))
+    with jax.default_matmul_precision("highest"):
+        logs = _log_probabilities(pretrained.model, mesh, pretrained.params, read, jnp.asarray(tokens))
     return np.where(scored, np.asarray(logs, np.float64), 0.0).sum(axis=1)[: len(continuations)]
 
 

@@ -169,11 +169,16 @@ class Scorer:
             while left:
                 length = _near(len(rows[left[0]].tokens), length)
                 # Pieces of one size: the last of full ones would be padding for the most part.
-                chunk, room = rounded(-(-length // -(-length // self.chunk))), room_of(length)
+                chunk, room = rounded(-(-length // -(-length // self._longest(most)))), room_of(length)
                 size = self._size(chunk, min(most, chunk), room, len(left))
                 members, left = left[:size], left[size:]
                 chosen = [rows[member] for member in members]
                 yield Batch(members, chosen, size, chunk, _places(chosen, chunk), room)
+
+    def _longest(self, answers: int) -> int:
+        """Tokens of a row that are read together: fewer where each may be an answer and the vocabulary is large."""
+        fitting = max(MULTIPLE, LOGITS_AT_A_TIME // self.pretrained.tokenizer.vocab_size)
+        return self.chunk if answers <= fitting else min(self.chunk, fitting)
 
     def _size(self, chunk: int, places: int, room: int, rows: int) -> int:
         """Rows of a batch: no more than there are or than fit, a power of two times the devices."""
@@ -196,8 +201,8 @@ class Scorer:
             read = _advance if goes_on or first + batch.chunk < length else _finish
             tokens, positions = _tokens(batch, starts, first)
             asked, at, targets = _questions(batch, first)
-            # Without a cache nothing comes after the pads that could see them.
-            where = positions if batch.room else None
+            # Without a cache nothing comes after the pads that could see them; without pads a row just goes on.
+            where = positions if batch.room and (positions < 0).any() else None
             given = jax.device_put((tokens, where, at, targets), split(self._mesh))
             with jax.default_matmul_precision("highest"):
                 logprobs, greedy, cache = read(self.pretrained.model, self._mesh, self._params, cache, *given)
@@ -212,7 +217,7 @@ class Scorer:
     def _empty_cache(self, batch: Batch) -> Cache | None:
         if not batch.room:
             return None
-        return jax.device_put(self.pretrained.model.init_cache(batch.size, batch.room), split(self._mesh))
+        return _empty(self.pretrained.model, self._mesh, batch.size, batch.room)
 
     def _cache_bytes(self, room: int) -> int:
         """Of the cache of one row."""
@@ -320,9 +325,10 @@ def _group(context: Tokens, requests: Sequence[Request], indices: Sequence[int])
 
 
 def _places(rows: Sequence[Row], chunk: int) -> int:
-    """Room for the answers in any chunk of any row."""
+    """Room for the answers in any chunk of any row, no more than the chunk has tokens unless they share some."""
     counts = (groupby(row.asked, key=lambda question: question.place // chunk) for row in rows)
-    return _power_of_four(max(len(list(same)) for found in counts for _, same in found))
+    most = max(len(list(same)) for found in counts for _, same in found)
+    return min(_power_of_four(most), max(most, chunk))
 
 
 def _power_of_four(count: int) -> int:
@@ -418,6 +424,12 @@ def _in_pieces(function: Callable[..., Any], rows: Any, size: int) -> Any:
     pieces = jax.tree.map(lambda leaf: leaf.reshape(count // size, size, *leaf.shape[1:]), rows)
     done = jax.lax.map(lambda piece: function(*piece), pieces)
     return jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), done)
+
+
+@partial(jax.jit, static_argnames=("model", "mesh", "rows", "room"))
+def _empty(model: LanguageModel, mesh: Mesh, rows: int, room: int) -> Cache:
+    """A cache with nothing in it: one program, where its arrays alone would be dozens."""
+    return jax.lax.with_sharding_constraint(model.init_cache(rows, room), split(mesh))
 
 
 @jax.jit

@@ -1,5 +1,6 @@
 """The tokenizer of a released checkpoint, from its own file: `tokenizer.json`, or SentencePiece's `tokenizer.model`."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,14 +26,26 @@ def read(folder: Path, vocab_size: int, config: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _open(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
+def digest(folder: Path) -> str:
+    """SHA-256 of the tokenizer's file, in hexadecimal."""
+    return hashlib.sha256(_file(folder).read_bytes()).hexdigest()
+
+
+def _file(folder: Path) -> Path:
+    """The tokenizer's file in `folder` or in the one above it; raises ValueError if there is none."""
     for place in (folder, folder.absolute().parent):
-        if (place / FAST).is_file():
-            eos = config.get("eos_token_id")
-            return TokenizerJson(place / FAST, eos[0] if isinstance(eos, list) else eos)
-        if (place / PIECES).is_file():
-            return SentencePiece(place / PIECES)
+        for name in (FAST, PIECES):
+            if (place / name).is_file():
+                return place / name
     raise ValueError(f"it has neither {FAST} nor {PIECES}; put the tokenizer that it was released with beside it")
+
+
+def _open(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
+    file = _file(folder)
+    if file.name == PIECES:
+        return SentencePiece(file)
+    eos = config.get("eos_token_id")
+    return TokenizerJson(file, eos[0] if isinstance(eos, list) else eos)
 
 
 class TokenizerJson:

@@ -63,8 +63,11 @@ def _files(folder: Path) -> list[Path]:
         if not (folder / SINGLE).is_file():
             raise ValueError(f"has neither {SINGLE} nor {INDEX}; {AGAIN}, weights in safetensors included")
         return [folder / SINGLE]
-    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    files = [folder / name for name in sorted(set(index["weight_map"].values()))]
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        files = [folder / name for name in sorted(set(index["weight_map"].values()))]
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{INDEX} is damaged; {AGAIN}") from error
     for file in files:
         if not file.is_file():
             raise ValueError(f"has no {file.name}, which {INDEX} speaks of; {AGAIN}")

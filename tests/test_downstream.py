@@ -43,6 +43,8 @@ def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert (tmp_path / "out" / file).is_file()
     with pytest.raises(UserError, match="out holds a run already"):
         downstream.main(["checkpoint=some/griffin", "hydra.run.dir=out"])
+    assert main(["resume=out"]) == 2
+    assert "out is a run of lm-eval's tasks, which begin anew" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,8 @@ def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["checkpoint=x", "wandb.mode=off"], "wandb.mode='off' is not known; choose one of auto"),
         (["checkpoint=x", "data.pth=x"], "unknown key 'data.pth'; the nearest valid one is 'data.path'"),
         (["checkpoint=x", "-m"], "one checkpoint at a time"),
+        (["checkpoint=x", "calibrate=gemma-2b", "limit=5"], "calibrate=gemma-2b with limit=5 compares with another"),
+        (["checkpoint=x", "calibrate=gemma-2b", "tasks=[piqa]"], "calibrate=gemma-2b needs MMLU, task mmlu; add it"),
     ],
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +129,7 @@ def test_the_whole_of_table_1_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     data = benchmark_data.write(tmp_path / "data", subjects)
     code = main(
         [
-            *("task=downstream", "checkpoint=some/griffin", f"data.path={data}", "limit=1", "calibrate=gemma-2b"),
+            *("task=downstream", "checkpoint=some/griffin", f"data.path={data}", "calibrate=gemma-2b"),
             *("wandb.mode=disabled", "hydra.run.dir=out"),
         ]
     )
@@ -134,6 +138,6 @@ def test_the_whole_of_table_1_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "| here, MMLU by letters |" in printed and "| here, MMLU by answers |" in printed
     assert "NO |" in printed and "folder: out" in printed
     rows = {row["metric"]: row for row in read("out")}
-    assert rows["mmlu/acc"]["count"] == rows["griffin_mmlu_continuation/acc_norm"]["count"] == 57
+    assert rows["mmlu/acc"]["count"] == rows["griffin_mmlu_continuation/acc_norm"]["count"] == 2 * 57
     for metric, shots in (("mmlu_anatomy/acc", 5), ("mmlu_virology_continuation/acc_norm", 5), ("piqa/acc_norm", 0)):
         assert rows[metric]["extra"] == {"num_fewshot": shots}

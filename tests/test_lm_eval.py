@@ -249,8 +249,9 @@ def test_what_is_too_long_is_refused_or_cut_and_counted() -> None:
 def test_a_response_cache_is_of_one_checkpoint_and_its_settings() -> None:
     hawk = EvalkitLM(tiny_pretrained("hawk"))
     other = EvalkitLM(replace(tiny_pretrained("hawk"), digest="another"))
+    windowed = EvalkitLM(replace(tiny_pretrained("hawk"), settings="a window of 2049"))
     others = [EvalkitLM(tiny_pretrained("hawk"), add_bos=False), EvalkitLM(tiny_pretrained("griffin"), max_length=9)]
-    assert len({model.fingerprint for model in (hawk, other, *others)}) == 4
+    assert len({model.fingerprint for model in (hawk, other, windowed, *others)}) == 5
     assert hawk.fingerprint == EvalkitLM(tiny_pretrained("hawk"), chunk=8).fingerprint
 
 

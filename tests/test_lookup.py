@@ -64,9 +64,11 @@ def test_a_lookup_does_not_go_on_with_other_parameters(
 ) -> None:
     assert look_up("hydra.run.dir=out") == 0
     log = Path("out") / FILE
-    log.write_text(log.read_text().replace('"digest":"0"', '"digest":"1"'))
+    log.write_text(log.read_text().replace('"identity":"', '"identity":"1'))
     assert main(["resume=out"]) == 2
-    assert "some/reader has other parameters than out began with; start a new run" in capsys.readouterr().err
+    assert "some/reader is another model than out began with; start a new run" in capsys.readouterr().err
+    assert main(["evaluate=out"]) == 2
+    assert "out was measured on a checkpoint; give task= and checkpoint= again" in capsys.readouterr().err
 
 
 def test_the_figure_marks_the_window_and_the_training_length_and_has_a_line_a_group() -> None:

@@ -134,6 +134,17 @@ def test_a_row_of_several_chunks_has_room_for_the_answers_of_each(monkeypatch: p
     assert {length for _, length, _ in counted.shapes} == {40}
 
 
+def test_there_are_no_more_places_than_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole text is asked at every token: 70 of them, read 24 at a time where logits for more would not fit."""
+    counted = Counted(monkeypatch)
+    monkeypatch.setattr("evalkit.scoring.LOGITS_AT_A_TIME", 24 * 258)
+    pretrained = tiny_pretrained("griffin")
+    (request,) = requests_of((1,), (70,))
+    (score,) = Scorer(pretrained).scores([request])
+    np.testing.assert_allclose(score.logprobs, alone(pretrained, request), atol=TOLERANCE)
+    assert {(length, places) for _, length, places in counted.shapes} == {(24, 24)}
+
+
 def test_many_lengths_are_few_programs_with_little_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 requests of all lengths from 4 to 53: a new length only where the last is more than an eighth too long."""
     counted = Counted(monkeypatch)
