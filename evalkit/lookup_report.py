@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from evalkit.figures import extrapolation_figure
-from evalkit.retrieval import ALL, INSIDE, METRICS, OUTSIDE
+from evalkit.lookup_rows import ALL, INSIDE, METRICS, OUTSIDE
 from evalkit.rows import Row, value
 from evalkit.statistics import wilson
 from evalkit.summary import Curve, Point, run_facts

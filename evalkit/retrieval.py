@@ -15,14 +15,12 @@ from jaxtyping import Float, Int
 
 from evalkit.devices import AXIS, mesh_sharing
 from evalkit.generate import decode
+from evalkit.lookup_rows import ALL, INSIDE, METRICS, OUTSIDE
 from evalkit.prefill import Prefilled, bucket, by_length, placed, prefill
 from evalkit.pretrained import Pretrained
 from evalkit.protocols import LanguageModel, Params
 from evalkit.rows import Row
 from evalkit.tokenizer import Tokenizer
-
-METRICS = ("exact_match", "digit_accuracy", "log_probability")
-ALL, INSIDE, OUTSIDE = "all", "inside", "outside"
 
 
 @runtime_checkable

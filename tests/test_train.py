@@ -35,13 +35,13 @@ COMBINATIONS = [
 def test_every_combination_takes_a_step(task: str, model: str, preset: str) -> None:
     """Shrunk, from the configuration that ships: the first loss is near that of guessing, and the parameters move."""
     experiment = config.experiment(
-        config.compose([f"task={task}", f"model={model}", f"preset={preset}", "task.length=32", *overrides_of(model)])
+        config.compose([f"task={task}", f"model={model}", f"preset={preset}", "task.length=40", *overrides_of(model)])
     )
     trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
     state = trainer.init()
     before = jax.device_get(state.params)
     # The first step of a warm-up has rate 0: the second one moves.
-    state, sums = trainer.advance(state, Stage(0, 2, 32, 4), 2)
+    state, sums = trainer.advance(state, Stage(0, 2, 40, 4), 2)
     assert int(sums.bad_step[0]) == -1
     assert abs(float(sums.loss[0]) / 8 - math.log(experiment.task.vocab_size)) < 2
     moved = jax.tree.map(lambda old, new: float(np.abs(old - new).max()), before, jax.device_get(state.params))
