@@ -75,6 +75,8 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
     if overrides:
         raise UserError(f"{overrides[0]!r}: a lookup goes on with its own settings; leave it out")
     config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    if "book" not in config:
+        raise UserError(f"{folder} is a run of lm-eval's tasks, which begin anew: give task=downstream checkpoint=…")
     settings = build(config)
     held = pretrained.load_for_text(settings.checkpoint, settings.dtype)
     first = _kept(folder)[:1]

@@ -67,7 +67,11 @@ def deepmind(folder: Path, dtype: str, window: int = DEEPMIND_WINDOW) -> Release
     `window` counts the token itself. Raises ValueError as `hugging_face` does.
     """
     tensors = OrbaxTensors(folder)
-    return _checked(recurrentgemma_flax.from_orbax(tensors.shapes, window, dtype), tensors, dtype, {})
+    try:
+        plan = recurrentgemma_flax.from_orbax(tensors.shapes, window, dtype)
+    except (KeyError, IndexError) as error:
+        raise ValueError(f"the tensor {error.args[0]} is missing or of another shape; download it again") from error
+    return _checked(plan, tensors, dtype, {})
 
 
 def _checked(plan: weights.Plan, tensors: weights.Tensors, dtype: str, config: Mapping[str, Any]) -> Released:

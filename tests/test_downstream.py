@@ -43,6 +43,8 @@ def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert (tmp_path / "out" / file).is_file()
     with pytest.raises(UserError, match="out holds a run already"):
         downstream.main(["checkpoint=some/griffin", "hydra.run.dir=out"])
+    assert main(["resume=out"]) == 2
+    assert "out is a run of lm-eval's tasks, which begin anew" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,15 @@ def test_deepminds_orbax_checkpoint_gives_the_same_parameters(folder: Path, tmp_
     assert logits.shape == (3, STEPS, VOCABULARY) and np.isfinite(logits).all()
 
 
+def test_an_orbax_checkpoint_without_a_tensor_is_one_line(folder: Path, tmp_path_factory) -> None:
+    release = tmp_path_factory.mktemp("release")
+    tree = deepmind_tree(folder)
+    del tree["blocks.0"]["mlp_block"]["ffw_up"]["w"]
+    ocp.PyTreeCheckpointer().save(release / "2b", tree)
+    with pytest.raises(UserError, match=r"the tensor blocks\.0/mlp_block/ffw_up/w is missing or of another shape"):
+        pretrained.load(str(release))
+
+
 def test_an_orbax_checkpoint_of_something_else_is_one_line(tmp_path: Path) -> None:
     ocp.PyTreeCheckpointer().save(tmp_path / "other", {"dense": {"kernel": np.zeros((2, 3))}})
     with pytest.raises(UserError, match="it is no RecurrentGemma"):
