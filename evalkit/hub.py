@@ -1,9 +1,6 @@
 """The data sets that lm-eval's tasks read: from a local folder, or from the hub, whose silence is told at once."""
 
 import logging
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 from evalkit.errors import UserError
+from evalkit.network import answers
 
 TASKS = Path(__file__).parent / "lm_eval_tasks"
 LM_EVAL_TASKS = Path(lm_eval.tasks.__file__).parent
@@ -57,7 +55,8 @@ def refuse_unreachable(tasks: Configs) -> None:
     Where it does not answer, what is asked of it later fails at once or comes from the cache.
     """
     remote = {task: config for task, config in tasks.items() if _is_remote(config)}
-    if not remote or _answers(huggingface_hub.constants.ENDPOINT):
+    offline = huggingface_hub.constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE
+    if not remote or (not offline and answers(huggingface_hub.constants.ENDPOINT, ANSWER_SECONDS)):
         return
     huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     for task, config in remote.items():
@@ -167,25 +166,3 @@ def _splits(files: Sequence[Path]) -> dict[str, list[str]]:
     for path in files:
         splits.setdefault(path.stem.partition("-")[0], []).append(str(path.absolute()))
     return splits
-
-
-def _answers(url: str) -> bool:
-    """Whether anything at `url` speaks HTTP within `ANSWER_SECONDS`, name look-up included; no if set to be offline."""
-    if huggingface_hub.constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE:
-        return False
-    answered = threading.Event()
-
-    def ask() -> None:
-        try:
-            urllib.request.urlopen(url, timeout=ANSWER_SECONDS).close()
-        except urllib.error.HTTPError as refusal:
-            refusal.close()
-        except OSError:
-            return
-        answered.set()
-
-    # A thread, because a name look-up has no timeout of its own.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(ANSWER_SECONDS)
-    return answered.is_set()

@@ -3,15 +3,13 @@
 import json
 import logging
 import secrets
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from evalkit.errors import UserError
+from evalkit.network import answers
 
 if TYPE_CHECKING:
     import wandb
@@ -142,7 +140,7 @@ def _resolve(mode: str) -> str:
     if not wandb.login(prompt=False, verify=False):
         _warn_offline("no API key is configured (wandb login)")
         return "offline"
-    if not _answers(settings.base_url):
+    if not answers(settings.base_url, ANSWER_SECONDS):
         _warn_offline(f"{settings.base_url} does not answer")
         return "offline"
     return "online"
@@ -154,26 +152,6 @@ def _typed(mode: str) -> Literal["online", "offline", "disabled"]:
 
 def _warn_offline(reason: str) -> None:
     logger.warning("W&B logs offline: %s; upload the run later with wandb sync", reason)
-
-
-def _answers(url: str) -> bool:
-    """Whether anything at `url` speaks HTTP within `ANSWER_SECONDS`, name look-up included."""
-    answered = threading.Event()
-
-    def ask() -> None:
-        try:
-            urllib.request.urlopen(url, timeout=ANSWER_SECONDS).close()
-        except urllib.error.HTTPError as refusal:
-            refusal.close()
-        except Exception:
-            return
-        answered.set()
-
-    # A thread, because a name look-up has no timeout of its own.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(ANSWER_SECONDS)
-    return answered.is_set()
 
 
 def _open(mode: str, folder: Path, run_id: str, shared: Mapping[str, Any]) -> tuple["wandb.Run", str]:
