@@ -3,12 +3,14 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
 from evalkit import calibration, hub, lm_eval, on_checkpoint, table1
@@ -70,17 +72,22 @@ def main(overrides: Sequence[str]) -> int:
     data, wandb = (on_checkpoint.arguments(config[name]) for name in ("data", "wandb"))
     settings = Downstream(**{**config, "data": Data(**data), "wandb": WandbSettings(**wandb)})
     on_checkpoint.refuse_used(folder)
-    on_checkpoint.describe(folder, config)
-    results = _evaluate(settings)
+    with _tasks(settings) as index:
+        on_checkpoint.describe(folder, config)
+        results = _evaluate(settings, index)
     _record(settings, config, folder, results)
     return _tell(settings, folder, results)
 
 
-def _evaluate(settings: Downstream) -> lm_eval.Results:
-    """lm-eval's results, the data sets found before the weights are read."""
-    arguments = {"pretrained": settings.checkpoint, **{name: getattr(settings, name) for name in MODEL_ARGUMENTS}}
+def _model_arguments(settings: Downstream) -> dict[str, Any]:
+    return {"pretrained": settings.checkpoint, **{name: getattr(settings, name) for name in MODEL_ARGUMENTS}}
+
+
+@contextmanager
+def _tasks(settings: Downstream) -> Iterator[TaskManager]:
+    """lm-eval's tasks, their data sets found: what is wrong with them shows before the weights are read."""
     path = settings.data.path
-    metadata = arguments if path is None else {**arguments, "text": path}
+    metadata = _model_arguments(settings) | ({} if path is None else {"text": path})
     with TemporaryDirectory() as localised:
         index = hub.manager(settings.tasks, metadata)
         tasks = hub.needed(index, settings.tasks)
@@ -91,15 +98,19 @@ def _evaluate(settings: Downstream) -> lm_eval.Results:
         else:
             hub.localise(index, tasks, Path(path).expanduser(), Path(localised), shots=settings.num_fewshot)
             index = hub.manager(settings.tasks, metadata, [Path(localised)])
-        return lm_eval.evaluate(
-            model="evalkit",
-            model_args=arguments,
-            tasks=settings.tasks,
-            task_manager=index,
-            num_fewshot=settings.num_fewshot,
-            limit=settings.limit,
-            log_samples=False,
-        )
+        yield index
+
+
+def _evaluate(settings: Downstream, index: TaskManager) -> lm_eval.Results:
+    return lm_eval.evaluate(
+        model="evalkit",
+        model_args=_model_arguments(settings),
+        tasks=settings.tasks,
+        task_manager=index,
+        num_fewshot=settings.num_fewshot,
+        limit=settings.limit,
+        log_samples=False,
+    )
 
 
 def rows_of(results: Mapping[str, Any], run: str, checkpoint: str) -> Iterator[Row]:

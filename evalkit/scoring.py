@@ -130,13 +130,13 @@ class Scorer:
         """The groups as their answers are written into `scores`: those of one row, then those with branches."""
         single = [group for group in groups if not group.branches]
         stems = [group.stem for group in single]
-        for batch in self._cut(stems, lambda length: 0 if length <= self.chunk else length):
+        for batch in self._cut(stems, lambda length, chunk: 0 if length <= chunk else length):
             self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores, goes_on=False)
             yield from (single[member] for member in batch.members)
         branched = [group for group in groups if group.branches]
         stems = [group.stem for group in branched]
         longest = max((len(row.tokens) for group in branched for row in group.branches), default=0)
-        for batch in self._cut(stems, lambda length: rounded(length + longest)):
+        for batch in self._cut(stems, lambda length, chunk: rounded(length + longest)):
             part = [branched[member] for member in batch.members]
             cache = self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores, goes_on=True)
             self._read_branches(part, cache, batch.room, scores)
@@ -147,14 +147,14 @@ class Scorer:
         rows = [row for group in groups for row in group.branches]
         parents = np.asarray([parent for parent, group in enumerate(groups) for _ in group.branches], np.int32)
         starts = np.asarray([len(group.stem.tokens) for group in groups], np.int32)[parents]
-        for batch in self._cut(rows, lambda length: room):
+        for batch in self._cut(rows, lambda length, chunk: room):
             dummies = (0, batch.size - len(batch.members))
             tiled = _take(cache, np.pad(parents[batch.members], dummies))
             tiled = jax.device_put(tiled, split(self._mesh))
             self._read(batch, tiled, np.pad(starts[batch.members], dummies), scores, goes_on=False)
 
-    def _cut(self, rows: Sequence[Row], room_of: Callable[[int], int]) -> Iterator[Batch]:
-        """Batches of `rows` by answers and length; `room_of(length)`: what the cache must hold, 0 where there is none.
+    def _cut(self, rows: Sequence[Row], room_of: Callable[[int, int], int]) -> Iterator[Batch]:
+        """Batches of `rows` by answers and length; `room_of(length, chunk)`: what the cache must hold, 0 for none.
 
         The longest come first, so that a program too large for memory shows at once. A batch has the length of the one
         before it unless that is more than an eighth too long, so that few programs serve all with little padding.
@@ -169,7 +169,8 @@ class Scorer:
             while left:
                 length = _near(len(rows[left[0]].tokens), length)
                 # Pieces of one size: the last of full ones would be padding for the most part.
-                chunk, room = rounded(-(-length // -(-length // self._longest(most)))), room_of(length)
+                chunk = rounded(-(-length // -(-length // self._longest(most))))
+                room = room_of(length, chunk)
                 size = self._size(chunk, min(most, chunk), room, len(left))
                 members, left = left[:size], left[size:]
                 chosen = [rows[member] for member in members]
