@@ -20,6 +20,7 @@ MASKED = -1e30
 DECODED = 16  # up to so many new tokens, what they attend to costs too little to look for a cheaper way
 ROPE_SPLIT = 1024
 KEYS_AT_A_TIME = 512
+IN_CACHE = 2**18  # scores of a block of queries, of all sequences, that a CPU's own cache holds
 
 
 class AttentionCache(NamedTuple):
@@ -271,17 +272,29 @@ def _softmax_of_rows(
 
 
 def _softmax_forward(rows: Array, keys: Array, values: Array, visible: Array) -> tuple[Array, tuple[Array, ...]]:
+    y, highest, total = _by_sequence(_weighted, visible, rows, keys, values)
+    return y, (rows, keys, values, visible, y, highest, total)
+
+
+def _weighted(visible: Array, rows: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
+    """The average of the values, the highest score of each row and the sum of its weights."""
     scores = _scores(rows, keys, visible)
     highest = scores.max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - highest)
     total = weights.sum(axis=-1, keepdims=True)
     y = jnp.einsum("brs,bsh->brh", weights.astype(values.dtype), values, preferred_element_type=jnp.float32) / total
-    y = y.astype(values.dtype)
-    return y, (rows, keys, values, visible, y, highest, total)
+    return y.astype(values.dtype), highest, total
 
 
 def _softmax_backward(kept: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Array, None]:
-    rows, keys, values, visible, y, highest, total = kept
+    rows, keys, values, visible, *rest = kept
+    return *_by_sequence(_gradients, visible, rows, keys, values, *rest, dy), None
+
+
+def _gradients(
+    visible: Array, rows: Array, keys: Array, values: Array, y: Array, highest: Array, total: Array, dy: Array
+) -> tuple[Array, Array, Array]:
+    """Of the rows, the keys and the values."""
     weights = jnp.exp(_scores(rows, keys, visible) - highest) / total
     dweights = jnp.einsum("brh,bsh->brs", dy, values, preferred_element_type=jnp.float32)
     along = (dy.astype(jnp.float32) * y.astype(jnp.float32)).sum(axis=-1, keepdims=True)
@@ -290,7 +303,27 @@ def _softmax_backward(kept: tuple[Array, ...], dy: Array) -> tuple[Array, Array,
     # These come out with the short axis first: in the other order the product is four times slower on a CPU.
     dkeys = jnp.einsum("brs,brh->bhs", dscores, rows)
     dvalues = jnp.einsum("brs,brh->bhs", weights.astype(values.dtype), dy)
-    return drows, jnp.swapaxes(dkeys, 1, 2), jnp.swapaxes(dvalues, 1, 2), None
+    return drows, jnp.swapaxes(dkeys, 1, 2), jnp.swapaxes(dvalues, 1, 2)
+
+
+def _by_sequence(function: Callable[..., tuple[Array, ...]], visible: Array, *arrays: Array) -> tuple[Array, ...]:
+    """`function`; on a CPU one sequence after the other if the scores of all together would not stay in its cache."""
+    rows, keys = arrays[:2]
+    if rows.shape[0] == 1 or rows.shape[0] * rows.shape[1] * keys.shape[1] <= IN_CACHE:
+        return function(visible, *arrays)
+    one_by_one = partial(_one_by_one, function)
+    return jax.lax.platform_dependent(visible, *arrays, cpu=one_by_one, default=function)
+
+
+def _one_by_one(function: Callable[..., tuple[Array, ...]], visible: Array, *arrays: Array) -> tuple[Array, ...]:
+    alike = visible.shape[0] == 1
+
+    def one(index: Array) -> tuple[Array, ...]:
+        its = [jax.lax.dynamic_slice_in_dim(array, index, 1) for array in arrays]
+        seen = visible if alike else jax.lax.dynamic_slice_in_dim(visible, index, 1)
+        return tuple(found[0] for found in function(seen, *its))
+
+    return jax.lax.map(one, jnp.arange(arrays[0].shape[0]))
 
 
 _softmax_of_rows.defvjp(_softmax_forward, _softmax_backward)

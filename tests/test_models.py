@@ -283,19 +283,28 @@ def test_logits_at_chosen_positions_are_those_of_all(name: str) -> None:
     close(some, jnp.take_along_axis(whole, at[..., None], axis=1), 1e-6)
 
 
-def test_attention_and_its_gradient_are_the_plain_softmax() -> None:
-    """Blocks, folded heads and the gradient that takes the weights again, against the textbook in float64."""
+@pytest.mark.parametrize("documents", [1, 2])
+@pytest.mark.parametrize("in_cache", [2**18, 1])
+def test_attention_and_its_gradient_are_the_plain_softmax(
+    documents: int, in_cache: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks, folded heads, one sequence after the other and the gradient that takes the weights again, against the
+    textbook in float64; every sequence with marks of its own, too."""
+    monkeypatch.setattr("models.attention.IN_CACHE", in_cache)
     batch, steps, heads, width, window = 2, 150, 2, 4, 40
     keys = jax.random.split(jax.random.key(0), 4)
     q, dy = (jax.random.normal(key, (batch, steps, heads, width)) for key in keys[:2])
     k, v = (jax.random.normal(key, (batch, steps, width)) for key in keys[2:])
     where = jnp.arange(steps)[None]
-    marks = Marks(where, where, None, None)
+    marks, segments = Marks(where, where, None, None), jnp.zeros((1, steps), jnp.int32)
+    if documents == 2:
+        segments = jnp.stack([where[0] >= 30, where[0] >= 71]).astype(jnp.int32)
+        marks = Marks(where, where, segments, segments)
 
     def plain(q, k, v):
         distance = where[0][:, None] - where[0][None]
-        seen = (distance >= 0) & (distance < window)
-        scores = jnp.where(seen[None, None], jnp.einsum("bqnh,bsh->bnqs", q, k) / 2, -jnp.inf)
+        seen = (distance >= 0) & (distance < window) & (segments[:, :, None] == segments[:, None])
+        scores = jnp.where(seen[:, None], jnp.einsum("bqnh,bsh->bnqs", q, k) / 2, -jnp.inf)
         return jnp.einsum("bnqs,bsh->bqnh", jax.nn.softmax(scores, axis=-1), v)
 
     with jax.enable_x64():
