@@ -288,7 +288,8 @@ def _weighted(visible: Array, rows: Array, keys: Array, values: Array) -> tuple[
 
 def _softmax_backward(kept: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Array, None]:
     rows, keys, values, visible, *rest = kept
-    return *_by_sequence(_gradients, visible, rows, keys, values, *rest, dy), None
+    drows, dkeys, dvalues = _by_sequence(_gradients, visible, rows, keys, values, *rest, dy)
+    return drows, dkeys, dvalues, None
 
 
 def _gradients(
