@@ -303,7 +303,7 @@ def test_attention_and_its_gradient_are_the_plain_softmax(
 
     def plain(q, k, v):
         distance = where[0][:, None] - where[0][None]
-        seen = (distance >= 0) & (distance < window) & (segments[:, :, None] == segments[:, None])
+        seen = ((distance >= 0) & (distance < window))[None] & (segments[:, :, None] == segments[:, None])
         scores = jnp.where(seen[:, None], jnp.einsum("bqnh,bsh->bnqs", q, k) / 2, -jnp.inf)
         return jnp.einsum("bnqs,bsh->bqnh", jax.nn.softmax(scores, axis=-1), v)
 
