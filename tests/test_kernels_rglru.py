@@ -46,7 +46,7 @@ def check(implementation, steps, width, kind, dtype, unit_reset):
         *gated_gradients(*exact[:5], reset, unit_reset, *exact[5:]),
     ]
     assert [value.dtype for value in actual[:2]] == [dtype, jnp.float32]
-    all_close(actual, expected, dtype, steps)
+    all_close(actual, expected, dtype)
 
 
 @pytest.mark.parametrize("implementation", ALL.values(), ids=ALL)
