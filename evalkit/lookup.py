@@ -46,6 +46,7 @@ class Lookup:
     new_tokens: int
     batch_size: int
     chunk: int
+    cache_gib: float
     format: str
     wandb: WandbSettings
 
@@ -57,7 +58,9 @@ class Lookup:
     @property
     def retrieval(self) -> Retrieval:
         """The evaluation; raises ValueError for a value that cannot be."""
-        return Retrieval(self.book, self.lengths, self.prompts, self.new_tokens, self.batch_size, self.chunk)
+        return Retrieval(
+            self.book, self.lengths, self.prompts, self.new_tokens, self.batch_size, self.chunk, self.cache_gib
+        )
 
 
 def main(overrides: Sequence[str]) -> int:

@@ -75,7 +75,8 @@ class Retrieval:
     """Lookups at each of `lengths` (tokens of the prompt, the first one included), `prompts` of each.
 
     The model reads the prompt and says up to `new_tokens` greedily; what stands before the first newline, stripped, is
-    its answer (Jelassi et al. 2024). `chunk` tokens of `batch_size` prompts are in memory at a time.
+    its answer (Jelassi et al. 2024). `chunk` tokens of `batch_size` prompts are in memory at a time, or of so many
+    fewer prompts, down to one a device, that their caches take at most `cache_gib`.
     Raises ValueError for a value that cannot be.
     """
 
@@ -85,8 +86,11 @@ class Retrieval:
     new_tokens: int = 50
     batch_size: int = 8
     chunk: int = 512
+    cache_gib: float = 4.0
 
     def __post_init__(self) -> None:
+        if not self.cache_gib > 0:
+            raise ValueError(f"cache_gib={self.cache_gib}; allowed: above 0")
         for name in ("prompts", "new_tokens", "batch_size", "chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
@@ -132,11 +136,11 @@ class Retrieval:
         scores = {metric: np.zeros(len(questions)) for metric in METRICS}
         longest = max(len(question.continuation) for question in questions)
         size = bucket(max(len(question.prompt) for question in questions) + max(self.new_tokens, longest))
-        done = 0
-        for indices in by_length([question.prompt for question in questions], self.batch_size):
+        rows, done = self.rows(pretrained, size), 0
+        for indices in by_length([question.prompt for question in questions], rows):
             batch = [questions[index] for index in indices]
             prompts = [question.prompt for question in batch]
-            read = prefill(pretrained, prompts, rows=self.batch_size, size=size, chunk=self.chunk)
+            read = prefill(pretrained, prompts, rows=rows, size=size, chunk=self.chunk)
             # First, because decoding uses the cache up.
             logs = log_probabilities(pretrained, read, [question.continuation for question in batch], longest)
             scores["log_probability"][indices] = logs
@@ -148,6 +152,15 @@ class Retrieval:
             done += len(indices)
             describe(done, len(questions))
         return scores
+
+    def rows(self, pretrained: Pretrained, size: int) -> int:
+        """Prompts at a time whose caches have room for `size` tokens: `batch_size`, or half, a quarter, … of it."""
+        devices = mesh_sharing(pretrained.params, self.batch_size).size
+        leaves = jax.tree.leaves(jax.eval_shape(lambda: pretrained.model.init_cache(1, size)))
+        one, rows = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves), self.batch_size
+        while rows * one > self.cache_gib * 2**30 and rows % (2 * devices) == 0:
+            rows //= 2
+        return rows
 
 
 def question(pretrained: Pretrained, lookup: Lookup) -> Question:

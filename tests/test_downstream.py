@@ -100,6 +100,21 @@ def test_a_calibration_needs_its_tasks() -> None:
         calibration.checks("gemma-2b", results_of({"PIQA": 77.3}, 10))
 
 
+def test_results_of_another_model_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published = dict(calibration.known("mamba-2.8b-slimpj").values)
+    for shift, code, word in ((0.0, 0, "yes"), (9.0, 1, "NO")):
+        file = tmp_path / "results.json"
+        found = results_of({column: value + shift for column, value in published.items()}, 1000)
+        file.write_text(json.dumps(found), encoding="utf-8")
+        assert calibration.main(["mamba-2.8b-slimpj", str(file)]) == code
+        assert f"| {word} |" in capsys.readouterr().out
+    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
+    for name, words in (("other.json", "holds no results of lm-eval"), ("nowhere.json", "cannot be read")):
+        assert calibration.main(["gemma-2b", str(tmp_path / name)]) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1
+
+
 def test_the_page_lists_what_the_command_checks() -> None:
     page = (tiny.ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
     for name, published in calibration.PUBLISHED.items():

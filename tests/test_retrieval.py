@@ -168,3 +168,13 @@ def test_what_is_done_is_not_done_again() -> None:
     retrieval = Retrieval(Phonebook(), lengths=[600, 300, 450], **SETTINGS)
     rows = [rows[0]["length"] for rows in retrieval.run(pretrained(Reader()), partial(row, run="r"), done={450})]
     assert rows == [300, 600]
+
+
+def test_fewer_prompts_at_a_time_where_caches_are_large() -> None:
+    """The reader's cache has 4 bytes a token; Griffin's stops at its window."""
+    small = Retrieval(Phonebook(), [600], **{**SETTINGS, "batch_size": 8}, cache_gib=2**-10)
+    assert [small.rows(pretrained(Reader()), size) for size in (64, 2**17, 2**20)] == [8, 1, 1]
+    assert small.rows(pretrained(Reader()), 2**15) == 4
+    assert small.rows(griffin(), 4096) == small.rows(griffin(), 2**20)
+    with pytest.raises(ValueError, match="cache_gib=0; allowed: above 0"):
+        Retrieval(Phonebook(), [600], cache_gib=0)
