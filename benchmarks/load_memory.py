@@ -54,8 +54,8 @@ def measure(folder: Path, tokens: int) -> None:
     from evalkit.devices import spare_memory, use_every_core
     from evalkit.pretrained import Pretrained
     from evalkit.scoring import Request, Scorer
-    from evalkit.tokenizer import Numbers
     from models import released
+    from tasks.tokenizers import Numbers
 
     use_every_core()
     spare_memory()

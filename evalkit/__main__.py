@@ -14,6 +14,7 @@ from evalkit.errors import UserError
 
 EXISTING = ("resume", "evaluate")
 DOWNSTREAM, PHONEBOOK, CHECKPOINT = "task=downstream", "task=phonebook", "checkpoint="
+TEXTS = ("task=books", "task=arxiv")
 # What Hydra answers by itself, without a run.
 ANSWERED_BY_HYDRA = ("help", "hydra_help", "cfg", "info", "shell_completion")
 SIGNALS = (130, 143)
@@ -106,9 +107,9 @@ def _existing(command: str, overrides: list[str], flags: argparse.Namespace) -> 
 def _on_checkpoint(overrides: list[str], flags: argparse.Namespace) -> int:
     """`checkpoint=…`: nothing is trained, so these have configurations of their own."""
     tasks = [text for text in overrides if text.startswith("task=")]
-    if tasks not in ([DOWNSTREAM], [PHONEBOOK]):
-        given = ", ".join(tasks) or "no task"
-        raise UserError(f"checkpoint= goes with {DOWNSTREAM} or {PHONEBOOK}, not with {given}; give one of them")
+    if tasks not in ([DOWNSTREAM], [PHONEBOOK], *([text] for text in TEXTS)):
+        given, known = ", ".join(tasks) or "no task", ", ".join([DOWNSTREAM, PHONEBOOK, *TEXTS])
+        raise UserError(f"checkpoint= goes with {known}, not with {given}; give one of them")
     if flags.multirun:
         raise UserError(f"{tasks[0]} takes one checkpoint at a time; leave -m out")
     from evalkit import devices
@@ -120,6 +121,10 @@ def _on_checkpoint(overrides: list[str], flags: argparse.Namespace) -> int:
         from evalkit import downstream
 
         return downstream.main(rest)
+    if tasks[0] in TEXTS:
+        from evalkit import texts
+
+        return texts.main(overrides)
     from evalkit import lookup
 
     return lookup.main(rest)

@@ -1,7 +1,8 @@
 """`python -m evalkit.compare RUN…`: overlays the curves of several runs of one task, with a table.
 
 Writes `compare.png` (accuracy against length, fig. 6b's axes), `learning.png` (against steps, fig. 6a's), `compare.csv`
-(tidy) and `compare.html` (self-contained); of phonebook lookups `compare.png` (fig. 6c) and `compare.csv`.
+(tidy) and `compare.html` (self-contained); of phonebook lookups `compare.png` (fig. 6c) and `compare.csv`; of text
+`positions.png` (figs. 5 and 10), `context.png`, `training.png`, `compare.csv` and `compare.html`.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from evalkit import compare_lookups, page
+from evalkit import compare_lookups, compare_texts, page
 from evalkit.errors import UserError, writing
 from evalkit.figures import extrapolation_figure, learning_figure, length_label, save, svg
 from evalkit.lookup_report import TASK as LOOKUP
@@ -25,6 +26,7 @@ from evalkit.report import DASH, show_steps, spoken, write_text
 from evalkit.statistics import censored_spread, spread
 from evalkit.summary import SCHEMA
 from evalkit.terminal import print_table
+from evalkit.text_summary import is_text
 
 LEVEL = "0.99"
 COLUMNS: tuple[str, ...] = (
@@ -56,8 +58,11 @@ def compare(folders: Sequence[Path], out: Path | None, console: Console) -> Path
         compare_lookups.compare(runs, out, console)
         return out
     lines = pool(runs)
-    header, cells = comparison_table(lines)
     notes = _notes(lines)
+    if all(is_text(run.rows) for run in runs):
+        compare_texts.compare(task, lines, notes, out, console)
+        return out
+    header, cells = comparison_table(lines)
     drawings = _draw(task, lines, notes, out)
     write_text(out / "compare.csv", _csv(lines))
     write_text(out / "compare.html", _html(task, lines, notes, drawings, (header, cells)))

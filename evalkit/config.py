@@ -16,9 +16,9 @@ from yaml import YAMLError
 from evalkit import catalogue, composition
 from evalkit.composition import NAMES
 from evalkit.errors import UserError
-from evalkit.protocols import Evaluation, LanguageModel, Task
+from evalkit.feeds import check_length, is_text, prepare
+from evalkit.protocols import Evaluation, LanguageModel, Task, Texts
 from evalkit.schema import locate, verify
-from evalkit.streams import check_length
 from evalkit.tracking import WandbSettings
 from evalkit.train import Training
 
@@ -26,17 +26,18 @@ PRECISIONS = ("default", "high", "highest")
 FORMATS = ("text", "json")
 
 RESUMABLE = ("wandb", "eval", "train.steps", "format")
-EVALUABLE = ("eval", "task", "wandb", "format")
+EVALUABLE = ("eval", "task", "data", "wandb", "format")
 
 
 @dataclass(frozen=True)
 class Experiment:
     """Everything that a run needs, built; raises ValueError for a value that cannot be.
 
-    `paper`: what the paper's own setting is, where this one differs. `config`: the same, as plain resolved data.
+    `data`: where a task's text is. `paper`: what the paper's own setting is, where this one differs. `config`: the
+    same, as plain resolved data.
     """
 
-    task: Task
+    task: Task | Texts
     model: LanguageModel
     train: Training
     eval: Evaluation
@@ -44,11 +45,13 @@ class Experiment:
     seed: int
     seeds: int
     preset: str
+    data: dict[str, Any]
     paper: dict[str, Any]
     matmul_precision: str
     format: str
     task_name: str
     model_name: str
+    data: dict[str, Any]
     config: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -60,6 +63,8 @@ class Experiment:
             raise ValueError(f"matmul_precision={self.matmul_precision!r}; allowed: {', '.join(PRECISIONS)}")
         if self.format not in FORMATS:
             raise ValueError(f"format={self.format!r}; allowed: {', '.join(FORMATS)}")
+        if self.data["path"] is not None and not is_text(self.task):
+            raise ValueError(f"data.path={self.data['path']}, but {self.task_name} is drawn, not read; leave it out")
         for stage in self.train.stages(self.task.length):
             check_length(self.task, stage.length)
         self.eval.check(self.task)
@@ -67,6 +72,9 @@ class Experiment:
 
 SETTINGS = {name: annotation for name, annotation in get_type_hints(Experiment).items() if name != "config"}
 """The keys of a configuration's first level."""
+
+LATER: Mapping[str, Any] = {"data": {"path": None}}
+"""Those that the configurations of older runs lack, with what they stood for."""
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
@@ -80,7 +88,7 @@ def check(overrides: Sequence[str], *, sweep: bool = False) -> None:
         config, folder = _composed(combination)
         if not sweep:
             refuse_used(folder)
-        experiment(config)
+        prepare(experiment(config).task)
 
 
 def refuse_used(folder: Path) -> None:
@@ -107,13 +115,13 @@ def experiment(config: DictConfig) -> Experiment:
         raise UserError(str(error)) from error
 
 
-def build_task(name: str, overrides: Sequence[str] = ()) -> Task:
+def build_task(name: str, overrides: Sequence[str] = ()) -> Task | Texts:
     """The task `conf/task/<name>.yaml`, with its own settings as `key=value`; raises UserError."""
     base = composition.compose([f"task={name}"]).task
     settings = OmegaConf.create(_plain(base))
     _apply(settings, composition.parse(overrides))
     plain = {"task": _plain(settings)}
-    verify(plain, {"task": _plain(base)}, {"task": Task})
+    verify(plain, {"task": _plain(base)}, {"task": Task | Texts})
     return build(plain, "task")
 
 
@@ -134,6 +142,8 @@ def from_file(path: Path, overrides: Sequence[str] = (), allowed: Sequence[str] 
     base = _plain(config)
     values = [override for override in changes if not composition.is_choice(override)]
     _apply(config, values)
+    if "path" in config.task and any(override.key_or_group == "data.path" for override in values):
+        config.task.path = config.data.path  # as in conf/task, where the one stands for the other
     _verify(config, base)
     for override in values:
         _refuse_fixed(override, choices, allowed)
@@ -233,9 +243,11 @@ def _load(path: Path) -> DictConfig:
         config = OmegaConf.load(path)
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    missing = [name for name in SETTINGS if name not in config]
+    missing = [name for name in SETTINGS if name not in config and name not in LATER]
     if missing or not isinstance(config, DictConfig):
         raise UserError(f"{path} is no run's configuration: it has no {missing[0]!r}")
+    for name in LATER.keys() - config.keys():
+        config[name] = LATER[name]
     return config
 
 

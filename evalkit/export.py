@@ -16,8 +16,8 @@ def export(run: str, folder: Path) -> None:
     """
     from evalkit import tokenizer_files
     from evalkit.pretrained import load
-    from evalkit.tokenizer import Bytes
     from models import export as hugging_face
+    from tasks.tokenizers import Bytes
 
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; give another folder")

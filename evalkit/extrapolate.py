@@ -1,18 +1,20 @@
 """Accuracy against length: the model runs chunk by chunk through its cache, so memory does not grow with length."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from evalkit import streams
+from evalkit import feeds, streams
 from evalkit.devices import AXIS, copied, mesh_for, split
 from evalkit.objective import Tally, tally
-from evalkit.protocols import Cache, LanguageModel, Params, Task, Trained
+from evalkit.protocols import Cache, LanguageModel, Params, Task, Texts, Trained
 from evalkit.rows import Row
 from tasks import Example
 
@@ -52,10 +54,16 @@ class Extrapolation:
         """The lengths that are run."""
         return len([length for length in set(self.lengths) if self._runs(length)])
 
-    def check(self, task: Task) -> None:
+    def check(self, task: Task | Texts) -> None:
         """Raises ValueError, the task's own, for a length that it cannot have."""
+        if feeds.is_text(task):
+            raise ValueError("a text has no answer to be right about; give eval=loss_by_position")
         for length in (*filter(self._runs, self.lengths), *self.during):
             streams.check_length(task, length)
+
+    def limits(self, model: LanguageModel) -> list[str]:
+        """Nothing: what is left out has rows that say so."""
+        return []
 
     def probe(self, trained: Trained) -> Iterator[Row]:
         """Rows of the few lengths looked at while training."""
@@ -108,7 +116,7 @@ def score(
     done = 0
     while done < sequences:
         trained.check_interrupt()
-        example = streams.held_out_batch(trained.task, stream, done, batch_size, length)
+        example = feeds.held_out_batch(trained.task, stream, done, batch_size, length)
         scores = stream_tally(trained.model, params, example, chunk, trained.check_interrupt).scores()
         # A last batch that is not full keeps its shape, and the program with it; the sequences beyond are left out.
         used = min(batch_size, sequences - done)
@@ -116,6 +124,9 @@ def score(
             totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())
         done += used
         trained.progress.describe(length, done, sequences)
+    if feeds.is_text(trained.task):
+        del totals["exact_match"]  # of a whole window: always 0
+        totals["bits_per_byte"] = totals["loss"] / (math.log(2) * trained.task.bytes_per_token())
     for metric, total in totals.items():
         yield trained.make_row(
             metric=metric, seed=seed, step=trained.step, split=split, length=length, total=total, count=sequences
@@ -136,7 +147,9 @@ def stream_tally(
     batch, length = example.tokens.shape
     chunk = min(chunk, length)
     padding = -length % chunk
-    fields = [np.pad(np.asarray(field), ((0, 0), (0, padding))) for field in example[:3]]
+    # Padding is never scored, and packed text says of it that it is no token.
+    empty = Example(0, 0, False, None if example.positions is None else -1)  # type: ignore[arg-type]
+    whole = jax.tree.map(lambda x, fill: _padded(x, padding, fill), example, empty)
     mesh = mesh_for(batch)
     params = jax.device_put(params, copied(mesh))
     # Never smaller than a window, so that all lengths of a model with one share a program.
@@ -144,10 +157,14 @@ def stream_tally(
     total = jax.device_put(Tally(*(jnp.zeros(batch) for _ in Tally._fields)), split(mesh))
     for start in range(0, length, chunk):
         check_interrupt()
-        part = Example(*(jax.device_put(field[:, start : start + chunk], split(mesh)) for field in fields))
-        scored = bool(fields[2][:, start : start + chunk].any())
+        part = jax.tree.map(lambda x, start=start: jax.device_put(x[:, start : start + chunk], split(mesh)), whole)
+        scored = bool(whole.mask[:, start : start + chunk].any())
         cache, total = _advance(model, mesh, params, part, cache, total, scored)
     return total
+
+
+def _padded(field: Any, padding: int, fill: int) -> np.ndarray:
+    return np.pad(np.asarray(field), ((0, 0), (0, padding)), constant_values=fill)
 
 
 @partial(jax.jit, static_argnames=("model", "mesh", "scored"), donate_argnames=("cache", "total"))
@@ -158,7 +175,7 @@ def _advance(
 
     def on_device(params: Params, part: Example, cache: Cache, total: Tally) -> tuple[Cache, Tally]:
         nowhere = None if scored else jnp.zeros((part.tokens.shape[0], 0), jnp.int32)
-        logits, cache = model.apply(params, part.tokens, None, cache, nowhere)
+        logits, cache = model.apply(params, part.tokens, part.positions, cache, nowhere)
         return cache, total + tally(logits, part) if scored else total
 
     rows = PartitionSpec(AXIS)

@@ -15,7 +15,7 @@ from evalkit.devices import AXIS, mesh_sharing
 from evalkit.prefill import Prefilled, bucket, by_length, check, placed, prefill
 from evalkit.pretrained import Pretrained
 from evalkit.protocols import LanguageModel, Params
-from evalkit.tokenizer import Tokenizer
+from tasks.tokenizers import Tokenizer
 
 # Tokens decoded on the device before the text is looked at for stop strings.
 AT_A_TIME = 16

@@ -7,11 +7,11 @@ from typing import Any
 from evalkit.checkpoint import FOLDER, Checkpoints
 from evalkit.config import Experiment, from_file
 from evalkit.errors import UserError
-from evalkit.protocols import Params, Task
+from evalkit.protocols import Params, Task, Texts
 from evalkit.train import Trainer, TrainState, params_of
 
 
-def load(run: str | Path, seed: int | None = None) -> tuple[Callable[..., Any], Params, Task]:
+def load(run: str | Path, seed: int | None = None) -> tuple[Callable[..., Any], Params, Task | Texts]:
     """`(apply, params, task)` of a run's newest checkpoint: `logits, _ = apply(params, tokens)`.
 
     `seed` chooses among several (the first by default). Raises UserError for a folder that is no run, a run without a

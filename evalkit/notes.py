@@ -13,6 +13,7 @@ def notes_of(experiment: Experiment) -> list[str]:
     if experiment.train.curriculum:
         lengths = [stage.length for stage in experiment.train.stages(experiment.task.length)]
         notes.append("trained with a length curriculum: " + " → ".join(map(str, lengths)))
+    notes += experiment.eval.limits(experiment.model)
     if experiment.preset != "paper":
         notes.append(f"preset={experiment.preset}")
     return notes

@@ -14,11 +14,12 @@ import numpy as np
 from evalkit import hub_checkpoints, tokenizer_files
 from evalkit.config import from_file
 from evalkit.errors import UserError
+from evalkit.feeds import is_text
 from evalkit.loading import restore
 from evalkit.protocols import LanguageModel, Params
-from evalkit.tokenizer import Bytes, Numbers, Tokenizer
 from evalkit.train import params_of
 from models import released
+from tasks.tokenizers import Bytes, Numbers, Tokenizer, WithoutBos
 
 PUBLISHED_VOCABULARY, PUBLISHED_TRAIN_LENGTH = 256_000, 8192  # of RecurrentGemma and Gemma v1 alike
 
@@ -84,13 +85,16 @@ def digest(params: Params) -> str:
 
 
 def _run(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
-    """A run of ours: on bytes if it has as many tokens as those, else on tokens that stand for no text."""
+    """A run of ours: on text, on as many tokens as bytes have, or on tokens that stand for no text."""
     experiment = from_file(folder / "config.yaml", [f"model.dtype={dtype}"], ("model.dtype",))
     size = experiment.task.vocab_size
     state, _ = restore(experiment, folder)
     params = params_of(state, 0)
-    tokenizer = Bytes() if size == Bytes.vocab_size else Numbers(size)
-    settings = json.dumps([experiment.config["model"], size], sort_keys=True, default=str)
+    if is_text(experiment.task):
+        tokenizer: Tokenizer = WithoutBos(experiment.task.tokenizer_)
+    else:
+        tokenizer = Bytes() if size == Bytes.vocab_size else Numbers(size)
+    settings = json.dumps([experiment.config["model"], size, tokenizer.name], sort_keys=True, default=str)
     return Pretrained(experiment.model, params, tokenizer, checkpoint, digest(params), experiment.task.length, settings)
 
 

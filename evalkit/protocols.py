@@ -9,6 +9,7 @@ from jax import Array
 
 from evalkit.rows import Row
 from tasks import Example
+from tasks.tokenizers import Tokenizer
 
 Params = Any  # nested dictionaries of arrays
 Cache = Any  # a pytree of the model's own
@@ -54,6 +55,152 @@ class Task(Protocol):
 
     def solve(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The rule in plain NumPy: `(targets, mask)`."""
+        ...
+
+    def describe(self, tokens: np.ndarray) -> str:
+        """`tokens` for human eyes."""
+        ...
+
+
+@runtime_checkable
+class Window(Protocol):
+    """Windows of text `[b, t]` on the host: the fields of an `Example`, positions included."""
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """What is read."""
+        ...
+
+    @property
+    def targets(self) -> np.ndarray:
+        """The next token of each."""
+        ...
+
+    @property
+    def mask(self) -> np.ndarray:
+        """Which are asked for."""
+        ...
+
+    @property
+    def positions(self) -> np.ndarray:
+        """In the window, or in the document that begins in it."""
+        ...
+
+
+@runtime_checkable
+class Document(Protocol):
+    """One held-out document."""
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All of them."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of UTF-8."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Where it comes from."""
+        ...
+
+
+@runtime_checkable
+class Text(Protocol):
+    """One document as it was read."""
+
+    @property
+    def source(self) -> str:
+        """Where it comes from."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        ...
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """What sets a text apart from a synthetic task: it is read, not drawn. The numbers decide what is read."""
+
+    def windows(self, seed: int, step: int, batch: int, length: int) -> Window:
+        """The training windows of one seed at one step."""
+        ...
+
+    def validation_windows(self, first: int, batch: int, length: int) -> Window:
+        """Windows `first`, `first + 1`, … of what is kept for validation, the same for every seed and batch size."""
+        ...
+
+    def documents(self) -> Sequence[Document]:
+        """The held-out documents."""
+        ...
+
+    def texts(self) -> Iterator[Text]:
+        """The held-out documents as text; raises ValueError, in one line, for what cannot be read."""
+        ...
+
+
+@runtime_checkable
+class Texts(Readable, Protocol):
+    """A text task: documents to train on and others to be evaluated on, as tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """The training length: tokens of a window."""
+        ...
+
+    @property
+    def answer_length(self) -> int:
+        """0: a window has `length` entries."""
+        ...
+
+    @property
+    def scored(self) -> int | None:
+        """None: nearly every position is scored."""
+        ...
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of a guess that knows nothing of the context, as far as it is known: 0."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Raised whenever the same numbers would give other windows of the same text."""
+        ...
+
+    @property
+    def tokenizer_(self) -> Tokenizer:
+        """What makes its tokens."""
+        ...
+
+    @property
+    def remote(self) -> str | None:
+        """The data set on the hub that has to be fetched first, None if there is none."""
+        ...
+
+    def prepare(self) -> None:
+        """Reads and tokenises everything, once for all runs; raises ValueError, in one line, for what cannot be."""
+        ...
+
+    def used(self) -> str:
+        """What text is read, in one line."""
+        ...
+
+    def digest(self) -> str:
+        """Names everything that is read: two with the same one give the same windows and documents."""
+        ...
+
+    def bytes_per_token(self) -> float:
+        """Of what is kept for validation."""
         ...
 
     def describe(self, tokens: np.ndarray) -> str:
@@ -112,7 +259,7 @@ class Progress(Protocol):
 class Trained:
     """What an evaluation is given: a model with one set of parameters a seed, at some step."""
 
-    task: Task
+    task: Task | Texts
     model: LanguageModel
     params: Sequence[Params]
     seeds: Sequence[int]
@@ -132,8 +279,12 @@ class Evaluation(Protocol):
         """How many pieces (lengths) `run` reports progress of, for one seed."""
         ...
 
-    def check(self, task: Task) -> None:
+    def check(self, task: Task | Texts) -> None:
         """Raises ValueError if it asks of `task` what that cannot give, before anything is trained."""
+        ...
+
+    def limits(self, model: LanguageModel) -> Sequence[str]:
+        """What it will not do of what was asked for, and why: known before it starts, a line each."""
         ...
 
     def probe(self, trained: Trained) -> Iterator[Row]:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from evalkit import page
+from evalkit import page, text_report, text_summary
 from evalkit.errors import writing
 from evalkit.figures import extrapolation_figure, learning_figure, length_label, save, svg
 from evalkit.rows import Row, read
@@ -24,6 +24,8 @@ def report(folder: Path, console: Console) -> dict[str, Any]:
     Prints the tables and returns the summary. Raises `UserError` if the folder has no rows or cannot be written.
     """
     rows = read(folder)
+    if text_summary.is_text(rows):
+        return text_report.report(folder, rows, console)
     summary = summarise(rows)
     figures = run_figures(rows)
     for name, figure in figures.items():

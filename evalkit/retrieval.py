@@ -20,7 +20,7 @@ from evalkit.prefill import Prefilled, bucket, by_length, placed, prefill
 from evalkit.pretrained import Pretrained
 from evalkit.protocols import LanguageModel, Params
 from evalkit.rows import Row
-from evalkit.tokenizer import Tokenizer
+from tasks.tokenizers import Tokenizer
 
 
 @runtime_checkable

@@ -21,13 +21,14 @@ from evalkit.checkpoint import Checkpoints, Restored
 from evalkit.config import EVALUABLE, RESUMABLE, Experiment, from_file, save
 from evalkit.errors import UserError, writing
 from evalkit.extrapolate import score
+from evalkit.feeds import is_text, prepare
 from evalkit.interrupt import Interrupted, Watch
 from evalkit.loading import restore, seeds_of, trainer_of
 from evalkit.notes import notes_of
 from evalkit.progress import EvaluationProgress, Progress
 from evalkit.protocols import Trained
 from evalkit.report import report
-from evalkit.rows import FILE, Row, RowLog, row, value
+from evalkit.rows import FILE, Row, RowLog, read, row, value
 from evalkit.tracking import WandbLog
 from evalkit.train import Sums, Trainer, TrainState, params_of, refuse_non_finite
 
@@ -59,6 +60,7 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
 def evaluate(folder: Path, overrides: Sequence[str]) -> int:
     """Evaluates the run in `folder` again, without training, into `folder/evaluate/<time>`."""
     experiment = from_file(folder / "config.yaml", overrides, EVALUABLE)
+    prepare(experiment.task)
     state, step = restore(experiment, folder)
     target = folder / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     with writing(target):
@@ -73,11 +75,22 @@ def _session(experiment: Experiment, folder: Path) -> int:
     trainer = trainer_of(experiment)
     restored = checkpoints.restore(trainer.abstract)
     offset = 0 if restored is None else restored.meta["rows"]
+    prepare(experiment.task)
+    if restored is not None:
+        _refuse_other_text(experiment, folder)
     try:
         with Session(experiment, folder, offset=offset) as session:
             return session.guard(lambda: session.train_and_evaluate(trainer, checkpoints, restored))
     finally:
         checkpoints.close()
+
+
+def _refuse_other_text(experiment: Experiment, folder: Path) -> None:
+    """Raises UserError if a run would go on with another text than it began with."""
+    if is_text(experiment.task):
+        before = (read(folder)[0]["extra"] or {})["text"]
+        if before["digest"] != experiment.task.digest():
+            raise UserError(f"{folder} began with another text ({before['used']}); bring it back, or start a new run")
 
 
 class Session:
@@ -237,6 +250,7 @@ class Session:
                 "answer_length": task.answer_length,
                 "window": self.experiment.model.window,
                 "chance": task.chance,
+                "text": {"used": task.used(), "digest": task.digest()} if is_text(task) else None,
                 "notes": notes_of(self.experiment),
                 "seeds": self.seeds,
                 "steps": training.steps,
@@ -257,6 +271,7 @@ class Session:
             f"{experiment.task_name} · {experiment.model_name} · {count:,} parameters · {seeds}",
             f"{facts['device']} × {facts['devices']} ({facts['cores']} cores), "
             f"float32 products: {experiment.matmul_precision}",
+            *([experiment.task.used()] if is_text(experiment.task) else []),
             *notes_of(experiment),
             f"folder: {self.folder}",
         ]

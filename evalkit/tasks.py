@@ -15,7 +15,7 @@ from evalkit.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
-    from evalkit.protocols import Task
+    from evalkit.protocols import Task, Texts
 
 SHOWN_LENGTH = 24
 
@@ -61,12 +61,16 @@ def _show(console: Console, name: str, settings: Sequence[str]) -> None:
     import numpy as np
 
     from evalkit.config import build_task
+    from evalkit.feeds import is_text
 
     own = [text for text in settings if not text.startswith(("length=", "seed="))]
     task = build_task(name, own)
     length = _number(settings, "length", _shown_length(task))
     seed = _number(settings, "seed", 0)
     try:
+        if is_text(task):
+            _show_text(console, task, name, length, seed)
+            return
         example = task.sample(jax.random.key(seed), length)
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -79,6 +83,16 @@ def _show(console: Console, name: str, settings: Sequence[str]) -> None:
     for above, below in _lines(_symbols(task, tokens), answers, console.width):
         console.print(above, markup=False)
         console.print(Text(below, "bold green"))
+
+
+def _show_text(console: Console, task: "Texts", name: str, length: int, seed: int) -> None:
+    task.prepare()
+    window = task.windows(seed, 0, 1, length)
+    console.print(
+        f"{name}, length {length}, seed {seed}: each token is to be told from those before it\n", soft_wrap=True
+    )
+    console.print(task.describe(window.tokens[0]), markup=False, soft_wrap=True)
+    console.print(Text(f"\n{task.used()}", style="dim"), soft_wrap=True)
 
 
 def _symbols(task: "Task", tokens: "np.ndarray") -> list[str]:
@@ -94,9 +108,12 @@ def _lines(above: Sequence[str], below: Sequence[str], width: int) -> list[tuple
     return [(rows[0][i : i + each * column].rstrip(), rows[1][i : i + each * column].rstrip()) for i in starts]
 
 
-def _shown_length(task: "Task") -> int:
-    """A length that a line can show, or the task's own where that is too short for it."""
-    from evalkit.streams import check_length
+def _shown_length(task: "Task | Texts") -> int:
+    """A length that a line can show, or the task's own where that is too short for it, or text."""
+    from evalkit.feeds import check_length, is_text
+
+    if is_text(task):
+        return task.length
 
     try:
         check_length(task, SHOWN_LENGTH)

@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evalkit.tokenizer import Bytes, Tokenizer
+from tasks.tokenizers import Bytes, SentencePiece, Tokenizer, TokenizerJson
 
 FAST, PIECES = "tokenizer.json", "tokenizer.model"
 PADDING = 1024  # rows that an embedding may have beyond its tokens: Gemma's Flax release has 128
@@ -46,60 +46,6 @@ def _open(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
         return SentencePiece(file)
     eos = config.get("eos_token_id")
     return TokenizerJson(file, eos[0] if isinstance(eos, list) else eos)
-
-
-class TokenizerJson:
-    """Hugging Face's `tokenizer.json`; it begins a text as the file's own post-processor does."""
-
-    def __init__(self, path: Path, eos: int | None):
-        try:
-            from tokenizers import Tokenizer as Fast
-        except ImportError as error:
-            raise ValueError(f"{path.name} needs the package tokenizers; pip install tokenizers") from error
-        try:
-            self._fast = Fast.from_file(str(path))
-        except Exception as error:  # tokenizers raises a bare Exception
-            raise ValueError(f"{path.name} cannot be read ({error}); download it again") from error
-        self._fast.no_truncation()
-        self._fast.no_padding()
-        begun = self._fast.encode("", add_special_tokens=True).ids
-        self.bos: int | None = begun[0] if begun and begun[0] != eos else None
-        self.eos = eos
-        self.vocab_size: int = self._fast.get_vocab_size(with_added_tokens=True)
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of `text`."""
-        return self._fast.encode(text, add_special_tokens=False).ids
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`, special ones left out."""
-        return self._fast.decode(list(tokens), skip_special_tokens=True)
-
-
-class SentencePiece:
-    """SentencePiece's `tokenizer.model`; a text begins with its beginning-of-sentence token if it has one."""
-
-    def __init__(self, path: Path):
-        try:
-            import sentencepiece
-        except ImportError as error:
-            raise ValueError(f"{path.name} needs the package sentencepiece; pip install sentencepiece") from error
-        try:
-            self._pieces: Any = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        except (OSError, RuntimeError) as error:
-            raise ValueError(f"{path.name} cannot be read; download it again") from error
-        bos, eos = self._pieces.bos_id(), self._pieces.eos_id()
-        self.bos: int | None = bos if bos >= 0 else None
-        self.eos: int | None = eos if eos >= 0 else None
-        self.vocab_size: int = self._pieces.vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of `text`."""
-        return list(self._pieces.encode(text))
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`, special ones left out."""
-        return str(self._pieces.decode(list(tokens)))
 
 
 def write_bytes(folder: Path) -> None:

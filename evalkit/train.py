@@ -14,11 +14,11 @@ from jax import Array, lax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
-from evalkit import optimizer, streams
+from evalkit import feeds, optimizer, streams
 from evalkit.devices import AXIS, copied, mesh_for, split
 from evalkit.errors import UserError
 from evalkit.objective import scored_only, tally
-from evalkit.protocols import LanguageModel, Params, Task
+from evalkit.protocols import LanguageModel, Params, Task, Texts
 from evalkit.vectors import MASK, Layout, Vectors
 from tasks import Example
 
@@ -121,8 +121,9 @@ class Sums(NamedTuple):
 class Trainer:
     """The compiled steps of one run: `init` once, then `advance` from stage to stage."""
 
-    def __init__(self, task: Task, model: LanguageModel, training: Training, seeds: Sequence[int]):
+    def __init__(self, task: Task | Texts, model: LanguageModel, training: Training, seeds: Sequence[int]):
         self.task, self.model, self.training = task, model, training
+        self.feed = feeds.feed_of(task)
         self.seeds = np.asarray(seeds, np.uint32)
         rate = optimizer.schedule(
             training.schedule, training.learning_rate, training.warmup_steps, training.steps, training.final_fraction
@@ -137,7 +138,7 @@ class Trainer:
         )
         params = jax.eval_shape(model.init, jax.random.key(0))
         self.layout = Layout(params, model.decay_mask(params))
-        self._programs: dict[tuple[int, int], jax.stages.Compiled] = {}
+        self._programs: dict[Any, jax.stages.Compiled] = {}
         # Whole seeds on a device need no word between devices; where they do not divide, each batch is split.
         stages = training.stages(task.length)
         whole = mesh_for(len(self.seeds))
@@ -151,11 +152,12 @@ class Trainer:
     def start(self) -> TrainState:
         """Fresh state; the first stage's program is compiled at the same time, which halves a user's wait."""
         first = self.training.stages(self.task.length)[0]
-        lowered = self.lower(first)
+        loaded = self._load(first, 0)
+        lowered = self.lower(first, loaded)
         with ThreadPoolExecutor(1) as pool:
             compiled = pool.submit(lowered.compile)
             state = self.init()
-            self._programs[first.length, first.batch_size] = compiled.result()
+            self._programs[_key(first, loaded)] = compiled.result()
         return state
 
     @cached_property
@@ -171,22 +173,41 @@ class Trainer:
         return lax.map(one, seeds)
 
     def advance(self, state: TrainState, stage: Stage, steps: int) -> tuple[TrainState, Sums]:
-        """Takes `steps` steps of one stage for every seed in one dispatch; `state` is consumed."""
-        return self.program(stage)(jax.device_put(state, self._sharding), self.seeds, steps)
+        """Takes `steps` of one stage, at most `log_every`, for every seed in one dispatch; `state` is consumed."""
+        loaded = self._load(stage, state.step[0])
+        return self.program(stage, loaded)(jax.device_put(state, self._sharding), self.seeds, steps, loaded)
 
-    def program(self, stage: Stage) -> jax.stages.Compiled:
-        """What `advance` calls as `(state, seeds, steps)` at this stage, compiled when first asked for."""
-        key = (stage.length, stage.batch_size)
+    def _load(self, stage: Stage, first: Array | int) -> Any:
+        # For a whole dispatch even where it is cut short, so that there is one program.
+        return self.feed.load(self.seeds.tolist(), first, self.training.log_every, stage.batch_size, stage.length)
+
+    def program(self, stage: Stage, loaded: Any = None) -> jax.stages.Compiled:
+        """What `advance` calls as `(state, seeds, steps, loaded)` at this stage, compiled when first asked for.
+
+        `loaded`: arrays, or shapes, of what is read; None for those that are usual.
+        """
+        loaded = self._usual(stage) if loaded is None else loaded
+        key = _key(stage, loaded)
         if key not in self._programs:
-            self._programs[key] = self.lower(stage).compile()
+            self._programs[key] = self.lower(stage, loaded).compile()
         return self._programs[key]
 
-    def lower(self, stage: Stage) -> jax.stages.Lowered:
-        """The program of a stage, not yet compiled."""
+    def lower(self, stage: Stage, loaded: Any = None) -> jax.stages.Lowered:
+        """The program of a stage, not yet compiled; `loaded` as for `program`."""
         placed = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._sharding), self.abstract
         )
-        return self._dispatch.lower(self, placed, self.seeds, 1, length=stage.length, batch=stage.batch_size)
+        loaded = self._usual(stage) if loaded is None else loaded
+        return self._dispatch.lower(self, placed, self.seeds, 1, loaded, length=stage.length, batch=stage.batch_size)
+
+    def _usual(self, stage: Stage) -> Any:
+        return self.feed.shapes(len(self.seeds), self.training.log_every, stage.batch_size, stage.length)
+
+    def example(self, batch: int, length: int) -> Example:
+        """The shapes and dtypes of a batch."""
+        loaded = jax.tree.map(_first, self.feed.shapes(1, 1, batch, length))
+        zero = jnp.zeros((), jnp.int32)
+        return jax.eval_shape(lambda loaded: self.feed.batch(loaded, zero, zero, zero, batch, length), loaded)
 
     @property
     def shards(self) -> int:
@@ -204,8 +225,9 @@ class Trainer:
         step = partial(
             self._step, seed=jnp.asarray(self.seeds[0]), length=stage.length, batch=stage.batch_size, shards=1
         )
-        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.abstract)
-        return jax.make_jaxpr(step)(jax.eval_shape(self._packed, state), sums)
+        loaded = jax.tree.map(_first, self.feed.shapes(1, 1, stage.batch_size, stage.length))
+        state = jax.eval_shape(self._packed, jax.tree.map(_first, self.abstract))
+        return jax.make_jaxpr(step)(jnp.zeros((), jnp.int32), state, sums, loaded)
 
     def microbatch(self, sequences: int, length: int) -> int:
         """How many of `sequences` of `length` tokens one device takes at a time: a divisor of them."""
@@ -215,36 +237,47 @@ class Trainer:
         return max(size for size in range(1, min(wanted, sequences) + 1) if sequences % size == 0)
 
     @partial(jax.jit, static_argnames=("self", "length", "batch"), donate_argnames="state")
-    def _dispatch(self, state: TrainState, seeds: Array, steps: Array, *, length: int, batch: int):
+    def _dispatch(self, state: TrainState, seeds: Array, steps: Array, loaded: Any, *, length: int, batch: int):
         seeds_on = PartitionSpec(AXIS) if self.by_seed else PartitionSpec()
         return jax.shard_map(
             partial(self._on_device, length=length, batch=batch, shards=self.shards),
             mesh=self.mesh,
-            in_specs=(seeds_on, seeds_on, PartitionSpec()),
+            in_specs=(seeds_on, seeds_on, PartitionSpec(), seeds_on),
             out_specs=(seeds_on, seeds_on),
             check_vma=False,
-        )(state, seeds, steps)
+        )(state, seeds, steps, loaded)
 
-    def _on_device(self, state: TrainState, seeds: Array, steps: Array, *, length: int, batch: int, shards: int):
-        def one_seed(args: tuple[TrainState, Array]) -> tuple[TrainState, Sums]:
-            state, seed = args
+    def _on_device(
+        self, state: TrainState, seeds: Array, steps: Array, loaded: Any, *, length: int, batch: int, shards: int
+    ):
+        def one_seed(args: tuple[TrainState, Array, Any]) -> tuple[TrainState, Sums]:
+            state, seed, loaded = args
             body = partial(self._step, seed=seed, length=length, batch=batch, shards=shards)
             start = (self._packed(state), Sums(jnp.zeros(()), jnp.zeros(()), jnp.full((), -1, jnp.int32)))
             # The number of steps is an argument, so that a short last dispatch runs the very same program.
-            state, sums = lax.fori_loop(0, steps, lambda _, carry: body(*carry), start)
+            state, sums = lax.fori_loop(0, steps, lambda index, carry: body(index, carry[0], carry[1], loaded), start)
             return state._replace(params=self.layout.params(state.params)), sums
 
         # One seed after the other: on a CPU that is faster than vmap, whose larger arrays leave the cache.
-        return lax.map(one_seed, (state, seeds))
+        return lax.map(one_seed, (state, seeds, loaded))
 
     def _packed(self, state: TrainState) -> TrainState:
         """The state with its parameters as vectors."""
         return state._replace(params=self.layout.vectors(state.params))
 
     def _step(
-        self, state: TrainState, sums: Sums, *, seed: Array, length: int, batch: int, shards: int
+        self,
+        index: Array,
+        state: TrainState,
+        sums: Sums,
+        loaded: Any,
+        *,
+        seed: Array,
+        length: int,
+        batch: int,
+        shards: int,
     ) -> tuple[TrainState, Sums]:
-        example = streams.train_batch(self.task, seed, state.step, batch, length)
+        example = self.feed.batch(loaded, index, seed, state.step, batch, length)
         if shards > 1:
             mine = lax.axis_index(AXIS) * (batch // shards)
             example = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, mine, batch // shards), example)
@@ -290,6 +323,16 @@ def refuse_non_finite(sums: Sums, seeds: Sequence[int], last_checkpoint: int | N
                 f"the loss or its gradient was not finite at step {step}, seed {seed}; {kept}; "
                 "lower train.learning_rate or train.clip"
             )
+
+
+def _key(stage: Stage, loaded: Any) -> tuple[Any, ...]:
+    """What sets programs apart: the sizes, and whether positions are among what is read."""
+    return stage.length, stage.batch_size, jax.tree.structure(loaded)
+
+
+def _first(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape of one of those that are stacked."""
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
 
 
 def params_of(state: TrainState, index: int) -> Params:

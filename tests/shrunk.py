@@ -5,8 +5,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from evalkit import composition
+from evalkit import catalogue, composition, config
+from evalkit.feeds import is_text
 
+DRAWN = [name for name in catalogue.options("task") if not is_text(config.build_task(name))]
+"""The tasks that are sampled, not read."""
 WINDOW = 8
 SIZES = {"width": 16, "width_rnn": 16, "gate_blocks": 4, "head_dim": 4, "window": WINDOW}
 

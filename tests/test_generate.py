@@ -12,7 +12,7 @@ from evalkit import config
 from evalkit.generate import finished, generate
 from evalkit.prefill import bucket, by_length
 from evalkit.pretrained import Pretrained
-from evalkit.tokenizer import Bytes
+from tasks.tokenizers import Bytes
 
 VOCABULARY, NEW = 64, 20
 LENGTHS = (3, 40, 17, 41, 9)

@@ -22,9 +22,13 @@ NEVER = {
     "tasks": {"flax", "optax", "orbax", "hydra", "omegaconf", "wandb", "rich", "matplotlib"},
     "evalkit": {"flax"},
 }
-# What `evalkit` may take by name: the type that every task gives, the text that lm-eval's task is made of, and the
-# doors to other projects' files, behind which `models` decides what is there. The rest reaches it through `conf/`.
-SHARED = {"tasks.Example", "tasks.phonebook.Phonebook", "models.export", "models.released"}
+# What `evalkit` may take by name: the type that every task gives, the text that lm-eval's task is made of, tokenizers,
+# and the doors to other projects' files, behind which `models` decides what is there. The rest reaches it through
+# `conf/`.
+TOKENIZERS = {"Bytes", "Numbers", "SentencePiece", "Tokenizer", "TokenizerJson", "WithoutBos"}
+SHARED = {"tasks.Example", "tasks.phonebook.Phonebook", "models.export", "models.released"} | {
+    f"tasks.tokenizers.{name}" for name in TOKENIZERS
+}
 
 
 def imported(source: str) -> Iterator[str]:

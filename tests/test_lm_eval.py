@@ -201,6 +201,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_or_cut_and_counted() -> None:
 class Pairs:
     """A tokenizer whose tokens are pairs of characters, so that one can span the join, and that begins texts itself."""
 
+    name = "pairs"
     bos, eos, vocab_size = 0, 1, 258
 
     def encode(self, text: str) -> list[int]:

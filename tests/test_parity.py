@@ -128,7 +128,7 @@ def test_a_pattern_that_does_not_repeat_is_exported_as_it_is(tmp_path: Path) -> 
 
 def test_the_bytes_tokenizer_is_the_same_in_transformers(tmp_path: Path) -> None:
     from evalkit import tokenizer_files
-    from evalkit.tokenizer import Bytes
+    from tasks.tokenizers import Bytes
 
     tokenizer_files.write_bytes(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)

@@ -23,9 +23,9 @@ from released_models import STEPS, VOCABULARY, WINDOW, every_way, folder_of_grif
 from evalkit import export as export_command
 from evalkit import hub_checkpoints, pretrained, tokenizer_files
 from evalkit.errors import UserError
-from evalkit.tokenizer import Bytes, Numbers
 from models import export, gemma, recurrentgemma, recurrentgemma_flax, released, safetensors
 from models.rglru import RecurrentBlock
+from tasks.tokenizers import Bytes, Numbers
 
 RG_2B = {
     "model_type": "recurrent_gemma",
@@ -334,14 +334,6 @@ def test_a_run_on_tokens_loads_with_numbers_for_text_and_is_not_exported(
     assert isinstance(ours.tokenizer, Numbers) and ours.tokenizer.vocab_size == 16
     assert export_command.main([str(run), str(tmp_path / "out")]) == 2
     assert "bias=true" in capsys.readouterr().err and not (tmp_path / "out").exists()
-
-
-def test_numbers_are_their_own_text() -> None:
-    numbers = Numbers(16)
-    assert numbers.decode(numbers.encode("3 0  15")) == "3 0 15"
-    for text in ("16", "-1", "three"):
-        with pytest.raises(ValueError, match="0 to 15"):
-            numbers.encode(text)
 
 
 def test_the_bytes_tokenizer_comes_back_from_its_file(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from evalkit.prefill import prefill
 from evalkit.pretrained import Pretrained
 from evalkit.retrieval import METRICS, Retrieval, log_probabilities, question
 from evalkit.rows import Row, row, value
-from evalkit.tokenizer import Bytes
 from tasks.phonebook import VARIANTS, Phonebook
+from tasks.tokenizers import Bytes
 
 SETTINGS: dict[str, Any] = {"prompts": 12, "new_tokens": 14, "batch_size": 5, "chunk": 64}
 

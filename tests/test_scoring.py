@@ -12,7 +12,7 @@ from evalkit import catalogue, config
 from evalkit.errors import UserError
 from evalkit.pretrained import Pretrained, digest
 from evalkit.scoring import Request, Scorer, _advance, _finish, _near, fit
-from evalkit.tokenizer import Bytes
+from tasks.tokenizers import Bytes
 
 TOLERANCE = 1e-5
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shrunk import DRAWN
 
-from evalkit import catalogue, config, streams
+from evalkit import config, streams
 from tasks.induction_heads import InductionHeads
 from tasks.selective_copying import NOISE, SelectiveCopying
 
@@ -26,7 +27,7 @@ VARIANTS = {
     "copying-mad": SelectiveCopying(length=64, layout="mad"),
     "copying-lm": SelectiveCopying(length=64, layout="lm", data_tokens=5),
     "copying-total": SelectiveCopying(length=64, length_includes_answer=True),
-    **{f"conf-{name}": config.build_task(name) for name in catalogue.options("task")},
+    **{f"conf-{name}": config.build_task(name) for name in DRAWN},
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from evalkit import streams
+from evalkit import feeds, streams
 from evalkit.bench.stopwatch import spread, times
 from evalkit.config import Experiment
 from evalkit.errors import UserError
@@ -20,7 +20,7 @@ def measure(experiment: Experiment, repeats: int, length: int, batch_size: int, 
     """
     params = experiment.model.init(jax.random.key(experiment.seed))
     try:
-        example = streams.held_out_batch(experiment.task, streams.TEST, 0, batch_size, length)
+        example = feeds.held_out_batch(experiment.task, streams.TEST, 0, batch_size, length)
     except ValueError as error:  # the task's own word on a length that it cannot have
         raise UserError(str(error).splitlines()[0]) from error
 

@@ -12,7 +12,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from evalkit import streams
 from evalkit.bench.machine import rates
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import Spread, spread, times
@@ -81,8 +80,7 @@ def counted_bytes(trainer: Trainer, stage: Stage) -> float:
     """
     size = trainer.microbatch(stage.batch_size // trainer.shards, stage.length + trainer.task.answer_length)
     params = jax.eval_shape(trainer.model.init, jax.random.key(0))
-    example = jax.eval_shape(lambda: streams.train_batch(trainer.task, 0, 0, size, stage.length))
-    costs = jax.jit(trainer.gradient).lower(params, example).compile().cost_analysis()
+    costs = jax.jit(trainer.gradient).lower(params, trainer.example(size, stage.length)).compile().cost_analysis()
     assert costs is not None, "this backend does not count bytes"
     return costs["bytes accessed"] * stage.batch_size / size
 
@@ -137,7 +135,14 @@ def _as_in_a_step(trainer: Trainer, function: Callable[..., Any]) -> Callable[..
 
 
 def _data(trainer: Trainer, stage: Stage) -> Callable[..., Any]:
-    return jax.jit(lambda seed, step: streams.train_batch(trainer.task, seed, step, stage.batch_size, stage.length)[:3])
+    sizes = stage.batch_size, stage.length
+
+    @jax.jit
+    def batch(loaded: Any, seed: Any, step: Any) -> Any:
+        loaded = jax.tree.map(lambda leaf: leaf[0], loaded)
+        return trainer.feed.batch(loaded, jnp.zeros((), jnp.int32), seed, step, *sizes)[:3]
+
+    return lambda seed, step: batch(trainer.feed.load([seed], step, 1, *sizes), seed, step)
 
 
 def _update(trainer: Trainer) -> Callable[[], Any]:

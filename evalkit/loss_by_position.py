@@ -1,0 +1,321 @@
+"""Loss by token position, and whether it falls because the context is used (De et al. 2024, figures 5 and 10)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from evalkit import feeds, text_rows
+from evalkit.pretrained import Pretrained
+from evalkit.protocols import Document, LanguageModel, Task, Texts, Trained
+from evalkit.rows import Row
+from evalkit.scoring import Request, Scorer
+from tasks.tokenizers import Numbers
+
+WINDOWS, PASSAGES, OTHERS = range(3)
+Losses = list[np.ndarray]
+Score = Callable[[Sequence[np.ndarray], int], Losses]
+"""The losses (nats) of the last so many tokens of each sequence."""
+
+
+class Subject(NamedTuple):
+    """One set of parameters: how its rows are made, and what it loses where."""
+
+    row: Callable[..., Row]
+    losses: Score
+
+
+@dataclass(frozen=True)
+class LossByPosition:
+    """Held-out documents at length: `windows` of each of `length` tokens from random places, read through the cache.
+
+    Losses are averaged in bins, `bins` an octave. The paired form scores the same passages of `passage` tokens,
+    `passages` a document, after each of `contexts` tokens of their own document and nothing before, which is the state
+    reset so far back; also with all but the nearest `contexts` up to `own` tokens of another document (`own` null: the
+    training length), and the tokens that the longest context helps most (`helped`: their share). `gaps`: a passage is
+    planted so many tokens before it comes again. A document takes part in what it is long enough for.
+    `chunk` tokens of a sequence are in memory at a time. Raises ValueError for a value that cannot be.
+    """
+
+    length: int = 32768
+    windows: int = 2
+    bins: int = 2
+    contexts: list[int] = field(default_factory=list)
+    own: int | None = None
+    passages: int = 16
+    passage: int = 64
+    helped: float = 0.1
+    gaps: list[int] = field(default_factory=list)
+    cache_gib: float = 2.0
+    chunk: int = 2048
+
+    def __post_init__(self) -> None:
+        for name in ("length", "windows", "bins", "passages", "passage", "chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
+        for name in ("contexts", "gaps"):
+            for number in getattr(self, name):
+                if number < 1:
+                    raise ValueError(f"{name}={getattr(self, name)}; allowed: a list of numbers from 1")
+        for gap in self.gaps:
+            if gap < self.passage:
+                raise ValueError(f"gaps={self.gaps}; allowed: at least passage={self.passage}, the repeat's own length")
+        if not 0 < self.helped <= 1:
+            raise ValueError(f"helped={self.helped}; allowed: above 0, at most 1")
+        if not self.cache_gib > 0:
+            raise ValueError(f"cache_gib={self.cache_gib}; allowed: above 0")
+
+    @property
+    def pieces(self) -> int:
+        """The window, each context, the foreign one and each gap."""
+        return 1 + len(self.contexts) + bool(self.contexts) + len(self.gaps)
+
+    def check(self, task: Task | Texts) -> None:
+        """Raises ValueError for a task that is no text."""
+        if not feeds.is_text(task):
+            raise ValueError("loss by position needs a text; give task=books, or eval=extrapolation")
+
+    def probe(self, trained: Trained) -> Iterator[Row]:
+        """Nothing: the validation loss is looked at while training anyway."""
+        return iter(())
+
+    def longest(self, model: LanguageModel) -> int:
+        """`length`, or the largest half, quarter, … of it whose cache of one sequence takes at most `cache_gib`."""
+        length = self.length
+        while length > 1 and cache_bytes(model, length) > self.cache_gib * 2**30:
+            length //= 2
+        return length
+
+    def limits(self, model: LanguageModel) -> list[str]:
+        """What the evaluation of `model` will not do, known before it starts."""
+        length = self.longest(model)
+        if length == self.length:
+            return []
+        needed = cache_bytes(model, self.length) / 2**30
+        return [
+            f"loss by position to {length:,} of {self.length:,} tokens: a sequence's cache would take {needed:.1f} GiB "
+            f"(eval.cache_gib={self.cache_gib:g})"
+        ]
+
+    def run(self, trained: Trained) -> Iterator[Row]:
+        """Rows of every seed, the windows first."""
+        assert feeds.is_text(trained.task)
+        numbers = Numbers(trained.task.vocab_size)  # no token stands for a beginning: none did in training
+        subjects = [
+            Subject(
+                partial(trained.make_row, seed=seed, step=trained.step, split="test"),
+                partial(
+                    score, Pretrained(trained.model, params, numbers, "", "", None), self.chunk, trained.check_interrupt
+                ),
+            )
+            for seed, params in zip(trained.seeds, trained.params, strict=True)
+        ]
+        own, length = self.own or trained.task.length, self.longest(trained.model)
+
+        def done(tokens: int) -> None:
+            trained.progress.describe(tokens, 1, 1)
+
+        yield from self.measure(trained.task.documents(), subjects, own, length, done)
+
+    def measure(
+        self,
+        documents: Sequence[Document],
+        subjects: Sequence[Subject],
+        own: int,
+        length: int,
+        done: Callable[[int], None],
+    ) -> Iterator[Row]:
+        """Rows of every subject, the windows of `length` first; `done` hears of each piece."""
+        for subject in subjects:
+            yield from self._by_position(documents, subject, length)
+            done(length)
+        if self.contexts:
+            yield from self._paired(documents, subjects, own, done)
+        for gap in self.gaps:
+            for subject in subjects:
+                yield from self._repeated(documents, subject, gap)
+                done(gap)
+
+    def _by_position(self, documents: Sequence[Document], subject: Subject, length: int) -> Iterator[Row]:
+        edges = edges_of(length, self.bins)
+        for number, document in enumerate(documents):
+            room = len(document.tokens) - length
+            if room < 1:
+                yield subject.row(metric=text_rows.LOSS, length=length, count=0, extra=_left_out(document, length + 1))
+                continue
+            starts = _random(WINDOWS, number).integers(0, room, self.windows)
+            found = subject.losses([document.tokens[start : start + length + 1] for start in starts], length)
+            for after, until in pairwise(edges):
+                yield subject.row(
+                    metric=text_rows.LOSS,
+                    length=length,
+                    position=until,
+                    total=sum(float(window[after:until].mean()) for window in found),
+                    count=self.windows,
+                    extra=_about(document) | {"after": after},
+                )
+
+    def _paired(
+        self, documents: Sequence[Document], subjects: Sequence[Subject], own: int, done: Callable[[int], None]
+    ) -> Iterator[Row]:
+        """The same passages after every context, from every subject; then those whose far context is another's."""
+        contexts, longest = sorted(set(self.contexts)), max(self.contexts)
+        held = [document for document in documents if len(document.tokens) > longest + self.passage]
+        if not held:
+            reason = _left_out(max(documents, key=lambda document: len(document.tokens)), longest + self.passage + 1)
+            yield subjects[0].row(metric=text_rows.PAIRED, length=longest, count=0, extra=reason)
+            return
+        places = [self._places(number, document, longest) for number, document in enumerate(held)]
+        kept: dict[int, list[list[np.ndarray]]] = {context: [] for context in contexts}
+        for context in contexts:
+            passages = list(self._passages(held, places, context))
+            for subject in subjects:
+                found = self._of_documents(subject.losses(passages, self.passage))
+                kept[context].append(found)
+                yield from _each(subject.row, text_rows.PAIRED, context, held, found, {})
+                done(context)
+        if own < longest and len(held) > 1:
+            passages = list(self._foreign(held, places, longest, own))
+            for subject in subjects:
+                found = self._of_documents(subject.losses(passages, self.passage))
+                yield from _each(subject.row, text_rows.FOREIGN, longest, held, found, {"own": own})
+                done(longest)
+        short = max((context for context in contexts if context <= own), default=contexts[0])
+        if short < longest:
+            rows = [subject.row for subject in subjects]
+            yield from self._helped(rows, held, kept[short], kept[longest], short, longest)
+
+    def _helped(
+        self,
+        rows: Sequence[Callable[..., Row]],
+        held: Sequence[Document],
+        short: Sequence[Sequence[np.ndarray]],
+        long: Sequence[Sequence[np.ndarray]],
+        before: int,
+        after: int,
+    ) -> Iterator[Row]:
+        """Of the tokens chosen by the other seeds' losses, where there are others: choosing by one's own flatters."""
+        gains = np.stack([np.stack(a) - np.stack(b) for a, b in zip(short, long, strict=True)])  # [seed, document, …]
+        for number, row in enumerate(rows):
+            others = [other for other in range(len(rows)) if other != number] or [number]
+            gain = gains[others].mean(axis=0)
+            chosen = gain >= np.quantile(gain, 1 - self.helped)
+            extra = {"chosen_by": "itself" if others == [number] else "the other seeds"}
+            for metric, context, losses in (
+                (text_rows.HELPED_SHORT, before, short),
+                (text_rows.HELPED_LONG, after, long),
+            ):
+                for document, which, found in zip(held, chosen, losses[number], strict=True):
+                    if which.any():
+                        yield row(
+                            metric=metric,
+                            position=context,
+                            total=float(found[which].sum()),
+                            count=int(which.sum()),
+                            extra=_about(document) | extra,
+                        )
+
+    def _repeated(self, documents: Sequence[Document], subject: Subject, gap: int) -> Iterator[Row]:
+        """`P …gap… P` against `Q …gap… P`, with P and Q from elsewhere in the document."""
+        needed = gap + 4 * self.passage
+        for number, document in enumerate(documents):
+            if len(document.tokens) < needed:
+                continue
+            random, size = _random(OTHERS, number), self.passage
+            pairs = []
+            for _ in range(self.passages):
+                planted, other, between = (
+                    int(start) for start in random.integers(0, len(document.tokens) - gap - size, 3)
+                )
+                p, q = (document.tokens[start : start + size] for start in (planted, other))
+                middle = document.tokens[between : between + gap - size]
+                pairs.append((np.concatenate([p, middle, p]), np.concatenate([q, middle, p])))
+            for which, metric in enumerate((text_rows.REPEATED, text_rows.FRESH)):
+                found = subject.losses([pair[which] for pair in pairs], size)
+                yield from _each(subject.row, metric, gap, [document], [np.stack(found)], {})
+
+    def _places(self, number: int, document: Document, longest: int) -> np.ndarray:
+        """Where passages begin that have `longest` tokens before them."""
+        return _random(PASSAGES, number).integers(longest, len(document.tokens) - self.passage, self.passages)
+
+    def _passages(self, held: Sequence[Document], places: Sequence[np.ndarray], context: int) -> Iterator[np.ndarray]:
+        for document, starts in zip(held, places, strict=True):
+            for start in starts:
+                yield document.tokens[start - context : start + self.passage]
+
+    def _foreign(
+        self, held: Sequence[Document], places: Sequence[np.ndarray], longest: int, own: int
+    ) -> Iterator[np.ndarray]:
+        for number, (document, starts) in enumerate(zip(held, places, strict=True)):
+            other = held[(number + 1) % len(held)]
+            for start, from_other in zip(starts, places[(number + 1) % len(held)], strict=True):
+                foreign = other.tokens[from_other - (longest - own) : from_other]
+                yield np.concatenate([foreign, document.tokens[start - own : start + self.passage]])
+
+    def _of_documents(self, losses: Losses) -> list[np.ndarray]:
+        """`[passages, tokens]` of each document."""
+        return [np.stack(losses[i : i + self.passages]) for i in range(0, len(losses), self.passages)]
+
+
+def score(
+    held: Pretrained, chunk: int, pause: Callable[[], None], sequences: Sequence[np.ndarray], scored: int
+) -> Losses:
+    """The loss (nats) of each of the last `scored` tokens of every sequence, read from the first token on, or from the
+    one that stands for a beginning if the tokenizer has it. `pause` is called now and then."""
+    first = [] if held.tokenizer.bos is None else [held.tokenizer.bos]
+    cut = [(first + sequence[:-scored].tolist(), sequence[-scored:].tolist()) for sequence in sequences]
+    requests = [Request(tuple(context), tuple(continuation)) for context, continuation in cut]
+    losses: dict[int, np.ndarray] = {}
+    for index, found in Scorer(held, share_prefixes=False, chunk=chunk).stream(requests):
+        pause()
+        losses[index] = -found.logprobs
+    return [losses[index] for index in range(len(requests))]
+
+
+def edges_of(length: int, bins: int) -> list[int]:
+    """Where bins of positions begin and end: 0, 1, …, `length`, `bins` of them an octave."""
+    octaves = np.arange(0, bins * np.log2(length) + 1e-9) / bins
+    return sorted({0, *(round(float(2**octave)) for octave in octaves), length})
+
+
+def cache_bytes(model: LanguageModel, length: int) -> int:
+    """Of the cache of one sequence."""
+    leaves = jax.tree.leaves(jax.eval_shape(lambda: model.init_cache(1, length)))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _random(purpose: int, document: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=[purpose, document]))
+
+
+def _each(
+    row: Callable[..., Row],
+    metric: str,
+    position: int,
+    documents: Sequence[Document],
+    losses: Sequence[np.ndarray],
+    extra: dict[str, object],
+) -> Iterator[Row]:
+    """A row a document of its passages' losses `[passages, tokens]`."""
+    for document, found in zip(documents, losses, strict=True):
+        yield row(
+            metric=metric,
+            position=position,
+            total=float(found.mean(axis=1).sum()),
+            count=len(found),
+            extra=_about(document) | extra,
+        )
+
+
+def _about(document: Document) -> dict[str, object]:
+    return {"document": Path(document.source).name, "bytes_per_token": document.size / len(document.tokens)}
+
+
+def _left_out(document: Document, needed: int) -> dict[str, object]:
+    reason = f"{len(document.tokens):,} tokens, fewer than the {needed:,} of a window"
+    return {"document": Path(document.source).name, "not_run": reason}

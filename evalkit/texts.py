@@ -1,0 +1,131 @@
+"""`python -m evalkit task=books checkpoint=…`: loss by position on text of a checkpoint, with its own tokenizer.
+
+Its configuration is `conf/texts.yaml`; its folder has what a run on text has, but for what training leaves.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from evalkit import config as config_of
+from evalkit import feeds, on_checkpoint, pretrained
+from evalkit.config import FORMATS
+from evalkit.errors import UserError
+from evalkit.loss_by_position import LossByPosition, Subject, score
+from evalkit.pretrained import Pretrained
+from evalkit.progress import EvaluationProgress
+from evalkit.protocols import Texts
+from evalkit.report import report
+from evalkit.rows import Row, row
+from evalkit.tracking import WandbSettings
+from tasks.tokenizers import Tokenizer
+
+CONFIG = "texts"
+
+
+class Held(NamedTuple):
+    """A held-out document in a checkpoint's own tokens."""
+
+    tokens: np.ndarray
+    size: int
+    source: str
+
+
+@dataclass(frozen=True)
+class OnText:
+    """What `conf/texts.yaml` says, built; raises UserError for a value that cannot be."""
+
+    checkpoint: str
+    dtype: str
+    task: Texts
+    eval: LossByPosition
+    preset: str
+    task_name: str
+    data: dict[str, Any]
+    format: str
+    wandb: WandbSettings
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise UserError(f"format={self.format!r}; allowed: {', '.join(FORMATS)}")
+
+
+def main(overrides: Sequence[str]) -> int:
+    """Evaluates a checkpoint in a new folder and returns the exit code. Raises UserError."""
+    named = [f"task_name={text.partition('=')[2]}" for text in overrides if text.startswith("task=")]
+    config, folder = on_checkpoint.composed(CONFIG, [*overrides, *named], OnText)
+    on_checkpoint.refuse_used(folder)
+    settings = OnText(**{**config, **{name: config_of.build(config, name) for name in ("task", "eval", "wandb")}})
+    feeds.refuse_unreachable(settings.task)
+    held = pretrained.load_for_text(settings.checkpoint, settings.dtype)
+    try:
+        documents = list(documents_of(settings.task, held.tokenizer))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    on_checkpoint.describe(folder, config)
+    return _evaluate(settings, held, documents, config, folder)
+
+
+def documents_of(task: Texts, tokenizer: Tokenizer) -> Iterator[Held]:
+    """The held-out documents in the tokens of `tokenizer`, in whose file it says what begins a text."""
+    for document in task.texts():
+        tokens = np.asarray(tokenizer.encode(document.text), np.int32)
+        yield Held(tokens, len(document.text.encode()), document.source)
+
+
+def _evaluate(
+    settings: OnText, held: Pretrained, documents: Sequence[Held], config: Mapping[str, Any], folder: Path
+) -> int:
+    console = Console(stderr=settings.format == "json")
+    name, evaluation = Path(settings.checkpoint).name, settings.eval
+    make_row = partial(row, run=folder.name, task=settings.task_name, model=name)
+    limits = evaluation.limits(held.model)
+    for line in limits:
+        console.print(line, soft_wrap=True)
+    subject = Subject(partial(make_row, seed=0, split="test"), partial(score, held, evaluation.chunk, _nothing))
+    own = evaluation.own or held.train_length or max(evaluation.contexts, default=1)
+    length = evaluation.longest(held.model)
+    with on_checkpoint.recorded(
+        folder, config, settings.wandb, task=settings.task_name, model=name, train_length=held.train_length
+    ) as record:
+        record.write([_facts(held, documents, limits, make_row)])
+        with EvaluationProgress(console, evaluation.pieces, "evaluation") as progress:
+            done = lambda tokens: progress.describe(tokens, 1, 1)  # noqa: E731
+            for entry in evaluation.measure(documents, [subject], own, length, done):
+                record.write([entry])
+    summary = report(folder, console)
+    if settings.format == "json":
+        print(json.dumps({**summary, "folder": str(folder)}, allow_nan=False), file=sys.stdout)
+    return 0
+
+
+def _nothing() -> None:
+    """A signal ends the process: nothing is lost that a new start would not measure again."""
+
+
+def _facts(held: Pretrained, documents: Sequence[Held], limits: Sequence[str], make_row: Callable[..., Row]) -> Row:
+    """The first row: what is evaluated, and on what."""
+    digest = sha256(b"".join(document.tokens.tobytes() for document in documents)).hexdigest()
+    size = sum(document.size for document in documents)
+    return make_row(
+        metric="parameters",
+        total=sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(held.params)),
+        count=1,
+        extra={
+            "source": held.source,
+            "identity": held.identity,
+            "train_length": held.train_length,
+            "window": held.model.window,
+            "notes": list(limits),
+            "text": {"used": f"held-out text: {len(documents)} documents, {size / 1e6:,.1f} MB", "digest": digest},
+        },
+    )

@@ -1,0 +1,117 @@
+"""Documents in files: plain text, JSON lines and Parquet, one at a time, what cannot be read named."""
+
+import glob
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+WHOLE = (".txt", ".tex", ".md")
+SUFFIXES = (*WHOLE, ".jsonl", ".parquet")
+
+
+class Document(NamedTuple):
+    """One text and where it comes from: a file, or a file and the number of its row."""
+
+    source: str
+    text: str
+
+
+def files_of(place: str) -> list[Path]:
+    """The files of text that `place`, a file, a folder or a glob pattern, stands for, in the order of their names.
+
+    Raises ValueError if there are none, if a file is of another kind, or if the folder may not be read.
+    """
+    path = Path(place).expanduser()
+    try:
+        found = _files(path)
+    except OSError as error:
+        raise ValueError(f"{place} cannot be read ({error.strerror}); let it be read, or leave it out") from error
+    if not found:
+        state = "holds no" if path.is_dir() else "is no file, no folder and no pattern of"
+        raise ValueError(f"{place} {state} {', '.join(SUFFIXES)}; give texts, such as books/*.txt")
+    for file in found:
+        if file.suffix not in SUFFIXES:
+            raise ValueError(f"{file} is no text; allowed: {', '.join(SUFFIXES)}")
+    return sorted(found)
+
+
+def read(place: str, field: str = "text") -> Iterator[Document]:
+    """The documents below `place`: a `.txt`, `.tex` or `.md` is one, of the others each row, its text in `field`.
+
+    Raises ValueError for what `files_of` refuses, a file that cannot be read or is no UTF-8, a row without `field`.
+    """
+    for file in files_of(place):
+        yield from READERS[file.suffix](file, field)
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        os.listdir(path)  # raises where `rglob` would find nothing
+        return [file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file()]
+    found = [Path(name) for name in glob.glob(str(path), recursive=True)]
+    return [file for file in found if file.is_file()]
+
+
+def _whole(file: Path, field: str) -> Iterator[Document]:
+    yield Document(str(file), _text(file))
+
+
+def _json_lines(file: Path, field: str) -> Iterator[Document]:
+    for number, line in enumerate(_text(file).splitlines()):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{file}, line {number + 1}, is not JSON ({error}); mend it or leave it out") from error
+        yield Document(f"{file}#{number}", _field(file, number, row, field))
+
+
+def _parquet(file: Path, field: str) -> Iterator[Document]:
+    from pyarrow import parquet
+
+    try:
+        table = parquet.ParquetFile(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read ({_first_line(error)}); give another copy of it") from error
+    number = 0
+    with table:
+        if field not in table.schema_arrow.names:
+            names = ", ".join(table.schema_arrow.names)
+            raise ValueError(f"{file} has no column {field!r}; allowed: {names}")
+        for batch in table.iter_batches(batch_size=64, columns=[field]):
+            for text in batch.column(0).to_pylist():
+                yield Document(f"{file}#{number}", _field(file, number, {field: text}, field))
+                number += 1
+
+
+READERS: Mapping[str, Callable[[Path, str], Iterator[Document]]] = {
+    **dict.fromkeys(WHOLE, _whole),
+    ".jsonl": _json_lines,
+    ".parquet": _parquet,
+}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 at byte {error.start}; convert it, or leave it out") from error
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read ({error.strerror}); let it be read, or leave it out") from error
+
+
+def _field(file: Path, number: int, row: object, field: str) -> str:
+    text = row.get(field) if isinstance(row, Mapping) else None
+    if not isinstance(text, str):
+        known: Sequence[str] = sorted(map(str, row)) if isinstance(row, Mapping) else []
+        raise ValueError(f"{file}, row {number}, has no text in {field!r}; it has {', '.join(known) or 'no fields'}")
+    return text
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
