@@ -79,9 +79,9 @@ def checks(name: str, results: Mapping[str, Any]) -> list[Check]:
         task, metric = COLUMNS[column]
         if task not in results["results"]:
             raise UserError(f"calibrate={name} needs {column}, task {task}; add it to tasks, or leave calibrate out")
-        values = results["results"][task]
-        value = values[f"{metric},none"]
-        count = documents(results, task)
+        value, count = results["results"][task].get(f"{metric},none"), documents(results, task)
+        if value is None or not count:
+            raise UserError(f"the results of task {task} have no {metric} of counted documents; run griffin_table1")
         error = math.sqrt(value * (1 - value) / max(1, count - 1))
         found.append(Check(column, published, 100 * value, 100 * error))
     return found
@@ -96,10 +96,10 @@ def refuse_missing(name: str, is_run: Callable[[str], bool]) -> None:
 
 
 def documents(results: Mapping[str, Any], name: str) -> int:
-    """How many documents a task, or all tasks of a group, were run on."""
+    """How many documents a task, or all tasks of a group, were run on; 0 where the results do not say."""
     if name in results["n-samples"]:
         return results["n-samples"][name]["effective"]
-    return sum(documents(results, member) for member in results["group_subtasks"][name])
+    return sum(documents(results, member) for member in results.get("group_subtasks", {}).get(name, []))
 
 
 def shown(name: str, found: list[Check]) -> str:
@@ -135,7 +135,8 @@ def _read(path: Path) -> Mapping[str, Any]:
         results = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); give a results_….json that lm-eval wrote") from error
-    if not isinstance(results, Mapping) or not {"results", "n-samples"} <= results.keys():
+    parts = [results.get(name) for name in ("results", "n-samples")] if isinstance(results, Mapping) else [None]
+    if not all(isinstance(part, Mapping) for part in parts):
         raise UserError(f"{path} holds no results of lm-eval; give a results_….json of its --output_path")
     return results
 

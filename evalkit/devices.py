@@ -2,6 +2,7 @@
 
 import os
 from math import gcd
+from typing import Any
 
 import jax
 import numpy as np
@@ -52,8 +53,12 @@ def mesh_for(*batches: int) -> Mesh:
 def mesh_sharing(params: Params, *batches: int) -> Mesh:
     """As `mesh_for`, with room for a copy of `params` on every device: CPU cores share one memory, so large ones stay
     on one device, whose products fill all cores by themselves."""
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    return mesh_for(1) if jax.default_backend() == "cpu" and size > COPIED_BYTES else mesh_for(*batches)
+    return mesh_for(1) if jax.default_backend() == "cpu" and bytes_of(params) > COPIED_BYTES else mesh_for(*batches)
+
+
+def bytes_of(tree: Any) -> int:
+    """Of all arrays, or shapes, of a tree."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def split(mesh: Mesh) -> NamedSharding:

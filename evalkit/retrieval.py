@@ -13,7 +13,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int
 
-from evalkit.devices import AXIS, mesh_sharing
+from evalkit.devices import AXIS, bytes_of, mesh_sharing
 from evalkit.generate import decode
 from evalkit.lookup_rows import ALL, INSIDE, METRICS, OUTSIDE
 from evalkit.prefill import Prefilled, bucket, by_length, placed, prefill
@@ -156,8 +156,7 @@ class Retrieval:
     def rows(self, pretrained: Pretrained, size: int) -> int:
         """Prompts at a time whose caches have room for `size` tokens: `batch_size`, or half, a quarter, … of it."""
         devices = mesh_sharing(pretrained.params, self.batch_size).size
-        leaves = jax.tree.leaves(jax.eval_shape(lambda: pretrained.model.init_cache(1, size)))
-        one, rows = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves), self.batch_size
+        one, rows = bytes_of(jax.eval_shape(lambda: pretrained.model.init_cache(1, size))), self.batch_size
         while rows * one > self.cache_gib * 2**30 and rows % (2 * devices) == 0:
             rows //= 2
         return rows

@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Bool, Float, Int
 
-from evalkit.devices import AXIS, copied, mesh_sharing, split
+from evalkit.devices import AXIS, bytes_of, copied, mesh_sharing, split
 from evalkit.errors import UserError
 from evalkit.pretrained import Pretrained
 from evalkit.protocols import Cache, LanguageModel, Params
@@ -222,8 +222,7 @@ class Scorer:
 
     def _cache_bytes(self, room: int) -> int:
         """Of the cache of one row."""
-        leaves = jax.tree.leaves(jax.eval_shape(lambda: self.pretrained.model.init_cache(1, room)))
-        return max(1, sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
+        return max(1, bytes_of(jax.eval_shape(lambda: self.pretrained.model.init_cache(1, room))))
 
     @cached_property
     def _mesh(self) -> Mesh:

@@ -142,7 +142,9 @@ def all_close(actual, expected, dtype):
 
 def error(actual, expected):
     """The largest error of a `Sum`, relative to its largest size, or to 1 where all are small."""
-    return float(np.abs(np.asarray(actual, np.float64) - expected.value).max() / max(expected.size.max(), 1.0))
+    actual = np.asarray(actual, np.float64)
+    assert actual.shape == expected.value.shape  # which a difference would broadcast
+    return float(np.abs(actual - expected.value).max() / max(expected.size.max(), 1.0))
 
 
 def close(actual, expected, tolerance):

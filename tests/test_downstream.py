@@ -108,9 +108,20 @@ def test_results_of_another_model_are_checked(tmp_path: Path, capsys: pytest.Cap
         file.write_text(json.dumps(found), encoding="utf-8")
         assert calibration.main(["mamba-2.8b-slimpj", str(file)]) == code
         assert f"| {word} |" in capsys.readouterr().out
-    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
-    for name, words in (("other.json", "holds no results of lm-eval"), ("nowhere.json", "cannot be read")):
-        assert calibration.main(["gemma-2b", str(tmp_path / name)]) == 2
+    others = {
+        "empty": {},
+        "list": [],
+        "bare": {"results": {"mmlu": {}}, "n-samples": {}},
+        "lists": {"results": [], "n-samples": []},
+    }
+    for name, content in others.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    for name, words in (
+        *((name, "holds no results of lm-eval") for name in ("empty", "list", "lists")),
+        ("bare", "the results of task mmlu have no acc"),
+        ("nowhere", "cannot be read"),
+    ):
+        assert calibration.main(["gemma-2b", str(tmp_path / f"{name}.json")]) == 2
         error = capsys.readouterr().err
         assert words in error and error.count("\n") == 1
 
