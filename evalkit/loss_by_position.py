@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from evalkit import feeds, text_rows
+from evalkit.devices import bytes_of
 from evalkit.pretrained import Pretrained
 from evalkit.protocols import Document, LanguageModel, Task, Texts, Trained
 from evalkit.rows import Row
@@ -285,8 +286,7 @@ def edges_of(length: int, bins: int) -> list[int]:
 
 def cache_bytes(model: LanguageModel, length: int) -> int:
     """Of the cache of one sequence."""
-    leaves = jax.tree.leaves(jax.eval_shape(lambda: model.init_cache(1, length)))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return bytes_of(jax.eval_shape(lambda: model.init_cache(1, length)))
 
 
 def _random(purpose: int, document: int) -> np.random.Generator:
