@@ -51,7 +51,6 @@ class Experiment:
     format: str
     task_name: str
     model_name: str
-    data: dict[str, Any]
     config: dict[str, Any]
 
     def __post_init__(self) -> None:
