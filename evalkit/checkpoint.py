@@ -26,12 +26,17 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run's folder, the last two kept; saving waits until the files are on disk."""
+    """The checkpoints of one run's folder; saving waits until the files are on disk.
 
-    def __init__(self, run: Path):
+    The last two are kept, and those at multiples of `keep_every` steps.
+    """
+
+    def __init__(self, run: Path, keep_every: int | None = None):
         self.path = run.absolute() / FOLDER
         self._unreadable: list[int] = []
-        options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=KEPT, keep_period=keep_every, enable_async_checkpointing=False
+        )
         try:
             self._manager = ocp.CheckpointManager(self.path, options=options)
         except OSError as error:
@@ -73,6 +78,16 @@ class Checkpoints:
         if steps:
             raise UserError(f"no checkpoint in {self.path} can be read; start the run anew")
         return None
+
+    def at(self, step: int, abstract: TrainState) -> TrainState:
+        """The checkpoint of one step; raises UserError that names those there are, or if it is broken."""
+        steps = sorted(self._manager.all_steps())
+        if step not in steps:
+            raise UserError(f"step={step} was not kept in {self.path}; kept: {', '.join(map(str, steps))}")
+        try:
+            return self._read(step, abstract)[0]
+        except Exception as error:  # as in restore
+            raise UserError(f"checkpoint {step} in {self.path} cannot be read; give another step") from error
 
     def close(self) -> None:
         """Ends Orbax's threads."""

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from evalkit import feeds, streams
@@ -16,7 +17,10 @@ from evalkit.devices import AXIS, copied, mesh_for, split
 from evalkit.objective import Tally, tally
 from evalkit.protocols import Cache, LanguageModel, Params, Task, Texts, Trained
 from evalkit.rows import Row
+from evalkit.statistics import wilson
 from tasks import Example
+
+LOOK_EVERY = 32
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,9 @@ class Extrapolation:
     `sequences` at each length, `long_sequences` from `long_from` tokens on. Lengths above `max_length` are marked not
     run (a global cache grows with length). `during` are the lengths looked at while training, with
     `during_sequences` each. `chunk` tokens of `batch_size` sequences are in memory at a time.
+    `interval`: take no more sequences once the 95% interval of the accuracy is no wider than this and holds none of
+    `marks` inside (0.99 takes 381 sequences without an error), looked at every 32 sequences; null: take them all.
+    `reset_every`: a control that forgets everything every so many tokens; null: never.
     Raises ValueError for a value that cannot be.
     """
 
@@ -38,6 +45,9 @@ class Extrapolation:
     batch_size: int = 8
     during: list[int] = field(default_factory=list)
     during_sequences: int = 64
+    interval: float | None = None
+    marks: list[float] = field(default_factory=lambda: [0.95, 0.99])
+    reset_every: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("sequences", "long_sequences", "long_from", "chunk", "batch_size", "during_sequences"):
@@ -46,8 +56,11 @@ class Extrapolation:
         for length in (*self.lengths, *self.during):
             if length < 1:
                 raise ValueError(f"length {length} in lengths or during; allowed: 1 or more")
-        if self.max_length is not None and self.max_length < 1:
-            raise ValueError(f"max_length={self.max_length}; allowed: 1 or more, or null")
+        for name in ("max_length", "reset_every"):
+            if (getattr(self, name) or 1) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more, or null")
+        if self.interval is not None and not 0 < self.interval < 1:
+            raise ValueError(f"interval={self.interval}; allowed: between 0 and 1, or null")
 
     @property
     def pieces(self) -> int:
@@ -68,7 +81,7 @@ class Extrapolation:
     def probe(self, trained: Trained) -> Iterator[Row]:
         """Rows of the few lengths looked at while training."""
         for length in self.during:
-            yield from self._rows(trained, "validation", length, self.during_sequences)
+            yield from self._rows(trained, "validation", length, self.during_sequences, _never)
 
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of the whole ladder, shortest first; what is left out says why."""
@@ -87,16 +100,37 @@ class Extrapolation:
                     )
             else:
                 sequences = self.sequences if length < self.long_from else self.long_sequences
-                yield from self._rows(trained, "test", length, sequences)
+                yield from self._rows(trained, "test", length, sequences, self._enough)
 
     def _runs(self, length: int) -> bool:
         return self.max_length is None or length <= self.max_length
 
-    def _rows(self, trained: Trained, split: str, length: int, sequences: int) -> Iterator[Row]:
+    def _enough(self, total: float, count: int) -> bool:
+        if self.interval is None:
+            return False
+        low, high = wilson(min(total, count), count)
+        return high - low <= self.interval and not any(low < mark < high for mark in self.marks)
+
+    def _rows(
+        self, trained: Trained, split: str, length: int, sequences: int, enough: Callable[[float, int], bool]
+    ) -> Iterator[Row]:
         for seed, params in zip(trained.seeds, trained.params, strict=True):
             yield from score(
-                trained, params, seed, split, length, sequences, chunk=self.chunk, batch_size=self.batch_size
+                trained,
+                params,
+                seed,
+                split,
+                length,
+                sequences,
+                chunk=self.chunk,
+                batch_size=self.batch_size,
+                enough=enough,
+                reset_every=self.reset_every,
             )
+
+
+def _never(total: float, count: int) -> bool:
+    return False
 
 
 def score(
@@ -109,28 +143,50 @@ def score(
     *,
     chunk: int,
     batch_size: int,
+    enough: Callable[[float, int], bool] = _never,
+    reset_every: int | None = None,
 ) -> Iterator[Row]:
-    """One row a metric: the model of one seed on the first `sequences` held-out sequences of `split` at `length`."""
+    """One row a metric: the model of one seed on the first `sequences` held-out sequences of `split` at `length`.
+
+    Fewer if `enough(right, sequences so far)`, asked every 32 sequences whatever the batch size.
+    """
     stream = streams.TEST if split == "test" else streams.VALIDATION
     totals: dict[str, float] = {}
     done = 0
     while done < sequences:
         trained.check_interrupt()
         example = feeds.held_out_batch(trained.task, stream, done, batch_size, length)
+        if reset_every is not None:
+            example = example._replace(positions=_restarting(example.tokens.shape, reset_every))
         scores = stream_tally(trained.model, params, example, chunk, trained.check_interrupt).scores()
         # A last batch that is not full keeps its shape, and the program with it; the sequences beyond are left out.
-        used = min(batch_size, sequences - done)
+        used = min(batch_size, LOOK_EVERY - done % LOOK_EVERY, sequences - done)
         for metric, values in scores.items():
             totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())
         done += used
         trained.progress.describe(length, done, sequences)
+        if done % LOOK_EVERY == 0 and enough(totals["accuracy"], done):
+            break
     if feeds.is_text(trained.task):
         del totals["exact_match"]  # of a whole window: always 0
         totals["bits_per_byte"] = totals["loss"] / (math.log(2) * trained.task.bytes_per_token())
+    extra = None if reset_every is None else {"reset_every": reset_every}
     for metric, total in totals.items():
         yield trained.make_row(
-            metric=metric, seed=seed, step=trained.step, split=split, length=length, total=total, count=sequences
+            metric=metric,
+            seed=seed,
+            step=trained.step,
+            split=split,
+            length=length,
+            total=total,
+            count=done,
+            extra=extra,
         )
+
+
+def _restarting(shape: tuple[int, ...], every: int) -> Array:
+    """Positions that begin anew, and with them every state, every so many tokens."""
+    return jnp.broadcast_to(jnp.arange(shape[1]) % every, shape)
 
 
 def stream_tally(
@@ -159,7 +215,7 @@ def stream_tally(
         check_interrupt()
         part = jax.tree.map(lambda x, start=start: jax.device_put(x[:, start : start + chunk], split(mesh)), whole)
         scored = bool(whole.mask[:, start : start + chunk].any())
-        cache, total = _advance(model, mesh, params, part, cache, total, scored)
+        cache, total = advance(model, mesh, params, part, cache, total, scored)
     return total
 
 
@@ -168,7 +224,7 @@ def _padded(field: Any, padding: int, fill: int) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnames=("model", "mesh", "scored"), donate_argnames=("cache", "total"))
-def _advance(
+def advance(
     model: LanguageModel, mesh: Mesh, params: Params, part: Example, cache: Cache, total: Tally, scored: bool
 ) -> tuple[Cache, Tally]:
     """The cache and the tally after a chunk; where nothing in it is `scored`, no logits are computed."""

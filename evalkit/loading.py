@@ -1,6 +1,7 @@
 """A finished run in a notebook."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,15 @@ def trainer_of(experiment: Experiment) -> Trainer:
     return Trainer(experiment.task, experiment.model, experiment.train, seeds_of(experiment))
 
 
-def restore(experiment: Experiment, run: Path) -> tuple[TrainState, int]:
-    """The newest state of a run and its step; raises UserError if there is none."""
+def restore(experiment: Experiment, run: Path, at: int | None = None) -> tuple[TrainState, int]:
+    """The newest state of a run, or that of step `at`, and its step; raises UserError if there is none."""
     if not (run / FOLDER).is_dir():  # opening it would make the folder
         raise UserError(f"{run} has no checkpoint yet; go on with resume={run}")
-    checkpoints = Checkpoints(run)
-    restored = checkpoints.restore(trainer_of(experiment).abstract)
-    checkpoints.close()
+    abstract = trainer_of(experiment).abstract
+    with closing(Checkpoints(run)) as checkpoints:
+        if at is not None:
+            return checkpoints.at(at, abstract), at
+        restored = checkpoints.restore(abstract)
     if restored is None:
         raise UserError(f"{run} has no checkpoint yet; go on with resume={run}")
     return restored.state, restored.step

@@ -14,7 +14,7 @@ from evalkit.summary import Curve, extrapolation_curve, learning_curve, summaris
 FACTS = ("model", "preset", "train_length", "window", "steps", "chance", "parameters")
 # Sections of config.yaml that decide what a run computes; how often it logs does not.
 SECTIONS = ("task", "model", "train", "matmul_precision")
-CADENCE = ("train.log_every", "train.eval_every", "train.checkpoint_every")
+CADENCE = ("train.log_every", "train.eval_every", "train.checkpoint_every", "train.keep_every")
 SHOWN = 3
 
 

@@ -1,6 +1,6 @@
 """What the harness asks of a task, a model and an evaluation, and nothing more."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -59,6 +59,25 @@ class Task(Protocol):
 
     def describe(self, tokens: np.ndarray) -> str:
         """`tokens` for human eyes."""
+        ...
+
+
+@runtime_checkable
+class Recalls(Protocol):
+    """What sets a task apart whose one fact may stand anywhere and be asked for anywhere after it."""
+
+    @property
+    def answers(self) -> int:
+        """How many facts there are; their answers are the tokens 0 to `answers` − 1."""
+        ...
+
+    @property
+    def query(self) -> int:
+        """The token that asks."""
+        ...
+
+    def plant(self, key: Array, length: int, place: Array, answer: Array) -> Array:
+        """A context `[length]` without a question, the fact with this answer at `place`; jittable."""
         ...
 
 
@@ -243,6 +262,10 @@ class LanguageModel(Protocol):
 
     def decay_mask(self, params: Params) -> Params:
         """True where weight decay applies."""
+        ...
+
+    def decays(self, params: Params, tokens: Array) -> Mapping[int, tuple[Array, Array]]:
+        """Of each block that has a decaying state, by its number: δ = −log a and the state, both `[b, t, r]`."""
         ...
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from evalkit import page, text_report, text_summary
+from evalkit import page, recall_report, recall_summary, text_report, text_summary
 from evalkit.errors import writing
 from evalkit.figures import extrapolation_figure, learning_figure, length_label, save, svg
 from evalkit.rows import Row, read
@@ -26,6 +26,8 @@ def report(folder: Path, console: Console) -> dict[str, Any]:
     rows = read(folder)
     if text_summary.is_text(rows):
         return text_report.report(folder, rows, console)
+    if recall_summary.is_recall(rows):
+        return recall_report.report(folder, rows, console)
     summary = summarise(rows)
     figures = run_figures(rows)
     for name, figure in figures.items():

@@ -58,10 +58,14 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
 
 
 def evaluate(folder: Path, overrides: Sequence[str]) -> int:
-    """Evaluates the run in `folder` again, without training, into `folder/evaluate/<time>`."""
-    experiment = from_file(folder / "config.yaml", overrides, EVALUABLE)
+    """Evaluates the run in `folder` again, without training, into `folder/evaluate/<time>`; `step=` at a kept one."""
+    at = [text.removeprefix("step=") for text in overrides if text.startswith("step=")]
+    if len(at) > 1 or not all(text.isdecimal() for text in at):
+        raise UserError(f"step={', '.join(at)}; give one number of training steps, or leave step= out for the newest")
+    rest = [text for text in overrides if not text.startswith("step=")]
+    experiment = from_file(folder / "config.yaml", rest, EVALUABLE)
     prepare(experiment.task)
-    state, step = restore(experiment, folder)
+    state, step = restore(experiment, folder, int(at[0]) if at else None)
     target = folder / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     with writing(target):
         target.mkdir(parents=True)
@@ -71,7 +75,7 @@ def evaluate(folder: Path, overrides: Sequence[str]) -> int:
 
 
 def _session(experiment: Experiment, folder: Path) -> int:
-    checkpoints = Checkpoints(folder)
+    checkpoints = Checkpoints(folder, experiment.train.keep_every)
     trainer = trainer_of(experiment)
     restored = checkpoints.restore(trainer.abstract)
     offset = 0 if restored is None else restored.meta["rows"]
@@ -209,11 +213,19 @@ class Session:
         """Validation at the training length, and the evaluation's quick look; says if every seed has it all right."""
         trained = self._trained(state, step, Silent())
         length, sequences = self.experiment.task.length, self.experiment.train.validation_sequences
-        sizes = {"chunk": VALIDATION_CHUNK, "batch_size": VALIDATION_BATCH}
         rows = [
             entry
             for seed, params in zip(trained.seeds, trained.params, strict=True)
-            for entry in score(trained, params, seed, "validation", length, sequences, **sizes)
+            for entry in score(
+                trained,
+                params,
+                seed,
+                "validation",
+                length,
+                sequences,
+                chunk=VALIDATION_CHUNK,
+                batch_size=VALIDATION_BATCH,
+            )
         ]
         self.write([*rows, *self.experiment.eval.probe(trained)])
         return all(value(entry) >= SOLVED for entry in rows if entry["metric"] == "accuracy")

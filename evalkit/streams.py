@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from evalkit.protocols import Task
 from tasks import Example
 
-INIT, TRAIN, VALIDATION, TEST = range(4)
+INIT, TRAIN, VALIDATION, TEST, RECALL = range(5)
 
 
 def init_key(seed: ArrayLike) -> Array:

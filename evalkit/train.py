@@ -33,7 +33,8 @@ class Training:
     """How to train. The paper gives AdamW and nothing else for its synthetic tasks; the rest is measured here.
 
     `curriculum`: stages `{length, steps, batch_size}` that come first and count within `steps`. A dispatch is
-    `log_every` steps; validation and checkpoints fall on its multiples. `stop_when_solved`: end after so many
+    `log_every` steps; validation and checkpoints fall on its multiples; checkpoints at multiples of `keep_every` are
+    kept for good. `stop_when_solved`: end after so many
     validations in a row with accuracy 1 (off by default: extrapolation goes on growing after the task is solved).
     `microbatch`: sequences whose gradient is taken at a time on one device, the gradients then added up; None is as
     many as have 512 tokens on a CPU, so that activations stay in its cache, and all of them elsewhere.
@@ -53,6 +54,7 @@ class Training:
     log_every: int = 25
     eval_every: int = 100
     checkpoint_every: int = 100
+    keep_every: int | None = None
     validation_sequences: int = 256
     curriculum: list[dict[str, int]] = field(default_factory=list)
     stop_when_solved: int | None = None
@@ -70,6 +72,10 @@ class Training:
                 raise ValueError(
                     f"{name}={getattr(self, name)} is no multiple of log_every={self.log_every}; make it one"
                 )
+        if self.keep_every is not None and (self.keep_every < 1 or self.keep_every % self.checkpoint_every):
+            raise ValueError(
+                f"keep_every={self.keep_every}; allowed: multiples of checkpoint_every={self.checkpoint_every}, or null"
+            )
         if self.schedule not in optimizer.SCHEDULES:
             raise ValueError(f"schedule={self.schedule!r}; allowed: {', '.join(optimizer.SCHEDULES)}")
         if self.warmup_steps < 0 or self.weight_decay < 0:

@@ -12,7 +12,7 @@ from kernels import cglru
 from kernels.dispatch import IMPLEMENTATIONS
 from kernels.gates import CLOSED
 from models.layers import BlockDiagonalLinear, NoDecay
-from models.rglru import C, RecurrentBlock
+from models.rglru import C, TwoBranches
 from models.shapes import Activations, Positions
 
 
@@ -67,6 +67,12 @@ class CGLRU(nnx.Module):
         angle = C * self.angle[...]
         return cglru(x, recurrence, entry, rate, angle, h, reset=reset, implementation=self.implementation)
 
+    def forgetting(self, x: Activations) -> Activations:
+        """δ = −log |a| of every step, the same for both parts of a channel; float32."""
+        recurrence, _ = self._before_sigmoid(x)
+        delta = C * jax.nn.softplus(-self.decay[...])[None, None] * jax.nn.sigmoid(recurrence.astype(jnp.float32))
+        return jnp.concatenate([delta, delta], axis=-1)
+
     def _before_sigmoid(self, x: Activations) -> tuple[Float[Array, "b t n"], Float[Array, "b t n"]]:
         """Both gates before their sigmoid. A block sees both parts of its channels and gives both of their gates."""
         batch, steps, width = x.shape
@@ -78,8 +84,8 @@ class CGLRU(nnx.Module):
         return recurrence, entry
 
 
-class ComplexRecurrentBlock(RecurrentBlock):
-    """The `RecurrentBlock` whose unit is a CG-LRU over `width_rnn / 2` complex channels; see both for the settings."""
+class ComplexRecurrentBlock(TwoBranches):
+    """The two branches whose unit is a CG-LRU over `width_rnn / 2` complex channels; see both for the settings."""
 
     def __init__(
         self,
@@ -93,19 +99,14 @@ class ComplexRecurrentBlock(RecurrentBlock):
         angle_range: tuple[float, float] | list[float] = (0.0, math.pi / 10),
         implementation: str = "auto",
     ):
-        super().__init__(
-            width,
-            width_rnn=width_rnn,
-            rngs=rngs,
-            gate_blocks=gate_blocks,
-            conv_width=conv_width,
-            decay_range=decay_range,
-        )
-        self.rglru = CGLRU(
-            width_rnn,
-            gate_blocks,
-            decay_range=decay_range,
-            angle_range=angle_range,
-            implementation=implementation,
-            rngs=rngs,
-        )
+        def unit(rngs: nnx.Rngs) -> CGLRU:
+            return CGLRU(
+                width_rnn,
+                gate_blocks,
+                decay_range=decay_range,
+                angle_range=angle_range,
+                implementation=implementation,
+                rngs=rngs,
+            )
+
+        super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, rngs=rngs)

@@ -62,6 +62,9 @@ def config_of(module: LanguageModel) -> Config:
     for mixer in mixers:
         if type(mixer) not in (RecurrentBlock, MQA):
             raise ValueError(f"a {type(mixer).__name__} cannot be exported: RecurrentGemma has RecurrentBlock and MQA")
+    mlp = module.blocks[0].mlp
+    if mlp is None:
+        raise ValueError("blocks without an MLP (mlp_expansion=0) cannot be exported: RecurrentGemma's have one")
     recurrent = [mixer for mixer in mixers if isinstance(mixer, RecurrentBlock)]
     attention = [mixer for mixer in mixers if isinstance(mixer, MQA)]
     vocab_size, width = module.embedding.table[...].shape
@@ -71,7 +74,7 @@ def config_of(module: LanguageModel) -> Config:
         vocab_size=vocab_size,
         width=width,
         width_rnn=_one("width_rnn", [m.width_rnn for m in recurrent]) if recurrent else width,
-        mlp_width=module.blocks[0].mlp.up.kernel[...].shape[1],
+        mlp_width=mlp.up.kernel[...].shape[1],
         heads=heads,
         pattern=tuple("recurrent" if isinstance(m, RecurrentBlock) else "attention" for m in mixers),
         window=window or 0,
@@ -102,7 +105,7 @@ def _differences(
         yield "rope=true"
     if any(mixer.heads * mixer.head_dim != config.width for mixer in attention):
         yield f"heads x head_dim = width, {config.width}"
-    if module.blocks[0].mlp.up.bias is None:
+    if module.blocks[0].mlp is None or module.blocks[0].mlp.up.bias is None:
         yield "mlp_bias=true"
     if module.embedding.soft_cap is None:
         yield "a logits_soft_cap"

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Float
 
 from models.layers import GatedMLP, NoDecay, RMSNorm
-from models.mixer import Cache, Mixer
+from models.mixer import Cache, Decaying, Mixer
 from models.products import product_transposed
 from models.shapes import Activations, Logits, Places, Positions, Tokens
 
@@ -17,15 +17,15 @@ ONE_HOT_UP_TO = 64
 
 
 class ResidualBlock(nnx.Module):
-    """`x + mixer(norm(x))`, then `x + mlp(norm(x))`."""
+    """`x + mixer(norm(x))`, then `x + mlp(norm(x))`; with `mlp_width` 0 the mixer alone."""
 
     def __init__(
         self, width: int, mixer: Callable[..., Mixer], mlp_width: int, *, rngs: nnx.Rngs, mlp_bias: bool = False
     ):
         self.mixer_norm = RMSNorm(width, rngs=rngs)
         self.mixer = mixer(width=width, rngs=rngs)
-        self.mlp_norm = RMSNorm(width, rngs=rngs)
-        self.mlp = GatedMLP(width, mlp_width, bias=mlp_bias, rngs=rngs)
+        self.mlp_norm = RMSNorm(width, rngs=rngs) if mlp_width else None
+        self.mlp = GatedMLP(width, mlp_width, bias=mlp_bias, rngs=rngs) if mlp_width else None
 
     def __call__(
         self, x: Activations, positions: Positions | None, cache: Cache | None, at: Places | None
@@ -35,6 +35,8 @@ class ResidualBlock(nnx.Module):
         x = x + mixed
         if at is not None:
             x = jnp.take_along_axis(x, at[..., None], axis=1)
+        if self.mlp is None or self.mlp_norm is None:
+            return x, cache
         return x + self.mlp(self.mlp_norm(x)), cache
 
 
@@ -102,6 +104,15 @@ class LanguageModel(nnx.Module):
             x, after = self.blocks[index](x, positions, before, at if index == last else None)
             caches.append(after)
         return self.embedding.logits(self.norm(x)), None if cache is None else tuple(caches)
+
+    def decays(self, tokens: Tokens) -> dict[int, tuple[Activations, Activations]]:
+        """What each block's mixer that is `Decaying` forgets and holds, by the block's number."""
+        x, found = self.embedding(tokens).astype(self.dtype), {}
+        for number, block in enumerate(self.blocks):
+            if isinstance(block.mixer, Decaying):
+                found[number] = block.mixer.decays(block.mixer_norm(x))
+            x, _ = block(x, None, None, None)
+        return found
 
     def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
         """One empty cache a block."""

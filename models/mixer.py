@@ -31,3 +31,12 @@ class Mixer(Protocol):
         The first axis of each of its arrays is the batch.
         """
         ...
+
+
+@runtime_checkable
+class Decaying(Protocol):
+    """A mixer whose state decays: what it forgets can be looked at. None has to be one."""
+
+    def decays(self, x: Activations) -> tuple[Activations, Activations]:
+        """δ = −log |a| of every step and channel, in 1/tokens, and the states, both `[b, t, r]`, of whole sequences."""
+        ...

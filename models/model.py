@@ -13,7 +13,7 @@ from models.layers import NoDecay
 from models.lm import LanguageModel
 from models.mixer import Cache, Mixer
 from models.parts import Part, parts_of
-from models.shapes import Places, Positions, PRNGKey, Tokens
+from models.shapes import Activations, Places, Positions, PRNGKey, Tokens
 
 Params = dict[str, Any]
 DTYPES = ("float32", "bfloat16")
@@ -56,6 +56,10 @@ class Model:
         """The pieces of a forward pass over `[batch, length]` tokens, for timing them."""
         return parts_of(self.module(params), batch, length)
 
+    def decays(self, params: Params, tokens: Tokens) -> dict[int, tuple[Activations, Activations]]:
+        """Of each block whose state decays, by its number: δ = −log |a| (1/tokens) and the state, both `[b, t, r]`."""
+        return self.module(params).decays(tokens)
+
     def decay_mask(self, params: Params) -> Params:
         """True where weight decay applies: not on Λ, biases, norms and the embedding."""
         return jax.tree.map(lambda _, decays: decays, params, self._decay)
@@ -75,9 +79,10 @@ def build(
 ) -> Model:
     """The model whose block i mixes with `mixers[pattern[i]]`; nothing is allocated until `init`.
 
-    `mlp_expansion` M = 3 is the paper's. `embedding_scale` multiplies token vectors; None is sqrt(width), which the
-    paper does not say and its released model does. `mlp_bias` and `logits_soft_cap` are the released model's too (see
-    `GatedMLP` and `Embedding`). `dtype` is that of activations; parameters, gates and logits stay float32.
+    `mlp_expansion` M = 3 is the paper's, 0 leaves MLPs out. `embedding_scale` multiplies token vectors; None is
+    sqrt(width), which the paper does not say and its released model does. `mlp_bias` and `logits_soft_cap` are the
+    released model's too (see `GatedMLP` and `Embedding`). `dtype` is that of activations; parameters, gates and logits
+    stay float32.
     Raises ValueError for a pattern that names no mixer and for sizes that cannot be.
     """
     unknown = sorted(set(pattern) - set(mixers))
@@ -87,9 +92,11 @@ def build(
         if value < 1:
             raise ValueError(f"{name}={value}; allowed: 1 or more")
     mlp_width = round(mlp_expansion * width)
-    if mlp_width < 1 or abs(mlp_width - mlp_expansion * width) > 1e-6 * mlp_width:
+    if mlp_width < 0 or abs(mlp_width - mlp_expansion * width) > 1e-6 * mlp_width:
         wide = mlp_expansion * width
-        raise ValueError(f"mlp_expansion={mlp_expansion} makes an MLP of width {wide:g}; use a whole one, 1 or more")
+        raise ValueError(
+            f"mlp_expansion={mlp_expansion} makes an MLP of width {wide:g}; use a whole one, or 0 for none"
+        )
     if logits_soft_cap is not None and logits_soft_cap <= 0:
         raise ValueError(f"logits_soft_cap={logits_soft_cap}; allowed: above 0, or null for none")
     if dtype not in DTYPES:

@@ -45,6 +45,8 @@ def _pieces(model: LanguageModel, batch: int, length: int) -> Iterator[Part]:
     for block in model.blocks:
         yield _part("norms", lambda module, x: module(x), block.mixer_norm, x)
         yield from _mixer(block.mixer, x)
+        if block.mlp is None:
+            continue
         yield _part("norms", lambda module, x: module(x), block.mlp_norm, x)
         yield _part("MLP", lambda module, x: module(x), block.mlp, x)
     yield _part("norms", lambda module, x: module(x), model.norm, x)
@@ -52,7 +54,7 @@ def _pieces(model: LanguageModel, batch: int, length: int) -> Iterator[Part]:
 
 
 def _mixer(mixer: Mixer, x: Array) -> Iterator[Part]:
-    if type(mixer) is not RecurrentBlock:  # one derived from it has a recurrence of its own
+    if type(mixer) is not RecurrentBlock:
         name = type(mixer).__name__
         name = name if mixer.window is None else f"{name}, window {mixer.window}"
         yield _part(name, lambda module, x: module(x, None, None)[0], mixer, x)

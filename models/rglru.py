@@ -1,6 +1,7 @@
 """The RG-LRU and the recurrent block around it (De et al. 2024, sec. 2.3, 2.4 and app. A)."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +93,11 @@ class RGLRU(nnx.Module):
         recurrence, entry = self._before_sigmoid(x)
         return gated_input(recurrence, entry, x, self._rate())
 
+    def forgetting(self, x: Activations) -> Activations:
+        """δ = −log a = c · softplus(−Λ) · r of every step and channel (eqs. 1, 3 and 6), float32."""
+        recurrence, _ = self._before_sigmoid(x)
+        return -self._rate() * jax.nn.sigmoid(recurrence.astype(jnp.float32))
+
     def _rate(self) -> Float[Array, " d"]:
         """log a at r = 1 (eqs. 3 and 6)."""
         return -C * jax.nn.softplus(-self.decay[...])
@@ -108,16 +114,85 @@ class RGLRU(nnx.Module):
         return both[..., :width], both[..., width:]
 
 
-class RecurrentBlock(nnx.Module):
-    """Two branches: convolution and RG-LRU in one, GeLU in the other; their product back to the width (sec. 2.3).
+class Unit(Protocol):
+    """A recurrence over the channels of one branch."""
 
-    `width_rnn` is D_rnn; at width 64 the paper's 4/3 · 64 does not divide into its 16 gate blocks, 64 does.
-    `bias` gives the linear maps and the convolution one: RecurrentGemma's have it, the paper's do not. `decay_range`,
-    `decay_power`, `unit_reset` and `implementation` are the RG-LRU's.
-    Raises ValueError if `gate_blocks` does not divide `width_rnn`.
+    def __call__(
+        self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
+    ) -> tuple[Activations, Float[Array, "b r"]]:
+        """Runs over `x` from state `h`; returns the outputs, which are the states, and the last state (float32)."""
+        ...
+
+    def forgetting(self, x: Activations) -> Activations:
+        """δ = −log |a| of every step and channel, float32."""
+        ...
+
+
+class TwoBranches(nnx.Module):
+    """Convolution and a recurrent unit in one branch, GeLU in the other; their product back to the width (sec. 2.3).
+
+    `unit` makes the recurrence over `width_rnn` channels. `bias` gives the linear maps and the convolution one:
+    RecurrentGemma's have it, the paper's do not.
     """
 
     window: int | None = None
+    # Whether which step is the first makes a difference beyond the state that it finds.
+    unit_reset: bool = False
+
+    def __init__(
+        self,
+        width: int,
+        unit: Callable[[nnx.Rngs], Unit],
+        *,
+        width_rnn: int,
+        conv_width: int,
+        rngs: nnx.Rngs,
+        bias: bool = False,
+    ):
+        if width_rnn < 1:
+            raise ValueError(f"width_rnn={width_rnn}; allowed: 1 or more")
+        self.width_rnn = width_rnn
+        self.input = Linear(width, width_rnn, bias=bias, rngs=rngs)
+        self.gate = Linear(width, width_rnn, bias=bias, rngs=rngs)
+        self.conv = CausalConv1D(width_rnn, conv_width, bias=bias, rngs=rngs)
+        self.rglru = unit(rngs)
+        self.output = Linear(width_rnn, width, bias=bias, rngs=rngs)
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, cache: RecurrentCache | None
+    ) -> tuple[Activations, RecurrentCache | None]:
+        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
+        u, gate = side_by_side(x, self.input, self.gate)
+        before = self.init_cache(x.shape[0], 0) if cache is None else cache
+        u, conv = self.conv(u, positions, before.conv.astype(u.dtype))
+        where = continued(before.next_position, x.shape[1]) if positions is None else positions
+        y, h = self.rglru(u, where if self.unit_reset else positions, before.h)
+        y = self.output(gelu_times(gate, y))
+        if cache is None:
+            return y, None
+        return y, RecurrentCache(h, conv.astype(cache.conv.dtype), after(where, cache.next_position))
+
+    def init_cache(self, batch: int, length: int) -> RecurrentCache:
+        """The zero state; its size does not depend on `length`."""
+        return RecurrentCache(
+            h=jnp.zeros((batch, self.width_rnn), jnp.float32),
+            conv=jnp.zeros((batch, self.conv.taps - 1, self.width_rnn), jnp.float32),
+            next_position=jnp.zeros((batch,), jnp.int32),
+        )
+
+    def decays(self, x: Activations) -> tuple[Activations, Activations]:
+        """See `Decaying`."""
+        u, _ = self.conv(self.input(x), None, self.init_cache(x.shape[0], 0).conv.astype(x.dtype))
+        return self.rglru.forgetting(u), self.rglru(u, None, None)[0]
+
+
+class RecurrentBlock(TwoBranches):
+    """The two branches with an RG-LRU.
+
+    `width_rnn` is D_rnn; at width 64 the paper's 4/3 · 64 does not divide into its 16 gate blocks, 64 does.
+    `decay_range`, `decay_power`, `unit_reset` and `implementation` are the RG-LRU's, `bias` is the branches'.
+    Raises ValueError if `gate_blocks` does not divide `width_rnn`.
+    """
 
     def __init__(
         self,
@@ -133,43 +208,17 @@ class RecurrentBlock(nnx.Module):
         unit_reset: bool = False,
         implementation: str = "auto",
     ):
-        if width_rnn < 1:
-            raise ValueError(f"width_rnn={width_rnn}; allowed: 1 or more")
-        self.width_rnn, self.gate_blocks = width_rnn, gate_blocks
+        def unit(rngs: nnx.Rngs) -> RGLRU:
+            return RGLRU(
+                width_rnn,
+                gate_blocks,
+                decay_range=decay_range,
+                decay_power=decay_power,
+                unit_reset=unit_reset,
+                implementation=implementation,
+                rngs=rngs,
+            )
+
+        super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, bias=bias, rngs=rngs)
+        self.gate_blocks = gate_blocks
         self.unit_reset = unit_reset
-        self.input = Linear(width, width_rnn, bias=bias, rngs=rngs)
-        self.gate = Linear(width, width_rnn, bias=bias, rngs=rngs)
-        self.conv = CausalConv1D(width_rnn, conv_width, bias=bias, rngs=rngs)
-        self.rglru = RGLRU(
-            width_rnn,
-            gate_blocks,
-            decay_range=decay_range,
-            decay_power=decay_power,
-            unit_reset=unit_reset,
-            implementation=implementation,
-            rngs=rngs,
-        )
-        self.output = Linear(width_rnn, width, bias=bias, rngs=rngs)
-
-    def __call__(
-        self, x: Activations, positions: Positions | None, cache: RecurrentCache | None
-    ) -> tuple[Activations, RecurrentCache | None]:
-        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
-        u, gate = side_by_side(x, self.input, self.gate)
-        before = self.init_cache(x.shape[0], 0) if cache is None else cache
-        u, conv = self.conv(u, positions, before.conv.astype(u.dtype))
-        where = continued(before.next_position, x.shape[1]) if positions is None else positions
-        # A row that goes on needs no reset, unless which step is its first makes a difference.
-        y, h = self.rglru(u, where if self.unit_reset else positions, before.h)
-        y = self.output(gelu_times(gate, y))
-        if cache is None:
-            return y, None
-        return y, RecurrentCache(h, conv.astype(cache.conv.dtype), after(where, cache.next_position))
-
-    def init_cache(self, batch: int, length: int) -> RecurrentCache:
-        """The zero state; its size does not depend on `length`."""
-        return RecurrentCache(
-            h=jnp.zeros((batch, self.width_rnn), jnp.float32),
-            conv=jnp.zeros((batch, self.conv.taps - 1, self.width_rnn), jnp.float32),
-            next_position=jnp.zeros((batch,), jnp.int32),
-        )

@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import Int, Key
 
 from tasks.base import Example
 
 TRIGGERS = ("uniform", "prefix", "fixed")
 LOSSES = ("answer", "all")
+LABELS = ("right", "shuffled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,8 @@ class InductionHeads:
       triggers: how many special tokens before the query, all followed by the same answer.
       loss: `answer` scores the last position only (the paper); `all` scores every position for its next token, and the
         answer at the end, which hides the answer among `length` random tokens.
+      labels: `right`, or as a control `shuffled`: the target at the end is drawn whatever the context says, so that
+        there is nothing to learn; `solve` still gives the right one.
     """
 
     vocab_size: int = 16
@@ -36,6 +40,7 @@ class InductionHeads:
     fixed_place: int = 5
     triggers: int = 1
     loss: str = "answer"
+    labels: str = "right"
 
     answer_length: ClassVar[int] = 0
     version: ClassVar[int] = 1
@@ -49,6 +54,8 @@ class InductionHeads:
             raise ValueError(f"trigger={self.trigger!r}; allowed: {', '.join(TRIGGERS)}")
         if self.loss not in LOSSES:
             raise ValueError(f"loss={self.loss!r}; allowed: {', '.join(LOSSES)}")
+        if self.labels not in LABELS:
+            raise ValueError(f"labels={self.labels!r}; allowed: {', '.join(LABELS)}")
         if self.triggers < 1:
             raise ValueError(f"triggers={self.triggers}; allowed: 1 or more")
         if self.trigger == "fixed" and self.triggers != 1:
@@ -78,11 +85,30 @@ class InductionHeads:
         where = self._places(places, length)
         answer = tokens[where[0] + 1]
         tokens = tokens.at[where + 1].set(answer).at[where].set(self.special).at[length - 1].set(self.special)
+        if self.labels == "shuffled":
+            answer = jax.random.randint(jax.random.fold_in(key, 2), (), 0, self.special)
         targets = jnp.roll(tokens, -1).at[length - 1].set(answer)
         if self.loss == "all":
             return Example(tokens, targets, jnp.ones((length,), bool))
         last = jnp.arange(length) == length - 1
         return Example(tokens, jnp.where(last, targets, 0), last)
+
+    @property
+    def answers(self) -> int:
+        """Any ordinary token may be the answer."""
+        return self.special
+
+    @property
+    def query(self) -> int:
+        """The special token asks."""
+        return self.special
+
+    def plant(
+        self, key: Key[Array, ""], length: int, place: Int[ArrayLike, ""], answer: Int[ArrayLike, ""]
+    ) -> Int[Array, " t"]:
+        """Ordinary tokens with one special token at `place` and `answer` after it; no query stands at the end."""
+        tokens = jax.random.randint(key, (length,), 0, self.special)
+        return tokens.at[place + 1].set(answer).at[place].set(self.special)
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
         """The rule in plain NumPy: `(targets, mask)` of `tokens [t]`."""

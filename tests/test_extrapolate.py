@@ -60,7 +60,7 @@ def test_what_is_too_long_is_said_not_run() -> None:
 def test_memory_does_not_grow_with_length(model: str) -> None:
     """The program that advances by a chunk is given the chunk and the cache, and nothing of either is of the length."""
     from evalkit.devices import mesh_for
-    from evalkit.extrapolate import _advance
+    from evalkit.extrapolate import advance
     from evalkit.objective import Tally
 
     experiment = shrunk(model)
@@ -71,7 +71,7 @@ def test_memory_does_not_grow_with_length(model: str) -> None:
         part = type(example)(*(jax.ShapeDtypeStruct((2, 64), field.dtype) for field in example[:3]))
         cache = jax.eval_shape(lambda: experiment.model.init_cache(2, length))
         zero = jax.ShapeDtypeStruct((2,), np.float32)
-        lowered = _advance.lower(experiment.model, mesh_for(2), params, part, cache, Tally(zero, zero, zero), True)
+        lowered = advance.lower(experiment.model, mesh_for(2), params, part, cache, Tally(zero, zero, zero), True)
         analysis = lowered.compile().memory_analysis()
         return analysis.temp_size_in_bytes + analysis.output_size_in_bytes + analysis.argument_size_in_bytes
 

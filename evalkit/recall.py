@@ -1,0 +1,211 @@
+"""How far back a fact is recalled from, and what the recurrence forgets on the way (De et al. 2024, sec. 6.2)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from evalkit import streams
+from evalkit.devices import copied, mesh_for, split
+from evalkit.extrapolate import advance
+from evalkit.objective import Tally
+from evalkit.protocols import Cache, LanguageModel, Params, Recalls, Task, Texts, Trained
+from evalkit.recall_rows import DIFFERENCE, FORGETTING, RECALLED
+from evalkit.rows import Row
+from tasks import Example
+
+NEAREST = 2  # the fact's answer stands between the fact and the question
+SETTLING = 16  # the tokens after the fact whose convolutions still see it, in every block
+
+
+@dataclass(frozen=True)
+class Recall:
+    """One fact planted in a long context, asked for at `first`, 2 · `first`, … `length` tokens.
+
+    `sequences` contexts, dealt out to these lengths in turn: the fact stands so far before that length's end as a draw
+    between 2 and the length says, uniform in its logarithm; it is asked for at all longer lengths too. `pairs` contexts
+    of `pair_length` that differ in nothing but the fact tell which channels of a recurrence carry it, by their states
+    `told_at` tokens later, and how fast these forget. `chunk` tokens of `batch_size` sequences are in memory at a time.
+    Raises ValueError for a value that cannot be.
+    """
+
+    length: int = 16384
+    first: int = 64
+    sequences: int = 256
+    pairs: int = 16
+    pair_length: int = 4096
+    told_at: int = 64
+    chunk: int = 256
+    batch_size: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("sequences", "pairs", "chunk", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
+        if not 2 * NEAREST <= self.first <= self.length:
+            raise ValueError(f"first={self.first}; allowed: from {2 * NEAREST} to length={self.length}")
+        if not SETTLING <= self.told_at < self.pair_length - 1:
+            raise ValueError(f"told_at={self.told_at}; allowed: from {SETTLING}, below pair_length={self.pair_length}")
+
+    @property
+    def pieces(self) -> int:
+        """The contexts, and the pairs."""
+        return 2
+
+    @property
+    def lengths(self) -> list[int]:
+        """At which the fact is asked for."""
+        doubled = [self.first << power for power in range((self.length // self.first).bit_length())]
+        return sorted({*doubled, self.length})
+
+    def check(self, task: Task | Texts) -> None:
+        """Raises ValueError for a task that has no fact to plant."""
+        if not isinstance(task, Recalls):
+            raise ValueError("recall needs a task that can plant a fact; give task=induction_heads")
+
+    def limits(self, model: LanguageModel) -> list[str]:
+        """Nothing."""
+        return []
+
+    def probe(self, trained: Trained) -> Iterator[Row]:
+        """Nothing: extrapolation is what is looked at while training."""
+        return iter(())
+
+    def run(self, trained: Trained) -> Iterator[Row]:
+        """Rows of every seed: what is recalled, then what is forgotten."""
+        assert isinstance(trained.task, Recalls)
+        for seed, params in zip(trained.seeds, trained.params, strict=True):
+            yield from self._recalled(trained, trained.task, params, seed)
+            yield from self._forgotten(trained, trained.task, params, seed)
+
+    def _recalled(self, trained: Trained, task: Recalls, params: Params, seed: int) -> Iterator[Row]:
+        right: dict[tuple[int, int], float] = {}
+        asked: dict[tuple[int, int], int] = {}
+        for first in range(0, self.sequences, self.batch_size):
+            batch = min(self.batch_size, self.sequences - first)
+            numbers = np.arange(first, first + self.batch_size)  # a last batch that is not full keeps its shape
+            places = self._places(numbers)
+            tokens, answers = planted(task, numbers, places, self.length)
+            for length, hits in self._asked(trained, params, tokens, answers, task.query):
+                for place, hit in list(zip(places, hits, strict=True))[:batch]:
+                    distance = length - 1 - int(place)
+                    if distance >= NEAREST:
+                        cell = length, 1 << (distance - 1).bit_length()
+                        right[cell] = right.get(cell, 0.0) + float(hit)
+                        asked[cell] = asked.get(cell, 0) + 1
+            trained.progress.describe(self.length, first + batch, self.sequences)
+        for (length, distance), count in sorted(asked.items()):
+            yield trained.make_row(
+                metric=RECALLED,
+                seed=seed,
+                step=trained.step,
+                split="test",
+                length=length,
+                position=distance,
+                total=right[length, distance],
+                count=count,
+                extra={"after": distance // 2},
+            )
+
+    def _asked(
+        self, trained: Trained, params: Params, tokens: Array, answers: Array, query: int
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Each length with what was right there: the context is read once, the questions go to copies of the cache."""
+        model, batch = trained.model, tokens.shape[0]
+        mesh = mesh_for(batch)
+        params = jax.device_put(params, copied(mesh))
+        cache = jax.device_put(model.init_cache(batch, max(self.length, model.window or 0)), split(mesh))
+        question = Example(jnp.full((batch, 1), query), answers[:, None], jnp.ones((batch, 1), bool))
+
+        def read(part: Example, cache: Cache, scored: bool) -> tuple[Cache, Tally]:
+            nothing = Tally(*(jnp.zeros(batch) for _ in Tally._fields))
+            part, cache, nothing = jax.device_put((part, cache, nothing), split(mesh))
+            return advance(model, mesh, params, part, cache, nothing, scored)
+
+        for start, stop in pairwise([0, *(length - 1 for length in self.lengths)]):
+            for at in range(start, stop, self.chunk):
+                trained.check_interrupt()
+                part = tokens[:, at : min(at + self.chunk, stop)]
+                cache, _ = read(Example(part, jnp.zeros_like(part), jnp.zeros(part.shape, bool)), cache, False)
+            _, found = read(question, jax.tree.map(jnp.copy, cache), True)
+            yield stop + 1, np.asarray(found.correct)
+
+    def _forgotten(self, trained: Trained, task: Recalls, params: Params, seed: int) -> Iterator[Row]:
+        row = partial(trained.make_row, seed=seed, step=trained.step, split="test", length=self.pair_length)
+        sums: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        for number in range(self.pairs):
+            trained.check_interrupt()
+            for block, found in self._pair(trained.model, params, task, number).items():
+                before = sums.get(block)
+                sums[block] = found if before is None else tuple(map(np.add, before, found))  # type: ignore[assignment]
+            trained.progress.describe(self.pair_length, number + 1, self.pairs)
+        for block, (forgetting, carried, difference) in sums.items():
+            shares = carried / max(carried.sum(), np.finfo(np.float32).tiny)
+            for channel, (total, share) in enumerate(zip(forgetting, shares, strict=True)):
+                extra = {"block": block, "channel": channel, "share": float(share)}
+                yield row(metric=FORGETTING, total=total, count=self.pairs, extra=extra)
+            for distance, total in zip(self._checkpoints(), difference, strict=True):
+                extra = {"block": block, "first": self.told_at}
+                yield row(metric=DIFFERENCE, position=distance, total=total, count=self.pairs, extra=extra)
+
+    def _places(self, numbers: np.ndarray) -> np.ndarray:
+        """Where each context's fact stands."""
+        places = []
+        for number in numbers:
+            end = self.lengths[int(number) % len(self.lengths)] - 1
+            drawn = np.exp(np.random.default_rng([int(number), 3]).uniform(np.log(NEAREST), np.log(end)))
+            places.append(end - min(max(round(float(drawn)), NEAREST), end))
+        return np.array(places)
+
+    def _checkpoints(self) -> list[int]:
+        """The distances from the fact at which states are compared: `told_at`, and four an octave from there."""
+        last = self.pair_length - 1
+        steps = np.arange(0, 4 * np.log2(last / self.told_at) + 1e-9) / 4
+        return sorted({*(round(float(self.told_at * 2**step)) for step in steps), last})
+
+    def _pair(
+        self, model: LanguageModel, params: Params, task: Recalls, number: int
+    ) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """By block: each channel's mean δ and share of the difference at `told_at`, and the difference by distance."""
+        numbers = np.array([number, number])
+        one = int(np.random.default_rng([number, 1]).integers(task.answers))
+        other = (one + 1 + int(np.random.default_rng([number, 2]).integers(task.answers - 1))) % task.answers
+        tokens, _ = planted(task, numbers, np.zeros(2, int), self.pair_length, np.array([one, other]))
+        result = {}
+        for block, (delta, state) in _decays(model, params, tokens).items():
+            apart = np.square(np.asarray(state[0] - state[1], np.float64))
+            norms = np.sqrt(apart.sum(axis=1))
+            told = max(float(norms[self.told_at]), np.finfo(np.float32).tiny)
+            ordinary = np.asarray(delta, np.float64)[:, SETTLING:].mean(axis=(0, 1))
+            share = apart[self.told_at] / max(apart[self.told_at].sum(), np.finfo(np.float32).tiny)
+            result[block] = (ordinary, share, norms[self._checkpoints()] / told)
+        return result
+
+
+def planted(
+    task: Recalls, numbers: np.ndarray, places: np.ndarray, length: int, answers: np.ndarray | None = None
+) -> tuple[Array, Array]:
+    """Contexts `[b, length]` of those numbers, the fact at `places`, and their `answers` (drawn where not given)."""
+    stream = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), streams.RECALL), length)
+    keys = jax.vmap(lambda number: jax.random.fold_in(stream, number))(jnp.asarray(numbers))
+    chosen = jnp.asarray(
+        [np.random.default_rng([int(number), 0]).integers(task.answers) for number in numbers]
+        if answers is None
+        else answers
+    )
+    return _plant(task, length, keys, jnp.asarray(places), chosen), chosen
+
+
+@partial(jax.jit, static_argnames=("task", "length"))
+def _plant(task: Recalls, length: int, keys: Array, places: Array, answers: Array) -> Array:
+    return jax.vmap(lambda key, place, answer: task.plant(key, length, place, answer))(keys, places, answers)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _decays(model: LanguageModel, params: Params, tokens: Array) -> dict[int, tuple[Array, Array]]:
+    return dict(model.decays(params, tokens))

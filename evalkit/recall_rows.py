@@ -1,0 +1,14 @@
+"""What the rows of a recall evaluation are called; nothing heavy is imported for it."""
+
+RECALLED = "recalled"
+"""A sequence each: right or wrong, asked at `length`, the fact more than `extra.after` and at most `position` back."""
+
+FORGETTING = "forgetting"
+"""A context each: the mean of δ = −log a (1/tokens) over the tokens after the fact, of channel `extra.channel` of block
+`extra.block`; `extra.share` is that channel's part of what the block's state holds of the fact (from 0 to 1)."""
+
+DIFFERENCE = "difference"
+"""A pair of contexts each, alike but for the fact: the distance between the states of `extra.block`, `position` tokens
+after it, relative to that `extra.first` tokens after it."""
+
+RAW = (RECALLED, FORGETTING, DIFFERENCE)
