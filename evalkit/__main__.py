@@ -1,5 +1,5 @@
-"""The command line: `python -m evalkit task=… model=…`, `task=… checkpoint=…`, `resume=RUN`, `evaluate=RUN`, or nothing
-for the guide."""
+"""The command line: `python -m evalkit task=… model=…`, `experiment=…`, `task=… checkpoint=…`, `resume=RUN`,
+`evaluate=RUN`, or nothing for the guide."""
 
 import argparse
 import os
@@ -55,9 +55,21 @@ def _dispatch(arguments: list[str]) -> int:
     from evalkit.config import check
 
     devices.use_every_core()
+    if _is_whole_experiment(overrides):
+        from evalkit import experiments
+
+        if flags.multirun:
+            raise UserError("experiment= has its own runs; leave -m out, or give a model= as well")
+        return experiments.main(overrides)
 
     check(overrides, sweep=flags.multirun)
     return _hydra([*own, *forced(flags.overrides)])
+
+
+def _is_whole_experiment(overrides: list[str]) -> bool:
+    """Whether all its runs are meant; with a model= it is one of them, as any other run."""
+    names = {text.partition("=")[0] for text in overrides}
+    return "experiment" in names and "model" not in names
 
 
 def _flags(arguments: list[str]) -> argparse.Namespace:

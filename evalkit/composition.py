@@ -18,7 +18,7 @@ from evalkit import catalogue
 from evalkit.errors import UserError
 from evalkit.schema import nearest
 
-GROUPS = ("task", "model", "preset", "eval", "recipe", "scale")
+GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe", "scale", "figure")
 NAMES = ("task_name", "model_name")
 
 

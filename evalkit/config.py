@@ -33,8 +33,8 @@ EVALUABLE = ("eval", "task", "data", "wandb", "format")
 class Experiment:
     """Everything that a run needs, built; raises ValueError for a value that cannot be.
 
-    `data`: where a task's text is. `paper`: what the paper's own setting is, where this one differs. `config`: the
-    same, as plain resolved data.
+    `data`: where a task's text is. `paper`: what the paper's own setting is, where this one differs. `runs`,
+    `controls`: the overrides of each run that belongs to an `experiment=`. `config`: the same, as plain resolved data.
     """
 
     task: Task | Texts
@@ -47,6 +47,8 @@ class Experiment:
     preset: str
     data: dict[str, Any]
     paper: dict[str, Any]
+    runs: dict[str, Any]
+    controls: dict[str, Any]
     matmul_precision: str
     format: str
     task_name: str
@@ -72,7 +74,7 @@ class Experiment:
 SETTINGS = {name: annotation for name, annotation in get_type_hints(Experiment).items() if name != "config"}
 """The keys of a configuration's first level."""
 
-LATER: Mapping[str, Any] = {"data": {"path": None}}
+LATER: Mapping[str, Any] = {"data": {"path": None}, "runs": {}, "controls": {}}
 """Those that the configurations of older runs lack, with what they stood for."""
 
 

@@ -57,8 +57,11 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
     return _session(experiment, folder)
 
 
-def evaluate(folder: Path, overrides: Sequence[str]) -> int:
-    """Evaluates the run in `folder` again, without training, into `folder/evaluate/<time>`; `step=` at a kept one."""
+def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None) -> int:
+    """Evaluates the run in `folder` again, without training, into `target`, by default `folder/evaluate/<time>`.
+
+    `step=` among the overrides takes a checkpoint that was kept; else the newest.
+    """
     at = [text.removeprefix("step=") for text in overrides if text.startswith("step=")]
     if len(at) > 1 or not all(text.isdecimal() for text in at):
         raise UserError(f"step={', '.join(at)}; give one number of training steps, or leave step= out for the newest")
@@ -66,9 +69,9 @@ def evaluate(folder: Path, overrides: Sequence[str]) -> int:
     experiment = from_file(folder / "config.yaml", rest, EVALUABLE)
     prepare(experiment.task)
     state, step = restore(experiment, folder, int(at[0]) if at else None)
-    target = folder / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+    target = target or folder / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     with writing(target):
-        target.mkdir(parents=True)
+        target.mkdir(parents=True, exist_ok=True)
         save(experiment.config, target / "config.yaml")
     with Session(experiment, target, offset=None) as session:
         return session.guard(lambda: session.evaluate(state, step))

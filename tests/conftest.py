@@ -1,6 +1,7 @@
 """What must be set before JAX is imported: tests run on the CPU unless told otherwise, and ranks never broadcast."""
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -49,5 +50,6 @@ def few_programs() -> Iterator[None]:
         import jax
 
         jax.clear_caches()
+        gc.collect()  # what is in a cycle would be counted as what stays
         most = mappings() + MORE
     yield

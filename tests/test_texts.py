@@ -150,14 +150,8 @@ def test_another_text_is_refused_when_a_run_goes_on(data: Path, tmp_path: Path) 
 
 def test_a_checkpoint_is_read_with_its_own_tokenizer(trained: Path, data: Path, tmp_path: Path) -> None:
     """The run itself as a checkpoint: the same losses as its own evaluation found, and both in one comparison."""
-    given = [
-        f"checkpoint={trained}",
-        f"data.path={data}",
-        "wandb.mode=disabled",
-        f"hydra.run.dir={tmp_path}/again",
-        *EVAL,
-    ]
-    assert main(["task=books", *given]) == 0
+    given = [f"checkpoint={trained}", f"data.path={data}", "wandb.mode=disabled", f"hydra.run.dir={tmp_path}/again"]
+    assert main(["task=books", *given, *EVAL]) == 0
     again, before = tmp_path / "again", [entry for entry in read(trained) if entry["seed"] == 0]
     for metric in (text_rows.LOSS, text_rows.PAIRED, text_rows.REPEATED):
         wanted, found = (table_of(rows, metric) for rows in (before, read(again)))

@@ -32,10 +32,23 @@ COMBINATIONS = [
 
 
 @pytest.mark.parametrize(("task", "model", "preset"), COMBINATIONS)
-def test_every_combination_takes_a_step(task: str, model: str, preset: str) -> None:
+def test_every_combination_builds(task: str, model: str, preset: str) -> None:
+    experiment = config.experiment(config.compose([f"task={task}", f"model={model}", f"preset={preset}"]))
+    assert experiment.preset == preset
+    assert experiment.model.vocab_size == experiment.task.vocab_size
+
+
+@pytest.mark.parametrize("task", catalogue.options("task"))
+@pytest.mark.parametrize("model", catalogue.options("model"))
+def test_every_task_and_model_take_a_step(task: str, model: str) -> None:
     """Shrunk, from the configuration that ships: the first loss is near that of guessing, and the parameters move."""
     experiment = config.experiment(
-        config.compose([f"task={task}", f"model={model}", f"preset={preset}", "task.length=40", *overrides_of(model)])
+        config.compose(
+            [
+                *[f"task={task}", f"model={model}", "task.length=40", *overrides_of(model)],
+                "train.warmup_steps=1",  # the rate of a long one's first steps is lost in float32's last bit
+            ]
+        )
     )
     trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
     state = trainer.init()
