@@ -10,7 +10,7 @@ from jaxtyping import Float
 from models.layers import GatedMLP, NoDecay, RMSNorm
 from models.mixer import Cache, Decaying, Mixer
 from models.products import product_transposed
-from models.shapes import Activations, Logits, Places, Positions, Tokens
+from models.shapes import Activations, Logits, Places, Positions, States, Tokens
 
 # Up to this vocabulary a product with one-hot rows beats a gather, whose gradient is a slow scatter-add.
 ONE_HOT_UP_TO = 64
@@ -105,7 +105,7 @@ class LanguageModel(nnx.Module):
             caches.append(after)
         return self.embedding.logits(self.norm(x)), None if cache is None else tuple(caches)
 
-    def decays(self, tokens: Tokens) -> dict[int, tuple[Activations, Activations]]:
+    def decays(self, tokens: Tokens) -> dict[int, tuple[States, States]]:
         """What each block's mixer that is `Decaying` forgets and holds, by the block's number."""
         x, found = self.embedding(tokens).astype(self.dtype), {}
         for number, block in enumerate(self.blocks):

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-from models.shapes import Activations, Positions
+from models.shapes import Activations, Positions, States
 
 Cache = Any  # a typed pytree of the mixer's own
 
@@ -37,6 +37,6 @@ class Mixer(Protocol):
 class Decaying(Protocol):
     """A mixer whose state decays: what it forgets can be looked at. None has to be one."""
 
-    def decays(self, x: Activations) -> tuple[Activations, Activations]:
+    def decays(self, x: Activations) -> tuple[States, States]:
         """δ = −log |a| of every step and channel, in 1/tokens, and the states, both `[b, t, r]`, of whole sequences."""
         ...

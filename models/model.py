@@ -13,7 +13,7 @@ from models.layers import NoDecay
 from models.lm import LanguageModel
 from models.mixer import Cache, Mixer
 from models.parts import Part, parts_of
-from models.shapes import Activations, Places, Positions, PRNGKey, Tokens
+from models.shapes import Places, Positions, PRNGKey, States, Tokens
 
 Params = dict[str, Any]
 DTYPES = ("float32", "bfloat16")
@@ -56,7 +56,7 @@ class Model:
         """The pieces of a forward pass over `[batch, length]` tokens, for timing them."""
         return parts_of(self.module(params), batch, length)
 
-    def decays(self, params: Params, tokens: Tokens) -> dict[int, tuple[Activations, Activations]]:
+    def decays(self, params: Params, tokens: Tokens) -> dict[int, tuple[States, States]]:
         """Of each block whose state decays, by its number: δ = −log |a| (1/tokens) and the state, both `[b, t, r]`."""
         return self.module(params).decays(tokens)
 

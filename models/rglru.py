@@ -23,7 +23,7 @@ from models.layers import (
     side_by_side,
 )
 from models.positions import after, continued
-from models.shapes import Activations, Positions, Rows
+from models.shapes import Activations, Positions, Rows, States
 
 C = 8.0  # eq. 3
 
@@ -96,7 +96,7 @@ class RGLRU(nnx.Module):
     def forgetting(self, x: Activations) -> Activations:
         """δ = −log a = c · softplus(−Λ) · r of every step and channel (eqs. 1, 3 and 6), float32."""
         recurrence, _ = self._before_sigmoid(x)
-        return -self._rate() * jax.nn.sigmoid(recurrence.astype(jnp.float32))
+        return -self._rate()[None, None] * jax.nn.sigmoid(recurrence.astype(jnp.float32))
 
     def _rate(self) -> Float[Array, " d"]:
         """log a at r = 1 (eqs. 3 and 6)."""
@@ -180,7 +180,7 @@ class TwoBranches(nnx.Module):
             next_position=jnp.zeros((batch,), jnp.int32),
         )
 
-    def decays(self, x: Activations) -> tuple[Activations, Activations]:
+    def decays(self, x: Activations) -> tuple[States, States]:
         """See `Decaying`."""
         u, _ = self.conv(self.input(x), None, self.init_cache(x.shape[0], 0).conv.astype(x.dtype))
         return self.rglru.forgetting(u), self.rglru(u, None, None)[0]

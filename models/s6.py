@@ -12,7 +12,7 @@ from jaxtyping import Float
 from kernels import linear_scan
 from models.layers import CausalConv1D, Linear, NoDecay, side_by_side
 from models.positions import after, continued
-from models.shapes import Activations, Positions, Rows
+from models.shapes import Activations, Positions, Rows, States
 
 
 class S6Cache(NamedTuple):
@@ -90,7 +90,7 @@ class S6Block(nnx.Module):
             next_position=jnp.zeros((batch,), jnp.int32),
         )
 
-    def decays(self, x: Activations) -> tuple[Activations, Activations]:
+    def decays(self, x: Activations) -> tuple[States, States]:
         """See `Decaying`: `expand · width · states` numbers a step."""
         u, _ = self.conv(self.input(x), None, self.init_cache(x.shape[0], 0).conv.astype(x.dtype))
         u = jax.nn.silu(u)

@@ -9,6 +9,7 @@ Positions = Int[Array, "b t"]
 PositionsOfAll = Int[Array, "#b t"]  # one row where all rows stand alike
 Places = Int[Array, "b n"]  # indices along t
 Activations = Float[Array, "b t d"]
+States = Float[Array, "b t r"]
 Logits = Float[Array, "b t v"]
 Queries = Float[Array, "b t n h"]
 Keys = Float[Array, "b s h"]
