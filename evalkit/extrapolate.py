@@ -57,7 +57,7 @@ class Extrapolation:
             if length < 1:
                 raise ValueError(f"length {length} in lengths or during; allowed: 1 or more")
         for name in ("max_length", "reset_every"):
-            if (getattr(self, name) or 1) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more, or null")
         if self.interval is not None and not 0 < self.interval < 1:
             raise ValueError(f"interval={self.interval}; allowed: between 0 and 1, or null")

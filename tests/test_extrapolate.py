@@ -79,11 +79,55 @@ def test_memory_does_not_grow_with_length(model: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("right", "needed"),
+    [(1.0, 384), (0.0, 64), (1 / 15, 128), (0.97, 480), (0.95, 1024), (0.5, 384)],
+    ids=["perfect", "never", "chance", "between the marks", "on a mark", "half"],
+)
+def test_sampling_stops_when_the_interval_is_narrow_and_off_the_marks(right: float, needed: int) -> None:
+    """381 sequences without an error put Wilson's interval above 0.99: looked at every 32, that is 384."""
+    evaluation = Extrapolation(lengths=[8], interval=0.1)
+    looks = range(32, 1025, 32)
+    assert next((n for n in looks if evaluation._enough(right * n, n)), 1024) == needed
+    assert not Extrapolation(lengths=[8])._enough(1024.0, 1024), "without an interval all are taken"
+
+
+def test_a_ladder_that_stops_early_has_the_rows_of_a_shorter_one() -> None:
+    experiment = shrunk("hawk", "induction_heads")  # untrained: at chance, so soon decided
+    settings = {"lengths": [40], "chunk": 40}
+    stopped = rows_of(experiment, Extrapolation(**settings, sequences=1000, interval=0.2, batch_size=24))
+    (count,) = {entry["count"] for entry in stopped}
+    assert count in (32, 64, 96)
+    assert [entry["total"] for entry in stopped] == pytest.approx(
+        [entry["total"] for entry in rows_of(experiment, Extrapolation(**settings, sequences=count))]
+    )
+
+
+@pytest.mark.parametrize("model", ["hawk", "mqa"])
+def test_a_state_that_is_reset_sees_the_last_segment_alone(model: str) -> None:
+    experiment = shrunk(model, "induction_heads")
+    params = jax.jit(experiment.model.init)(jax.random.key(0))
+    (row_of_loss,) = [
+        entry
+        for entry in rows_of(
+            experiment, Extrapolation(lengths=[48], sequences=3, batch_size=3, chunk=7, reset_every=16)
+        )
+        if entry["metric"] == "loss"
+    ]
+    example = streams.held_out_batch(experiment.task, streams.TEST, 0, 3, 48)
+    last = type(example)(*(field[:, 32:] for field in example[:3]))
+    alone = tally(jax.jit(experiment.model.apply)(params, last.tokens)[0], last).scores()["loss"]
+    assert row_of_loss["total"] == pytest.approx(float(alone.sum()), rel=1e-4)
+    assert row_of_loss["extra"] == {"reset_every": 16}
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"lengths": [0]}, "length 0"),
         ({"lengths": [4], "chunk": 0}, "chunk=0; allowed: 1 or more"),
         ({"lengths": [4], "max_length": 0}, "max_length=0"),
+        ({"lengths": [4], "reset_every": 0}, "reset_every=0; allowed: 1 or more, or null"),
+        ({"lengths": [4], "interval": 1.0}, "interval=1.0; allowed: between 0 and 1, or null"),
     ],
 )
 def test_an_impossible_ladder_is_refused(settings: dict, words: str) -> None:

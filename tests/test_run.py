@@ -174,3 +174,15 @@ def test_wandb_offline_keeps_one_run_a_seed(tmp_path: Path, monkeypatch: pytest.
     assert len(list((folder / "wandb").glob("offline-run-*"))) == 2
     assert list(json.loads((folder / "wandb.json").read_text())) == ["0", "1"]
     assert {entry["seed"] for entry in tiny.read(folder)} == {None, 0, 1}
+
+
+def test_kept_checkpoints_can_be_evaluated_and_others_are_named(tmp_path: Path) -> None:
+    folder = tiny.trained(tmp_path / "run", "train.steps=10", "train.keep_every=4")
+    assert sorted(int(path.name) for path in (folder / "checkpoints").iterdir()) == [4, 8, 10]
+    assert run.evaluate(folder, ["step=4", "eval.lengths=[16]"], tmp_path / "again") == 0
+    assert {entry["step"] for entry in tiny.rows(tmp_path / "again") if entry["split"] == "test"} == {4}
+    with pytest.raises(UserError, match=r"step=6 was not kept in .*; kept: 4, 8, 10"):
+        run.evaluate(folder, ["step=6"], tmp_path / "none")
+    with pytest.raises(UserError, match="step=four; give one number of training steps"):
+        run.evaluate(folder, ["step=four"], tmp_path / "none")
+    assert not (tmp_path / "none").exists()

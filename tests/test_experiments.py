@@ -1,0 +1,114 @@
+"""`experiment=…`: what is missing is run, what is done is left alone, and what cannot be is refused before anything."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny
+
+from evalkit.__main__ import main
+from evalkit.rows import read
+
+EXPERIMENT = """
+# @package _global_
+# Two tiny runs and a control.
+defaults:
+  - override /task: induction_heads
+runs:
+  one: [model=griffin]
+  other: [model=griffin, train.learning_rate=1e-3]
+controls:
+  forgetful: [evaluate=one, eval.reset_every=8, "eval.lengths=[16]"]
+"""
+SETTINGS = [text for text in tiny.OVERRIDES if not text.startswith(("task=", "model="))]
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Callable[..., int]:
+    """Runs an experiment of a folder of the user's own, into `tmp_path/out`."""
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+
+    def runs(*overrides: str, text: str = EXPERIMENT) -> int:
+        (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(text.lstrip())
+        search = f"hydra.searchpath=['file://{tmp_path / 'conf'}']"
+        return main(["experiment=mine", search, *SETTINGS, f"hydra.run.dir={tmp_path / 'out'}", *overrides])
+
+    return runs
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("metrics.jsonl"))}
+
+
+def test_it_runs_what_is_missing_and_draws_it_together(experiment: Callable[..., int], tmp_path: Path) -> None:
+    assert experiment() == 0
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == {"one", "other", "forgetful", "runs"}
+    for name in ("compare.png", "learning.png", "compare.csv", "compare.html"):
+        assert (out / "runs" / name).is_file()
+    header, *lines = (out / "runs" / "compare.csv").read_text().splitlines()
+    assert {line.split(",")[0] for line in lines} == {"one", "other"} and header.startswith("run,model")
+    forgetful = [entry for entry in read(out / "forgetful") if entry["metric"] == "accuracy"]
+    assert [(entry["length"], entry["extra"]) for entry in forgetful] == [(16, {"reset_every": 8})]
+    before = stamps(out)
+    assert experiment() == 0
+    assert stamps(out) == before, "a finished run was run again"
+
+
+def test_it_goes_on_with_a_run_that_was_stopped(experiment: Callable[..., int], tmp_path: Path) -> None:
+    from evalkit import config, run
+
+    assert experiment() == 0
+    (tmp_path / "out" / "other" / "results.json").unlink()  # as if stopped before its end
+    called: list[Path] = []
+    with pytest.MonkeyPatch.context() as patch:
+        original = run.resume
+        patch.setattr(run, "resume", lambda folder, rest: (called.append(folder), original(folder, rest))[1])
+        assert experiment() == 0
+    assert called == [tmp_path / "out" / "other"]
+    assert config.from_file(called[0] / "config.yaml").train.learning_rate == 1e-3
+
+
+def test_other_settings_in_the_same_folder_are_refused(
+    experiment: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert experiment() == 0
+    capsys.readouterr()
+    before = stamps(tmp_path / "out")
+    assert experiment("train.steps=8") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "out/one was begun with another train; give another hydra.run.dir=FOLDER" in said
+    assert stamps(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "words"),
+    [
+        (EXPERIMENT.replace("evaluate=one", "evaluate=two"), [], "forgetful evaluates two, which is no run of this"),
+        (
+            EXPERIMENT.replace("learning_rate=1e-3", "learning_rat=1e-3"),
+            [],
+            "the nearest valid one is 'train.learning_rate'",
+        ),
+        (EXPERIMENT.split("runs:")[0], [], "names no runs"),
+        (EXPERIMENT, ["-m"], "experiment= has its own runs; leave -m out"),
+        (EXPERIMENT, ["eval.lengths=[0]"], "length 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    experiment: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    overrides: list[str],
+    words: str,
+) -> None:
+    assert experiment(*overrides, text=text) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and words in said, said
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_of_its_runs_alone_is_an_ordinary_run(experiment: Callable[..., int], tmp_path: Path) -> None:
+    assert experiment("model=griffin") == 0
+    assert (tmp_path / "out" / "results.json").is_file(), "not in the run's own folder"
