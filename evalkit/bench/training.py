@@ -142,7 +142,7 @@ def _data(trainer: Trainer, stage: Stage) -> Callable[..., Any]:
         loaded = jax.tree.map(lambda leaf: leaf[0], loaded)
         return trainer.feed.batch(loaded, jnp.zeros((), jnp.int32), seed, step, *sizes)[:3]
 
-    return lambda seed, step: batch(trainer.feed.load([seed], step, 1, *sizes), seed, step)
+    return lambda seed, step: batch(trainer.feed.load([int(seed)], step, 1, *sizes), seed, step)
 
 
 def _update(trainer: Trainer) -> Callable[[], Any]:
