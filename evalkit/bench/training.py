@@ -96,7 +96,7 @@ def parts(trainer: Trainer, stage: Stage, repeats: int) -> list[dict[str, Any]]:
     functions: dict[str, Callable[[], Any]] = {
         piece.name: partial(_as_in_a_step(trainer, piece.function), *piece.arguments) for piece in pieces
     }
-    functions["data"] = partial(_data(trainer, stage), np.uint32(0), np.int32(0))
+    functions["data"] = partial(_data(trainer, stage), 0, 0)
     functions["optimiser"] = _update(trainer)
     counts = {piece.name: piece.times for piece in pieces}
     rows = []
@@ -142,7 +142,7 @@ def _data(trainer: Trainer, stage: Stage) -> Callable[..., Any]:
         loaded = jax.tree.map(lambda leaf: leaf[0], loaded)
         return trainer.feed.batch(loaded, jnp.zeros((), jnp.int32), seed, step, *sizes)[:3]
 
-    return lambda seed, step: batch(trainer.feed.load([int(seed)], step, 1, *sizes), seed, step)
+    return lambda seed, step: batch(trainer.feed.load([seed], step, 1, *sizes), seed, step)
 
 
 def _update(trainer: Trainer) -> Callable[[], Any]:
