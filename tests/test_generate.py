@@ -22,7 +22,7 @@ MODELS = ["griffin", "hawk", "mqa"]
 class Letters:
     """A character a token, so that two texts are equal only if their tokens are."""
 
-    vocab_size, bos = VOCABULARY, None
+    name, vocab_size, bos = "letters", VOCABULARY, None
 
     def __init__(self, eos: int | None = None) -> None:
         self.eos = eos

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -96,7 +95,7 @@ def parts(trainer: Trainer, stage: Stage, repeats: int) -> list[dict[str, Any]]:
     functions: dict[str, Callable[[], Any]] = {
         piece.name: partial(_as_in_a_step(trainer, piece.function), *piece.arguments) for piece in pieces
     }
-    functions["data"] = partial(_data(trainer, stage), np.uint32(0), np.int32(0))
+    functions["data"] = partial(_data(trainer, stage), 0, 0)
     functions["optimiser"] = _update(trainer)
     counts = {piece.name: piece.times for piece in pieces}
     rows = []
