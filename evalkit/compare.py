@@ -1,7 +1,8 @@
 """`python -m evalkit.compare RUN…`: overlays the curves of several runs of one task, with a table.
 
-Writes `compare.png` (accuracy against length, fig. 6b's axes), `learning.png` (against steps, fig. 6a's), `compare.csv`
-(tidy) and `compare.html` (self-contained); of phonebook lookups `compare.png` (fig. 6c) and `compare.csv`; of text
+Writes `compare.png` (accuracy against length, fig. 6b's axes), `learning.png` (against steps, fig. 6a's), `growth.png`
+(the same at the longest length that all looked at while training), `compare.csv` (tidy) and `compare.html`
+(self-contained); of phonebook lookups `compare.png` (fig. 6c) and `compare.csv`; of text
 `positions.png` (figs. 5 and 10), `context.png`, `training.png`, `compare.csv` and `compare.html`.
 """
 
@@ -70,7 +71,7 @@ def compare(folders: Sequence[Path], out: Path | None, console: Console) -> Path
     for note in notes:
         console.print(Text(f"note: {note}", style="yellow"))
     print_table(console, header, cells)
-    wrote = f"wrote {out / 'compare.html'}, compare.png, learning.png, compare.csv"
+    wrote = f"wrote {out / 'compare.html'}, {', '.join(f'{name}.png' for name in drawings)}, compare.csv"
     console.print(Text(wrote, style="dim"), soft_wrap=True)
     return out
 
@@ -147,6 +148,11 @@ def _draw(task: str, lines: Sequence[Line], notes: Sequence[str], out: Path) -> 
         "compare": extrapolation_figure(ladders, trained, windows, chance, spoken(task), notes),
         "learning": learning_figure(learning, (), chance, f"{spoken(task)} while training", notes),
     }
+    probed = set.intersection(*(set(line.probes) for line in lines))
+    if probed:
+        at = max(probed)
+        title = f"{spoken(task)} at {length_label(at)} while training"
+        figures["growth"] = learning_figure([line.learning(at) for line in lines], (), chance, title, notes)
     for name, figure in figures.items():
         save(figure, out / f"{name}.png")
     return {name: svg(figure, prefix=f"{name}-") for name, figure in figures.items()}
@@ -177,6 +183,7 @@ def _html(
     table: tuple[Sequence[str], Sequence[Sequence[str]]],
 ) -> str:
     runs = [[line.label, str(run.summary["run"]), run.seeds] for line in lines for run in line.runs]
+    grown = [page.figure(drawings["growth"], "The same at a longer length.")] if "growth" in drawings else []
     return page.page(
         f"{spoken(task)}: {', '.join(line.label for line in lines)}",
         f"{sum(len(line.runs) for line in lines)} runs compared; mean accuracy over seeds",
@@ -187,6 +194,7 @@ def _html(
             page.table(*table),
             page.heading("While training"),
             page.figure(drawings["learning"], "Validation accuracy at the training length against training steps."),
+            *grown,
             page.heading("Runs"),
             page.table(["model", "run", "seeds"], runs),
         ],

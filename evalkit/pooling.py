@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from evalkit.errors import UserError
 from evalkit.rows import FILE, Row, read
-from evalkit.summary import Curve, extrapolation_curve, learning_curve, summarise
+from evalkit.summary import Curve, extrapolation_curve, learning_curve, probe_lengths, summarise
 
 FACTS = ("model", "preset", "train_length", "window", "steps", "chance", "parameters")
 # Sections of config.yaml that decide what a run computes; how often it logs does not.
@@ -64,9 +64,14 @@ class Line:
         """Accuracy against length, seeds pooled."""
         return Curve(self.label, _merged(extrapolation_curve(run.rows) for run in self.runs), self.not_run)
 
-    def learning(self) -> Curve:
-        """Accuracy against training step, seeds pooled."""
-        return Curve(self.label, _merged(learning_curve(run.rows) for run in self.runs))
+    def learning(self, length: int | None = None) -> Curve:
+        """Accuracy against training step, seeds pooled, at `length` (by default the training length)."""
+        return Curve(self.label, _merged(learning_curve(run.rows, length) for run in self.runs))
+
+    @property
+    def probes(self) -> list[int]:
+        """The lengths beside the training length that every run of the line looked at while training."""
+        return sorted(set.intersection(*(set(probe_lengths(run.rows)) for run in self.runs)))
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
