@@ -29,7 +29,7 @@ class Extrapolation:
 
     `sequences` at each length, `long_sequences` from `long_from` tokens on. Lengths above `max_length` are marked not
     run (a global cache grows with length). `during` are the lengths looked at while training, with
-    `during_sequences` each. `chunk` tokens of `batch_size` sequences are in memory at a time.
+    `during_sequences` each, at validations whose step is a multiple of `during_every` (null: at all). `chunk` tokens of `batch_size` sequences are in memory at a time.
     `interval`: take no more sequences once the 95% interval of the accuracy is no wider than this and holds none of
     `marks` inside (0.99 takes 381 sequences without an error), looked at every 32 sequences; null: take them all.
     `reset_every`: a control that forgets everything every so many tokens; null: never.
@@ -45,6 +45,7 @@ class Extrapolation:
     batch_size: int = 8
     during: list[int] = field(default_factory=list)
     during_sequences: int = 64
+    during_every: int | None = None
     interval: float | None = None
     marks: list[float] = field(default_factory=lambda: [0.95, 0.99])
     reset_every: int | None = None
@@ -56,7 +57,7 @@ class Extrapolation:
         for length in (*self.lengths, *self.during):
             if length < 1:
                 raise ValueError(f"length {length} in lengths or during; allowed: 1 or more")
-        for name in ("max_length", "reset_every"):
+        for name in ("max_length", "reset_every", "during_every"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more, or null")
         if self.interval is not None and not 0 < self.interval < 1:
@@ -80,6 +81,8 @@ class Extrapolation:
 
     def probe(self, trained: Trained) -> Iterator[Row]:
         """Rows of the few lengths looked at while training."""
+        if self.during_every is not None and trained.step % self.during_every:
+            return
         for length in self.during:
             yield from self._rows(trained, "validation", length, self.during_sequences, _never)
 

@@ -31,12 +31,13 @@ def test_streaming_gives_the_whole_result(model: str, chunk: int) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def rows_of(experiment: config.Experiment, evaluation: Extrapolation) -> list:
+def trained_of(experiment: config.Experiment) -> Trained:
     params = jax.jit(experiment.model.init)(jax.random.key(0))
-    trained = Trained(
-        experiment.task, experiment.model, [params], [0], 7, partial(row, run="r"), lambda: None, Silent()
-    )
-    return list(evaluation.run(trained))
+    return Trained(experiment.task, experiment.model, [params], [0], 7, partial(row, run="r"), lambda: None, Silent())
+
+
+def rows_of(experiment: config.Experiment, evaluation: Extrapolation) -> list:
+    return list(evaluation.run(trained_of(experiment)))
 
 
 def test_the_batch_size_changes_no_number() -> None:
@@ -89,6 +90,16 @@ def test_sampling_stops_when_the_interval_is_narrow_and_off_the_marks(right: flo
     looks = range(32, 1025, 32)
     assert next((n for n in looks if evaluation._enough(right * n, n)), 1024) == needed
     assert not Extrapolation(lengths=[8])._enough(1024.0, 1024), "without an interval all are taken"
+
+
+@pytest.mark.parametrize(("every", "seen"), [(None, [40, 80]), (7, [40, 80]), (2, [])])
+def test_longer_lengths_are_looked_at_now_and_then(every: int | None, seen: list[int]) -> None:
+    """At step 7."""
+    experiment = shrunk("hawk", "induction_heads")
+    evaluation = Extrapolation(lengths=[40], during=[40, 80], during_sequences=2, during_every=every)
+    found = list(evaluation.probe(trained_of(experiment)))
+    assert [entry["length"] for entry in found if entry["metric"] == "accuracy"] == seen
+    assert all(entry["split"] == "validation" for entry in found)
 
 
 def test_a_ladder_that_stops_early_has_the_rows_of_a_shorter_one() -> None:
