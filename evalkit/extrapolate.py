@@ -29,10 +29,11 @@ class Extrapolation:
 
     `sequences` at each length, `long_sequences` from `long_from` tokens on. Lengths above `max_length` are marked not
     run (a global cache grows with length). `during` are the lengths looked at while training, with
-    `during_sequences` each, at validations whose step is a multiple of `during_every` (null: at all). `chunk` tokens of `batch_size` sequences are in memory at a time.
-    `interval`: take no more sequences once the 95% interval of the accuracy is no wider than this and holds none of
-    `marks` inside (0.99 takes 381 sequences without an error), looked at every 32 sequences; null: take them all.
-    `reset_every`: a control that forgets everything every so many tokens; null: never.
+    `during_sequences` each, at validations whose step is a multiple of `during_every` (null: at all). `chunk` tokens
+    of `batch_size` sequences are in memory at a time. `interval`: take no more sequences once the 95% interval of the
+    accuracy is no wider than this and holds none of `marks` inside (0.99 takes 381 sequences without an error), looked
+    at every 32 sequences; null: take them all. `reset_every`: a control that forgets everything every so many tokens;
+    null: never.
     Raises ValueError for a value that cannot be.
     """
 
