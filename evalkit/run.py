@@ -21,14 +21,15 @@ from evalkit.checkpoint import Checkpoints, Restored
 from evalkit.config import EVALUABLE, RESUMABLE, Experiment, from_file, save
 from evalkit.errors import UserError, writing
 from evalkit.extrapolate import score
-from evalkit.feeds import is_text, prepare
+from evalkit.feeds import is_text, prepare, refuse_trained_on
 from evalkit.interrupt import Interrupted, Watch
 from evalkit.loading import restore, seeds_of, trainer_of
 from evalkit.notes import notes_of
 from evalkit.progress import EvaluationProgress, Progress
-from evalkit.protocols import Trained
+from evalkit.protocols import Texts, Trained
 from evalkit.report import report
 from evalkit.rows import FILE, Row, RowLog, read, row, value
+from evalkit.text_rows import digest_of
 from evalkit.tracking import WandbLog
 from evalkit.train import Sums, Trainer, TrainState, params_of, refuse_non_finite
 
@@ -61,13 +62,24 @@ def evaluate(folder: Path, overrides: Sequence[str]) -> int:
     """Evaluates the run in `folder` again, without training, into `folder/evaluate/<time>`."""
     experiment = from_file(folder / "config.yaml", overrides, EVALUABLE)
     prepare(experiment.task)
+    unknown = _refuse_trained_on(experiment, folder)
     state, step = restore(experiment, folder)
     target = folder / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     with writing(target):
         target.mkdir(parents=True)
         save(experiment.config, target / "config.yaml")
     with Session(experiment, target, offset=None) as session:
+        if unknown:
+            session.console.print(unknown, soft_wrap=True)
         return session.guard(lambda: session.evaluate(state, step))
+
+
+def _refuse_trained_on(experiment: Experiment, folder: Path) -> str | None:
+    """Raises UserError if a run is to be evaluated on text that it was trained on; says what could not be looked at."""
+    before = from_file(folder / "config.yaml").task
+    if not is_text(before) or not is_text(experiment.task):
+        return None
+    return refuse_trained_on(before, experiment.task, experiment.task.contents(held_out=True))
 
 
 def _session(experiment: Experiment, folder: Path) -> int:
@@ -250,7 +262,7 @@ class Session:
                 "answer_length": task.answer_length,
                 "window": self.experiment.model.window,
                 "chance": task.chance,
-                "text": {"used": task.used(), "digest": task.digest()} if is_text(task) else None,
+                "text": _text(task) if is_text(task) else None,
                 "notes": notes_of(self.experiment),
                 "seeds": self.seeds,
                 "steps": training.steps,
@@ -297,6 +309,12 @@ class Silent:
 
     def describe(self, length: int, done: int, of: int) -> None:
         """Says nothing."""
+
+
+def _text(task: Texts) -> dict[str, str]:
+    """What a run on text reads: in words, all of it, and the held-out texts alone, whatever their tokens."""
+    held_out = digest_of(task.contents(held_out=True))
+    return {"used": task.used(), "digest": task.digest(), "held_out": held_out}
 
 
 def _parameters(state: TrainState) -> int:
