@@ -58,15 +58,15 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
     return _session(experiment, folder)
 
 
-def evaluate(folder: Path, overrides: Sequence[str]) -> int:
-    """Evaluates the run in `folder` again, without training, into `folder/evaluate/<time>`."""
+def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None) -> int:
+    """Evaluates the run in `folder` again, without training, into `target`, by default `folder/evaluate/<time>`."""
     experiment = from_file(folder / "config.yaml", overrides, EVALUABLE)
     prepare(experiment.task)
     unknown = _refuse_trained_on(experiment, folder)
     state, step = restore(experiment, folder)
-    target = folder / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+    target = target or folder / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     with writing(target):
-        target.mkdir(parents=True)
+        target.mkdir(parents=True, exist_ok=True)
         save(experiment.config, target / "config.yaml")
     with Session(experiment, target, offset=None) as session:
         if unknown:

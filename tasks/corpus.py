@@ -25,6 +25,7 @@ UNFINISHED = "unfinished-"
 ABANDONED_AFTER = 86_400.0  # seconds in which nothing was written
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 SHORT = 128  # tokens: a part this small says nothing of what comes after more
+MANY = 16  # documents that would be taken as a whole: with fewer, chance decides too much
 
 Documents = Callable[[], Iterable[Document]]
 """A way to read the documents from the first to the last, as often as it is called."""
@@ -98,8 +99,8 @@ class Corpus:
     def tails(self, fraction: float) -> "Corpus":
         """The last `fraction` of every document: what `heads` leaves out.
 
-        Where that is less than 128 tokens, the whole document or nothing, so that their share is `fraction` too; which
-        of them, their content alone decides.
+        Of many documents so short that this is less than 128 tokens of each, rather some as a whole, so that their
+        share is `fraction` too; which of them, their content alone decides.
         """
         return self._view(self._cuts(fraction), self.ends)
 
@@ -129,8 +130,11 @@ class Corpus:
     def _cuts(self, fraction: float) -> Int[np.ndarray, " m"]:
         lengths = self.ends - self.starts
         parts = (lengths * fraction).astype(np.int64)
-        drawn = np.array([int(content[:8], 16) / 2**32 for content in self.hashes])
-        return self.ends - np.where(parts >= SHORT, parts, np.where(drawn < fraction, lengths, 0))
+        short = parts < SHORT
+        if short.sum() * fraction >= MANY:
+            drawn = np.array([int(content[:8], 16) / 2**32 for content in self.hashes])
+            parts = np.where(short, np.where(drawn < fraction, lengths, 0), parts)
+        return self.ends - parts
 
     def _view(self, starts: Int[np.ndarray, " m"], ends: Int[np.ndarray, " m"]) -> "Corpus":
         sizes = np.round(self.sizes * ((ends - starts) / np.maximum(self.ends - self.starts, 1))).astype(np.int64)
