@@ -13,10 +13,11 @@ from evalkit.canvas import length_label
 from evalkit.figures import save, svg
 from evalkit.pooling import Line
 from evalkit.report import DASH, spoken, write_text
+from evalkit.rows import value
 from evalkit.terminal import print_table
-from evalkit.text_figures import Subject
+from evalkit.text_figures import Subject, unit
 from evalkit.text_report import CAPTIONS, figures_of
-from evalkit.text_summary import Estimate, base_context, differences, levels, table_of
+from evalkit.text_summary import Estimate, alike, base_context, bits_per_byte, differences, levels, table_of
 
 SHOWN_FROM = 128
 
@@ -24,7 +25,7 @@ SHOWN_FROM = 128
 def compare(task: str, lines: Sequence[Line], notes: Sequence[str], out: Path, console: Console) -> None:
     """Writes `compare.html` with its figures, each a PNG too, and `compare.csv` to `out`; prints the tables."""
     subjects = [Subject(line.label, [row for run in line.runs for row in run.rows]) for line in lines]
-    title = spoken(task)
+    title, notes = spoken(task), [*_text_notes(subjects), *notes]
     figures = figures_of(subjects, title, notes)
     for name, figure in figures.items():
         save(figure, out / f"{name}.png")
@@ -50,23 +51,48 @@ def compare(task: str, lines: Sequence[Line], notes: Sequence[str], out: Path, c
 
 def by_position(subjects: Sequence[Subject]) -> tuple[list[str], list[list[str]]]:
     """Mean loss at powers of two: a row a line of the figure."""
-    found = {subject.label: levels(table_of(subject.rows, text_rows.LOSS)) for subject in subjects}
+    same = _same(subjects)
+    found = {subject.label: _levels(subject, same) for subject in subjects}
     shown = {label: {one.position: f"{one.mean:.4f}" for one in line} for label, line in found.items()}
-    return _table("loss at position", shown)
+    return _table(f"loss ({unit(same)}) at position", shown)
 
 
 def by_context(subjects: Sequence[Subject]) -> tuple[list[str], list[list[str]]]:
-    """What more context than the training length's changes, with half the width of its interval."""
+    """What more context than a training window's changes, with half the width of its interval."""
+    same = _same(subjects)
     shown = {
-        subject.label: {one.position: f"{one.mean:+.4f} ± {one.high - one.mean:.4f}" for one in _changes(subject)}
+        f"{subject.label}, against {base_context(subject.rows) or DASH}": {
+            one.position: f"{one.mean:+.4f} ± {one.high - one.mean:.4f}" for one in _changes(subject, same)
+        }
         for subject in subjects
     }
-    return _table("after more context", shown)
+    return _table(f"after more context ({unit(same)})", shown)
 
 
-def _changes(subject: Subject) -> list[Estimate]:
-    table, base = table_of(subject.rows, text_rows.PAIRED), base_context(subject.rows)
+def _same(subjects: Sequence[Subject]) -> bool:
+    return alike([subject.rows for subject in subjects])
+
+
+def _levels(subject: Subject, same: bool) -> list[Estimate]:
+    return levels(table_of(subject.rows, text_rows.LOSS, value if same else bits_per_byte))
+
+
+def _changes(subject: Subject, same: bool) -> list[Estimate]:
+    table = table_of(subject.rows, text_rows.PAIRED, value if same else bits_per_byte)
+    base = base_context(subject.rows)
     return [] if base is None else [found for found in differences(table, table, base) if found.position > base]
+
+
+def _text_notes(subjects: Sequence[Subject]) -> list[str]:
+    """Where the lines were not drawn on the same held-out texts."""
+    texts = {}
+    for subject in subjects:
+        first = next(entry for entry in subject.rows if entry["metric"] == "parameters")
+        text = (first["extra"] or {})["text"]
+        texts.setdefault(text.get("held_out", text["digest"]), []).append(subject.label)
+    if len(texts) == 1:
+        return []
+    return [f"The held-out texts differ, so the lines do not compare: {'; '.join(map(', '.join, texts.values()))}."]
 
 
 def _table(name: str, shown: Mapping[str, Mapping[int, str]]) -> tuple[list[str], list[list[str]]]:
@@ -77,13 +103,14 @@ def _table(name: str, shown: Mapping[str, Mapping[int, str]]) -> tuple[list[str]
 
 
 def _csv(subjects: Sequence[Subject]) -> str:
-    text = io.StringIO()
+    text, same = io.StringIO(), _same(subjects)
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["model", "measure", "position", "mean", "low", "high", "documents"])
+    writer.writerow(["model", "measure", "unit", "position", "mean", "low", "high", "documents"])
     for subject in subjects:
-        measured = {"loss": levels(table_of(subject.rows, text_rows.LOSS)), "more_context": _changes(subject)}
+        measured = {"loss": _levels(subject, same), "more_context": _changes(subject, same)}
         for measure, found in measured.items():
             writer.writerows(
-                [subject.label, measure, one.position, one.mean, one.low, one.high, one.documents] for one in found
+                [subject.label, measure, unit(same), one.position, one.mean, one.low, one.high, one.documents]
+                for one in found
             )
     return text.getvalue()

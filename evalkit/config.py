@@ -254,6 +254,8 @@ def _load(path: Path) -> DictConfig:
 
 def _refuse_fixed(override: Override, choices: Mapping[str, Any], allowed: Sequence[str]) -> None:
     key = override.key_or_group
+    if key == "task.length":
+        raise UserError("task.length is what this run was trained at; give eval.lengths=[…] or eval.length=…")
     if any(key == prefix or key.startswith(f"{prefix}.") for prefix in allowed):
         return
     if key in choices:
@@ -264,9 +266,12 @@ def _refuse_fixed(override: Override, choices: Mapping[str, Any], allowed: Seque
 
 
 def _choose(config: DictConfig, override: Override, search: Sequence[str]) -> None:
-    """Puts another option in place of a whole group."""
+    """Puts another option in place of a whole group; what a run was trained at stays its length."""
     group, option = override.key_or_group, override.value()
+    length = config.task.length
     config[group] = composition.compose([f"{group}={option}", *search])[group]
+    if "length" in config.task:
+        config.task.length = length
     if f"{group}_name" in NAMES:
         config[f"{group}_name"] = option
 

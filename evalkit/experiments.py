@@ -5,81 +5,94 @@ The same command again leaves finished runs alone and goes on with one that was 
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.text import Text
 
-from evalkit import composition, config, run
+from evalkit import catalogue, composition, config, run
 from evalkit.compare import compare
 from evalkit.errors import UserError
 
-EVALUATE = "evaluate="
-FOLDER = "hydra.run.dir="
+EVALUATE, STEP, FOLDER = "evaluate=", "step=", "hydra.run.dir="
 # What decides the numbers of a run; where it logs to, and how, does not.
 DECIDING = ("task", "model", "train", "eval", "seed", "seeds", "matmul_precision")
+
+
+class Member(NamedTuple):
+    """One run of an experiment: trained with `overrides`, or, of another one `evaluated`, only evaluated with them."""
+
+    group: str
+    name: str
+    overrides: list[str]
+    evaluated: str | None
 
 
 def main(overrides: Sequence[str]) -> int:
     """Runs what is missing of the experiment that `overrides` name; returns 0, or the code of a run that stopped.
 
-    Raises UserError for what cannot be run, before anything is written.
+    A run that fails does not keep the others from running; the code is then 1. Raises UserError for what cannot be
+    run, before anything is written.
     """
-    folders = [text.removeprefix(FOLDER).strip("'\"") for text in overrides if text.startswith(FOLDER)]
     given = [text for text in overrides if not text.startswith(FOLDER)]
-    groups = _planned(given)
-    folder = Path(folders[-1]) if folders else _folder(given)
-    plans = {name: plan for group in groups.values() for name, plan in group.items()}
-    for name, plan in plans.items():
-        _check(folder, name, plan, plans)
+    folders = [text.removeprefix(FOLDER).strip("'\"") for text in overrides if text.startswith(FOLDER)]
+    chosen = composition.compose([text for text in given if composition.chooses(composition.parse([text])[0])])
+    choices = chosen.hydra.runtime.choices
+    folder = Path(folders[-1]) if folders else Path("runs", choices["experiment"], choices["preset"])
+    members = _members(chosen, given)
+    for member in members.values():
+        _check(folder, member, members)
     console = Console()
-    for number, (name, plan) in enumerate(plans.items(), 1):
-        console.print(Text(f"{folder / name} ({number} of {len(plans)})", style="bold"), soft_wrap=True)
-        code = _evaluate(folder, name, plan) if _source(plan) else _train(folder / name, plan)
+    failed = []
+    for number, member in enumerate(members.values(), 1):
+        console.print(Text(f"{folder / member.name} ({number} of {len(members)})", style="bold"), soft_wrap=True)
+        try:
+            code = _do(folder, member)
+        except UserError as error:
+            console.print(Text(f"{folder / member.name}: {error}", style="red"), soft_wrap=True)
+            failed.append(member.name)
+            continue
         if code:
             return code
-    for group, members in groups.items():
-        trained = [folder / name for name, plan in members.items() if not _source(plan)]
-        if trained:
-            compare(trained, folder / group, console)
-    return 0
+    for group in ("runs", "controls"):
+        trained = [folder / m.name for m in members.values() if (m.group, m.evaluated) == (group, None)]
+        finished = [path for path in trained if _is_finished(path)]
+        if finished:
+            compare(finished, folder / group, console)
+    if failed:
+        console.print(Text(f"failed: {', '.join(failed)}", style="red"), soft_wrap=True)
+    return 1 if failed else 0
 
 
-def _planned(given: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """The overrides of each run by its name, by group: the figure's own and its controls."""
-    composed = composition.compose([text for text in given if composition.chooses(composition.parse([text])[0])])
-    groups = {name: OmegaConf.to_container(composed[name]) for name in ("runs", "controls")}
-    planned: dict[str, dict[str, list[str]]] = {}
-    for group, members in groups.items():
-        assert isinstance(members, Mapping)
-        # An evaluation takes over what its run was given; the user's own settings come last.
-        planned[group] = {str(name): list(plan) if _source(plan) else [*plan, *given] for name, plan in members.items()}
-    if not planned["runs"]:
-        raise UserError(f"{' '.join(given)} names no runs; give experiment=fig6a or experiment=fig6b")
-    return planned
+def _members(chosen: Any, given: Sequence[str]) -> dict[str, Member]:
+    """The runs by name, the user's own settings last in what is trained; raises UserError if there are none."""
+    members = {}
+    for group in ("runs", "controls"):
+        plans = OmegaConf.to_container(chosen[group])
+        assert isinstance(plans, Mapping)
+        for name, plan in plans.items():
+            evaluated = next((text.removeprefix(EVALUATE) for text in plan if text.startswith(EVALUATE)), None)
+            own = [text for text in plan if not text.startswith(EVALUATE)]
+            members[str(name)] = Member(group, str(name), own if evaluated else [*own, *given], evaluated)
+    if not any(member.group == "runs" for member in members.values()):
+        allowed = " or ".join(f"experiment={name}" for name in catalogue.options("experiment"))
+        raise UserError(f"{' '.join(given)} names no runs; give {allowed}")
+    return members
 
 
-def _folder(given: Sequence[str]) -> Path:
-    choices = composition.compose(
-        [text for text in given if composition.chooses(composition.parse([text])[0])]
-    ).hydra.runtime.choices
-    return Path("runs", choices["experiment"], choices["preset"])
-
-
-def _source(plan: Sequence[str]) -> str | None:
-    """The run that is evaluated, None where one is trained."""
-    return next((text.removeprefix(EVALUATE) for text in plan if text.startswith(EVALUATE)), None)
-
-
-def _check(folder: Path, name: str, plan: Sequence[str], plans: Mapping[str, Any]) -> None:
-    source = _source(plan)
-    if source is not None:
-        if source not in plans:
-            raise UserError(f"{name} evaluates {source}, which is no run of this experiment: {', '.join(plans)}")
-        return
-    wanted = config.experiment(config.compose(plan)).config
-    path = folder / name / "config.yaml"
+def _check(folder: Path, member: Member, members: Mapping[str, Member]) -> None:
+    """Raises UserError for a run that cannot be, has no recipe, or was begun in `folder` with other settings."""
+    trained = member if member.evaluated is None else members.get(member.evaluated)
+    if trained is None or trained.evaluated is not None:
+        known = ", ".join(other.name for other in members.values() if other.evaluated is None)
+        raise UserError(f"{member.name} evaluates {member.evaluated}, which is not trained in this experiment: {known}")
+    _refuse_without_recipe(trained)
+    wanted = config.experiment(config.compose(trained.overrides)).config
+    if member.evaluated is not None:
+        wanted = _evaluated(wanted, [text for text in member.overrides if not text.startswith(STEP)])
+    path = folder / member.name / "config.yaml"
     if path.is_file():
         begun = config.from_file(path).config
         other = [key for key in DECIDING if begun[key] != wanted[key]]
@@ -87,16 +100,37 @@ def _check(folder: Path, name: str, plan: Sequence[str], plans: Mapping[str, Any
             raise UserError(f"{path.parent} was begun with another {other[0]}; give another {FOLDER}FOLDER")
 
 
-def _train(folder: Path, plan: Sequence[str]) -> int:
-    if (folder / "results.json").is_file():
-        return 0
-    if (folder / "config.yaml").is_file():
-        return run.resume(folder, [])
-    return run.start(config.experiment(config.compose(plan)), folder)
+def _evaluated(trained: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:
+    """The configuration of an evaluation of a run that is `trained` so; raises UserError as that would."""
+    with TemporaryDirectory() as folder:
+        config.save(trained, Path(folder) / "config.yaml")
+        return config.from_file(Path(folder) / "config.yaml", overrides, config.EVALUABLE).config
 
 
-def _evaluate(folder: Path, name: str, plan: Sequence[str]) -> int:
-    if (folder / name / "results.json").is_file():
+def _refuse_without_recipe(member: Member) -> None:
+    """Raises UserError where an experiment has recipes of its own, but none for this model and preset."""
+    choices = composition.compose(
+        [text for text in member.overrides if composition.chooses(composition.parse([text])[0])]
+    ).hydra.runtime.choices
+    recipes = catalogue.directory() / "figure"
+    if (recipes / choices["experiment"]).is_dir() and not (recipes / f"{choices['figure@_global_']}.yaml").is_file():
+        raise UserError(
+            f"{member.name} has no recipe conf/figure/{choices['figure@_global_']}.yaml; "
+            f"its protocol fixes one, or give another preset than {choices['preset']}"
+        )
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / "results.json").is_file()
+
+
+def _do(folder: Path, member: Member) -> int:
+    """Trains or evaluates one, unless that is done; returns its exit code."""
+    target = folder / member.name
+    if _is_finished(target):
         return 0
-    rest = [text for text in plan if not text.startswith(EVALUATE)]
-    return run.evaluate(folder / str(_source(plan)), rest, folder / name)
+    if member.evaluated is not None:
+        return run.evaluate(folder / member.evaluated, member.overrides, target)
+    if (target / "config.yaml").is_file():
+        return run.resume(target, [])
+    return run.start(config.experiment(config.compose(member.overrides)), target)

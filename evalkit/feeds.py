@@ -106,20 +106,40 @@ def prepare(task: Task | Texts) -> None:
     """Reads what a text is made of, before anything is written; raises UserError, in one line, for what cannot be."""
     if not is_text(task):
         return
-    refuse_unreachable(task)
+    refuse_unreachable(task.remote)
     try:
         task.prepare()
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-def refuse_unreachable(task: Texts) -> None:
-    """Raises UserError if a text has to be fetched from a hub that does not answer."""
-    if task.remote is not None and not answers(HUB, ANSWER_SECONDS):
+def refuse_unreachable(data_set: str | None) -> None:
+    """Raises UserError if a data set has to be fetched from a hub that does not answer."""
+    if data_set is not None and not answers(HUB, ANSWER_SECONDS):
         raise UserError(
-            f"{task.remote} is not in the cache and the hub ({HUB}) does not answer; give data.path=FOLDER with texts, "
-            "bring the cache of a machine that has it (HF_HOME), or set HF_ENDPOINT to a mirror"
+            f"{data_set} is not in the cache and the hub ({HUB}) does not answer; give data.path=FOLDER with texts, "
+            "bring the tokens of a machine that has them (EVALKIT_CACHE), or set HF_ENDPOINT to a mirror"
         )
+
+
+def refuse_trained_on(before: Texts, task: Texts, contents: Sequence[str]) -> str | None:
+    """Raises UserError if a text of these `contents`, held out by `task`, was trained on in a run on `before`.
+
+    Returns what could not be looked at, in one line: the training texts may be gone.
+    """
+    if task.allow_shared:
+        return None
+    try:
+        known = set(before.contents(held_out=False))
+    except ValueError as error:
+        return f"not known whether held-out texts were trained on: {error}"
+    shared = sum(content in known for content in contents)
+    if shared:
+        raise UserError(
+            f"{shared} of {len(contents)} held-out texts were trained on in this run; "
+            "give others, or task.allow_shared=true"
+        )
+    return None
 
 
 def held_out_batch(task: Task | Texts, stream: int, first: int, batch: int, length: int) -> Example:

@@ -24,6 +24,15 @@ Score = Callable[[Sequence[np.ndarray], int], Losses]
 """The losses (nats) of the last so many tokens of each sequence."""
 
 
+class Held(NamedTuple):
+    """A held-out document under a name that tells it from the others; its number draws its places."""
+
+    tokens: np.ndarray
+    size: int
+    name: str
+    number: int
+
+
 class Subject(NamedTuple):
     """One set of parameters: how its rows are made, and what it loses where."""
 
@@ -37,10 +46,12 @@ class LossByPosition:
 
     Losses are averaged in bins, `bins` an octave. The paired form scores the same passages of `passage` tokens,
     `passages` a document, after each of `contexts` tokens of their own document and nothing before, which is the state
-    reset so far back; also with all but the nearest `contexts` up to `own` tokens of another document (`own` null: the
-    training length), and the tokens that the longest context helps most (`helped`: their share). `gaps`: a passage is
-    planted so many tokens before it comes again. A document takes part in what it is long enough for.
-    `chunk` tokens of a sequence are in memory at a time. Raises ValueError for a value that cannot be.
+    reset so far back, and after so many that context and passage are as long as a training window together; also with
+    all but the nearest `own` tokens of the longest context from another document (null: the training length), and the
+    tokens that the longest context helps most (`helped`: their share). `gaps`: a passage is planted so many tokens
+    before it comes again. Of more than `documents` documents the longest take part, each in what it is long enough
+    for. `chunk` tokens of a sequence are in memory at a time; a sequence's cache takes at most `cache_gib`, or its
+    length is halved until it does. Raises ValueError for a value that cannot be.
     """
 
     length: int = 32768
@@ -52,11 +63,12 @@ class LossByPosition:
     passage: int = 64
     helped: float = 0.1
     gaps: list[int] = field(default_factory=list)
+    documents: int = 64
     cache_gib: float = 2.0
     chunk: int = 2048
 
     def __post_init__(self) -> None:
-        for name in ("length", "windows", "bins", "passages", "passage", "chunk"):
+        for name in ("length", "windows", "bins", "passages", "passage", "documents", "chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
         for name in ("contexts", "gaps"):
@@ -66,6 +78,8 @@ class LossByPosition:
         for gap in self.gaps:
             if gap < self.passage:
                 raise ValueError(f"gaps={self.gaps}; allowed: at least passage={self.passage}, the repeat's own length")
+        if self.own is not None and self.own < 1:
+            raise ValueError(f"own={self.own}; allowed: 1 or more, or null")
         if not 0 < self.helped <= 1:
             raise ValueError(f"helped={self.helped}; allowed: above 0, at most 1")
         if not self.cache_gib > 0:
@@ -73,8 +87,8 @@ class LossByPosition:
 
     @property
     def pieces(self) -> int:
-        """The window, each context, the foreign one and each gap."""
-        return 1 + len(self.contexts) + bool(self.contexts) + len(self.gaps)
+        """The window, each context, that of a training window, the foreign one and each gap."""
+        return 1 + len(self.contexts) + 2 * bool(self.contexts) + len(self.gaps)
 
     def check(self, task: Task | Texts) -> None:
         """Raises ValueError for a task that is no text."""
@@ -94,14 +108,26 @@ class LossByPosition:
 
     def limits(self, model: LanguageModel) -> list[str]:
         """What the evaluation of `model` will not do, known before it starts."""
-        length = self.longest(model)
-        if length == self.length:
-            return []
-        needed = cache_bytes(model, self.length) / 2**30
-        return [
-            f"loss by position to {length:,} of {self.length:,} tokens: a sequence's cache would take {needed:.1f} GiB "
-            f"(eval.cache_gib={self.cache_gib:g})"
-        ]
+
+        def needed(length: int) -> float:
+            return cache_bytes(model, length) / 2**30
+
+        allowed, length = f"eval.cache_gib={self.cache_gib:g}", self.longest(model)
+        found = []
+        if length < self.length:
+            cache = f"a sequence's cache would take {needed(self.length):.1f} GiB"
+            found.append(f"loss by position to {length:,} of {self.length:,} tokens: {cache} ({allowed})")
+        for name, numbers in (("contexts", self.contexts), ("gaps", self.gaps)):
+            left = sorted(set(numbers) - set(self._within(model, numbers)))
+            if left:
+                cache = f"a sequence's cache would take up to {needed(left[-1] + self.passage):.1f} GiB"
+                found.append(f"without {name} of {', '.join(map(str, left))} tokens: {cache} ({allowed})")
+        return found
+
+    def _within(self, model: LanguageModel, numbers: Sequence[int]) -> list[int]:
+        """Those whose sequences have a cache of at most `cache_gib`."""
+        most = self.cache_gib * 2**30
+        return [number for number in numbers if cache_bytes(model, number + 2 * self.passage) <= most]
 
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of every seed, the windows first."""
@@ -116,40 +142,56 @@ class LossByPosition:
             )
             for seed, params in zip(trained.seeds, trained.params, strict=True)
         ]
-        own, length = self.own or trained.task.length, self.longest(trained.model)
 
         def done(tokens: int) -> None:
             trained.progress.describe(tokens, 1, 1)
 
-        yield from self.measure(trained.task.documents(), subjects, own, length, done)
+        yield from self.measure(trained.task.documents(), subjects, trained.model, trained.task.length, done)
 
     def measure(
         self,
         documents: Sequence[Document],
         subjects: Sequence[Subject],
-        own: int,
-        length: int,
+        model: LanguageModel,
+        trained: int | None,
         done: Callable[[int], None],
     ) -> Iterator[Row]:
-        """Rows of every subject, the windows of `length` first; `done` hears of each piece."""
+        """Rows of every subject, parameters of one `model` `trained` at that length, None if that is not known.
+
+        The windows come first; `done` hears of each piece.
+        """
+        held = self.chosen(documents)
         for subject in subjects:
-            yield from self._by_position(documents, subject, length)
-            done(length)
-        if self.contexts:
-            yield from self._paired(documents, subjects, own, done)
-        for gap in self.gaps:
+            yield from self._by_position(held, subject, self.longest(model))
+            done(self.length)
+        contexts = set(self._within(model, self.contexts))
+        if contexts:
+            own = self.own or trained or max(contexts)
+            if trained is not None and trained > self.passage:
+                contexts.add(trained - self.passage)
+            yield from self._paired(held, subjects, sorted(contexts), own, done)
+        for gap in self._within(model, self.gaps):
             for subject in subjects:
-                yield from self._repeated(documents, subject, gap)
+                yield from self._repeated(held, subject, gap)
                 done(gap)
 
-    def _by_position(self, documents: Sequence[Document], subject: Subject, length: int) -> Iterator[Row]:
+    def chosen(self, documents: Sequence[Document]) -> list[Held]:
+        """The longest `documents` of them, in their own order, under names without the folders that all share."""
+        names = short_names([document.source for document in documents])
+        longest = sorted(range(len(documents)), key=lambda number: (-documents[number].size, number))[: self.documents]
+        taken = [(number, documents[number]) for number in sorted(longest)]
+        return [Held(document.tokens, document.size, names[number], number) for number, document in taken]
+
+    def _by_position(self, documents: Sequence[Held], subject: Subject, length: int) -> Iterator[Row]:
+        """Documents and places are those of `self.length`, however much of it is read: all models see the same text."""
         edges = edges_of(length, self.bins)
-        for number, document in enumerate(documents):
-            room = len(document.tokens) - length
+        for document in documents:
+            room = len(document.tokens) - self.length
             if room < 1:
-                yield subject.row(metric=text_rows.LOSS, length=length, count=0, extra=_left_out(document, length + 1))
+                extra = _left_out(document, self.length + 1)
+                yield subject.row(metric=text_rows.LOSS, length=length, count=0, extra=extra)
                 continue
-            starts = _random(WINDOWS, number).integers(0, room, self.windows)
+            starts = _random(WINDOWS, document.number).integers(0, room, self.windows)
             found = subject.losses([document.tokens[start : start + length + 1] for start in starts], length)
             for after, until in pairwise(edges):
                 yield subject.row(
@@ -162,39 +204,51 @@ class LossByPosition:
                 )
 
     def _paired(
-        self, documents: Sequence[Document], subjects: Sequence[Subject], own: int, done: Callable[[int], None]
+        self,
+        documents: Sequence[Held],
+        subjects: Sequence[Subject],
+        contexts: Sequence[int],
+        own: int,
+        done: Callable[[int], None],
     ) -> Iterator[Row]:
         """The same passages after every context, from every subject; then those whose far context is another's."""
-        contexts, longest = sorted(set(self.contexts)), max(self.contexts)
+        longest = contexts[-1]
         held = [document for document in documents if len(document.tokens) > longest + self.passage]
         if not held:
             reason = _left_out(max(documents, key=lambda document: len(document.tokens)), longest + self.passage + 1)
             yield subjects[0].row(metric=text_rows.PAIRED, length=longest, count=0, extra=reason)
             return
-        places = [self._places(number, document, longest) for number, document in enumerate(held)]
+        places = [self._places(document, longest) for document in held]
         kept: dict[int, list[list[np.ndarray]]] = {context: [] for context in contexts}
         for context in contexts:
-            passages = list(self._passages(held, places, context))
             for subject in subjects:
-                found = self._of_documents(subject.losses(passages, self.passage))
+                found = [
+                    np.stack(subject.losses(self._passages(document, starts, context), self.passage))
+                    for document, starts in zip(held, places, strict=True)
+                ]
                 kept[context].append(found)
-                yield from _each(subject.row, text_rows.PAIRED, context, held, found, {})
+                yield from _each(subject.row, text_rows.PAIRED, context, held, found, {"passage": self.passage})
                 done(context)
         if own < longest and len(held) > 1:
-            passages = list(self._foreign(held, places, longest, own))
             for subject in subjects:
-                found = self._of_documents(subject.losses(passages, self.passage))
+                found = [
+                    np.stack(subject.losses(self._foreign(held, places, which, longest, own), self.passage))
+                    for which in range(len(held))
+                ]
                 yield from _each(subject.row, text_rows.FOREIGN, longest, held, found, {"own": own})
                 done(longest)
-        short = max((context for context in contexts if context <= own), default=contexts[0])
-        if short < longest:
+        else:
+            why = "one document alone is long enough" if own < longest else f"no context is longer than own={own:,}"
+            yield subjects[0].row(metric=text_rows.FOREIGN, length=longest, count=0, extra={"not_run": why})
+        short = max((context for context in contexts if context + self.passage <= own), default=contexts[0])
+        if short < longest and longest > own:
             rows = [subject.row for subject in subjects]
             yield from self._helped(rows, held, kept[short], kept[longest], short, longest)
 
     def _helped(
         self,
         rows: Sequence[Callable[..., Row]],
-        held: Sequence[Document],
+        held: Sequence[Held],
         short: Sequence[Sequence[np.ndarray]],
         long: Sequence[Sequence[np.ndarray]],
         before: int,
@@ -221,18 +275,18 @@ class LossByPosition:
                             extra=_about(document) | extra,
                         )
 
-    def _repeated(self, documents: Sequence[Document], subject: Subject, gap: int) -> Iterator[Row]:
+    def _repeated(self, documents: Sequence[Held], subject: Subject, gap: int) -> Iterator[Row]:
         """`P …gap… P` against `Q …gap… P`, with P and Q from elsewhere in the document."""
-        needed = gap + 4 * self.passage
-        for number, document in enumerate(documents):
+        needed = gap + 8 * self.passage
+        for document in documents:
             if len(document.tokens) < needed:
                 continue
-            random, size = _random(OTHERS, number), self.passage
+            random, size = _random(OTHERS, document.number), self.passage
             pairs = []
             for _ in range(self.passages):
-                planted, other, between = (
-                    int(start) for start in random.integers(0, len(document.tokens) - gap - size, 3)
-                )
+                between = int(random.integers(0, len(document.tokens) - gap))
+                planted = _apart(random, document, size, [(between, gap)])
+                other = _apart(random, document, size, [(between, gap), (planted, size)])
                 p, q = (document.tokens[start : start + size] for start in (planted, other))
                 middle = document.tokens[between : between + gap - size]
                 pairs.append((np.concatenate([p, middle, p]), np.concatenate([q, middle, p])))
@@ -240,27 +294,22 @@ class LossByPosition:
                 found = subject.losses([pair[which] for pair in pairs], size)
                 yield from _each(subject.row, metric, gap, [document], [np.stack(found)], {})
 
-    def _places(self, number: int, document: Document, longest: int) -> np.ndarray:
+    def _places(self, document: Held, longest: int) -> np.ndarray:
         """Where passages begin that have `longest` tokens before them."""
-        return _random(PASSAGES, number).integers(longest, len(document.tokens) - self.passage, self.passages)
+        return _random(PASSAGES, document.number).integers(longest, len(document.tokens) - self.passage, self.passages)
 
-    def _passages(self, held: Sequence[Document], places: Sequence[np.ndarray], context: int) -> Iterator[np.ndarray]:
-        for document, starts in zip(held, places, strict=True):
-            for start in starts:
-                yield document.tokens[start - context : start + self.passage]
+    def _passages(self, document: Held, starts: np.ndarray, context: int) -> list[np.ndarray]:
+        return [document.tokens[start - context : start + self.passage] for start in starts]
 
     def _foreign(
-        self, held: Sequence[Document], places: Sequence[np.ndarray], longest: int, own: int
-    ) -> Iterator[np.ndarray]:
-        for number, (document, starts) in enumerate(zip(held, places, strict=True)):
-            other = held[(number + 1) % len(held)]
-            for start, from_other in zip(starts, places[(number + 1) % len(held)], strict=True):
-                foreign = other.tokens[from_other - (longest - own) : from_other]
-                yield np.concatenate([foreign, document.tokens[start - own : start + self.passage]])
-
-    def _of_documents(self, losses: Losses) -> list[np.ndarray]:
-        """`[passages, tokens]` of each document."""
-        return [np.stack(losses[i : i + self.passages]) for i in range(0, len(losses), self.passages)]
+        self, held: Sequence[Held], places: Sequence[np.ndarray], which: int, longest: int, own: int
+    ) -> list[np.ndarray]:
+        document, next_one = held[which], (which + 1) % len(held)
+        other, found = held[next_one], []
+        for start, from_other in zip(places[which], places[next_one], strict=True):
+            foreign = other.tokens[from_other - (longest - own) : from_other]
+            found.append(np.concatenate([foreign, document.tokens[start - own : start + self.passage]]))
+        return found
 
 
 def score(
@@ -289,6 +338,23 @@ def cache_bytes(model: LanguageModel, length: int) -> int:
     return bytes_of(jax.eval_shape(lambda: model.init_cache(1, length)))
 
 
+def short_names(sources: Sequence[str]) -> list[str]:
+    """Each source without the folders that all of them share."""
+    parts = [Path(source).parts for source in sources]
+    shared = 0
+    while all(len(each) > shared + 1 for each in parts) and len({each[shared] for each in parts}) == 1:
+        shared += 1
+    return ["/".join(each[shared:]) for each in parts]
+
+
+def _apart(random: np.random.Generator, document: Held, size: int, taken: Sequence[tuple[int, int]]) -> int:
+    """A place for `size` tokens that touches none of those `taken`, each a beginning and a length."""
+    while True:
+        start = int(random.integers(0, len(document.tokens) - size))
+        if all(start + size <= begin or start >= begin + length for begin, length in taken):
+            return start
+
+
 def _random(purpose: int, document: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[purpose, document]))
 
@@ -297,7 +363,7 @@ def _each(
     row: Callable[..., Row],
     metric: str,
     position: int,
-    documents: Sequence[Document],
+    documents: Sequence[Held],
     losses: Sequence[np.ndarray],
     extra: dict[str, object],
 ) -> Iterator[Row]:
@@ -312,10 +378,10 @@ def _each(
         )
 
 
-def _about(document: Document) -> dict[str, object]:
-    return {"document": Path(document.source).name, "bytes_per_token": document.size / len(document.tokens)}
+def _about(document: Held) -> dict[str, object]:
+    return {"document": document.name, "bytes_per_token": document.size / len(document.tokens)}
 
 
-def _left_out(document: Document, needed: int) -> dict[str, object]:
+def _left_out(document: Held, needed: int) -> dict[str, object]:
     reason = f"{len(document.tokens):,} tokens, fewer than the {needed:,} of a window"
-    return {"document": Path(document.source).name, "not_run": reason}
+    return {"document": document.name, "not_run": reason}

@@ -206,6 +206,25 @@ class Texts(Readable, Protocol):
         """The data set on the hub that has to be fetched first, None if there is none."""
         ...
 
+    @property
+    def streamed(self) -> str | None:
+        """The data set on the hub that `texts` reads each time, None if it reads files."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """Where the held-out documents come from."""
+        ...
+
+    @property
+    def allow_shared(self) -> bool:
+        """Whether a held-out document may have been trained on."""
+        ...
+
+    def contents(self, held_out: bool) -> Sequence[str]:
+        """The SHA-256 of each held-out document's text, or of each training document's; ValueError as `prepare`."""
+        ...
+
     def prepare(self) -> None:
         """Reads and tokenises everything, once for all runs; raises ValueError, in one line, for what cannot be."""
         ...

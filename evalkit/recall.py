@@ -1,7 +1,7 @@
 """How far back a fact is recalled from, and what the recurrence forgets on the way (De et al. 2024, sec. 6.2)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -12,11 +12,12 @@ from jax import Array
 
 from evalkit import streams
 from evalkit.devices import copied, mesh_for, split
-from evalkit.extrapolate import advance
+from evalkit.extrapolate import LOOK_EVERY, advance
 from evalkit.objective import Tally
 from evalkit.protocols import Cache, LanguageModel, Params, Recalls, Task, Texts, Trained
 from evalkit.recall_rows import DIFFERENCE, FORGETTING, RECALLED
 from evalkit.rows import Row
+from evalkit.statistics import wilson
 from tasks import Example
 
 NEAREST = 2  # the fact's answer stands between the fact and the question
@@ -25,20 +26,22 @@ SETTLING = 16  # the tokens after the fact whose convolutions still see it, in e
 
 @dataclass(frozen=True)
 class Recall:
-    """One fact planted in a long context, asked for at `first`, 2 · `first`, … `length` tokens.
+    """One fact planted in a long context, asked for 2, 4, 8, … tokens later.
 
-    `sequences` contexts, dealt out to these lengths in turn: the fact stands so far before that length's end as a draw
-    between 2 and the length says, uniform in its logarithm; it is asked for at all longer lengths too. `pairs` contexts
-    of `pair_length` that differ in nothing but the fact tell which channels of a recurrence carry it, by their states
-    `told_at` tokens later, and how fast these forget. `chunk` tokens of `batch_size` sequences are in memory at a time.
-    Raises ValueError for a value that cannot be.
+    For each number of tokens `before` the fact, up to `sequences` contexts of `length` tokens, each asked at every
+    distance that it has room for: a question to a copy of the cache leaves the context unasked. No more are taken once
+    the 95% interval of every distance is at most `interval` wide, looked at every 32; null: all are.
+    `pairs` contexts of `pair_length` that differ in nothing but a fact at their beginning tell which channels of a
+    recurrence carry it, by their states `told_at` tokens later, and how fast these forget. `chunk` tokens of
+    `batch_size` sequences are in memory at a time. Raises ValueError for a value that cannot be.
     """
 
     length: int = 16384
-    first: int = 64
-    sequences: int = 256
+    before: list[int] = field(default_factory=lambda: [0, 64, 1024])
+    sequences: int = 128
+    interval: float | None = 0.1
     pairs: int = 16
-    pair_length: int = 4096
+    pair_length: int = 16384
     told_at: int = 64
     chunk: int = 256
     batch_size: int = 8
@@ -47,21 +50,21 @@ class Recall:
         for name in ("sequences", "pairs", "chunk", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
-        if not 2 * NEAREST <= self.first <= self.length:
-            raise ValueError(f"first={self.first}; allowed: from {2 * NEAREST} to length={self.length}")
+        if not self.before or not all(0 <= before < self.length - NEAREST for before in self.before):
+            raise ValueError(f"before={self.before}; allowed: from 0, below length={self.length} less {NEAREST}")
+        if self.interval is not None and not 0 < self.interval < 1:
+            raise ValueError(f"interval={self.interval}; allowed: between 0 and 1, or null")
         if not SETTLING <= self.told_at < self.pair_length - 1:
             raise ValueError(f"told_at={self.told_at}; allowed: from {SETTLING}, below pair_length={self.pair_length}")
 
     @property
     def pieces(self) -> int:
-        """The contexts, and the pairs."""
-        return 2
+        """Each number of tokens before the fact, and the pairs."""
+        return len(self.before) + 1
 
-    @property
-    def lengths(self) -> list[int]:
-        """At which the fact is asked for."""
-        doubled = [self.first << power for power in range((self.length // self.first).bit_length())]
-        return sorted({*doubled, self.length})
+    def distances(self, before: int) -> list[int]:
+        """The powers of two that a context has room for after so many tokens."""
+        return [1 << power for power in range(1, (self.length - 1 - before).bit_length())]
 
     def check(self, task: Task | Texts) -> None:
         """Raises ValueError for a task that has no fact to plant."""
@@ -80,42 +83,45 @@ class Recall:
         """Rows of every seed: what is recalled, then what is forgotten."""
         assert isinstance(trained.task, Recalls)
         for seed, params in zip(trained.seeds, trained.params, strict=True):
-            yield from self._recalled(trained, trained.task, params, seed)
+            for before in self.before:
+                yield from self._recalled(trained, trained.task, params, seed, before)
             yield from self._forgotten(trained, trained.task, params, seed)
 
-    def _recalled(self, trained: Trained, task: Recalls, params: Params, seed: int) -> Iterator[Row]:
-        right: dict[tuple[int, int], float] = {}
-        asked: dict[tuple[int, int], int] = {}
-        for first in range(0, self.sequences, self.batch_size):
-            batch = min(self.batch_size, self.sequences - first)
-            numbers = np.arange(first, first + self.batch_size)  # a last batch that is not full keeps its shape
-            places = self._places(numbers)
-            tokens, answers = planted(task, numbers, places, self.length)
-            for length, hits in self._asked(trained, params, tokens, answers, task.query):
-                for place, hit in list(zip(places, hits, strict=True))[:batch]:
-                    distance = length - 1 - int(place)
-                    if distance >= NEAREST:
-                        cell = length, 1 << (distance - 1).bit_length()
-                        right[cell] = right.get(cell, 0.0) + float(hit)
-                        asked[cell] = asked.get(cell, 0) + 1
-            trained.progress.describe(self.length, first + batch, self.sequences)
-        for (length, distance), count in sorted(asked.items()):
+    def _recalled(self, trained: Trained, task: Recalls, params: Params, seed: int, before: int) -> Iterator[Row]:
+        right, done = np.zeros(len(self.distances(before))), 0
+        while done < self.sequences:
+            numbers = np.arange(done, done + self.batch_size)  # a last batch that is not full keeps its shape
+            tokens, answers = planted(task, numbers, np.full(self.batch_size, before), self.length)
+            used = min(self.batch_size, LOOK_EVERY - done % LOOK_EVERY, self.sequences - done)
+            hits = self._asked(trained, params, tokens, answers, task.query, before)
+            right += [float(hit[:used].sum()) for hit in hits]
+            done += used
+            trained.progress.describe(self.length, done, self.sequences)
+            if done % LOOK_EVERY == 0 and self._narrow(right, done):
+                break
+        for distance, total in zip(self.distances(before), right, strict=True):
             yield trained.make_row(
                 metric=RECALLED,
                 seed=seed,
                 step=trained.step,
                 split="test",
-                length=length,
+                length=before + distance + 1,
                 position=distance,
-                total=right[length, distance],
-                count=count,
-                extra={"after": distance // 2},
+                total=total,
+                count=done,
+                extra={"before": before},
             )
 
+    def _narrow(self, right: np.ndarray, count: int) -> bool:
+        if self.interval is None:
+            return False
+        widths = [high - low for low, high in (wilson(float(total), count) for total in right)]
+        return max(widths) <= self.interval
+
     def _asked(
-        self, trained: Trained, params: Params, tokens: Array, answers: Array, query: int
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        """Each length with what was right there: the context is read once, the questions go to copies of the cache."""
+        self, trained: Trained, params: Params, tokens: Array, answers: Array, query: int, before: int
+    ) -> Iterator[np.ndarray]:
+        """What is right at each distance: the context is read once, the questions go to copies of the cache."""
         model, batch = trained.model, tokens.shape[0]
         mesh = mesh_for(batch)
         params = jax.device_put(params, copied(mesh))
@@ -127,16 +133,18 @@ class Recall:
             part, cache, nothing = jax.device_put((part, cache, nothing), split(mesh))
             return advance(model, mesh, params, part, cache, nothing, scored)
 
-        for start, stop in pairwise([0, *(length - 1 for length in self.lengths)]):
+        for start, stop in pairwise([0, *(before + distance for distance in self.distances(before))]):
             for at in range(start, stop, self.chunk):
                 trained.check_interrupt()
                 part = tokens[:, at : min(at + self.chunk, stop)]
                 cache, _ = read(Example(part, jnp.zeros_like(part), jnp.zeros(part.shape, bool)), cache, False)
             _, found = read(question, jax.tree.map(jnp.copy, cache), True)
-            yield stop + 1, np.asarray(found.correct)
+            yield np.asarray(found.correct)
 
     def _forgotten(self, trained: Trained, task: Recalls, params: Params, seed: int) -> Iterator[Row]:
         row = partial(trained.make_row, seed=seed, step=trained.step, split="test", length=self.pair_length)
+        if not jax.eval_shape(partial(trained.model.decays, params), jnp.zeros((2, 2), jnp.int32)):
+            return
         sums: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         for number in range(self.pairs):
             trained.check_interrupt()
@@ -152,15 +160,6 @@ class Recall:
             for distance, total in zip(self._checkpoints(), difference, strict=True):
                 extra = {"block": block, "first": self.told_at}
                 yield row(metric=DIFFERENCE, position=distance, total=total, count=self.pairs, extra=extra)
-
-    def _places(self, numbers: np.ndarray) -> np.ndarray:
-        """Where each context's fact stands."""
-        places = []
-        for number in numbers:
-            end = self.lengths[int(number) % len(self.lengths)] - 1
-            drawn = np.exp(np.random.default_rng([int(number), 3]).uniform(np.log(NEAREST), np.log(end)))
-            places.append(end - min(max(round(float(drawn)), NEAREST), end))
-        return np.array(places)
 
     def _checkpoints(self) -> list[int]:
         """The distances from the fact at which states are compared: `told_at`, and four an octave from there."""

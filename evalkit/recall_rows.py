@@ -1,11 +1,12 @@
 """What the rows of a recall evaluation are called; nothing heavy is imported for it."""
 
 RECALLED = "recalled"
-"""A sequence each: right or wrong, asked at `length`, the fact more than `extra.after` and at most `position` back."""
+"""A sequence each: right or wrong, the question `position` tokens after the fact, before which are `extra.before`
+tokens; `length` counts all of them."""
 
 FORGETTING = "forgetting"
 """A context each: the mean of δ = −log a (1/tokens) over the tokens after the fact, of channel `extra.channel` of block
-`extra.block`; `extra.share` is that channel's part of what the block's state holds of the fact (from 0 to 1)."""
+`extra.block`; `extra.share` is that channel's part of the square of `DIFFERENCE` where it begins (from 0 to 1)."""
 
 DIFFERENCE = "difference"
 """A pair of contexts each, alike but for the fact: the distance between the states of `extra.block`, `position` tokens

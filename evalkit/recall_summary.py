@@ -1,13 +1,15 @@
 """From the rows of a recall evaluation to numbers: accuracy by distance, and what the state forgets of a fact."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from evalkit import recall_rows
 from evalkit.rows import Row, value
-from evalkit.statistics import wilson
-from evalkit.summary import run_facts
+from evalkit.statistics import spread, wilson
+from evalkit.summary import Curve, Point, run_facts
 
 SCHEMA = 1
 
@@ -20,19 +22,22 @@ def is_recall(rows: Sequence[Row]) -> bool:
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     """The content of `results.json`.
 
-    `recalled`: a record a seed, length and octave of distance (more than half of `distance`, at most `distance`).
-    `by_reach`: a record a length, distances within the model's window and beyond it apart, all seeds together.
-    `forgetting`: a record a seed and block: `predicted`, 1 / (mean δ of its channels, each as much as it carries of the
-    fact), and `measured`, the tokens in which the difference that the fact makes to the state falls to 1/e (null: not
-    within the contexts), both in tokens.
+    `recalled`: a record a seed, distance and number of tokens before the fact, with its 95% Wilson interval.
+    `by_reach`: mean and range over seeds of the mean accuracy over distances within the model's window, and beyond it.
+    `half_way`: a seed's first distance whose accuracy is no more than half-way between 1 and chance (null: none).
+    `forgetting`: a record a seed and block: the tokens in which the difference that a fact makes to the state falls to
+    1/e, `predicted` by the decay of its channels, each as much as it carries, and `measured` (null: not within the
+    contexts); behind the first block that carries it, the blocks before go on telling of it, and `measured` is longer.
     """
     facts = run_facts(rows)
+    records = [_record(entry) for entry in _of(rows, recall_rows.RECALLED)]
     return {
         "schema": SCHEMA,
         **facts,
         "step": max((entry["step"] for entry in rows if entry["step"] is not None), default=None),
-        "recalled": [_record(entry) for entry in _of(rows, recall_rows.RECALLED)],
-        "by_reach": _by_reach(rows, facts["window"]),
+        "recalled": records,
+        "by_reach": _by_reach(records, facts["window"]),
+        "half_way": _half_way(records, facts["chance"]),
         "forgetting": _forgetting(rows),
         "differences": [
             {
@@ -46,64 +51,106 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def pooled(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Accuracy and its 95% Wilson interval over all sequences of several records."""
-    total, count = math.fsum(record["total"] for record in records), sum(record["sequences"] for record in records)
-    low, high = wilson(min(total, count), count)
-    return {"accuracy": total / count, "low": low, "high": high, "sequences": count}
+def curves(summary: dict[str, Any]) -> list[Curve]:
+    """Accuracy against distance, a curve a number of tokens before the fact."""
+    found: dict[int, dict[int, list[Point]]] = {}
+    for record in summary["recalled"]:
+        point = Point(record["distance"], record["accuracy"], record["low"], record["high"], record["sequences"])
+        found.setdefault(record["before"], {}).setdefault(record["seed"], []).append(point)
+    return [Curve(f"{before:,} tokens before the fact", seeds) for before, seeds in sorted(found.items())]
+
+
+def decayed(channels: Sequence[tuple[float, float]], tokens: float) -> float:
+    """What is left of a difference after so many tokens: a norm over channels, each (δ, share of the square)."""
+    return math.sqrt(math.fsum(share * math.exp(-2 * delta * tokens) for delta, share in channels))
+
+
+def channels(rows: Sequence[Row], seed: int, block: int) -> list[tuple[float, float]]:
+    """δ and share of each channel of a block."""
+    return [
+        (value(entry), (entry["extra"] or {})["share"])
+        for entry in _of(rows, recall_rows.FORGETTING)
+        if ((entry["seed"] or 0), (entry["extra"] or {})["block"]) == (seed, block)
+    ]
 
 
 def _record(entry: Row) -> dict[str, Any]:
+    low, high = wilson(entry["total"] or 0.0, entry["count"] or 0.0)
     return {
-        "seed": entry["seed"],
-        "length": entry["length"],
+        "seed": entry["seed"] or 0,
+        "before": (entry["extra"] or {})["before"],
         "distance": entry["position"],
-        "total": entry["total"],
+        "accuracy": value(entry),
+        "low": low,
+        "high": high,
         "sequences": entry["count"],
     }
 
 
-def _by_reach(rows: Sequence[Row], window: int | None) -> list[dict[str, Any]]:
-    records = [_record(entry) for entry in _of(rows, recall_rows.RECALLED)]
+def _by_reach(records: Sequence[dict[str, Any]], window: int | None) -> list[dict[str, Any]]:
     result = []
-    for length in sorted({record["length"] for record in records}):
-        there = [record for record in records if record["length"] == length]
-        for reach, wanted in (("within", True), ("beyond", False)):
-            found = [record for record in there if (window is None or record["distance"] <= window) is wanted]
-            if found:
-                result.append({"length": length, "reach": reach, **pooled(found)})
+    for before in sorted({record["before"] for record in records}):
+        for reach in ("within", "beyond"):
+            means: dict[int, list[float]] = {}
+            for record in records:
+                inside = window is None or record["distance"] < window
+                if record["before"] == before and inside is (reach == "within"):
+                    means.setdefault(record["seed"], []).append(record["accuracy"])
+            if means:
+                over_seeds = spread(float(np.mean(found)) for found in means.values())
+                result.append({"before": before, "reach": reach, **over_seeds})
+    return result
+
+
+def _half_way(records: Sequence[dict[str, Any]], chance: float | None) -> list[dict[str, Any]]:
+    middle = (1 + (chance or 0.0)) / 2
+    result = []
+    for before in sorted({record["before"] for record in records}):
+        for seed in sorted({record["seed"] for record in records}):
+            own = [record for record in records if (record["before"], record["seed"]) == (before, seed)]
+            fallen = [record["distance"] for record in own if record["accuracy"] <= middle]
+            result.append({"before": before, "seed": seed, "distance": min(fallen, default=None)})
     return result
 
 
 def _forgetting(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    result = []
     found = _of(rows, recall_rows.FORGETTING)
+    result = []
     for seed, block in sorted({(entry["seed"] or 0, (entry["extra"] or {})["block"]) for entry in found}):
-        own = [entry for entry in found if (entry["seed"], (entry["extra"] or {})["block"]) == (seed, block)]
-        delta = math.fsum(value(entry) * (entry["extra"] or {})["share"] for entry in own)
+        own = channels(rows, seed, block)
         result.append(
             {
                 "seed": seed,
                 "block": block,
-                "predicted": 1 / delta if delta > 0 else None,
-                "measured": _to_a_third(rows, seed, block),
+                "predicted": _to_1_over_e(own),
+                "measured": _measured(rows, seed, block),
                 "channels": len(own),
-                "slowest": min(value(entry) for entry in own),
+                "slowest": min(delta for delta, _ in own),
             }
         )
     return result
 
 
-def _to_a_third(rows: Sequence[Row], seed: int, block: int) -> float | None:
+def _to_1_over_e(own: Sequence[tuple[float, float]]) -> float | None:
+    """Where `decayed` is 1/e, None beyond 2^40 tokens."""
+    low, high = 0.0, 2.0**40
+    if decayed(own, high) > math.exp(-1):
+        return None
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if decayed(own, middle) > math.exp(-1) else (low, middle)
+    return high
+
+
+def _measured(rows: Sequence[Row], seed: int, block: int) -> float | None:
     """The tokens in which the difference falls to 1/e of what it was, None if it does not."""
-    points = [
-        (entry["position"], value(entry), (entry["extra"] or {})["first"])
+    below = [
+        (entry["position"] or 0) - (entry["extra"] or {})["first"]
         for entry in _of(rows, recall_rows.DIFFERENCE)
-        if (entry["seed"], (entry["extra"] or {})["block"]) == (seed, block)
+        if ((entry["seed"] or 0), (entry["extra"] or {})["block"]) == (seed, block) and value(entry) < math.exp(-1)
     ]
-    below = [(distance, first) for distance, relative, first in points if relative < math.exp(-1)]
-    return float(below[0][0] - below[0][1]) if below else None
+    return float(min(below)) if below else None
 
 
-def _of(rows: Sequence[Row], metric: str) -> list[Any]:
+def _of(rows: Sequence[Row], metric: str) -> list[Row]:
     return [entry for entry in rows if entry["metric"] == metric and entry["count"]]

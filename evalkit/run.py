@@ -21,14 +21,15 @@ from evalkit.checkpoint import Checkpoints, Restored
 from evalkit.config import EVALUABLE, RESUMABLE, Experiment, from_file, save
 from evalkit.errors import UserError, writing
 from evalkit.extrapolate import score
-from evalkit.feeds import is_text, prepare
+from evalkit.feeds import is_text, prepare, refuse_trained_on
 from evalkit.interrupt import Interrupted, Watch
 from evalkit.loading import restore, seeds_of, trainer_of
 from evalkit.notes import notes_of
 from evalkit.progress import EvaluationProgress, Progress
-from evalkit.protocols import Trained
+from evalkit.protocols import Texts, Trained
 from evalkit.report import report
 from evalkit.rows import FILE, Row, RowLog, read, row, value
+from evalkit.text_rows import digest_of
 from evalkit.tracking import WandbLog
 from evalkit.train import Sums, Trainer, TrainState, params_of, refuse_non_finite
 
@@ -68,13 +69,24 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
     rest = [text for text in overrides if not text.startswith("step=")]
     experiment = from_file(folder / "config.yaml", rest, EVALUABLE)
     prepare(experiment.task)
+    unknown = _refuse_trained_on(experiment, folder)
     state, step = restore(experiment, folder, int(at[0]) if at else None)
     target = target or folder / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     with writing(target):
         target.mkdir(parents=True, exist_ok=True)
         save(experiment.config, target / "config.yaml")
-    with Session(experiment, target, offset=None) as session:
+    with Session(experiment, target, offset=0, go_on="give the same command again") as session:
+        if unknown:
+            session.console.print(unknown, soft_wrap=True)
         return session.guard(lambda: session.evaluate(state, step))
+
+
+def _refuse_trained_on(experiment: Experiment, folder: Path) -> str | None:
+    """Raises UserError if a run is to be evaluated on text that it was trained on; says what could not be looked at."""
+    before = from_file(folder / "config.yaml").task
+    if not is_text(before) or not is_text(experiment.task):
+        return None
+    return refuse_trained_on(before, experiment.task, experiment.task.contents(held_out=True))
 
 
 def _session(experiment: Experiment, folder: Path) -> int:
@@ -86,7 +98,8 @@ def _session(experiment: Experiment, folder: Path) -> int:
     if restored is not None:
         _refuse_other_text(experiment, folder)
     try:
-        with Session(experiment, folder, offset=offset) as session:
+        go_on = f"go on with: python -m evalkit resume={folder}"
+        with Session(experiment, folder, offset=offset, go_on=go_on) as session:
             return session.guard(lambda: session.train_and_evaluate(trainer, checkpoints, restored))
     finally:
         checkpoints.close()
@@ -101,11 +114,14 @@ def _refuse_other_text(experiment: Experiment, folder: Path) -> None:
 
 
 class Session:
-    """One process's work on one run: its rows, its console, its signals."""
+    """One process's work on one run: its rows, its console, its signals.
 
-    def __init__(self, experiment: Experiment, folder: Path, *, offset: int | None):
+    Rows after the first `offset` bytes are of an attempt that was cut short, and go. `go_on` tells who stops it how.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path, *, offset: int, go_on: str):
         jax.config.update("jax_default_matmul_precision", experiment.matmul_precision)
-        self.experiment, self.folder = experiment, folder
+        self.experiment, self.folder, self.go_on = experiment, folder, go_on
         self.seeds = seeds_of(experiment)
         # With format=json the last line of stdout is the result and the only one.
         self.console = Console(stderr=experiment.format == "json")
@@ -146,7 +162,7 @@ class Session:
             code = 0
         except Interrupted as stop:
             code = stop.exit_code
-            self.console.print(f"stopped by {stop}; go on with: python -m evalkit resume={self.folder}", soft_wrap=True)
+            self.console.print(f"stopped by {stop}; {self.go_on}", soft_wrap=True)
         finally:
             self.wandb.finish(code)
         return code
@@ -265,7 +281,7 @@ class Session:
                 "answer_length": task.answer_length,
                 "window": self.experiment.model.window,
                 "chance": task.chance,
-                "text": {"used": task.used(), "digest": task.digest()} if is_text(task) else None,
+                "text": _text(task) if is_text(task) else None,
                 "notes": notes_of(self.experiment),
                 "seeds": self.seeds,
                 "steps": training.steps,
@@ -312,6 +328,12 @@ class Silent:
 
     def describe(self, length: int, done: int, of: int) -> None:
         """Says nothing."""
+
+
+def _text(task: Texts) -> dict[str, str]:
+    """What a run on text reads: in words, all of it, and the held-out texts alone, whatever their tokens."""
+    held_out = digest_of(task.contents(held_out=True))
+    return {"used": task.used(), "digest": task.digest(), "held_out": held_out}
 
 
 def _parameters(state: TrainState) -> int:

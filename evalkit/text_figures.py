@@ -17,6 +17,7 @@ from evalkit.rows import Row, value
 from evalkit.summary import run_facts
 from evalkit.text_summary import (
     Estimate,
+    alike,
     base_context,
     bits_per_byte,
     bytes_per_token,
@@ -43,30 +44,40 @@ def position_figure(subjects: Sequence[Subject], title: str, notes: Sequence[str
 
     Nats a token by tokens; where the subjects' tokens are not alike, bits a byte by bytes.
     """
-    ratios = [bytes_per_token(subject.rows) for subject in subjects]
-    alike = max(ratios) - min(ratios) < 1e-6
+    same = alike([subject.rows for subject in subjects])
 
     def of(subject: Subject) -> list[Estimate]:
-        found = levels(table_of(subject.rows, text_rows.LOSS, value if alike else bits_per_byte))
-        ratio = 1.0 if alike else bytes_per_token(subject.rows)
-        return [replace(one, position=round(one.position * ratio)) for one in found if one.position >= FIRST_DRAWN]
+        found = levels(table_of(subject.rows, text_rows.LOSS, value if same else bits_per_byte))
+        return [one for one in _in_bytes(found, subject, same) if one.position >= FIRST_DRAWN]
 
-    unit = "nats a token" if alike else "bits a byte"
-    figure = _figure(subjects, of, title, notes, f"mean loss ({unit})", marked=alike)
-    figure.axes[0].set_xlabel("token position" if alike else "position (bytes)")
+    figure = _figure(subjects, of, title, notes, f"mean loss ({unit(same)})", marked=same)
+    figure.axes[0].set_xlabel("token position" if same else "position (bytes)")
     return figure
 
 
+def unit(same: bool) -> str:
+    """What losses are in where the tokens are the same, and where they are not."""
+    return "nats a token" if same else "bits a byte"
+
+
+def _in_bytes(found: Sequence[Estimate], subject: Subject, same: bool) -> list[Estimate]:
+    """Positions as they are where the tokens are the `same`, else as so many bytes."""
+    ratio = 1.0 if same else bytes_per_token(subject.rows)
+    return [replace(one, position=round(one.position * ratio)) for one in found]
+
+
 def context_figure(subjects: Sequence[Subject], title: str, notes: Sequence[str]) -> Figure:
-    """The same passages after more or less context: the difference to the training length's, with its 95% interval."""
+    """The same passages after more or less context: the difference to the training window's, with its 95% interval."""
+    same = alike([subject.rows for subject in subjects])
 
     def of(subject: Subject) -> list[Estimate]:
-        table, base = table_of(subject.rows, text_rows.PAIRED), base_context(subject.rows)
-        return [] if base is None else differences(table, table, base)
+        table = table_of(subject.rows, text_rows.PAIRED, value if same else bits_per_byte)
+        base = base_context(subject.rows)
+        return [] if base is None else _in_bytes(differences(table, table, base), subject, same)
 
-    figure = _figure(subjects, of, title, notes, "change of loss (nats a token)", marked=True)
+    figure = _figure(subjects, of, title, notes, f"change of loss ({unit(same)})", marked=same)
     figure.axes[0].axhline(0, color=MUTED, linewidth=0.8, zorder=1.5)
-    figure.axes[0].set_xlabel("tokens of context")
+    figure.axes[0].set_xlabel("tokens of context" if same else "context (bytes)")
     return figure
 
 

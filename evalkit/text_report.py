@@ -66,7 +66,6 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
 def tables(summary: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
     """Headers and lines: validation by seed, loss by octave, the paired difference, the controls."""
     losses, bits = summary["validation"]["loss"], summary["validation"]["bits_per_byte"]
-    against = summary["paired"]["against"]
     octaves = [found for found in summary["by_position"] if found["position"].bit_count() == 1]
     return [
         (
@@ -77,20 +76,28 @@ def tables(summary: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]
             ["position", "loss", "95% interval", "documents", "bits a byte"],
             [[*_cells(found, ".4f"), f"{found['bits_per_byte']:.4f}"] for found in octaves],
         ),
-        (
-            ["context", f"loss minus that after {against}", "95% interval", "documents", "so more context"],
-            [
-                [*_cells(found, "+.4f"), found["verdict"] if found["position"] > against else DASH]
-                for found in summary["paired"]["difference"]
-            ],
-        ),
+        _contexts(summary["paired"]),
+        _contexts(summary["paired_after_a_window"]),
         (["control", "tokens", "difference of loss", "95% interval", "documents"], _controls(summary)),
     ]
 
 
+def _contexts(paired: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The difference to one context; nothing is decided of shorter ones."""
+    against = paired["against"]
+    header = ["context", f"loss minus that after {against}", "95% interval", "documents", "so more context"]
+    lines = [
+        [*_cells(found, "+.4f"), found["verdict"] if found["position"] > against else DASH]
+        for found in paired["difference"]
+    ]
+    return header, lines
+
+
 def left_out(summary: Mapping[str, Any]) -> list[str]:
-    """One line a document that was too short."""
-    found = {(entry["document"], entry["not_run"]) for entry in summary["not_run"]}
+    """One line a document that was too short, or a control that could not be."""
+    found = {
+        (entry.get("document", "far context from another document"), entry["not_run"]) for entry in summary["not_run"]
+    }
     return [f"left out: {document} ({reason})" for document, reason in sorted(found)]
 
 
@@ -100,7 +107,15 @@ def _controls(summary: Mapping[str, Any]) -> list[list[str]]:
         "repeated": "a passage seen before, minus one not seen",
         "helped": "tokens that long context helps most, long minus short",
     }
-    return [[words, *_cells(found, "+.4f")] for name, words in names.items() for found in summary[name]]
+    return [_control(words, found) for name, words in names.items() for found in summary[name]]
+
+
+def _control(words: str, found: Mapping[str, Any]) -> list[str]:
+    """A line; tokens that were chosen by the very losses they are judged by prove nothing, so without an interval."""
+    if found.get("chosen_by") != "itself":
+        return [words, *_cells(found, "+.4f")]
+    bare = _cells({**found, "low": None, "high": None}, "+.4f")
+    return [f"{words} (chosen by the same losses: below 0 by construction)", *bare]
 
 
 def _cells(found: Mapping[str, Any], form: str) -> list[str]:

@@ -72,10 +72,12 @@ def differences(table: Table, base: Table, at: int | None = None) -> list[Estima
 
 
 def base_context(rows: Sequence[Row]) -> int | None:
-    """The context that others are compared with: the longest that is no longer than the training length."""
+    """The context that others are compared with: the longest that, with the passage, fits into a training window."""
     trained = run_facts(rows)["train_length"]
-    contexts = sorted(table_of(rows, text_rows.PAIRED))
-    return max((context for context in contexts if trained is None or context <= trained), default=None)
+    found = [entry for entry in rows if entry["metric"] == text_rows.PAIRED and entry["count"]]
+    passage = max(((entry["extra"] or {}).get("passage", 0) for entry in found), default=0)
+    contexts = {entry["position"] for entry in found if entry["position"] is not None}
+    return max((context for context in contexts if trained is None or context + passage <= trained), default=None)
 
 
 def verdict(estimate: Estimate) -> str:
@@ -95,6 +97,12 @@ def bytes_per_token(rows: Sequence[Row]) -> float:
         if entry["metric"] in text_rows.RAW and entry["position"] is not None and entry["count"]
     }
     return float(np.mean(list(found.values()))) if found else 1.0
+
+
+def alike(several: Sequence[Sequence[Row]]) -> bool:
+    """Whether the tokens of several runs are as long, so that losses a token compare."""
+    ratios = [bytes_per_token(rows) for rows in several]
+    return max(ratios) - min(ratios) < 1e-6
 
 
 def validation(rows: Sequence[Row]) -> dict[str, dict[int, list[tuple[int, float]]]]:
@@ -127,24 +135,38 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
                 *(levels(table_of(rows, text_rows.LOSS, of)) for of in (value, bits_per_byte)), strict=True
             )
         ],
-        "paired": {"against": base, "loss": [_record(found) for found in levels(paired)]}
-        | {
-            "difference": [
-                {**_record(found), "verdict": verdict(found)}
-                for found in (differences(paired, paired, base) if base is not None else [])
-                if found.position != base
-            ]
-        },
+        "paired": {"loss": [_record(found) for found in levels(paired)], **_against(paired, base)},
+        # After as many tokens as a training window has: its passages end beyond what was trained.
+        "paired_after_a_window": _against(paired, facts["train_length"]),
         # Against the same passages after their own text, as long, and after the nearest part of it alone.
         "foreign": [_record(found) for found in differences(foreign, paired)],
         "repeated": [_record(found) for found in differences(repeated, fresh)],
-        "helped": [_record(found) for position in short for found in differences(long, short, position)],
+        "helped": [
+            {**_record(found), "chosen_by": _chosen_by(rows)}
+            for position in short
+            for found in differences(long, short, position)
+        ],
         "not_run": [
             {"length": entry["length"], **(entry["extra"] or {})}
             for entry in rows
             if entry["split"] == "test" and "not_run" in (entry["extra"] or {})
         ],
     }
+
+
+def _against(paired: Table, context: int | None) -> dict[str, Any]:
+    """The difference of every other context to this one, with what it decides."""
+    found = differences(paired, paired, context) if context in paired else []
+    return {
+        "against": context,
+        "difference": [{**_record(one), "verdict": verdict(one)} for one in found if one.position != context],
+    }
+
+
+def _chosen_by(rows: Sequence[Row]) -> str | None:
+    """By whose losses the tokens that long context helps most were chosen."""
+    of = (entry["extra"] for entry in rows if entry["metric"] == text_rows.HELPED_LONG)
+    return next((extra["chosen_by"] for extra in of if extra), None)
 
 
 def _by_document(losses: Mapping[str, Mapping[int, float]]) -> dict[str, float]:

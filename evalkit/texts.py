@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from evalkit import config as config_of
-from evalkit import feeds, on_checkpoint, pretrained
+from evalkit import feeds, on_checkpoint, pretrained, text_rows
 from evalkit.config import FORMATS
 from evalkit.errors import UserError
 from evalkit.loss_by_position import LossByPosition, Subject, score
@@ -38,6 +38,8 @@ class Held(NamedTuple):
     tokens: np.ndarray
     size: int
     source: str
+    content: str
+    """Its SHA-256."""
 
 
 @dataclass(frozen=True)
@@ -65,42 +67,60 @@ def main(overrides: Sequence[str]) -> int:
     config, folder = on_checkpoint.composed(CONFIG, [*overrides, *named], OnText)
     on_checkpoint.refuse_used(folder)
     settings = OnText(**{**config, **{name: config_of.build(config, name) for name in ("task", "eval", "wandb")}})
-    feeds.refuse_unreachable(settings.task)
+    feeds.refuse_unreachable(settings.task.streamed)
     held = pretrained.load_for_text(settings.checkpoint, settings.dtype)
     try:
         documents = list(documents_of(settings.task, held.tokenizer))
     except ValueError as error:
         raise UserError(str(error)) from error
+    if not documents:
+        raise UserError(f"no held-out text in {settings.task.origin}; give data.path=FOLDER with files held-out-*.txt")
+    notes = _refuse_trained_on(settings, documents)
     on_checkpoint.describe(folder, config)
-    return _evaluate(settings, held, documents, config, folder)
+    return _evaluate(settings, held, documents, config, folder, notes)
 
 
 def documents_of(task: Texts, tokenizer: Tokenizer) -> Iterator[Held]:
     """The held-out documents in the tokens of `tokenizer`, in whose file it says what begins a text."""
     for document in task.texts():
-        tokens = np.asarray(tokenizer.encode(document.text), np.int32)
-        yield Held(tokens, len(document.text.encode()), document.source)
+        if document.text.strip():
+            text = document.text.encode()
+            tokens = np.asarray(tokenizer.encode(document.text), np.int32)
+            yield Held(tokens, len(text), document.source, sha256(text).hexdigest())
+
+
+def _refuse_trained_on(settings: OnText, documents: Sequence[Held]) -> list[str]:
+    """Raises UserError if the checkpoint is a run of ours on these very texts; says what could not be looked at."""
+    path = Path(settings.checkpoint).expanduser() / "config.yaml"
+    before = config_of.from_file(path).task if path.is_file() else None
+    if before is None or not feeds.is_text(before):
+        return []
+    unknown = feeds.refuse_trained_on(before, settings.task, [document.content for document in documents])
+    return [] if unknown is None else [unknown]
 
 
 def _evaluate(
-    settings: OnText, held: Pretrained, documents: Sequence[Held], config: Mapping[str, Any], folder: Path
+    settings: OnText,
+    held: Pretrained,
+    documents: Sequence[Held],
+    config: Mapping[str, Any],
+    folder: Path,
+    notes: Sequence[str],
 ) -> int:
     console = Console(stderr=settings.format == "json")
     name, evaluation = Path(settings.checkpoint).name, settings.eval
     make_row = partial(row, run=folder.name, task=settings.task_name, model=name)
-    limits = evaluation.limits(held.model)
+    limits = [f"held-out text: {settings.task.origin}", *notes, *evaluation.limits(held.model)]
     for line in limits:
         console.print(line, soft_wrap=True)
     subject = Subject(partial(make_row, seed=0, split="test"), partial(score, held, evaluation.chunk, _nothing))
-    own = evaluation.own or held.train_length or max(evaluation.contexts, default=1)
-    length = evaluation.longest(held.model)
     with on_checkpoint.recorded(
         folder, config, settings.wandb, task=settings.task_name, model=name, train_length=held.train_length
     ) as record:
-        record.write([_facts(held, documents, limits, make_row)])
+        record.write([_facts(held, documents, limits[1:], settings.task.origin, make_row)])
         with EvaluationProgress(console, evaluation.pieces, "evaluation") as progress:
             done = lambda tokens: progress.describe(tokens, 1, 1)  # noqa: E731
-            for entry in evaluation.measure(documents, [subject], own, length, done):
+            for entry in evaluation.measure(documents, [subject], held.model, held.train_length, done):
                 record.write([entry])
     summary = report(folder, console)
     if settings.format == "json":
@@ -112,10 +132,14 @@ def _nothing() -> None:
     """A signal ends the process: nothing is lost that a new start would not measure again."""
 
 
-def _facts(held: Pretrained, documents: Sequence[Held], limits: Sequence[str], make_row: Callable[..., Row]) -> Row:
+def _facts(
+    held: Pretrained, documents: Sequence[Held], notes: Sequence[str], origin: str, make_row: Callable[..., Row]
+) -> Row:
     """The first row: what is evaluated, and on what."""
     digest = sha256(b"".join(document.tokens.tobytes() for document in documents)).hexdigest()
     size = sum(document.size for document in documents)
+    used = f"held-out text: {origin} ({len(documents)} documents, {size / 1e6:,.1f} MB)"
+    contents = [document.content for document in documents]
     return make_row(
         metric="parameters",
         total=sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(held.params)),
@@ -125,7 +149,7 @@ def _facts(held: Pretrained, documents: Sequence[Held], limits: Sequence[str], m
             "identity": held.identity,
             "train_length": held.train_length,
             "window": held.model.window,
-            "notes": list(limits),
-            "text": {"used": f"held-out text: {len(documents)} documents, {size / 1e6:,.1f} MB", "digest": digest},
+            "notes": list(notes),
+            "text": {"used": used, "digest": digest, "held_out": text_rows.digest_of(contents)},
         },
     )

@@ -24,6 +24,8 @@ TOKENS, ENDS, SIZES, FACTS = "tokens.bin", "ends.npy", "bytes.npy", "facts.json"
 UNFINISHED = "unfinished-"
 ABANDONED_AFTER = 86_400.0  # seconds in which nothing was written
 GOLDEN_RATIO = (5**0.5 - 1) / 2
+SHORT = 128  # tokens: a part this small says nothing of what comes after more
+MANY = 16  # documents that would be taken as a whole: with fewer, chance decides too much
 
 Documents = Callable[[], Iterable[Document]]
 """A way to read the documents from the first to the last, as often as it is called."""
@@ -91,11 +93,15 @@ class Corpus:
         return Span(tokens, int(self.sizes[index]), self.sources[index])
 
     def heads(self, fraction: float) -> "Corpus":
-        """Every document without its last `fraction`."""
+        """Every document without its last `fraction`; of documents too short for that, those that `tails` leaves."""
         return self._view(self.starts, self._cuts(fraction))
 
     def tails(self, fraction: float) -> "Corpus":
-        """The last `fraction` of every document: what `heads` leaves out."""
+        """The last `fraction` of every document: what `heads` leaves out.
+
+        Of many documents so short that this is less than 128 tokens of each, rather some as a whole, so that their
+        share is `fraction` too; which of them, their content alone decides.
+        """
         return self._view(self._cuts(fraction), self.ends)
 
     def windows(self, seed: int, step: int, batch: int, length: int) -> Window:
@@ -122,10 +128,16 @@ class Corpus:
         return np.concatenate([[0], np.cumsum(self.ends - self.starts)])
 
     def _cuts(self, fraction: float) -> Int[np.ndarray, " m"]:
-        return self.ends - ((self.ends - self.starts) * fraction).astype(np.int64)
+        lengths = self.ends - self.starts
+        parts = (lengths * fraction).astype(np.int64)
+        short = parts < SHORT
+        if short.sum() * fraction >= MANY:
+            drawn = np.array([int(content[:8], 16) / 2**32 for content in self.hashes])
+            parts = np.where(short, np.where(drawn < fraction, lengths, 0), parts)
+        return self.ends - parts
 
     def _view(self, starts: Int[np.ndarray, " m"], ends: Int[np.ndarray, " m"]) -> "Corpus":
-        sizes = self.sizes * (ends - starts) // np.maximum(self.ends - self.starts, 1)
+        sizes = np.round(self.sizes * ((ends - starts) / np.maximum(self.ends - self.starts, 1))).astype(np.int64)
         return replace(self, starts=starts, ends=ends, sizes=sizes)
 
     def _room(self, length: int) -> int:
@@ -212,9 +224,8 @@ def _make(documents: Documents, tokenizer: Tokenizer, place: Path) -> Corpus:
         new = Path(mkdtemp(prefix=UNFINISHED, dir=place.parent))
         try:
             _write(documents(), tokenizer, new)
-            if load(place) is None:  # else another process was faster
-                shutil.rmtree(place, ignore_errors=True)
-                os.replace(new, place)
+            new.chmod(0o755)  # others may share the folder
+            _move(new, place)
         finally:
             shutil.rmtree(new, ignore_errors=True)
     except OSError as error:
@@ -224,6 +235,19 @@ def _make(documents: Documents, tokenizer: Tokenizer, place: Path) -> Corpus:
     if corpus is None:
         raise ValueError(f"{place} was written but cannot be read; remove it and start again")
     return corpus
+
+
+def _move(new: Path, place: Path) -> None:
+    """To where it is looked for; where another process was faster, its own stays."""
+    for _ in range(2):
+        try:
+            os.replace(new, place)
+            return
+        except OSError:  # there is a folder already: a whole one stays, a part of one goes
+            if load(place) is not None:
+                return
+            shutil.rmtree(place, ignore_errors=True)
+    os.replace(new, place)
 
 
 def _write(documents: Iterable[Document], tokenizer: Tokenizer, folder: Path) -> None:

@@ -32,7 +32,7 @@ def files_of(place: str) -> list[Path]:
         state = "holds no" if path.is_dir() else "is no file, no folder and no pattern of"
         raise ValueError(f"{place} {state} {', '.join(SUFFIXES)}; give texts, such as books/*.txt")
     for file in found:
-        if file.suffix not in SUFFIXES:
+        if file.suffix.lower() not in SUFFIXES:
             raise ValueError(f"{file} is no text; allowed: {', '.join(SUFFIXES)}")
     return sorted(found)
 
@@ -43,17 +43,22 @@ def read(place: str, field: str = "text") -> Iterator[Document]:
     Raises ValueError for what `files_of` refuses, a file that cannot be read or is no UTF-8, a row without `field`.
     """
     for file in files_of(place):
-        yield from READERS[file.suffix](file, field)
+        yield from READERS[file.suffix.lower()](file, field)
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        os.listdir(path)  # raises where `rglob` would find nothing
-        return [file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file()]
+        walked = os.walk(path, onerror=_raise, followlinks=True)
+        found = [Path(folder, name) for folder, _, names in walked for name in names]
+        return [file for file in found if file.suffix.lower() in SUFFIXES and file.is_file()]
     found = [Path(name) for name in glob.glob(str(path), recursive=True)]
     return [file for file in found if file.is_file()]
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _whole(file: Path, field: str) -> Iterator[Document]:
@@ -61,32 +66,46 @@ def _whole(file: Path, field: str) -> Iterator[Document]:
 
 
 def _json_lines(file: Path, field: str) -> Iterator[Document]:
-    for number, line in enumerate(_text(file).splitlines()):
+    for number, line in enumerate(_lines(file)):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{file}, line {number + 1}, is not JSON ({error}); mend it or leave it out") from error
-        yield Document(f"{file}#{number}", _field(file, number, row, field))
+        yield from _document(file, number, row, field)
+
+
+def _lines(file: Path) -> Iterator[str]:
+    """One at a time; only a line feed ends one, whatever else Unicode calls a line."""
+    try:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines):
+                yield line.decode("utf-8-sig" if number == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 in line {number + 1}; convert it, or leave it out") from error
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read ({error.strerror}); let it be read, or leave it out") from error
 
 
 def _parquet(file: Path, field: str) -> Iterator[Document]:
     from pyarrow import parquet
 
     try:
-        table = parquet.ParquetFile(file)
+        with parquet.ParquetFile(file) as table:
+            names = table.schema_arrow.names
+            texts = table.iter_batches(batch_size=64, columns=[field]) if field in names else None
+            number = 0
+            for batch in texts or ():
+                for text in batch.column(0).to_pylist():
+                    yield from _document(file, number, {field: text}, field)
+                    number += 1
     except (OSError, ValueError) as error:
+        if isinstance(error, Named):
+            raise
         raise ValueError(f"{file} cannot be read ({_first_line(error)}); give another copy of it") from error
-    number = 0
-    with table:
-        if field not in table.schema_arrow.names:
-            names = ", ".join(table.schema_arrow.names)
-            raise ValueError(f"{file} has no column {field!r}; allowed: {names}")
-        for batch in table.iter_batches(batch_size=64, columns=[field]):
-            for text in batch.column(0).to_pylist():
-                yield Document(f"{file}#{number}", _field(file, number, {field: text}, field))
-                number += 1
+    if texts is None:
+        raise ValueError(f"{file} has no column {field!r}; allowed: {', '.join(names)}")
 
 
 READERS: Mapping[str, Callable[[Path, str], Iterator[Document]]] = {
@@ -98,19 +117,27 @@ READERS: Mapping[str, Callable[[Path, str], Iterator[Document]]] = {
 
 def _text(file: Path) -> str:
     try:
-        return file.read_bytes().decode()
+        return file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 at byte {error.start}; convert it, or leave it out") from error
     except OSError as error:
         raise ValueError(f"{file} cannot be read ({error.strerror}); let it be read, or leave it out") from error
 
 
-def _field(file: Path, number: int, row: object, field: str) -> str:
-    text = row.get(field) if isinstance(row, Mapping) else None
-    if not isinstance(text, str):
+class Named(ValueError):
+    """What is wrong with one row, said already."""
+
+
+def _document(file: Path, number: int, row: object, field: str) -> Iterator[Document]:
+    """The document of a row, none where its text is null; raises Named for a row that has no such field."""
+    if not isinstance(row, Mapping) or field not in row:
         known: Sequence[str] = sorted(map(str, row)) if isinstance(row, Mapping) else []
-        raise ValueError(f"{file}, row {number}, has no text in {field!r}; it has {', '.join(known) or 'no fields'}")
-    return text
+        raise Named(f"{file}, row {number}, has no text in {field!r}; it has {', '.join(known) or 'no fields'}")
+    text = row[field]
+    if text is not None:
+        if not isinstance(text, str):
+            raise Named(f"{file}, row {number}, has a {type(text).__name__} in {field!r}; allowed: text")
+        yield Document(f"{file}#{number}", text)
 
 
 def _first_line(error: BaseException) -> str:

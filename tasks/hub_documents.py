@@ -52,6 +52,8 @@ class Hub:
             if not self._is_wanted(number, held_out):
                 continue
             text = row.get(field)
+            if field in row and text is None:
+                continue
             if not isinstance(text, str):
                 raise ValueError(f"field={field}: {self.name} has no text there; it has {', '.join(sorted(row))}")
             yield Document(f"{self.name}/{split}#{number}", text)

@@ -93,6 +93,18 @@ class Text:
         ]
         return None if all(built) else self.hub.name
 
+    @property
+    def streamed(self) -> str | None:
+        """The data set on the hub that `texts` reads each time, None if it reads files."""
+        return None if self.hub.is_local else self.hub.name
+
+    @property
+    def origin(self) -> str:
+        """Where the held-out documents come from."""
+        if self.path is None and self.train is None and self.hub.name is None:
+            return f"{standard_library.name()}, no data given; give data.path=FOLDER"
+        return str(self.held_out or self.path or self.hub.name)
+
     def prepare(self) -> None:
         """Reads and tokenises everything, once for all runs; raises ValueError, in one line, for what cannot be."""
         if not self.allow_shared:
@@ -124,8 +136,7 @@ class Text:
         """What text is read, in one line."""
         texts = [f"{_count(len(held), 'document')}, {_size(held.bytes)}" for held in (self._training, self._held_out)]
         if self.path is None and self.train is None and self.hub.name is None:
-            source = standard_library.name()
-            return f"text: {source}, no data given; give data.path=FOLDER ({texts[0]}; held out: {texts[1]})"
+            return f"text: {self.origin} ({texts[0]}; held out: {texts[1]})"
         if self.train is not None:
             return f"text: {texts[0]}, from {self.train}; held out: {texts[1]}, from {self.held_out}"
         return f"text: {texts[0]}, from {self.path or self.hub.name}; held out: {texts[1]}"
@@ -134,6 +145,10 @@ class Text:
         """Names everything that is read: two with the same one give the same windows and documents."""
         facts = f"{self._training.digest} {self._held_out.digest} {self.validation}"
         return hashlib.sha256(facts.encode()).hexdigest()
+
+    def contents(self, held_out: bool) -> Sequence[str]:
+        """The SHA-256 of each held-out document, or of each training document; raises ValueError as `prepare`."""
+        return (self._held_out if held_out else self._training).hashes
 
     def bytes_per_token(self) -> float:
         """Of what is kept for validation."""
@@ -204,7 +219,7 @@ def _beginning(folder: str, prefix: str, field: str) -> Iterator[Document]:
         entries = sorted(entry for entry in root.iterdir() if entry.name.startswith(prefix))
     except OSError as error:
         raise ValueError(f"path={folder} cannot be read ({error.strerror}); let it be read") from error
-    entries = [entry for entry in entries if entry.is_dir() or entry.suffix in documents.SUFFIXES]
+    entries = [entry for entry in entries if entry.is_dir() or entry.suffix.lower() in documents.SUFFIXES]
     if not entries:
         raise ValueError(
             f"path={folder} has no text whose name begins with {prefix}; "

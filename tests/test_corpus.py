@@ -300,3 +300,74 @@ def test_a_cache_says_what_it_holds(tmp_path: Path) -> None:
     (place,) = tmp_path.iterdir()
     facts = json.loads((place / corpus.FACTS).read_text())
     assert facts["sources"] == ["0.txt", "1.txt"] and facts["tokenizer"] == "plain"
+
+
+def test_of_many_short_documents_some_are_kept_for_validation_as_a_whole(tmp_path: Path) -> None:
+    """The last few tokens of each, with nothing before them, would say nothing of a model."""
+    texts = [Document(f"{number}", f"{number:04d}" * 20) for number in range(800)]
+    whole = build(lambda: texts, Bytes(), tmp_path)
+    heads, tails = whole.heads(1 / 16), whole.tails(1 / 16)
+    kept = tails.ends - tails.starts
+    assert set(kept.tolist()) == {0, 80} and heads.total + tails.total == whole.total
+    assert 0.5 / 16 < (kept > 0).mean() < 2 / 16
+    assert tails.windows(0, 0, 4, 40).mask.mean() > 0.9
+    again = build(lambda: texts[::-1], Bytes(), tmp_path).tails(1 / 16)
+    np.testing.assert_array_equal((again.ends - again.starts)[::-1], kept)
+
+
+def test_rows_end_at_line_feeds_alone_and_null_is_no_text(tmp_path: Path) -> None:
+    """JSON may hold what Unicode calls an end of line, and editors begin files with a mark."""
+    lines = [b'\xef\xbb\xbf{"text": "a\xe2\x80\xa8b"}', b'{"text": null}', b"", b'{"text": "c\xc2\x85d"}\r']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    assert [(d.source[-7:], d.text) for d in read(str(tmp_path))] == [("jsonl#0", "a\u2028b"), ("jsonl#3", "c\x85d")]
+    (tmp_path / "a.jsonl").unlink()
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfwhole")
+    assert [d.text for d in read(str(tmp_path))] == ["whole"]
+
+
+def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
+    line = json.dumps({"text": "x" * 1000}) + "\n"
+    (tmp_path / "a.jsonl").write_text(line * 20_000)
+    tracemalloc.start()
+    assert sum(len(document.text) for document in read(str(tmp_path))) == 20_000_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000
+
+
+def test_a_column_with_nulls_and_a_damaged_page(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    file = tmp_path / "a.parquet"
+    texts = ["one", None, "three" * 1000]
+    parquet.write_table(pyarrow.table({"text": texts}), file, compression="none", use_dictionary=False)
+    assert [document.text for document in read(str(file))] == ["one", "three" * 1000]
+    content = bytearray(file.read_bytes())
+    content[4:40] = bytes(36)
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"a.parquet cannot be read \(.*\); give another copy of it"):
+        list(read(str(file)))
+
+
+def test_linked_folders_and_upper_case_names_are_read(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "A.TXT").write_text("a")
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near" / "link").symlink_to(tmp_path / "far")
+    assert [document.text for document in read(str(tmp_path / "near"))] == ["a"]
+
+
+def test_the_faster_of_two_processes_wins_and_both_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [Document("a", "some text")]
+    write = corpus._write
+
+    def slowly(documents: Sequence[Document], tokenizer: Bytes, folder: Path) -> None:
+        monkeypatch.setattr(corpus, "_write", write)
+        build(lambda: texts, Bytes(), tmp_path)  # another process, meanwhile
+        write(documents, tokenizer, folder)
+
+    monkeypatch.setattr(corpus, "_write", slowly)
+    assert build(lambda: texts, Bytes(), tmp_path).total == 9
+    (place,) = tmp_path.iterdir()
+    assert place.stat().st_mode & 0o777 == 0o755, "others who share the folder cannot read it"

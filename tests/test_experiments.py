@@ -84,7 +84,11 @@ def test_other_settings_in_the_same_folder_are_refused(
 @pytest.mark.parametrize(
     ("text", "overrides", "words"),
     [
-        (EXPERIMENT.replace("evaluate=one", "evaluate=two"), [], "forgetful evaluates two, which is no run of this"),
+        (
+            EXPERIMENT.replace("evaluate=one", "evaluate=two"),
+            [],
+            "forgetful evaluates two, which is not trained in this",
+        ),
         (
             EXPERIMENT.replace("learning_rate=1e-3", "learning_rat=1e-3"),
             [],
@@ -93,6 +97,7 @@ def test_other_settings_in_the_same_folder_are_refused(
         (EXPERIMENT.split("runs:")[0], [], "names no runs"),
         (EXPERIMENT, ["-m"], "experiment= has its own runs; leave -m out"),
         (EXPERIMENT, ["eval.lengths=[0]"], "length 0"),
+        (EXPERIMENT.replace("reset_every=8", "reset_evry=8"), [], "the nearest valid one is 'eval.reset_every'"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(
@@ -107,6 +112,33 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and words in said, said
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_fails_does_not_keep_the_others_from_running(
+    experiment: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rate that makes the loss infinite is as likely as any in a search."""
+    wild = EXPERIMENT.replace("one: [model=griffin]", "one: [model=griffin, train.learning_rate=1e30]")
+    assert experiment(text=wild.split("controls:")[0]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "is not finite" in said and said.endswith("failed: one")
+    assert (tmp_path / "out" / "other" / "results.json").is_file()
+    assert "one" not in (tmp_path / "out" / "runs" / "compare.csv").read_text().replace("none", "")
+
+
+def test_an_interrupted_evaluation_is_done_anew(experiment: Callable[..., int], tmp_path: Path) -> None:
+    assert experiment() == 0
+    forgetful = tmp_path / "out" / "forgetful"
+    whole = (forgetful / "metrics.jsonl").read_bytes()
+    (forgetful / "results.json").unlink()
+    (forgetful / "metrics.jsonl").write_bytes(whole[: len(whole) // 2])
+    assert experiment() == 0
+    assert (forgetful / "metrics.jsonl").read_bytes() == whole
+
+
+def test_a_figure_with_recipes_of_its_own_takes_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment=fig6b", "preset=text"]) == 2
+    assert "has no recipe conf/figure/fig6b/text/" in capsys.readouterr().err
 
 
 def test_one_of_its_runs_alone_is_an_ordinary_run(experiment: Callable[..., int], tmp_path: Path) -> None:

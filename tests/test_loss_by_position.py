@@ -11,18 +11,18 @@ import pytest
 from shrunk import overrides_of
 
 from evalkit import catalogue, config, text_rows
-from evalkit.loss_by_position import LossByPosition, Subject, cache_bytes, edges_of, score
+from evalkit.loss_by_position import LossByPosition, Subject, cache_bytes, edges_of, score, short_names
 from evalkit.pretrained import Pretrained
 from evalkit.protocols import LanguageModel
 from evalkit.rows import Row, row, value
-from evalkit.text_summary import bits_per_byte, differences, levels, table_of, verdict
+from evalkit.text_summary import base_context, bits_per_byte, differences, levels, table_of, verdict
 from tasks.tokenizers import Numbers
 
 VOCABULARY = 64
 MAKE = partial(row, run="r", seed=0, step=1, split="test")
 
 
-class Held(NamedTuple):
+class Document(NamedTuple):
     """A held-out document."""
 
     tokens: np.ndarray
@@ -87,18 +87,18 @@ class Remembering:
         return [np.arange(len(sequence) - scored, len(sequence), dtype=float) for sequence in sequences]
 
 
-def rows_of(evaluation: LossByPosition, documents: list[Held], losses: Any) -> list[Row]:
-    return list(evaluation._by_position(documents, Subject(MAKE, losses), evaluation.length))
+def rows_of(evaluation: LossByPosition, documents: list[Document], losses: Any) -> list[Row]:
+    return list(evaluation._by_position(evaluation.chosen(documents), Subject(MAKE, losses), evaluation.length))
 
 
 def test_the_bins_of_a_window_sum_to_its_mean() -> None:
-    documents = [Held(tokens_of(300, 1), 600, "a/one.txt"), Held(tokens_of(260, 2), 260, "two.txt")]
+    documents = [Document(tokens_of(300, 1), 600, "a/one.txt"), Document(tokens_of(260, 2), 260, "two.txt")]
     held = tiny_pretrained("griffin")
     losses = Remembering()
     evaluation = LossByPosition(length=100, windows=3)
     rows = rows_of(evaluation, documents, losses)
-    assert {entry["extra"]["document"] for entry in rows} == {"one.txt", "two.txt"}
-    for document in ("one.txt", "two.txt"):
+    assert {entry["extra"]["document"] for entry in rows} == {"a/one.txt", "two.txt"}
+    for document in ("a/one.txt", "two.txt"):
         mine = [entry for entry in rows if entry["extra"]["document"] == document]
         sizes = [(entry["position"] or 0) - entry["extra"]["after"] for entry in mine]
         assert sum(sizes) == 100
@@ -113,44 +113,102 @@ def test_the_bins_of_a_window_sum_to_its_mean() -> None:
 
 
 def test_a_document_that_is_too_short_is_said() -> None:
-    rows = rows_of(LossByPosition(length=100), [Held(tokens_of(100), 100, "short.txt")], Remembering())
+    rows = rows_of(LossByPosition(length=100), [Document(tokens_of(100), 100, "in/short.txt")], Remembering())
     assert [entry["count"] for entry in rows] == [0]
     assert rows[0]["extra"] == {"document": "short.txt", "not_run": "100 tokens, fewer than the 101 of a window"}
     assert table_of(rows, text_rows.LOSS) == {}
 
 
+def measured(documents: list[Document], losses: Any, trained: int | None = 32, **settings: Any) -> list[Row]:
+    evaluation = LossByPosition(**{"length": 64, "passage": 4, "passages": 5, **settings})
+    subjects = [Subject(MAKE, losses)]
+    return list(evaluation.measure(documents, subjects, tiny_pretrained("griffin").model, trained, lambda _: None))
+
+
 def test_the_same_passages_stand_after_every_context() -> None:
-    documents = [Held(tokens_of(400, seed), 400, f"{seed}.txt") for seed in range(3)]
-    losses, evaluation = Remembering(), LossByPosition(length=64, contexts=[8, 32, 128], passage=4, passages=5)
-    for context in evaluation.contexts:
-        for number, document in enumerate(documents):
-            for at in evaluation._places(number, document, 128):
-                losses([document.tokens[at - context : at + 4]], 4)
-    passages = [tuple(sequence[-4:]) for sequence in losses.read]
-    assert passages[:15] == passages[15:30] == passages[30:]
-    assert {len(sequence) for sequence in losses.read[30:]} == {132}
+    """Also after as many tokens as make a training window of context and passage: 28 and 4 of 32."""
+    documents = [Document(tokens_of(400, seed), 400, f"{seed}.txt") for seed in range(3)]
+    losses = Remembering()
+    rows = measured(documents, losses, contexts=[8, 32, 128])
+    read = losses.read[2 * 3 :]  # after two windows a document
+    assert [len(sequence) - 4 for sequence in read[: 4 * 15]] == [8] * 15 + [28] * 15 + [32] * 15 + [128] * 15
+    passages = [tuple(sequence[-4:]) for sequence in read[:60]]
+    assert passages[:15] == passages[15:30] == passages[30:45] == passages[45:]
+    paired = [entry for entry in rows if entry["metric"] == text_rows.PAIRED]
+    assert [(entry["position"], entry["extra"]["passage"]) for entry in paired[::3]] == [
+        (8, 4),
+        (28, 4),
+        (32, 4),
+        (128, 4),
+    ]
+    assert base_context([*rows, MAKE(metric="parameters", total=1, count=1, extra={"train_length": 32})]) == 28
 
 
 def test_foreign_context_ends_in_the_documents_own() -> None:
-    documents = [Held(np.full(400, seed, np.int32), 400, f"{seed}.txt") for seed in range(3)]
-    evaluation = LossByPosition(contexts=[8, 64], passage=4, passages=2)
-    places = [evaluation._places(number, document, 64) for number, document in enumerate(documents)]
-    read = list(evaluation._foreign(documents, places, longest=64, own=8))
-    for number, sequence in enumerate(read):
-        mine, other = number // 2, (number // 2 + 1) % 3
-        np.testing.assert_array_equal(sequence, [other] * 56 + [mine] * 12)
-
-
-def test_a_planted_repeat_is_the_passage_itself() -> None:
-    document = Held(np.arange(500, dtype=np.int32), 500, "a.txt")
+    documents = [Document(np.full(400, seed, np.int32), 400, f"{seed}.txt") for seed in range(3)]
     losses = Remembering()
-    rows = list(LossByPosition(passage=4, passages=3)._repeated([document], Subject(MAKE, losses), 50))
-    assert [entry["metric"] for entry in rows] == [text_rows.REPEATED, text_rows.FRESH]
-    for repeated, fresh in zip(losses.read[:3], losses.read[3:], strict=True):
+    rows = measured(documents, losses, contexts=[8, 64], passages=2)
+    foreign = [sequence for sequence in losses.read if len(sequence) == 68 and len(set(sequence.tolist())) > 1]
+    assert len(foreign) == 6
+    for number, sequence in enumerate(foreign):
+        mine, other = number // 2, (number // 2 + 1) % 3
+        np.testing.assert_array_equal(sequence, [other] * 32 + [mine] * 36)
+    assert {entry["extra"]["own"] for entry in rows if entry["metric"] == text_rows.FOREIGN} == {32}
+
+
+@pytest.mark.parametrize(
+    ("count", "trained", "words"),
+    [(1, 32, "one document alone is long enough"), (3, 64, "no context is longer than own=64")],
+)
+def test_a_control_that_cannot_be_says_so(count: int, trained: int, words: str) -> None:
+    documents = [Document(tokens_of(400, seed), 400, f"{seed}.txt") for seed in range(count)]
+    rows = measured(documents, Remembering(), trained, contexts=[8, 64])
+    assert [entry["extra"] for entry in rows if entry["metric"] == text_rows.FOREIGN] == [{"not_run": words}]
+
+
+@pytest.mark.parametrize("length", [100, 500])
+def test_a_planted_repeat_is_the_passage_itself_and_stands_nowhere_else(length: int) -> None:
+    document = Document(np.arange(length, dtype=np.int32), length, "a.txt")
+    losses = Remembering()
+    rows = measured([document], losses, passages=20, gaps=[50])
+    assert [entry["metric"] for entry in rows[-2:]] == [text_rows.REPEATED, text_rows.FRESH]
+    for repeated, fresh in zip(losses.read[-40:-20], losses.read[-20:], strict=True):
         assert len(repeated) == len(fresh) == 54
         np.testing.assert_array_equal(repeated[:4], repeated[50:])
         np.testing.assert_array_equal(repeated[4:], fresh[4:])
-        assert (repeated[:4] != fresh[:4]).any()
+        assert len(set(fresh.tolist())) == 54, "the passage, or what stands in its place, is in the text between"
+
+
+def test_documents_of_one_name_are_told_apart() -> None:
+    assert short_names(["/x/held/emma/1.txt", "/x/held/dracula/1.txt"]) == ["emma/1.txt", "dracula/1.txt"]
+    assert short_names(["/x/emma.txt"]) == ["emma.txt"]
+    assert short_names(["idlelib/config.py", "logging/config.py"]) == ["idlelib/config.py", "logging/config.py"]
+    documents = [Document(tokens_of(100, seed), 100, f"/x/{seed}/a.txt") for seed in range(2)]
+    assert (
+        len({entry["extra"]["document"] for entry in rows_of(LossByPosition(length=64), documents, Remembering())}) == 2
+    )
+
+
+def test_of_many_documents_the_longest_take_part_and_their_places_stay() -> None:
+    documents = [Document(tokens_of(100 + 10 * seed, seed), 100 + 10 * seed, f"{seed}.txt") for seed in range(6)]
+    some = LossByPosition(length=64, documents=2)
+    assert [held.name for held in some.chosen(documents[::-1])] == ["5.txt", "4.txt"]
+    few, many = Remembering(), Remembering()
+    rows_of(some, documents, few)
+    rows_of(LossByPosition(length=64), documents, many)
+    np.testing.assert_array_equal(few.read, many.read[-4:])
+
+
+def test_a_model_with_less_room_reads_the_beginning_of_the_same_windows() -> None:
+    model: LanguageModel = tiny_pretrained("mqa").model
+    documents = [Document(tokens_of(length, 1), length, f"{length}.txt") for length in (600, 300)]
+    whole_windows, beginnings = Remembering(), Remembering()
+    for losses, gib in ((whole_windows, 2.0), (beginnings, cache_bytes(model, 256) / 2**30)):
+        evaluation = LossByPosition(length=512, cache_gib=gib)
+        list(evaluation.measure(documents, [Subject(MAKE, losses)], model, 32, lambda _: None))
+    assert [len(window) for window in beginnings.read] == [257, 257]
+    for short, long in zip(beginnings.read, whole_windows.read, strict=True):
+        np.testing.assert_array_equal(short, long[:257])
 
 
 def test_a_cache_that_is_too_large_is_known_before() -> None:
@@ -160,6 +218,14 @@ def test_a_cache_that_is_too_large_is_known_before() -> None:
     assert evaluation.limits(model)[0].startswith("loss by position to 32,768 of 131,072 tokens")
     for bounded in ("griffin", "hawk"):
         assert evaluation.limits(tiny_pretrained(bounded).model) == []
+    far = LossByPosition(length=64, contexts=[8, 65536], gaps=[64, 131072], cache_gib=evaluation.cache_gib)
+    assert [line.partition(":")[0] for line in far.limits(model)] == [
+        "without contexts of 65536 tokens",
+        "without gaps of 131072 tokens",
+    ]
+    documents = [Document(tokens_of(500, seed), 500, f"{seed}.txt") for seed in range(2)]
+    rows = list(far.measure(documents, [Subject(MAKE, Remembering())], model, 32, lambda _: None))
+    assert {entry["position"] for entry in rows if entry["metric"] == text_rows.PAIRED} == {8}
 
 
 def test_intervals_count_documents_and_pair_them() -> None:
@@ -198,6 +264,8 @@ def test_bits_a_byte_are_each_documents_own() -> None:
         ({"length": 0}, "length=0; allowed: 1 or more"),
         ({"contexts": [0]}, r"contexts=\[0\]; allowed: a list of numbers from 1"),
         ({"gaps": [8]}, r"gaps=\[8\]; allowed: at least passage=64"),
+        ({"own": 0}, "own=0; allowed: 1 or more, or null"),
+        ({"documents": 0}, "documents=0; allowed: 1 or more"),
         ({"helped": 0.0}, "helped=0.0; allowed: above 0, at most 1"),
         ({"cache_gib": 0.0}, "cache_gib=0.0; allowed: above 0"),
     ],

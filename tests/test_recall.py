@@ -15,10 +15,10 @@ from shrunk import overrides_of
 
 from evalkit import config, run
 from evalkit.protocols import Recalls, Trained
-from evalkit.recall import NEAREST, Recall, planted
+from evalkit.recall import Recall, planted
 from evalkit.recall_report import report
 from evalkit.recall_rows import DIFFERENCE, FORGETTING, RECALLED
-from evalkit.recall_summary import summarise
+from evalkit.recall_summary import decayed, summarise
 from evalkit.rows import read, row
 from evalkit.run import Silent
 from models.cglru import ComplexRecurrentBlock
@@ -70,7 +70,8 @@ def test_attention_has_no_decay_to_tell() -> None:
     params = jax.jit(experiment.model.init)(jax.random.key(0))
     assert experiment.model.decays(params, jnp.zeros((1, 8), jnp.int32)) == {}
     assert {
-        entry["metric"] for entry in Recall(length=64, sequences=2, pair_length=80).run(trained_of(experiment))
+        entry["metric"]
+        for entry in Recall(length=64, before=[0], sequences=2, pair_length=80).run(trained_of(experiment))
     } == {RECALLED}
 
 
@@ -94,46 +95,44 @@ def test_a_question_to_a_copy_of_the_cache_is_a_question_at_the_end(model: str) 
     """Asked while one long context streams by, each answer is that of the whole sequence cut there."""
     experiment = shrunk(model)
     trained = trained_of(experiment)
-    recall = Recall(length=64, first=16, sequences=4, chunk=10, batch_size=4)
-    numbers = np.arange(4)
-    tokens, answers = planted(experiment.task, numbers, recall._places(numbers), 64)
-    asked = dict(recall._asked(trained, trained.params[0], tokens, answers, experiment.task.query))
-    assert list(asked) == [16, 32, 64]
-    for length, right in asked.items():
-        whole = tokens.at[:, length - 1].set(experiment.task.query)[:, :length]
+    recall = Recall(length=64, before=[5], sequences=4, chunk=10, batch_size=4)
+    tokens, answers = planted(experiment.task, np.arange(4), np.full(4, 5), 64)
+    query = experiment.task.query
+    asked = list(recall._asked(trained, trained.params[0], tokens, answers, query, 5))
+    assert recall.distances(5) == [2, 4, 8, 16, 32] and len(asked) == 5
+    for distance, right in zip(recall.distances(5), asked, strict=True):
+        whole = tokens.at[:, 5 + distance].set(query)[:, : 5 + distance + 1]
         said = jax.jit(experiment.model.apply)(trained.params[0], whole)[0][:, -1].argmax(axis=-1)
         np.testing.assert_array_equal(right, np.asarray(said == answers))
 
 
-def test_every_length_is_asked_at_every_distance_that_it_has() -> None:
-    experiment = shrunk("hawk")
-    recall = Recall(length=64, first=16, sequences=48, pairs=2, pair_length=80)
-    rows = list(recall.run(trained_of(experiment, seeds=2)))
-    found = {(entry["seed"], entry["length"], entry["position"]) for entry in rows if entry["metric"] == RECALLED}
-    assert found == {
-        (seed, length, 2**power)
+def test_every_distance_that_fits_is_asked_about_whatever_the_batch() -> None:
+    trained = trained_of(shrunk("hawk"), seeds=2)
+    settings = {"length": 64, "before": [0, 40], "sequences": 37, "interval": None, "pairs": 1, "pair_length": 80}
+    rows, other = ([*Recall(**settings, batch_size=size).run(trained)] for size in (8, 5))
+    found = [entry for entry in rows if entry["metric"] == RECALLED]
+    assert [(e["seed"], e["extra"]["before"], e["position"], e["length"], e["count"]) for e in found] == [
+        (seed, before, distance, before + distance + 1, 37)
         for seed in (0, 1)
-        for length in (16, 32, 64)
-        for power in range(1, 7)
-        if 2**power <= length
-    }
-    at_the_end = [entry["count"] for entry in rows if entry["metric"] == RECALLED and entry["length"] == 64]
-    assert sum(count or 0 for count in at_the_end) == 2 * 48
-    other = list(
-        Recall(length=64, first=16, sequences=48, pairs=2, pair_length=80, batch_size=5).run(
-            trained_of(experiment, seeds=2)
-        )
-    )
-    assert [(entry["total"], entry["count"]) for entry in rows if entry["metric"] == RECALLED] == [
-        (entry["total"], entry["count"]) for entry in other if entry["metric"] == RECALLED
-    ], "the batch size changes a number"
+        for before, last in ((0, 32), (40, 16))
+        for distance in (2, 4, 8, 16, 32)
+        if distance <= last
+    ]
+    assert [e["total"] for e in found] == [e["total"] for e in other if e["metric"] == RECALLED]
+
+
+def test_contexts_are_enough_when_every_distance_is_narrow() -> None:
+    recall = Recall(length=64, sequences=1000, interval=0.1, before=[0])
+    assert not recall._narrow(np.array([32.0, 32.0]), 32) and recall._narrow(np.array([64.0, 0.0]), 64)
+    assert not recall._narrow(np.array([64.0, 32.0]), 64)
+    assert not Recall(length=64, before=[0], interval=None)._narrow(np.array([1e6]), 10**6)
 
 
 def test_the_channels_that_carry_the_fact_are_found_and_their_decay_is_theirs() -> None:
     """Shares add up to one a block; the difference begins at 1; the decay of no gates is that of the parameters."""
     experiment = shrunk("hawk_ungated")
     trained = trained_of(experiment)
-    rows = list(Recall(length=64, sequences=2, pairs=3, pair_length=200).run(trained))
+    rows = list(Recall(length=64, before=[0], sequences=2, pairs=3, pair_length=200).run(trained))
     forgetting = [entry for entry in rows if entry["metric"] == FORGETTING]
     for block in (0, 1):
         own = [entry for entry in forgetting if entry["extra"]["block"] == block]
@@ -147,88 +146,52 @@ def test_the_channels_that_carry_the_fact_are_found_and_their_decay_is_theirs() 
         assert entry["total"] / entry["count"] == pytest.approx(1)
 
 
-def test_the_summary_counts_within_and_beyond_the_window() -> None:
-    def found(length: int, distance: int, total: int):
-        return row(
-            metric=RECALLED,
-            run="r",
-            task="t",
-            model="m",
-            seed=0,
-            step=1,
-            split="test",
-            length=length,
-            position=distance,
-            total=total,
-            count=10,
-            extra={"after": distance // 2},
-        )
+def made(metric: str, **settings) -> dict:
+    return row(metric=metric, run="r", task="t", model="m", seed=0, step=1, split="test", **settings)
 
+
+def test_the_summary_is_within_the_window_and_beyond_it() -> None:
     facts = row(metric="parameters", run="r", task="t", model="m", total=5, count=1, extra={"window": 8, "chance": 0.1})
+    totals = {(0, 4): 10, (0, 8): 8, (0, 16): 0, (20, 4): 9, (20, 8): 9, (20, 16): 9}
+    rows = [
+        made(RECALLED, length=before + distance + 1, position=distance, total=total, count=10, extra={"before": before})
+        for (before, distance), total in totals.items()
+    ]
+    summary = summarise([facts, *rows])
+    assert {(found["before"], found["reach"]): found["mean"] for found in summary["by_reach"]} == pytest.approx(
+        {(0, "within"): 1.0, (0, "beyond"): 0.4, (20, "within"): 0.9, (20, "beyond"): 0.9}
+    )
+    assert [found["distance"] for found in summary["half_way"]] == [16, None]
+    assert summary["forgetting"] == []
+
+
+def test_what_the_decay_predicts_is_a_norm_over_channels() -> None:
+    """A slow channel is what remains, however little it carried at first."""
+    assert decayed([(0.01, 1.0)], 100) == pytest.approx(np.exp(-1))
+    assert decayed([(0.01, 0.5), (1e-9, 0.5)], 10_000) == pytest.approx(np.sqrt(0.5))
     kept = [
-        row(
-            metric=FORGETTING,
-            run="r",
-            task="t",
-            model="m",
-            seed=0,
-            step=1,
-            split="test",
-            length=99,
-            total=total,
-            count=2,
-            extra={"block": 0, "channel": channel, "share": share},
-        )
-        for channel, (total, share) in enumerate([(0.02, 0.75), (0.2, 0.25)])
+        made(FORGETTING, length=99, total=total, count=2, extra={"block": 0, "channel": channel, "share": share})
+        for channel, (total, share) in enumerate([(0.02, 0.5), (0.002, 0.5)])
     ]
     apart = [
-        row(
-            metric=DIFFERENCE,
-            run="r",
-            task="t",
-            model="m",
-            seed=0,
-            step=1,
-            split="test",
-            length=99,
-            position=distance,
-            total=total,
-            count=2,
-            extra={"block": 0, "first": 64},
-        )
+        made(DIFFERENCE, length=99, position=distance, total=total, count=2, extra={"block": 0, "first": 64})
         for distance, total in [(64, 2.0), (80, 1.0), (99, 0.5)]
     ]
-    rows = [
-        facts,
-        found(16, 8, 10),
-        found(16, 16, 1),
-        found(32, 4, 9),
-        found(32, 8, 8),
-        found(32, 32, 0),
-        *kept,
-        *apart,
-    ]
-    summary = summarise(rows)
-    reach = {
-        (entry["length"], entry["reach"]): (entry["accuracy"], entry["sequences"]) for entry in summary["by_reach"]
-    }
-    assert reach == {
-        (16, "within"): (1.0, 10),
-        (16, "beyond"): (0.1, 10),
-        (32, "within"): (0.85, 20),
-        (32, "beyond"): (0.0, 10),
-    }
-    (block,) = summary["forgetting"]
-    assert block["predicted"] == pytest.approx(1 / (0.01 * 0.75 + 0.1 * 0.25))
-    assert block["measured"] == 99 - 64
+    (block,) = summarise([*kept, *apart])["forgetting"]
+    assert decayed([(0.01, 0.5), (0.001, 0.5)], block["predicted"]) == pytest.approx(np.exp(-1))
+    assert 600 < block["predicted"] < 700 and block["measured"] == 99 - 64
+    endless = [made(FORGETTING, length=9, total=0.0, count=1, extra={"block": 0, "channel": 0, "share": 1.0})]
+    assert summarise(endless)["forgetting"][0]["predicted"] is None
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"sequences": 0}, "sequences=0; allowed: 1 or more"),
-        ({"first": 2}, "first=2; allowed: from 4 to length=16384"),
-        ({"told_at": 4095}, "told_at=4095; allowed: from 16, below pair_length=4096"),
+        ({"before": []}, r"before=\[\]; allowed: from 0, below length=16384 less 2"),
+        ({"before": [16383]}, r"before=\[16383\]; allowed: from 0"),
+        ({"interval": 0.0}, "interval=0.0; allowed: between 0 and 1, or null"),
+        ({"told_at": 16383}, "told_at=16383; allowed: from 16, below pair_length=16384"),
     ],
 )
 def test_an_impossible_evaluation_is_refused(settings: dict, words: str) -> None:
@@ -247,7 +210,7 @@ def test_a_finished_run_is_asked_and_reported(tmp_path: Path) -> None:
     settings = [
         "eval=recall",
         "eval.length=64",
-        "eval.first=16",
+        "eval.before=[0,9]",
         "eval.sequences=6",
         "eval.pairs=2",
         "eval.pair_length=99",
@@ -255,10 +218,12 @@ def test_a_finished_run_is_asked_and_reported(tmp_path: Path) -> None:
     assert run.evaluate(folder, settings, tmp_path / "recall") == 0
     found = json.loads((tmp_path / "recall" / "results.json").read_text())
     assert found == json.loads(json.dumps(summarise(read(tmp_path / "recall"))))
-    assert {entry["length"] for entry in found["recalled"]} == {16, 32, 64}
+    assert {(entry["before"], entry["distance"]) for entry in found["recalled"]} == {
+        *((0, 2**power) for power in range(1, 6)),
+        *((9, 2**power) for power in range(1, 6)),
+    }
     for name in ("distance.png", "forgetting.png", "report.html"):
         assert (tmp_path / "recall" / name).stat().st_size > 1000
     one = (tmp_path / "recall" / "distance.png").read_bytes()
     report(tmp_path / "recall", read(tmp_path / "recall"), Console(quiet=True))
     assert (tmp_path / "recall" / "distance.png").read_bytes() == one
-    assert all(entry["distance"] >= NEAREST for entry in found["recalled"])

@@ -82,8 +82,9 @@ def test_a_run_leaves_what_it_promises(trained: Path) -> None:
     }
     assert results["text"]["used"].startswith("text: 2 documents, 8,998 bytes, from ")
     assert results["seeds"] == [0, 1] and results["not_run"] == []
-    assert [found["position"] for found in results["paired"]["difference"]] == [8, 64]
-    assert results["paired"]["against"] == 32 and len(results["by_position"]) == 12
+    assert [found["position"] for found in results["paired"]["difference"]] == [8, 32, 64]
+    assert [found["position"] for found in results["paired_after_a_window"]["difference"]] == [8, 28, 64]
+    assert results["paired"]["against"] == 28 and len(results["by_position"]) == 12
     bits = {
         entry["seed"]: results["validation"]["loss"][str(entry["seed"])] / np.log(2) for entry in rows if entry["seed"]
     }
@@ -163,6 +164,41 @@ def test_a_checkpoint_is_read_with_its_own_tokenizer(trained: Path, data: Path, 
     assert main(["task=books", *given]) == 2
 
 
+def test_what_was_trained_on_is_not_held_out(
+    trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither of the run again, nor of the run as a checkpoint, unless it is wanted."""
+    other = texts(tmp_path / "other", seed=7)
+    (other / "heldout-z.txt").write_text((data / "train-b.txt").read_text())
+    for given in (
+        [f"evaluate={trained}"],
+        ["task=books", f"checkpoint={trained}", f"hydra.run.dir={tmp_path}/again", "wandb.mode=disabled", *EVAL],
+    ):
+        assert main([*given, f"data.path={other}"]) == 2
+        assert "1 of 4 held-out texts were trained on in this run; give others" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+    wanted = ["task.allow_shared=true", "eval.length=32", "eval.contexts=[]", "eval.gaps=[]"]
+    assert main([f"evaluate={trained}", f"data.path={other}", *wanted]) == 0
+
+
+def test_a_run_evaluated_on_another_task_keeps_its_training_length(trained: Path, data: Path) -> None:
+    experiment = config.from_file(trained / "config.yaml", ["task=arxiv", f"data.path={data}"], run.EVALUABLE)
+    assert experiment.task_name == "arxiv" and experiment.task.length == 32
+    with pytest.raises(UserError, match=r"task.length is what this run was trained at; give eval.lengths"):
+        config.from_file(trained / "config.yaml", ["task.length=64"], run.EVALUABLE)
+
+
+def test_runs_on_different_texts_are_told_apart(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = texts(tmp_path / "other", seed=7)
+    small = ["eval.length=32", "eval.contexts=[]", "eval.gaps=[]"]
+    again = tmp_path / "again"
+    assert run.evaluate(trained, [f"data.path={other}", *small], again) == 0
+    compare.compare([trained, again], tmp_path / "out", Console())
+    assert "The held-out texts differ, so the lines do not compare" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -180,5 +216,10 @@ def test_what_cannot_be_is_one_line(arguments: list[str], words: str, capsys: py
 
 def test_a_silent_hub_is_told_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(feeds, "HUB", "http://127.0.0.1:9")
+    assert main(["task=books", "model=griffin", "task.hub.name=some/texts"]) == 2
+    assert main(["task=books", "checkpoint=x", "task.hub.name=some/texts"]) == 2
+    assert (
+        capsys.readouterr().err.count("some/texts is not in the cache and the hub (http://127.0.0.1:9) does not") == 2
+    )
     assert main(["task=books", "model=griffin", "task.hub.name=some/texts"]) == 2
     assert "some/texts is not in the cache and the hub (http://127.0.0.1:9) does not answer" in capsys.readouterr().err
