@@ -19,6 +19,7 @@ from evalkit.scoring import Request, Scorer
 from tasks.tokenizers import Numbers
 
 WINDOWS, PASSAGES, OTHERS = range(3)
+TOGETHER = 16  # windows that are read side by side; one alone leaves cores idle
 Losses = list[np.ndarray]
 Score = Callable[[Sequence[np.ndarray], int], Losses]
 """The losses (nats) of the last so many tokens of each sequence."""
@@ -185,6 +186,7 @@ class LossByPosition:
     def _by_position(self, documents: Sequence[Held], subject: Subject, length: int) -> Iterator[Row]:
         """Documents and places are those of `self.length`, however much of it is read: all models see the same text."""
         edges = edges_of(length, self.bins)
+        windows = []
         for document in documents:
             room = len(document.tokens) - self.length
             if room < 1:
@@ -192,16 +194,23 @@ class LossByPosition:
                 yield subject.row(metric=text_rows.LOSS, length=length, count=0, extra=extra)
                 continue
             starts = _random(WINDOWS, document.number).integers(0, room, self.windows)
-            found = subject.losses([document.tokens[start : start + length + 1] for start in starts], length)
-            for after, until in pairwise(edges):
-                yield subject.row(
-                    metric=text_rows.LOSS,
-                    length=length,
-                    position=until,
-                    total=sum(float(window[after:until].mean()) for window in found),
-                    count=self.windows,
-                    extra=_about(document) | {"after": after},
-                )
+            windows += [(document, document.tokens[start : start + length + 1]) for start in starts]
+        together = max(1, TOGETHER // self.windows) * self.windows
+        for group in (windows[i : i + together] for i in range(0, len(windows), together)):
+            losses = subject.losses([window for _, window in group], length)
+            for i in range(0, len(group), self.windows):
+                yield from self._binned(subject, group[i][0], losses[i : i + self.windows], edges)
+
+    def _binned(self, subject: Subject, document: Held, found: Losses, edges: Sequence[int]) -> Iterator[Row]:
+        for after, until in pairwise(edges):
+            yield subject.row(
+                metric=text_rows.LOSS,
+                length=edges[-1],
+                position=until,
+                total=sum(float(window[after:until].mean()) for window in found),
+                count=self.windows,
+                extra=_about(document) | {"after": after},
+            )
 
     def _paired(
         self,

@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
 
 from evalkit import text_rows
 from evalkit.canvas import MUTED, STYLE, canvas, legend, length_axis, length_label, mark_lengths, raised, step_axis
@@ -27,6 +27,7 @@ from evalkit.text_summary import (
     validation,
 )
 
+SMALL = 0.1
 FIRST_DRAWN = 16
 """Positions before it have so little context that they would take most of the figure's height."""
 
@@ -76,9 +77,17 @@ def context_figure(subjects: Sequence[Subject], title: str, notes: Sequence[str]
         return [] if base is None else _in_bytes(differences(table, table, base), subject, same)
 
     figure = _figure(subjects, of, title, notes, f"change of loss ({unit(same)})", marked=same)
+    _in_thousandths(figure.axes[0], unit(same))
     figure.axes[0].axhline(0, color=MUTED, linewidth=0.8, zorder=1.5)
     figure.axes[0].set_xlabel("tokens of context" if same else "context (bytes)")
     return figure
+
+
+def _in_thousandths(axes: Axes, of: str) -> None:
+    """Small numbers take the room of their own label."""
+    if max(map(abs, axes.get_ylim())) < SMALL:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{1000 * y:g}"))
+        axes.set_ylabel(f"change of loss (thousandths, {of})")
 
 
 def validation_figure(subjects: Sequence[Subject], title: str, notes: Sequence[str]) -> Figure:
