@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from evalkit import archive
 from evalkit.checkpoint import FOLDER, Checkpoints
 from evalkit.config import Experiment, from_file
 from evalkit.errors import UserError
@@ -38,6 +39,10 @@ def trainer_of(experiment: Experiment) -> Trainer:
 
 def restore(experiment: Experiment, run: Path, at: int | None = None) -> tuple[TrainState, int]:
     """The newest state of a run, or that of step `at`, and its step; raises UserError if there is none."""
+    if archive.is_archive(run):
+        if at is not None:
+            raise UserError(f"{run} is an archive, which has the last parameters alone; leave step= out")
+        return archive.read(experiment, run, seeds_of(experiment))
     if not (run / FOLDER).is_dir():  # opening it would make the folder
         raise UserError(f"{run} has no checkpoint yet; go on with resume={run}")
     abstract = trainer_of(experiment).abstract

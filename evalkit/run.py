@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from evalkit import environment
+from evalkit.archive import is_archive
 from evalkit.checkpoint import Checkpoints, Restored
 from evalkit.config import EVALUABLE, RESUMABLE, Experiment, from_file, save
 from evalkit.errors import UserError, writing
@@ -49,6 +50,8 @@ def start(experiment: Experiment, folder: Path) -> int:
 def resume(folder: Path, overrides: Sequence[str]) -> int:
     """Goes on exactly where the run in `folder` stopped, with its own config; raises UserError if it cannot."""
     experiment = from_file(folder / "config.yaml", overrides, RESUMABLE)
+    if is_archive(folder):
+        raise UserError(f"{folder} is an archive, which has no checkpoint to go on from; give the run itself")
     with closing(Checkpoints(folder)) as checkpoints:
         done, steps = checkpoints.latest or 0, experiment.train.steps
     if done > steps:

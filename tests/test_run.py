@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tiny
 
-from evalkit import run
+import evalkit
+from evalkit import archive, run
 from evalkit.checkpoint import Checkpoints
 from evalkit.errors import UserError
 from evalkit.loading import trainer_of
@@ -186,3 +187,30 @@ def test_kept_checkpoints_can_be_evaluated_and_others_are_named(tmp_path: Path) 
     with pytest.raises(UserError, match="step=four; give one number of training steps"):
         run.evaluate(folder, ["step=four"], tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, kept = tiny.trained(tmp_path / "run", "seeds=2"), tmp_path / "kept"
+    assert archive.main([str(folder), str(kept)]) == 0
+    assert (kept / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
+    assert sorted(path.name for path in (kept / "parameters").iterdir()) == ["seed-0.npz", "seed-1.npz"]
+    for seed in (0, 1):
+        one, other = (evalkit.load(place, seed)[1] for place in (folder, kept))
+        tiny.assert_identical(one, other)
+    for place in (folder, kept):
+        assert run.evaluate(place, ["eval.lengths=[24]"], tmp_path / f"again-{place.name}") == 0
+    assert tiny.rows(tmp_path / "again-run") == tiny.rows(tmp_path / "again-kept")
+    before = (kept / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match="is an archive, which has no checkpoint to go on from"):
+        run.resume(kept, [])
+    with pytest.raises(UserError, match="is an archive, which has the last parameters alone"):
+        run.evaluate(kept, ["step=2"], tmp_path / "none")
+    assert (kept / "metrics.jsonl").read_bytes() == before
+    capsys.readouterr()
+    assert archive.main([str(folder), str(kept)]) == 2
+    assert "is not empty; give another folder" in one_line(capsys.readouterr().err)
+    (kept / "parameters" / "seed-1.npz").write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"seed-1.npz cannot be read"):
+        evalkit.load(kept)
