@@ -234,8 +234,15 @@ def test_a_saved_run_takes_what_is_allowed(saved: Path) -> None:
 
 
 def test_a_saved_run_takes_another_task(saved: Path) -> None:
-    experiment = config.from_file(saved, ["task=induction_heads", "task.length=32"], config.EVALUABLE)
-    assert (experiment.task_name, experiment.task.length, experiment.model_name) == ("induction_heads", 32, "griffin")
+    """At the length that it was trained at, whatever that task's own is."""
+    trained = config.from_file(saved).task.length
+    experiment = config.from_file(saved, ["task=induction_heads", "task.trigger=prefix"], config.EVALUABLE)
+    assert (experiment.task_name, experiment.task.length, experiment.model_name) == (
+        "induction_heads",
+        trained,
+        "griffin",
+    )
+    assert experiment.config["task"]["trigger"] == "prefix"
     assert experiment.config["task_name"] == "induction_heads"
 
 
@@ -255,6 +262,7 @@ def test_a_saved_run_takes_another_task(saved: Path) -> None:
         ("task=none", config.EVALUABLE, ["task=none", "induction_heads"]),
         ("task.vocab_size=32", config.EVALUABLE, ["vocab_size=32", "16"]),
         ("train.steps=9000", config.EVALUABLE, ["train.steps"]),
+        ("task.length=32", config.EVALUABLE, ["task.length", "eval.lengths"]),
         ("model=hawk", config.EVALUABLE, ["model=griffin"]),
     ],
 )
