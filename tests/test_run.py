@@ -174,3 +174,13 @@ def test_wandb_offline_keeps_one_run_a_seed(tmp_path: Path, monkeypatch: pytest.
     assert len(list((folder / "wandb").glob("offline-run-*"))) == 2
     assert list(json.loads((folder / "wandb.json").read_text())) == ["0", "1"]
     assert {entry["seed"] for entry in tiny.read(folder)} == {None, 0, 1}
+
+
+def test_the_times_of_all_sessions_add_up(tmp_path: Path) -> None:
+    folder = tiny.trained(tmp_path / "run")
+    first = json.loads((folder / "timing.json").read_text())
+    (folder / "timing.json").write_text(json.dumps({**first, "training": 1000.0}))
+    assert run.resume(folder, ["train.steps=8"]) == 0
+    both = json.loads((folder / "timing.json").read_text())
+    assert 1000 < both["training"] < 2000 and both["evaluation"] > first["evaluation"]
+    assert both["first_dispatch"] == first["first_dispatch"]
