@@ -4,8 +4,8 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from evalkit.tracking import WandbLog
 from evalkit.train import Sums, Trainer, TrainState, params_of, refuse_non_finite
 
 SOLVED = 1.0
+TIMES = "timing.json"
 # As the evaluation: few enough sequences at a time that a core keeps their activations in its cache.
 VALIDATION_CHUNK, VALIDATION_BATCH = 256, 8
 
@@ -129,8 +130,8 @@ class Session:
         # With format=json the last line of stdout is the result and the only one.
         self.console = Console(stderr=experiment.format == "json")
         self.watch = Watch()
-        self.timing: dict[str, float] = {}
         self._fresh = not offset
+        self.timing: dict[str, float] = _times_of(folder) if offset else {}
         self._handler = _log_to(folder, self.console)
         self.log = RowLog.open(folder / FILE, offset)
         self.wandb = WandbLog(
@@ -167,6 +168,7 @@ class Session:
             code = stop.exit_code
             self.console.print(f"stopped by {stop}; {self.go_on}", soft_wrap=True)
         finally:
+            self._keep_times()
             self.wandb.finish(code)
         return code
 
@@ -180,9 +182,8 @@ class Session:
     def train_and_evaluate(self, trainer: Trainer, checkpoints: Checkpoints, restored: Restored | None) -> None:
         """Trains from where the checkpoint stands (or the beginning) to the end, then runs the evaluation."""
         state = self._train(trainer, checkpoints, restored)
-        began = time.perf_counter()
-        self.evaluate(state, int(state.step[0]), facts=False)
-        self._time("evaluation", time.perf_counter() - began)
+        with self._timed("evaluation"):
+            self.evaluate(state, int(state.step[0]), facts=False)
 
     def evaluate(self, state: TrainState, step: int, *, facts: bool = True) -> None:
         """The configured evaluation on these parameters."""
@@ -202,8 +203,8 @@ class Session:
             step, state = restored.step, restored.state
             solved, tokens = restored.meta["solved"], restored.meta["tokens"]
             self.console.print(f"going on from step {step}")
-        began = time.perf_counter()
-        with Progress(self.console, training.steps, "training") as progress:
+        with self._timed("training"), Progress(self.console, training.steps, "training") as progress:
+            began = time.perf_counter()
             for stage in training.stages(self.experiment.task.length):
                 while step < stage.stop and not self._stops(solved):
                     steps = min(training.log_every - step % training.log_every, stage.stop - step)
@@ -224,7 +225,6 @@ class Session:
                         meta = {"rows": self.log.sync(), "solved": solved, "tokens": tokens}
                         checkpoints.save(state, step, meta)
                     self.watch.check()
-        self._time("training", time.perf_counter() - began)
         return state
 
     def _stops(self, solved: int) -> bool:
@@ -312,9 +312,12 @@ class Session:
         for line in lines:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def _keep_times(self) -> None:
+        """Of every session on this run, added up. What stopped it is told already: a full disk is not told twice."""
+        with suppress(OSError):
+            (self.folder / TIMES).write_text(json.dumps(self.timing, indent=2) + "\n", encoding="utf-8")
+
     def _report(self) -> None:
-        with writing(self.folder):
-            (self.folder / "timing.json").write_text(json.dumps(self.timing, indent=2) + "\n", encoding="utf-8")
         summary = report(self.folder, self.console)
         for name, seconds in self.timing.items():
             self.console.print(f"{name.replace('_', ' ')}: {seconds:.0f} s", highlight=False)
@@ -322,8 +325,14 @@ class Session:
             sys.stdout.write(json.dumps({**summary, "folder": str(self.folder)}) + "\n")
             sys.stdout.flush()
 
-    def _time(self, name: str, seconds: float) -> None:
-        self.timing[name] = self.timing.get(name, 0.0) + seconds
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        """Adds the seconds that pass within, however it ends."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.timing[name] = self.timing.get(name, 0.0) + time.perf_counter() - began
 
 
 class Silent:
@@ -337,6 +346,14 @@ def _text(task: Texts) -> dict[str, str]:
     """What a run on text reads: in words, all of it, and the held-out texts alone, whatever their tokens."""
     held_out = digest_of(task.contents(held_out=True))
     return {"used": task.used(), "digest": task.digest(), "held_out": held_out}
+
+
+def _times_of(folder: Path) -> dict[str, float]:
+    """What earlier sessions took."""
+    try:
+        return json.loads((folder / TIMES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def _parameters(state: TrainState) -> int:

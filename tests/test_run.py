@@ -214,3 +214,13 @@ def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
     (kept / "parameters" / "seed-1.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match=r"seed-1.npz cannot be read"):
         evalkit.load(kept)
+
+
+def test_the_times_of_all_sessions_add_up(tmp_path: Path) -> None:
+    folder = tiny.trained(tmp_path / "run")
+    first = json.loads((folder / "timing.json").read_text())
+    (folder / "timing.json").write_text(json.dumps({**first, "training": 1000.0}))
+    assert run.resume(folder, ["train.steps=8"]) == 0
+    both = json.loads((folder / "timing.json").read_text())
+    assert 1000 < both["training"] < 2000 and both["evaluation"] > first["evaluation"]
+    assert both["first_dispatch"] == first["first_dispatch"]
