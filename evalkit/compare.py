@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.text import Text
 
 from evalkit import compare_lookups, compare_texts, page
+from evalkit.artifacts import write_text
 from evalkit.errors import UserError, writing
-from evalkit.figures import extrapolation_figure, learning_figure, length_label, save, svg
+from evalkit.figures import draw, extrapolation_figure, learning_figure, length_label
 from evalkit.lookup_report import TASK as LOOKUP
 from evalkit.pooling import Line, Run, find_runs, load, pool
-from evalkit.report import DASH, show_steps, spoken, write_text
+from evalkit.report import DASH, show_steps, spoken
 from evalkit.statistics import censored_spread, spread
 from evalkit.summary import SCHEMA
 from evalkit.terminal import print_table
@@ -147,9 +148,7 @@ def _draw(task: str, lines: Sequence[Line], notes: Sequence[str], out: Path) -> 
         "compare": extrapolation_figure(ladders, trained, windows, chance, spoken(task), notes),
         "learning": learning_figure(learning, (), chance, f"{spoken(task)} while training", notes),
     }
-    for name, figure in figures.items():
-        save(figure, out / f"{name}.png")
-    return {name: svg(figure, prefix=f"{name}-") for name, figure in figures.items()}
+    return draw(figures, out)
 
 
 def _records(lines: Sequence[Line]) -> list[dict[str, Any]]:

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.text import Text
 
 from evalkit import page, text_rows
+from evalkit.artifacts import write_text
 from evalkit.canvas import length_label
-from evalkit.figures import save, svg
+from evalkit.figures import draw
 from evalkit.pooling import Line
-from evalkit.report import DASH, spoken, write_text
+from evalkit.report import DASH, spoken
 from evalkit.rows import value
 from evalkit.terminal import print_table
 from evalkit.text_figures import Subject, unit
@@ -27,9 +28,7 @@ def compare(task: str, lines: Sequence[Line], notes: Sequence[str], out: Path, c
     subjects = [Subject(line.label, [row for run in line.runs for row in run.rows]) for line in lines]
     title, notes = spoken(task), [*_text_notes(subjects), *notes]
     figures = figures_of(subjects, title, notes)
-    for name, figure in figures.items():
-        save(figure, out / f"{name}.png")
-    drawings = {name: svg(figure, prefix=f"{name}-") for name, figure in figures.items()}
+    drawings = draw(figures, out)
     found = [by_position(subjects), by_context(subjects)]
     parts = [page.notes(notes)]
     for name, (heading, caption) in CAPTIONS.items():
