@@ -19,11 +19,12 @@ from rich.console import Console
 from rich.text import Text
 
 from evalkit import compare_lookups, compare_texts, page
+from evalkit.artifacts import write_text
 from evalkit.errors import UserError, writing
-from evalkit.figures import extrapolation_figure, learning_figure, length_label, save, svg
+from evalkit.figures import draw, extrapolation_figure, learning_figure, length_label
 from evalkit.lookup_report import TASK as LOOKUP
 from evalkit.pooling import Line, Run, find_runs, load, pool
-from evalkit.report import DASH, show_steps, spoken, write_text
+from evalkit.report import DASH, show_steps
 from evalkit.statistics import censored_spread, spread
 from evalkit.summary import SCHEMA
 from evalkit.terminal import print_table
@@ -67,7 +68,7 @@ def compare(folders: Sequence[Path], out: Path | None, console: Console) -> Path
     drawings = _draw(task, lines, notes, out)
     write_text(out / "compare.csv", _csv(lines))
     write_text(out / "compare.html", _html(task, lines, notes, drawings, (header, cells)))
-    console.print(Text(spoken(task), style="bold"))
+    console.print(Text(page.spoken(task), style="bold"))
     for note in notes:
         console.print(Text(f"note: {note}", style="yellow"))
     print_table(console, header, cells)
@@ -145,17 +146,15 @@ def _draw(task: str, lines: Sequence[Line], notes: Sequence[str], out: Path) -> 
     ladders = [line.extrapolation() for line in lines]
     learning = [line.learning() for line in lines]
     figures = {
-        "compare": extrapolation_figure(ladders, trained, windows, chance, spoken(task), notes),
-        "learning": learning_figure(learning, (), chance, f"{spoken(task)} while training", notes),
+        "compare": extrapolation_figure(ladders, trained, windows, chance, page.spoken(task), notes),
+        "learning": learning_figure(learning, (), chance, f"{page.spoken(task)} while training", notes),
     }
     probed = set.intersection(*(set(line.probes) for line in lines))
     if probed:
         at = max(probed)
-        title = f"{spoken(task)} at {length_label(at)} while training"
+        title = f"{page.spoken(task)} at {length_label(at)} while training"
         figures["growth"] = learning_figure([line.learning(at) for line in lines], (), chance, title, notes)
-    for name, figure in figures.items():
-        save(figure, out / f"{name}.png")
-    return {name: svg(figure, prefix=f"{name}-") for name, figure in figures.items()}
+    return draw(figures, out)
 
 
 def _records(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -185,7 +184,7 @@ def _html(
     runs = [[line.label, str(run.summary["run"]), run.seeds] for line in lines for run in line.runs]
     grown = [page.figure(drawings["growth"], "The same at a longer length.")] if "growth" in drawings else []
     return page.page(
-        f"{spoken(task)}: {', '.join(line.label for line in lines)}",
+        f"{page.spoken(task)}: {', '.join(line.label for line in lines)}",
         f"{sum(len(line.runs) for line in lines)} runs compared; mean accuracy over seeds",
         [
             page.notes(notes),

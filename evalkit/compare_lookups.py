@@ -8,10 +8,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from evalkit.artifacts import write_text
 from evalkit.figures import extrapolation_figure, length_label, save
 from evalkit.lookup_report import AXIS, lookup_curve
 from evalkit.pooling import Run
-from evalkit.report import DASH, write_text
+from evalkit.report import DASH
 from evalkit.summary import Curve
 from evalkit.terminal import print_table
 

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.text import Text
 
 from evalkit import page, text_rows
+from evalkit.artifacts import write_text
 from evalkit.canvas import length_label
-from evalkit.figures import save, svg
+from evalkit.figures import draw
 from evalkit.pooling import Line
-from evalkit.report import DASH, spoken, write_text
+from evalkit.report import DASH
 from evalkit.rows import value
 from evalkit.terminal import print_table
 from evalkit.text_figures import Subject, unit
@@ -25,11 +26,9 @@ SHOWN_FROM = 128
 def compare(task: str, lines: Sequence[Line], notes: Sequence[str], out: Path, console: Console) -> None:
     """Writes `compare.html` with its figures, each a PNG too, and `compare.csv` to `out`; prints the tables."""
     subjects = [Subject(line.label, [row for run in line.runs for row in run.rows]) for line in lines]
-    title, notes = spoken(task), [*_text_notes(subjects), *notes]
+    title, notes = page.spoken(task), [*_text_notes(subjects), *notes]
     figures = figures_of(subjects, title, notes)
-    for name, figure in figures.items():
-        save(figure, out / f"{name}.png")
-    drawings = {name: svg(figure, prefix=f"{name}-") for name, figure in figures.items()}
+    drawings = draw(figures, out)
     found = [by_position(subjects), by_context(subjects)]
     parts = [page.notes(notes)]
     for name, (heading, caption) in CAPTIONS.items():

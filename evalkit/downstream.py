@@ -14,9 +14,9 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
 from evalkit import calibration, hub, lm_eval, on_checkpoint, table1
+from evalkit.artifacts import write_text
 from evalkit.config import FORMATS
 from evalkit.errors import UserError
-from evalkit.report import write_text
 from evalkit.rows import Row, row
 from evalkit.tracking import WandbSettings
 

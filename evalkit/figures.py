@@ -99,6 +99,13 @@ def save(figure: Figure, path: Path) -> None:
         path.write_bytes(data)
 
 
+def draw(figures: Mapping[str, Figure], folder: Path) -> dict[str, str]:
+    """Saves each figure as `<name>.png`, and returns it as SVG for a page."""
+    for name, figure in figures.items():
+        save(figure, folder / f"{name}.png")
+    return {name: svg(figure, prefix=f"{name}-") for name, figure in figures.items()}
+
+
 def svg(figure: Figure, prefix: str = "") -> str:
     """`figure` as one `<svg>` element to be set into a page; `prefix` keeps the ids of several figures apart."""
     text = _rendered(figure, "svg", {"Date": None, "Creator": None}).decode()

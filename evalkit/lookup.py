@@ -5,27 +5,25 @@ Its configuration is `conf/lookup.yaml`; its folder has `metrics.jsonl`, `result
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 from omegaconf import OmegaConf
 from rich.console import Console
 from rich.text import Text
 
 from evalkit import config as config_of
 from evalkit import on_checkpoint, pretrained
+from evalkit.artifacts import write_results
 from evalkit.config import FORMATS
 from evalkit.errors import UserError
 from evalkit.figures import save
 from evalkit.lookup_report import TASK, is_complete, lookup_figure, lookup_table, results
 from evalkit.pretrained import Pretrained
 from evalkit.progress import EvaluationProgress
-from evalkit.report import write_text
 from evalkit.retrieval import Book, Retrieval
 from evalkit.rows import FILE, Row, encode, read, row
 from evalkit.terminal import print_table
@@ -108,7 +106,7 @@ def _evaluate(settings: Lookup, held: Pretrained, config: Mapping[str, Any], fol
         folder, config, settings.wandb, task=TASK, model=name, train_length=held.train_length, offset=offset
     ) as record:
         if not kept:
-            record.write([_facts(held, make_row)])
+            record.write([on_checkpoint.facts(held, make_row, {"digest": held.digest})])
         with EvaluationProgress(console, len(set(settings.lengths) - done), "phonebook") as progress:
             try:
                 for entries in settings.retrieval.run(held, make_row, progress.describe, done=done):
@@ -126,27 +124,11 @@ def _kept(folder: Path) -> list[Row]:
     return rows[: ends[-1] + 1] if ends else rows[:1]
 
 
-def _facts(held: Pretrained, make_row: Callable[..., Row]) -> Row:
-    """The first row: what is evaluated."""
-    return make_row(
-        metric="parameters",
-        total=sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(held.params)),
-        count=1,
-        extra={
-            "source": held.source,
-            "digest": held.digest,
-            "identity": held.identity,
-            "train_length": held.train_length,
-            "window": held.model.window,
-        },
-    )
-
-
 def _report(folder: Path, console: Console, output: str) -> None:
     rows = read(folder)
     found = results(rows)
     save(lookup_figure(rows), folder / "lookup.png")
-    write_text(folder / "results.json", json.dumps(found, indent=2, allow_nan=False) + "\n")
+    write_results(folder, found)
     print_table(console, *lookup_table(rows))
     console.print(Text(f"folder: {folder}", style="dim"), soft_wrap=True)
     if output == "json":

@@ -1,18 +1,21 @@
 """A run on a checkpoint, nothing trained: its configuration, its folder, and its record in rows and W&B."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import jax
+import numpy as np
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from evalkit import catalogue, composition, environment
 from evalkit.config import save
 from evalkit.errors import UserError, writing
-from evalkit.rows import FILE, RowLog
+from evalkit.pretrained import Pretrained
+from evalkit.rows import FILE, Row, RowLog
 from evalkit.schema import verify
 from evalkit.tracking import WandbLog, WandbSettings
 
@@ -52,6 +55,22 @@ def describe(folder: Path, config: Mapping[str, Any]) -> None:
         save(config, folder / "config.yaml")
         facts = json.dumps(environment.describe(PRECISION), indent=2)
         (folder / "environment.json").write_text(facts + "\n", encoding="utf-8")
+
+
+def facts(held: Pretrained, make_row: Callable[..., Row], more: Mapping[str, Any]) -> Row:
+    """The first row: what is evaluated, and what `more` there is to say of it."""
+    return make_row(
+        metric="parameters",
+        total=sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(held.params)),
+        count=1,
+        extra={
+            "source": held.source,
+            "identity": held.identity,
+            "train_length": held.train_length,
+            "window": held.model.window,
+            **more,
+        },
+    )
 
 
 @contextmanager

@@ -92,3 +92,8 @@ def code(text: str) -> str:
 def details(summary: str, text: str) -> str:
     """Preformatted text that unfolds."""
     return f"<details><summary>{escape(summary)}</summary>{code(text)}</details>"
+
+
+def spoken(task: str) -> str:
+    """A task's name as a title says it: `induction_heads` is "Induction heads"."""
+    return task.replace("_", " ").capitalize()

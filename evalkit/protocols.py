@@ -16,8 +16,8 @@ Cache = Any  # a pytree of the model's own
 
 
 @runtime_checkable
-class Task(Protocol):
-    """A synthetic task: pure sampling of one example, and the rule that says what is right."""
+class TaskFacts(Protocol):
+    """What a task of either kind says of itself."""
 
     @property
     def vocab_size(self) -> int:
@@ -26,12 +26,12 @@ class Task(Protocol):
 
     @property
     def length(self) -> int:
-        """The training length: entries of the context."""
+        """The training length: entries of the context, or tokens of a window of text."""
         ...
 
     @property
     def answer_length(self) -> int:
-        """Entries of `tokens` after the context: `tokens` has `length + answer_length`."""
+        """Entries of `tokens` after the context: `tokens` has `length + answer_length`; of text 0."""
         ...
 
     @property
@@ -41,13 +41,22 @@ class Task(Protocol):
 
     @property
     def chance(self) -> float:
-        """Accuracy of the best guess that knows nothing of the context."""
+        """Accuracy of the best guess that knows nothing of the context, as far as it is known: of text 0."""
         ...
 
     @property
     def version(self) -> int:
-        """Raised whenever the same key would give another example."""
+        """Raised whenever the same key, or of text the same numbers, would give another example."""
         ...
+
+    def describe(self, tokens: np.ndarray) -> str:
+        """`tokens` for human eyes."""
+        ...
+
+
+@runtime_checkable
+class Task(TaskFacts, Protocol):
+    """A synthetic task: pure sampling of one example, and the rule that says what is right."""
 
     def sample(self, key: Array, length: int) -> Example:
         """One example with a context of `length`; jittable with `length` static."""
@@ -55,10 +64,6 @@ class Task(Protocol):
 
     def solve(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The rule in plain NumPy: `(targets, mask)`."""
-        ...
-
-    def describe(self, tokens: np.ndarray) -> str:
-        """`tokens` for human eyes."""
         ...
 
 
@@ -163,38 +168,8 @@ class Readable(Protocol):
 
 
 @runtime_checkable
-class Texts(Readable, Protocol):
+class Texts(TaskFacts, Readable, Protocol):
     """A text task: documents to train on and others to be evaluated on, as tokens."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """The training length: tokens of a window."""
-        ...
-
-    @property
-    def answer_length(self) -> int:
-        """0: a window has `length` entries."""
-        ...
-
-    @property
-    def scored(self) -> int | None:
-        """None: nearly every position is scored."""
-        ...
-
-    @property
-    def chance(self) -> float:
-        """Accuracy of a guess that knows nothing of the context, as far as it is known: 0."""
-        ...
-
-    @property
-    def version(self) -> int:
-        """Raised whenever the same numbers would give other windows of the same text."""
-        ...
 
     @property
     def tokenizer_(self) -> Tokenizer:
@@ -239,10 +214,6 @@ class Texts(Readable, Protocol):
 
     def bytes_per_token(self) -> float:
         """Of what is kept for validation."""
-        ...
-
-    def describe(self, tokens: np.ndarray) -> str:
-        """`tokens` for human eyes."""
         ...
 
 

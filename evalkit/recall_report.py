@@ -1,6 +1,5 @@
 """The report of a recall evaluation, from its rows alone: `results.json`, two figures, an HTML page, tables."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from evalkit import page
+from evalkit.artifacts import write_results, write_text
 from evalkit.canvas import STYLE, canvas, legend, length_axis
-from evalkit.figures import COLOURS, extrapolation_figure, save, svg
+from evalkit.figures import COLOURS, draw, extrapolation_figure
 from evalkit.recall_summary import channels, curves, decayed, summarise
 from evalkit.rows import Row
 from evalkit.terminal import print_table
@@ -24,18 +24,14 @@ NOTE = "Solid: measured, a line a seed. Dashed: by the decay of the channels tha
 
 def report(folder: Path, rows: Sequence[Row], console: Console) -> dict[str, Any]:
     """Writes `results.json`, `distance.png`, `forgetting.png` and `report.html` into a folder; prints the tables."""
-    from evalkit.report import spoken, write_text  # which calls this
-
     summary = summarise(rows)
-    title = f"{spoken(str(summary['task']))} · {summary['model']}"
+    title = f"{page.spoken(str(summary['task']))} · {summary['model']}"
     figures = {"distance": distance_figure(summary, f"{title}: by distance")}
     if summary["forgetting"]:
         figures["forgetting"] = forgetting_figure(summary, rows, f"{title}: what the state holds of the fact")
-    for name, figure in figures.items():
-        save(figure, folder / f"{name}.png")
-    write_text(folder / "results.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    drawings = [page.figure(drawing, "") for drawing in draw(figures, folder).values()]
+    write_results(folder, summary)
     shown = [table for table in tables(summary) if table[1]]
-    drawings = [page.figure(svg(figure, prefix=f"{name}-"), "") for name, figure in figures.items()]
     parts = [page.notes(summary["notes"]), *drawings, *[page.table(*table) for table in shown]]
     write_text(folder / "report.html", page.page(title, "Recall of one planted fact", parts, summary))
     console.print(Text(title, style="bold"))

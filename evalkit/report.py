@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from evalkit import page, recall_report, recall_summary, text_report, text_summary
-from evalkit.errors import writing
-from evalkit.figures import extrapolation_figure, learning_figure, length_label, save, svg
+from evalkit.artifacts import write_results, write_text
+from evalkit.figures import draw, extrapolation_figure, learning_figure, length_label
 from evalkit.rows import Row, read
 from evalkit.summary import LEVELS, extrapolation_curve, learning_curve, probe_lengths, run_facts, summarise
 from evalkit.terminal import print_table
@@ -30,10 +30,8 @@ def report(folder: Path, console: Console) -> dict[str, Any]:
         return recall_report.report(folder, rows, console)
     summary = summarise(rows)
     figures = run_figures(rows)
-    for name, figure in figures.items():
-        save(figure, folder / f"{name}.png")
-    write_text(folder / "results.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
-    drawings = {name: svg(figure, prefix=f"{name}-") for name, figure in figures.items()}
+    drawings = draw(figures, folder)
+    write_results(folder, summary)
     write_text(folder / "report.html", _html(folder, summary, drawings))
     print_summary(summary, console)
     return summary
@@ -42,7 +40,7 @@ def report(folder: Path, console: Console) -> dict[str, Any]:
 def run_figures(rows: Sequence[Row]) -> dict[str, Any]:
     """The figures of one run by file name: `extrapolation` (fig. 6b's axes) and `training` (fig. 6a's)."""
     facts = run_facts(rows)
-    title = f"{spoken(str(facts['task']))} · {facts['model']}"
+    title = f"{page.spoken(str(facts['task']))} · {facts['model']}"
     ladder, trained = extrapolation_curve(rows), learning_curve(rows)
     probes = [learning_curve(rows, length).relabel(f"at {length_label(length)}") for length in probe_lengths(rows)]
     length = facts["train_length"]
@@ -126,17 +124,6 @@ def show_steps(reached: int | None, last: int | None) -> str:
     return DASH if last is None else f"> {last:,}"
 
 
-def spoken(task: str) -> str:
-    """A task's name as a title says it: `induction_heads` is "Induction heads"."""
-    return task.replace("_", " ").capitalize()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file, or raises `UserError` naming it and the reason."""
-    with writing(path):
-        path.write_text(text, encoding="utf-8")
-
-
 def _html(folder: Path, summary: Mapping[str, Any], drawings: Mapping[str, str]) -> str:
     environment = _json(folder / "environment.json")
     config = folder / "config.yaml"
@@ -178,7 +165,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _title(summary: Mapping[str, Any]) -> str:
-    return f"{spoken(summary['task'] or 'run')} · {summary['model'] or 'unknown model'}"
+    return f"{page.spoken(summary['task'] or 'run')} · {summary['model'] or 'unknown model'}"
 
 
 def _lead(summary: Mapping[str, Any]) -> str:

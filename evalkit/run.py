@@ -87,10 +87,11 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
 
 def _refuse_trained_on(experiment: Experiment, folder: Path) -> str | None:
     """Raises UserError if a run is to be evaluated on text that it was trained on; says what could not be looked at."""
-    before = from_file(folder / "config.yaml").task
-    if not is_text(before) or not is_text(experiment.task):
+    before, task = from_file(folder / "config.yaml"), experiment.task
+    # The run's own texts were held to each other when they were read.
+    if not is_text(before.task) or not is_text(task) or before.config["task"] == experiment.config["task"]:
         return None
-    return refuse_trained_on(before, experiment.task, experiment.task.contents(held_out=True))
+    return refuse_trained_on(before.task, task, task.contents(held_out=True))
 
 
 def _session(experiment: Experiment, folder: Path) -> int:

@@ -1,6 +1,5 @@
 """The report of one run on text, from its rows alone: `results.json`, three figures, an HTML page, tables."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from evalkit import page
-from evalkit.figures import save, svg
+from evalkit.artifacts import write_results, write_text
+from evalkit.figures import draw
 from evalkit.rows import Row
 from evalkit.terminal import print_table
 from evalkit.text_figures import Subject, context_figure, position_figure, validation_figure
@@ -29,14 +29,10 @@ def report(folder: Path, rows: Sequence[Row], console: Console) -> dict[str, Any
 
     Prints the tables and returns the summary.
     """
-    from evalkit.report import write_text  # which calls this
-
     summary = summarise(rows)
     figures = figures_of([Subject(str(summary["model"]), rows)], _title(summary), summary["notes"])
-    for name, figure in figures.items():
-        save(figure, folder / f"{name}.png")
-    write_text(folder / "results.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
-    drawings = {name: svg(figure, prefix=f"{name}-") for name, figure in figures.items()}
+    drawings = draw(figures, folder)
+    write_results(folder, summary)
     write_text(folder / "report.html", _html(folder, summary, drawings))
     print_summary(summary, console)
     return summary
@@ -136,4 +132,4 @@ def _html(folder: Path, summary: Mapping[str, Any], drawings: Mapping[str, str])
 
 
 def _title(summary: Mapping[str, Any]) -> str:
-    return f"{str(summary['task']).replace('_', ' ').capitalize()} · {summary['model']}"
+    return f"{page.spoken(str(summary['task']))} · {summary['model']}"

@@ -5,14 +5,13 @@ Its configuration is `conf/texts.yaml`; its folder has what a run on text has, b
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from rich.console import Console
 
@@ -25,7 +24,7 @@ from evalkit.pretrained import Pretrained
 from evalkit.progress import EvaluationProgress
 from evalkit.protocols import Texts
 from evalkit.report import report
-from evalkit.rows import Row, row
+from evalkit.rows import row
 from evalkit.tracking import WandbSettings
 from tasks.tokenizers import Tokenizer
 
@@ -117,7 +116,8 @@ def _evaluate(
     with on_checkpoint.recorded(
         folder, config, settings.wandb, task=settings.task_name, model=name, train_length=held.train_length
     ) as record:
-        record.write([_facts(held, documents, limits[1:], settings.task.origin, make_row)])
+        more = {"notes": limits[1:], "text": _text(documents, settings.task.origin)}
+        record.write([on_checkpoint.facts(held, make_row, more)])
         with EvaluationProgress(console, evaluation.pieces, "evaluation") as progress:
             done = lambda tokens: progress.describe(tokens, 1, 1)  # noqa: E731
             for entry in evaluation.measure(documents, [subject], held.model, held.train_length, done):
@@ -132,24 +132,11 @@ def _nothing() -> None:
     """A signal ends the process: nothing is lost that a new start would not measure again."""
 
 
-def _facts(
-    held: Pretrained, documents: Sequence[Held], notes: Sequence[str], origin: str, make_row: Callable[..., Row]
-) -> Row:
-    """The first row: what is evaluated, and on what."""
-    digest = sha256(b"".join(document.tokens.tobytes() for document in documents)).hexdigest()
+def _text(documents: Sequence[Held], origin: str) -> dict[str, str]:
+    """The held-out texts in words, as tokens, and whatever their tokens."""
     size = sum(document.size for document in documents)
-    used = f"held-out text: {origin} ({len(documents)} documents, {size / 1e6:,.1f} MB)"
-    contents = [document.content for document in documents]
-    return make_row(
-        metric="parameters",
-        total=sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(held.params)),
-        count=1,
-        extra={
-            "source": held.source,
-            "identity": held.identity,
-            "train_length": held.train_length,
-            "window": held.model.window,
-            "notes": list(notes),
-            "text": {"used": used, "digest": digest, "held_out": text_rows.digest_of(contents)},
-        },
-    )
+    return {
+        "used": f"held-out text: {origin} ({len(documents)} documents, {size / 1e6:,.1f} MB)",
+        "digest": sha256(b"".join(document.tokens.tobytes() for document in documents)).hexdigest(),
+        "held_out": text_rows.digest_of([document.content for document in documents]),
+    }

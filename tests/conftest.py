@@ -37,6 +37,8 @@ absl_logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 MAPS, MORE = Path("/proc/self/maps"), 20_000
 most = MORE
 
+NOBODY = 65_534  # a user that owns nothing
+
 
 def mappings() -> int:
     return MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
@@ -53,3 +55,19 @@ def few_programs() -> Iterator[None]:
         gc.collect()  # what is in a cycle would be counted as what stays
         most = mappings() + MORE
     yield
+
+
+@pytest.fixture
+def shut() -> Iterator[Path]:
+    """A folder in which permissions count, whoever runs the tests: the superuser is somebody else meanwhile."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        superuser = os.geteuid() == 0
+        if superuser:
+            folder.chmod(0o777)
+            os.seteuid(NOBODY)
+        try:
+            yield folder
+        finally:
+            if superuser:
+                os.seteuid(0)

@@ -86,7 +86,7 @@ def test_an_evaluation_at_other_lengths_leaves_the_run_untouched(folder: Path) -
 
 @pytest.mark.slow
 def test_another_task_of_the_same_vocabulary_can_be_evaluated(folder: Path) -> None:
-    new = evaluated(folder, "task=selective_copying", "task.length=32", "task.data_tokens=4")
+    new = evaluated(folder, "task=selective_copying", "task.data_tokens=4")
     assert {entry["task"] for entry in evalkit.rows(new)} == {"selective_copying"}
     assert tiny.results(new)["task"] == "selective_copying"
 
