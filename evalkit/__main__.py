@@ -68,8 +68,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _is_whole_experiment(overrides: list[str]) -> bool:
     """Whether all its runs are meant; with a model= it is one of them, as any other run."""
-    names = {text.partition("=")[0] for text in overrides}
-    return "experiment" in names and "model" not in names
+    named = {text.partition("=")[0] for text in overrides if not text.endswith("=null")}
+    return "experiment" in named and "model" not in named
 
 
 def _flags(arguments: list[str]) -> argparse.Namespace:

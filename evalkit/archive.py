@@ -16,27 +16,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from evalkit.artifacts import RESULTS
 from evalkit.config import Experiment, from_file
 from evalkit.errors import UserError, writing
 from evalkit.train import TrainState
 
-RECORD = ("config.yaml", "metrics.jsonl", "results.json", "environment.json", "timing.json")
+RECORD = ("config.yaml", "metrics.jsonl", RESULTS, "environment.json", "timing.json")
 PARAMETERS = "parameters"
 STEP = "step"
 
 
-def archive(run: Path, folder: Path) -> None:
-    """Writes the record and the newest parameters of `run`, a file a seed, into `folder`.
+def archive(run: Path, folder: Path, step: int | None = None) -> None:
+    """Writes the record and the parameters of `run`, a file a seed, into `folder`; those at `step`, if it was kept.
 
-    Raises UserError for what is no run, a run without a checkpoint, and a folder that is in use.
+    Raises UserError for what is no run, a run that is not finished, and a folder that is in use.
     """
     from evalkit.loading import restore, seeds_of  # which reads archives
     from evalkit.train import params_of
 
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; give another folder")
+    with writing(folder):
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty; give another folder")
     experiment = from_file(run / "config.yaml")
-    state, step = restore(experiment, run)
+    if not (run / RESULTS).is_file():
+        raise UserError(f"{run} is not finished; go on with it by resume={run} first")
+    state, step = restore(experiment, run, step)
     with writing(folder):
         (folder / PARAMETERS).mkdir(parents=True)
         for path in (*(run / name for name in RECORD), *run.glob("*.png"), run / "report.html"):
@@ -82,9 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m evalkit.archive", description=__doc__)
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("folder", type=Path, help="where to write; made if it is not there")
+    parser.add_argument("--step", type=int, help="of the checkpoints that were kept; by default the newest")
     given = parser.parse_args(arguments)
     try:
-        archive(given.run, given.folder)
+        archive(given.run, given.folder, given.step)
     except UserError as error:
         print(f"evalkit: {error}", file=sys.stderr)
         return error.exit_code

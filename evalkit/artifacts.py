@@ -7,6 +7,8 @@ from typing import Any
 
 from evalkit.errors import writing
 
+RESULTS = "results.json"
+
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file, or raises `UserError` naming it and the reason."""
@@ -16,4 +18,4 @@ def write_text(path: Path, text: str) -> None:
 
 def write_results(folder: Path, summary: Mapping[str, Any]) -> None:
     """Writes `results.json`; raises ValueError for a number that JSON has not, which a summary says as null."""
-    write_text(folder / "results.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    write_text(folder / RESULTS, json.dumps(summary, indent=2, allow_nan=False) + "\n")

@@ -1,8 +1,8 @@
 """`python -m evalkit.compare RUN…`: overlays the curves of several runs of one task, with a table.
 
-Writes `compare.png` (accuracy against length, fig. 6b's axes), `learning.png` (against steps, fig. 6a's), `growth.png`
-(the same at the longest length that all looked at while training), `compare.csv` (tidy) and `compare.html`
-(self-contained); of phonebook lookups `compare.png` (fig. 6c) and `compare.csv`; of text
+Writes `compare.png` (accuracy against length, fig. 6b's axes), `learning.png` (against steps, fig. 6a's),
+`growth-*.png` (the same at each longer length that any looked at while training), `compare.csv` (tidy) and
+`compare.html` (self-contained); of phonebook lookups `compare.png` (fig. 6c) and `compare.csv`; of text
 `positions.png` (figs. 5 and 10), `context.png`, `training.png`, `compare.csv` and `compare.html`.
 """
 
@@ -24,6 +24,7 @@ from evalkit.errors import UserError, writing
 from evalkit.figures import draw, extrapolation_figure, learning_figure, length_label
 from evalkit.lookup_report import TASK as LOOKUP
 from evalkit.pooling import Line, Run, find_runs, load, pool
+from evalkit.recall_summary import is_recall
 from evalkit.report import DASH, show_steps
 from evalkit.statistics import censored_spread, spread
 from evalkit.summary import SCHEMA
@@ -31,6 +32,7 @@ from evalkit.terminal import print_table
 from evalkit.text_summary import is_text
 
 LEVEL = "0.99"
+GROWTH = "growth-"
 COLUMNS: tuple[str, ...] = (
     "run",
     "model",
@@ -45,13 +47,21 @@ COLUMNS: tuple[str, ...] = (
 )
 
 
-def compare(folders: Sequence[Path], out: Path | None, console: Console) -> Path:
+def compare(
+    folders: Sequence[Path], out: Path | None, console: Console, names: Mapping[Path, str] | None = None
+) -> Path:
     """Writes the comparison of the runs found in `folders` to `out`, prints its table and returns `out`.
 
-    `out` defaults to `runs/compare/<task>-<timestamp>`. Raises `UserError` for a folder without rows and for runs of
-    different tasks.
+    `out` defaults to `runs/compare/<task>-<timestamp>`. `names` are what runs are called, by folder, instead of after
+    their models. Raises `UserError` for a folder without rows and for runs of different tasks.
     """
-    runs = [load(folder) for folder in find_runs(folders)]
+    loaded = [load(folder, (names or {}).get(folder)) for folder in find_runs(folders)]
+    runs = [run for run in loaded if not is_recall(run.rows)]
+    if not runs:
+        raise UserError(f"{loaded[0].folder} asks by distance, which its own report draws; give runs of one task")
+    for run in loaded:
+        if run not in runs:
+            console.print(Text(f"left out, for it asks by distance: {run.folder}", style="dim"), soft_wrap=True)
     task = _one_task(runs)
     out = out or Path("runs", "compare", f"{task}-{datetime.now():%Y-%m-%d_%H-%M-%S}")
     with writing(out):
@@ -78,7 +88,7 @@ def compare(folders: Sequence[Path], out: Path | None, console: Console) -> Path
 
 
 def comparison_table(lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
-    """Header and cells: a row a line of the figure, a column a length (mean accuracy over seeds)."""
+    """Header and cells: a row a line of the figure, a column a length (median accuracy over seeds)."""
     lengths = sorted({length for line in lines for length in [*line.accuracy, *line.not_run]})
     header = ["model", "parameters", "seeds", "steps to 99%", *map(length_label, lengths)]
     rows = []
@@ -137,7 +147,7 @@ def _notes(lines: Sequence[Line]) -> list[str]:
 
 
 def _draw(task: str, lines: Sequence[Line], notes: Sequence[str], out: Path) -> dict[str, str]:
-    """Saves both figures and returns them as SVG for the page."""
+    """Saves the figures and returns them as SVG for the page."""
     summaries = [line.runs[0].summary for line in lines]
     chances = {summary["chance"] for summary in summaries}
     chance = chances.pop() if len(chances) == 1 else None
@@ -149,11 +159,10 @@ def _draw(task: str, lines: Sequence[Line], notes: Sequence[str], out: Path) -> 
         "compare": extrapolation_figure(ladders, trained, windows, chance, page.spoken(task), notes),
         "learning": learning_figure(learning, (), chance, f"{page.spoken(task)} while training", notes),
     }
-    probed = set.intersection(*(set(line.probes) for line in lines))
-    if probed:
-        at = max(probed)
+    for at in sorted({length for line in lines for length in line.probes}):
+        looked = [line.learning(at) for line in lines]
         title = f"{page.spoken(task)} at {length_label(at)} while training"
-        figures["growth"] = learning_figure([line.learning(at) for line in lines], (), chance, title, notes)
+        figures[f"{GROWTH}{at}"] = learning_figure(looked, (), chance, title, notes)
     return draw(figures, out)
 
 
@@ -182,14 +191,18 @@ def _html(
     table: tuple[Sequence[str], Sequence[Sequence[str]]],
 ) -> str:
     runs = [[line.label, str(run.summary["run"]), run.seeds] for line in lines for run in line.runs]
-    grown = [page.figure(drawings["growth"], "The same at a longer length.")] if "growth" in drawings else []
+    grown = [
+        page.figure(drawing, f"The same at {int(name.removeprefix(GROWTH)):,} tokens.")
+        for name, drawing in drawings.items()
+        if name.startswith(GROWTH)
+    ]
     return page.page(
         f"{page.spoken(task)}: {', '.join(line.label for line in lines)}",
-        f"{sum(len(line.runs) for line in lines)} runs compared; mean accuracy over seeds",
+        f"{sum(len(line.runs) for line in lines)} runs compared; median accuracy over seeds",
         [
             page.notes(notes),
             page.heading("Accuracy by evaluation length"),
-            page.figure(drawings["compare"], "Mean and range over seeds; a single seed with its 95% interval."),
+            page.figure(drawings["compare"], "Median and range over seeds; a single seed with its 95% interval."),
             page.table(*table),
             page.heading("While training"),
             page.figure(drawings["learning"], "Validation accuracy at the training length against training steps."),
@@ -208,20 +221,19 @@ def _html(
 
 
 def _accuracy(line: Line, length: int) -> str:
-    mean = spread(line.accuracy.get(length, ()))["mean"]
-    if mean is not None:
-        return f"{mean:.3f}"
+    median = spread(line.accuracy.get(length, ()))["median"]
+    if median is not None:
+        return f"{median:.3f}"
     return "not run" if length in line.not_run else DASH
 
 
 def _steps_to_level(line: Line) -> str:
-    """Mean steps to 99 %, the bound where no seed got there, or how many did."""
+    """Median steps to 99 %, or the bound where most seeds did not get there; how many did, where not all."""
     reached = [seed["steps_to"][LEVEL] for seed in line.seeds]
     last = [seed["validation"]["step"] for seed in line.seeds if seed["validation"]]
-    mean, got = censored_spread(reached)["mean"], sum(step is not None for step in reached)
-    if mean is not None:
-        return show_steps(round(mean), None)
-    return f"{got} of {len(reached)} seeds" if got else show_steps(None, min(last, default=None))
+    median, got = censored_spread(reached)["median"], sum(step is not None for step in reached)
+    shown = show_steps(None if median is None else round(median), min(last, default=None))
+    return shown if got in (0, len(reached)) else f"{shown} ({got} of {len(reached)} seeds)"
 
 
 def _show(value: Any) -> str:

@@ -34,7 +34,8 @@ class Experiment:
     """Everything that a run needs, built; raises ValueError for a value that cannot be.
 
     `data`: where a task's text is. `paper`: what the paper's own setting is, where this one differs. `runs`,
-    `controls`: the overrides of each run that belongs to an `experiment=`. `config`: the same, as plain resolved data.
+    `controls`: the overrides of each run that belongs to an `experiment=`; `selected_by`: the trial that chose the
+    recipe of one of its runs. `config`: the same, as plain resolved data.
     """
 
     task: Task | Texts
@@ -49,6 +50,7 @@ class Experiment:
     paper: dict[str, Any]
     runs: dict[str, Any]
     controls: dict[str, Any]
+    selected_by: str | None
     matmul_precision: str
     format: str
     task_name: str
@@ -74,7 +76,7 @@ class Experiment:
 SETTINGS = {name: annotation for name, annotation in get_type_hints(Experiment).items() if name != "config"}
 """The keys of a configuration's first level."""
 
-LATER: Mapping[str, Any] = {"data": {"path": None}, "runs": {}, "controls": {}}
+LATER: Mapping[str, Any] = {"data": {"path": None}, "runs": {}, "controls": {}, "selected_by": None}
 """Those that the configurations of older runs lack, with what they stood for."""
 
 
@@ -173,6 +175,7 @@ def _composed(overrides: Sequence[str]) -> tuple[DictConfig, Path]:
             raise UserError(f"{group} is missing; give {allowed}")
     composition.refuse_unknown_hydra_keys(parsed, base)
     config = composition.compose(composition.forced(overrides))
+    _refuse_without_recipe(config)
     with composition.one_line():
         folder = Path(config.hydra.run.dir)
     for composed in (config, base):
@@ -180,6 +183,16 @@ def _composed(overrides: Sequence[str]) -> tuple[DictConfig, Path]:
             del composed["hydra"]
     _verify(config, _plain(base))
     return config, folder
+
+
+def _refuse_without_recipe(config: DictConfig) -> None:
+    """Raises UserError for a run of a figure whose protocol has not chosen its recipe."""
+    if config.selected_by == "":
+        choices = config.hydra.runtime.choices
+        raise UserError(
+            f"{choices['experiment']} has no recipe conf/figure/{choices['figure@_global_']}.yaml, which its protocol "
+            f"chooses; give a preset or a model that has one, or your own settings and selected_by=…"
+        )
 
 
 def _refuse_unfit(override: Override) -> None:

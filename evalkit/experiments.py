@@ -13,11 +13,14 @@ from rich.console import Console
 from rich.text import Text
 
 from evalkit import catalogue, composition, config, run
+from evalkit.artifacts import RESULTS
 from evalkit.compare import compare
 from evalkit.errors import UserError
+from evalkit.recall_summary import is_recall
+from evalkit.rows import read
 
 EVALUATE, STEP, FOLDER = "evaluate=", "step=", "hydra.run.dir="
-# What decides the numbers of a run; where it logs to, and how, does not.
+# What decides the numbers of a run; where it logs to, and how, does not. One that was given more steps stays itself.
 DECIDING = ("task", "model", "train", "eval", "seed", "seeds", "matmul_precision")
 
 
@@ -36,8 +39,8 @@ def main(overrides: Sequence[str]) -> int:
     A run that fails does not keep the others from running; the code is then 1. Raises UserError for what cannot be
     run, before anything is written.
     """
-    given = [text for text in overrides if not text.startswith(FOLDER)]
-    folders = [text.removeprefix(FOLDER).strip("'\"") for text in overrides if text.startswith(FOLDER)]
+    given = [text for text in overrides if not text.lstrip("+").startswith(FOLDER)]
+    folders = [text.lstrip("+").removeprefix(FOLDER).strip("'\"") for text in overrides if text not in given]
     chosen = composition.compose([text for text in given if composition.chooses(composition.parse([text])[0])])
     choices = chosen.hydra.runtime.choices
     folder = Path(folders[-1]) if folders else Path("runs", choices["experiment"], choices["preset"])
@@ -57,10 +60,10 @@ def main(overrides: Sequence[str]) -> int:
         if code:
             return code
     for group in ("runs", "controls"):
-        trained = [folder / m.name for m in members.values() if (m.group, m.evaluated) == (group, None)]
-        finished = [path for path in trained if _is_finished(path)]
-        if finished:
-            compare(finished, folder / group, console)
+        finished = [folder / m.name for m in members.values() if m.group == group and _is_finished(folder / m.name)]
+        drawn = [path for path in finished if not is_recall(read(path))]
+        if drawn:
+            compare(drawn, folder / group, console, {path: path.name for path in drawn})
     if failed:
         console.print(Text(f"failed: {', '.join(failed)}", style="red"), soft_wrap=True)
     return 1 if failed else 0
@@ -88,14 +91,15 @@ def _check(folder: Path, member: Member, members: Mapping[str, Member]) -> None:
     if trained is None or trained.evaluated is not None:
         known = ", ".join(other.name for other in members.values() if other.evaluated is None)
         raise UserError(f"{member.name} evaluates {member.evaluated}, which is not trained in this experiment: {known}")
-    _refuse_without_recipe(trained)
     wanted = config.experiment(config.compose(trained.overrides)).config
     if member.evaluated is not None:
         wanted = _evaluated(wanted, [text for text in member.overrides if not text.startswith(STEP)])
     path = folder / member.name / "config.yaml"
     if path.is_file():
         begun = config.from_file(path).config
-        other = [key for key in DECIDING if begun[key] != wanted[key]]
+        other = [key for key in DECIDING if _decided(begun, key) != _decided(wanted, key)]
+        if not other and begun["train"]["steps"] < wanted["train"]["steps"]:
+            other = ["train.steps"]
         if other:
             raise UserError(f"{path.parent} was begun with another {other[0]}; give another {FOLDER}FOLDER")
 
@@ -107,29 +111,22 @@ def _evaluated(trained: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[
         return config.from_file(Path(folder) / "config.yaml", overrides, config.EVALUABLE).config
 
 
-def _refuse_without_recipe(member: Member) -> None:
-    """Raises UserError where an experiment has recipes of its own, but none for this model and preset."""
-    choices = composition.compose(
-        [text for text in member.overrides if composition.chooses(composition.parse([text])[0])]
-    ).hydra.runtime.choices
-    recipes = catalogue.directory() / "figure"
-    if (recipes / choices["experiment"]).is_dir() and not (recipes / f"{choices['figure@_global_']}.yaml").is_file():
-        raise UserError(
-            f"{member.name} has no recipe conf/figure/{choices['figure@_global_']}.yaml; "
-            f"its protocol fixes one, or give another preset than {choices['preset']}"
-        )
+def _decided(config: Mapping[str, Any], key: str) -> Any:
+    return {**config[key], "steps": None} if key == "train" else config[key]
 
 
 def _is_finished(folder: Path) -> bool:
-    return (folder / "results.json").is_file()
+    return (folder / RESULTS).is_file()
 
 
 def _do(folder: Path, member: Member) -> int:
-    """Trains or evaluates one, unless that is done; returns its exit code."""
+    """Trains or evaluates one, unless that is done; returns its exit code. Raises UserError for a run not finished."""
     target = folder / member.name
     if _is_finished(target):
         return 0
     if member.evaluated is not None:
+        if not _is_finished(folder / member.evaluated):
+            raise UserError(f"it evaluates {member.evaluated}, which is not finished; give the same command again")
         return run.evaluate(folder / member.evaluated, member.overrides, target)
     if (target / "config.yaml").is_file():
         return run.resume(target, [])

@@ -77,15 +77,15 @@ class Extrapolation:
             streams.check_length(task, length)
 
     def limits(self, model: LanguageModel) -> list[str]:
-        """Nothing: what is left out has rows that say so."""
-        return []
+        """That everything is forgotten, where it is; what is left out has rows that say so."""
+        return [] if self.reset_every is None else [f"every state forgotten every {self.reset_every:,} tokens"]
 
     def probe(self, trained: Trained) -> Iterator[Row]:
         """Rows of the few lengths looked at while training."""
         if self.during_every is not None and trained.step % self.during_every:
             return
         for length in self.during:
-            yield from self._rows(trained, "validation", length, self.during_sequences, _never)
+            yield from self._rows(trained, "validation", length, self.during_sequences, None)
 
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of the whole ladder, shortest first; what is left out says why."""
@@ -104,7 +104,8 @@ class Extrapolation:
                     )
             else:
                 sequences = self.sequences if length < self.long_from else self.long_sequences
-                yield from self._rows(trained, "test", length, sequences, self._enough)
+                enough = None if self.interval is None else self._enough
+                yield from self._rows(trained, "test", length, sequences, enough)
 
     def _runs(self, length: int) -> bool:
         return self.max_length is None or length <= self.max_length
@@ -116,7 +117,7 @@ class Extrapolation:
         return high - low <= self.interval and not any(low < mark < high for mark in self.marks)
 
     def _rows(
-        self, trained: Trained, split: str, length: int, sequences: int, enough: Callable[[float, int], bool]
+        self, trained: Trained, split: str, length: int, sequences: int, enough: Callable[[float, int], bool] | None
     ) -> Iterator[Row]:
         for seed, params in zip(trained.seeds, trained.params, strict=True):
             yield from score(
@@ -133,10 +134,6 @@ class Extrapolation:
             )
 
 
-def _never(total: float, count: int) -> bool:
-    return False
-
-
 def score(
     trained: Trained,
     params: Params,
@@ -147,7 +144,7 @@ def score(
     *,
     chunk: int,
     batch_size: int,
-    enough: Callable[[float, int], bool] = _never,
+    enough: Callable[[float, int], bool] | None = None,
     reset_every: int | None = None,
 ) -> Iterator[Row]:
     """One row a metric: the model of one seed on the first `sequences` held-out sequences of `split` at `length`.
@@ -164,12 +161,12 @@ def score(
             example = example._replace(positions=_restarting(example.tokens.shape, reset_every))
         scores = stream_tally(trained.model, params, example, chunk, trained.check_interrupt).scores()
         # A last batch that is not full keeps its shape, and the program with it; the sequences beyond are left out.
-        used = min(batch_size, LOOK_EVERY - done % LOOK_EVERY, sequences - done)
+        used = min(batch_size, sequences - done, sequences if enough is None else LOOK_EVERY - done % LOOK_EVERY)
         for metric, values in scores.items():
             totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())
         done += used
         trained.progress.describe(length, done, sequences)
-        if done % LOOK_EVERY == 0 and enough(totals["accuracy"], done):
+        if enough is not None and done % LOOK_EVERY == 0 and enough(totals["accuracy"], done):
             break
     if feeds.is_text(trained.task):
         del totals["exact_match"]  # of a whole window: always 0

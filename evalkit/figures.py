@@ -42,7 +42,7 @@ def extrapolation_figure(
     notes: Sequence[str] = (),
     measure: str = "accuracy",
 ) -> Figure:
-    """Accuracy, or another `measure` up to 1, against length on a log2 axis, a line a curve: mean and range over seeds.
+    """Accuracy, or another `measure` up to 1, against length (log2): a line a curve, median and range over seeds.
 
     A curve of one seed carries its 95% Wilson intervals instead. Training lengths, attention windows and chance are
     marked; a hollow end marker says that longer lengths were not run.
@@ -70,22 +70,26 @@ def learning_figure(
     title: str = "",
     notes: Sequence[str] = (),
 ) -> Figure:
-    """Validation accuracy against training steps: a thin line a seed, a thick one for their mean.
+    """Validation accuracy against training steps: a thin line a seed, a thick one for their median.
 
-    `probes` are evaluations at other lengths while training, drawn dashed.
+    `probes` are evaluations at other lengths while training, drawn dashed. No other curve takes the colour of one
+    without points.
     """
     with matplotlib.rc_context(STYLE):
         figure, axes = canvas(title, notes, [curve.label for curve in [*curves, *probes]])
         steps = [x for curve in [*curves, *probes] for x, *_ in curve.over_seeds()]
         step_axis(axes, max(steps, default=1))
         mark_chance(axes, chance)
-        keys = []
-        for index, probe in enumerate(probes):
-            colour = PROBES[index % len(PROBES)]
-            keys.append(_draw_learning(axes, probe, colour, width=1.2, dashes=(0, (3.2, 1.6))))
-        for index, curve in enumerate(curves):
-            keys.insert(index, _draw_learning(axes, curve, COLOURS[index % len(COLOURS)], width=1.9))
-        legend(axes, keys)
+        looks = [
+            _draw_learning(axes, probe, PROBES[index % len(PROBES)], width=1.2, dashes=(0, (3.2, 1.6)))
+            for index, probe in enumerate(probes)
+        ]
+        keys = [
+            _draw_learning(axes, curve, COLOURS[index % len(COLOURS)], width=1.9)
+            for index, curve in enumerate(curves)
+            if curve.seeds
+        ]
+        legend(axes, [*keys, *looks])
         return figure
 
 
@@ -133,9 +137,9 @@ def _draw_ladder(axes: Axes, curve: Curve, index: int, shift: Transform) -> None
     if not across:
         return
     colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-    x, mean, low, high = zip(*across, strict=True)
+    x, middle, low, high = zip(*across, strict=True)
     style = {"color": colour, "transform": shift, "zorder": 3 + 0.1 * index}
-    axes.plot(x, mean, marker=marker, markersize=4.6, markeredgecolor="white", markeredgewidth=0.6, lw=1.6, **style)
+    axes.plot(x, middle, marker=marker, markersize=4.6, markeredgecolor="white", markeredgewidth=0.6, lw=1.6, **style)
     if len(curve.seeds) > 1:
         axes.fill_between(x, low, high, color=colour, alpha=0.17, linewidth=0, transform=shift, zorder=2)
     else:
@@ -143,8 +147,8 @@ def _draw_ladder(axes: Axes, curve: Curve, index: int, shift: Transform) -> None
     beyond = [length for length in curve.not_run if length > x[-1]]
     if beyond:
         face = {"markerfacecolor": "white", "markeredgecolor": colour, "markeredgewidth": 1.3}
-        axes.plot(x[-1:], mean[-1:], marker=marker, markersize=5.6, **face, **{**style, "zorder": 4})
-        _say_not_run(axes, x[-1], mean[-1], colour, length_label(x[-1]))
+        axes.plot(x[-1:], middle[-1:], marker=marker, markersize=5.6, **face, **{**style, "zorder": 4})
+        _say_not_run(axes, x[-1], middle[-1], colour, length_label(x[-1]))
 
 
 def _draw_intervals(axes: Axes, points: Sequence[Point], colour: str, shift: Transform) -> None:
@@ -177,9 +181,9 @@ def _draw_learning(
         steps, values = [point.x for point in points], [point.value for point in points]
         axes.plot(steps, values, color=colour, lw=0.8 if len(curve.seeds) > 1 else width, alpha=0.45, ls=dashes)
     across = curve.over_seeds(complete=True)
-    steps, means = [x for x, *_ in across], [mean for _, mean, *_ in across]
+    steps, middles = [x for x, *_ in across], [middle for _, middle, *_ in across]
     marker = "o" if len(steps) == 1 else ""  # a line through one point is not seen
-    axes.plot(steps, means, color=colour, lw=width, ls=dashes, marker=marker, ms=4.6, zorder=3)
+    axes.plot(steps, middles, color=colour, lw=width, ls=dashes, marker=marker, ms=4.6, zorder=3)
     return Line2D([], [], color=colour, lw=width, ls=dashes, label=curve.label)
 
 

@@ -20,12 +20,16 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Run:
-    """One run's folder, rows and summary, and the recipe that tells it from others: dotted name to value."""
+    """One run's folder, rows and summary, and the recipe that tells it from others: dotted name to value.
+
+    `name`: what it is called; null: after its model, and what sets it apart from others.
+    """
 
     folder: Path
     rows: Sequence[Row]
     summary: Mapping[str, Any]
     recipe: Mapping[str, str]
+    name: str | None = None
 
     @property
     def seeds(self) -> str:
@@ -89,21 +93,21 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
-def load(folder: Path) -> Run:
+def load(folder: Path, name: str | None = None) -> Run:
     """Reads one run. Raises `UserError` if it has no rows."""
     rows = read(folder)
     if not rows:
         raise UserError(f"{folder / FILE} holds no rows: that run stopped before its first measurement")
     summary = summarise(rows)
     facts = {name: str(summary[name]) for name in FACTS} | {"notes": "; ".join(summary["notes"])}
-    return Run(folder, rows, summary, facts | _settings(folder / "config.yaml"))
+    return Run(folder, rows, summary, facts | _settings(folder / "config.yaml"), name)
 
 
 def pool(runs: Sequence[Run]) -> list[Line]:
     """Groups runs of one recipe; a seed that occurs twice in a group sets its runs apart, each under its own name."""
-    groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    groups: dict[tuple[str | None, tuple[tuple[str, str], ...]], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(sorted(run.recipe.items())), []).append(run)
+        groups.setdefault((run.name, tuple(sorted(run.recipe.items()))), []).append(run)
     labels = [_label(group[0], runs) for group in groups.values()]
     lines = []
     for label, group in zip(labels, groups.values(), strict=True):
@@ -116,6 +120,8 @@ def pool(runs: Sequence[Run]) -> list[Line]:
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
     """The model's name, with what sets this run apart from others of the same model."""
+    if run.name is not None:
+        return run.name
     namesakes = [other for other in runs if other.summary["model"] == run.summary["model"]]
     settings = sorted({name for other in namesakes for name in other.recipe})
     differing = [name for name in settings if len({other.recipe.get(name) for other in namesakes}) > 1]

@@ -26,18 +26,20 @@ SETTLING = 16  # the tokens after the fact whose convolutions still see it, in e
 
 @dataclass(frozen=True)
 class Recall:
-    """One fact planted in a long context, asked for 2, 4, 8, … tokens later.
+    """One fact planted in a long context, asked for ever later.
 
-    For each number of tokens `before` the fact, up to `sequences` contexts of `length` tokens, each asked at every
-    distance that it has room for: a question to a copy of the cache leaves the context unasked. No more are taken once
-    the 95% interval of every distance is at most `interval` wide, looked at every 32; null: all are.
+    For each number of tokens `before` the fact, up to `sequences` contexts of `length` tokens, each asked at every one
+    of `distances` (null: 2, 4, 8, …) that it has room for: a question to a copy of the cache leaves the context
+    unasked. No more are taken once the 95% interval of every distance is at most `interval` wide, looked at every 32;
+    null: all are.
     `pairs` contexts of `pair_length` that differ in nothing but a fact at their beginning tell which channels of a
     recurrence carry it, by their states `told_at` tokens later, and how fast these forget. `chunk` tokens of
     `batch_size` sequences are in memory at a time. Raises ValueError for a value that cannot be.
     """
 
-    length: int = 16384
+    length: int = 17409
     before: list[int] = field(default_factory=lambda: [0, 64, 1024])
+    distances: list[int] | None = None
     sequences: int = 128
     interval: float | None = 0.1
     pairs: int = 16
@@ -52,6 +54,10 @@ class Recall:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
         if not self.before or not all(0 <= before < self.length - NEAREST for before in self.before):
             raise ValueError(f"before={self.before}; allowed: from 0, below length={self.length} less {NEAREST}")
+        if self.distances is not None and not (self.distances and min(self.distances) >= NEAREST):
+            raise ValueError(f"distances={self.distances}; allowed: numbers from {NEAREST}, or null")
+        if not all(self.asked(before) for before in self.before):
+            raise ValueError(f"distances={self.distances} do not fit into length={self.length}; give a longer length")
         if self.interval is not None and not 0 < self.interval < 1:
             raise ValueError(f"interval={self.interval}; allowed: between 0 and 1, or null")
         if not SETTLING <= self.told_at < self.pair_length - 1:
@@ -62,9 +68,12 @@ class Recall:
         """Each number of tokens before the fact, and the pairs."""
         return len(self.before) + 1
 
-    def distances(self, before: int) -> list[int]:
-        """The powers of two that a context has room for after so many tokens."""
-        return [1 << power for power in range(1, (self.length - 1 - before).bit_length())]
+    def asked(self, before: int) -> list[int]:
+        """The distances that a context has room for after so many tokens, nearest first."""
+        room = self.length - 1 - before
+        if self.distances is None:
+            return [1 << power for power in range(1, room.bit_length())]
+        return [distance for distance in sorted(set(self.distances)) if distance <= room]
 
     def check(self, task: Task | Texts) -> None:
         """Raises ValueError for a task that has no fact to plant."""
@@ -88,18 +97,19 @@ class Recall:
             yield from self._forgotten(trained, trained.task, params, seed)
 
     def _recalled(self, trained: Trained, task: Recalls, params: Params, seed: int, before: int) -> Iterator[Row]:
-        right, done = np.zeros(len(self.distances(before))), 0
+        right, done = np.zeros(len(self.asked(before))), 0
         while done < self.sequences:
             numbers = np.arange(done, done + self.batch_size)  # a last batch that is not full keeps its shape
             tokens, answers = planted(task, numbers, np.full(self.batch_size, before), self.length)
-            used = min(self.batch_size, LOOK_EVERY - done % LOOK_EVERY, self.sequences - done)
-            hits = self._asked(trained, params, tokens, answers, task.query, before)
+            look = self.sequences if self.interval is None else LOOK_EVERY - done % LOOK_EVERY
+            used = min(self.batch_size, look, self.sequences - done)
+            hits = self._answers(trained, params, tokens, answers, task.query, before)
             right += [float(hit[:used].sum()) for hit in hits]
             done += used
             trained.progress.describe(self.length, done, self.sequences)
             if done % LOOK_EVERY == 0 and self._narrow(right, done):
                 break
-        for distance, total in zip(self.distances(before), right, strict=True):
+        for distance, total in zip(self.asked(before), right, strict=True):
             yield trained.make_row(
                 metric=RECALLED,
                 seed=seed,
@@ -118,7 +128,7 @@ class Recall:
         widths = [high - low for low, high in (wilson(float(total), count) for total in right)]
         return max(widths) <= self.interval
 
-    def _asked(
+    def _answers(
         self, trained: Trained, params: Params, tokens: Array, answers: Array, query: int, before: int
     ) -> Iterator[np.ndarray]:
         """What is right at each distance: the context is read once, the questions go to copies of the cache."""
@@ -133,7 +143,7 @@ class Recall:
             part, cache, nothing = jax.device_put((part, cache, nothing), split(mesh))
             return advance(model, mesh, params, part, cache, nothing, scored)
 
-        for start, stop in pairwise([0, *(before + distance for distance in self.distances(before))]):
+        for start, stop in pairwise([0, *(before + distance for distance in self.asked(before))]):
             for at in range(start, stop, self.chunk):
                 trained.check_interrupt()
                 part = tokens[:, at : min(at + self.chunk, stop)]

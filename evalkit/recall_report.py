@@ -46,7 +46,7 @@ def tables(summary: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]
         [
             f"{found['before']:,}",
             found["reach"] if summary["window"] else "any",
-            f"{found['mean']:.3f}",
+            f"{found['median']:.3f}",
             f"{found['min']:.3f} {DASH} {found['max']:.3f}",
             str(found["seeds"]),
         ]

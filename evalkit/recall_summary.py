@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from evalkit.statistics import spread, wilson
 from evalkit.summary import Curve, Point, run_facts
 
 SCHEMA = 1
+CARRYING = 8
+TINY = 1e-30
 
 
 def is_recall(rows: Sequence[Row]) -> bool:
@@ -23,11 +26,12 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     """The content of `results.json`.
 
     `recalled`: a record a seed, distance and number of tokens before the fact, with its 95% Wilson interval.
-    `by_reach`: mean and range over seeds of the mean accuracy over distances within the model's window, and beyond it.
+    `by_reach`: median and range over seeds of the mean accuracy over distances within the model's window, and beyond.
     `half_way`: a seed's first distance whose accuracy is no more than half-way between 1 and chance (null: none).
     `forgetting`: a record a seed and block: the tokens in which the difference that a fact makes to the state falls to
     1/e, `predicted` by the decay of its channels, each as much as it carries, and `measured` (null: not within the
-    contexts); behind the first block that carries it, the blocks before go on telling of it, and `measured` is longer.
+    contexts), and the channels `carrying` most of it; behind the first block that carries it, the blocks before go on
+    telling of it, and `measured` is longer.
     """
     facts = run_facts(rows)
     records = [_record(entry) for entry in _of(rows, recall_rows.RECALLED)]
@@ -93,7 +97,7 @@ def _by_reach(records: Sequence[dict[str, Any]], window: int | None) -> list[dic
         for reach in ("within", "beyond"):
             means: dict[int, list[float]] = {}
             for record in records:
-                inside = window is None or record["distance"] < window
+                inside = window is None or record["distance"] <= window
                 if record["before"] == before and inside is (reach == "within"):
                     means.setdefault(record["seed"], []).append(record["accuracy"])
             if means:
@@ -126,6 +130,10 @@ def _forgetting(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "measured": _measured(rows, seed, block),
                 "channels": len(own),
                 "slowest": min(delta for delta, _ in own),
+                "carrying": [
+                    {"channel": channel, "decay": delta, "share": share}
+                    for channel, (delta, share) in sorted(enumerate(own), key=lambda item: -item[1][1])[:CARRYING]
+                ],
             }
         )
     return result
@@ -143,13 +151,20 @@ def _to_1_over_e(own: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _measured(rows: Sequence[Row], seed: int, block: int) -> float | None:
-    """The tokens in which the difference falls to 1/e of what it was, None if it does not."""
-    below = [
-        (entry["position"] or 0) - (entry["extra"] or {})["first"]
+    """The tokens in which the difference falls to 1/e of what it was, None if it does not.
+
+    Between two distances at which it was looked at it falls exponentially.
+    """
+    found = sorted(
+        ((entry["position"] or 0) - (entry["extra"] or {})["first"], value(entry))
         for entry in _of(rows, recall_rows.DIFFERENCE)
-        if ((entry["seed"] or 0), (entry["extra"] or {})["block"]) == (seed, block) and value(entry) < math.exp(-1)
-    ]
-    return float(min(below)) if below else None
+        if ((entry["seed"] or 0), (entry["extra"] or {})["block"]) == (seed, block)
+    )
+    for (start, above), (stop, below) in pairwise(found):
+        if below < math.exp(-1) <= above:
+            part = (math.log(above) + 1) / (math.log(above) - math.log(max(below, TINY)))
+            return start + (stop - start) * part
+    return None
 
 
 def _of(rows: Sequence[Row], metric: str) -> list[Row]:

@@ -87,7 +87,7 @@ def steps_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
 
 
 def ladder_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and lines, one a length: with one seed its 95% interval, with several the range over them."""
+    """Header and lines, one a length: with one seed its 95% interval, with several their median and range."""
     one = len({record["seed"] for record in summary["extrapolation"]}) <= 1
     spread = "95% interval" if one else "range over seeds"
     intervals = {record["length"]: (record["low"], record["high"]) for record in summary["extrapolation"]}
@@ -96,11 +96,11 @@ def ladder_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
         accuracy = record["accuracy"]
         low, high = intervals[record["length"]] if one else (accuracy["min"], accuracy["max"])
         measured[record["length"]] = [
-            _number(accuracy["mean"]),
+            _number(accuracy["median"]),
             f"{_number(low)} {DASH} {_number(high)}",
-            _number(record["exact_match"]["mean"]),
+            _number(record["exact_match"]["median"]),
             f"{record['sequences']:,g}",
-            _loss(record["loss"]["mean"]),
+            _loss(record["loss"]["median"]),
         ]
     skipped = {entry["length"]: ["not run", "", "", "", ""] for entry in summary["not_run"]}
     lines = [

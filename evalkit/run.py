@@ -18,6 +18,7 @@ from rich.logging import RichHandler
 
 from evalkit import environment
 from evalkit.archive import is_archive
+from evalkit.artifacts import RESULTS
 from evalkit.checkpoint import Checkpoints, Restored
 from evalkit.config import EVALUABLE, RESUMABLE, Experiment, from_file, save
 from evalkit.errors import UserError, writing
@@ -102,6 +103,7 @@ def _session(experiment: Experiment, folder: Path) -> int:
     prepare(experiment.task)
     if restored is not None:
         _refuse_other_text(experiment, folder)
+    (folder / RESULTS).unlink(missing_ok=True)  # of an earlier end: what has one is finished
     try:
         go_on = f"go on with: python -m evalkit resume={folder}"
         with Session(experiment, folder, offset=offset, go_on=go_on) as session:
@@ -121,7 +123,8 @@ def _refuse_other_text(experiment: Experiment, folder: Path) -> None:
 class Session:
     """One process's work on one run: its rows, its console, its signals.
 
-    Rows after the first `offset` bytes are of an attempt that was cut short, and go. `go_on` tells who stops it how.
+    Rows after the first `offset` bytes are of an attempt that was cut short, and go. `go_on` is what a person who
+    stops it is told.
     """
 
     def __init__(self, experiment: Experiment, folder: Path, *, offset: int, go_on: str):

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterable
+from statistics import median
 from typing import TypedDict
 
 
 class Spread(TypedDict):
-    """Mean and range over `seeds` seeds; null where there is no number."""
+    """Mean, median and range over `seeds` seeds; null where there is no number."""
 
     mean: float | None
+    median: float | None
     min: float | None
     max: float | None
     seeds: int
@@ -33,22 +35,25 @@ def wilson(total: float, count: float, z: float = 1.96) -> tuple[float, float]:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Mean, least and greatest of the finite `values`, one a seed."""
+    """Mean, median, least and greatest of the finite `values`, one a seed."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
-        return Spread(mean=None, min=None, max=None, seeds=0)
-    return Spread(mean=math.fsum(finite) / len(finite), min=min(finite), max=max(finite), seeds=len(finite))
+        return Spread(mean=None, median=None, min=None, max=None, seeds=0)
+    mean = math.fsum(finite) / len(finite)
+    return Spread(mean=mean, median=median(finite), min=min(finite), max=max(finite), seeds=len(finite))
 
 
 def censored_spread(steps: Iterable[int | None]) -> Spread:
-    """Mean and range of steps to a level, where `None` means never reached.
+    """Mean, median and range of steps to a level, where `None` means never reached.
 
     The mean and the greatest are null as soon as one seed did not reach the level: its number is only bounded below.
-    `seeds` counts those that did.
+    The median is null once it is such a number, or half-way to one. `seeds` counts those that reached it.
     """
     steps = list(steps)
     reached = [step for step in steps if step is not None]
     result = spread(float(step) for step in reached)
     if len(reached) < len(steps):
         result["mean"] = result["max"] = None
+        middle = median(math.inf if step is None else step for step in steps)
+        result["median"] = middle if math.isfinite(middle) else None
     return result

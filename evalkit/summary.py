@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from evalkit.rows import Row, value
@@ -41,13 +42,13 @@ class Curve:
         return replace(self, label=label)
 
     def over_seeds(self, complete: bool = False) -> list[tuple[int, float, float, float]]:
-        """(x, mean, min, max) over the seeds that have x; with `complete`, only where every seed has it."""
+        """(x, median, min, max) over the seeds that have x; with `complete`, only where every seed has it."""
         values: dict[int, list[float]] = {}
         for points in self.seeds.values():
             for point in points:
                 values.setdefault(point.x, []).append(point.value)
         return [
-            (x, math.fsum(found) / len(found), min(found), max(found))
+            (x, median(found), min(found), max(found))
             for x, found in sorted(values.items())
             if not complete or len(found) == len(self.seeds)
         ]

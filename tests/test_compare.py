@@ -12,6 +12,8 @@ from made_up_runs import falls, perfect, run_rows, write_run
 
 from evalkit.compare import COLUMNS, comparison_table, main
 from evalkit.pooling import Line, find_runs, load, pool
+from evalkit.recall_rows import RECALLED
+from evalkit.rows import row
 
 
 def lines(*folders: Path) -> list[Line]:
@@ -26,13 +28,14 @@ def test_it_writes_figures_a_table_and_a_page_that_needs_nothing(
     hawk = write_run(tmp_path / "hawk", run_rows("hawk", test=perfect))
     out = tmp_path / "out"
     assert main([str(mqa), str(hawk), "--out", str(out)]) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["compare.csv", "compare.html", "compare.png", "learning.png"]
+    files = ["compare.csv", "compare.html", "compare.png", "growth-512.png", "learning.png"]
+    assert sorted(path.name for path in out.iterdir()) == files
     printed = capsys.readouterr().out
     for said in ("mqa: Trained with a length curriculum.", "243,776", "not run"):
         assert said in printed
     html = (out / "compare.html").read_text()
     assert not re.findall(r"https?:", re.sub(r'xmlns(:\w+)?="[^"]*"', "", html))
-    assert html.count("<svg") == 2
+    assert html.count("<svg") == 3 and "The same at 512 tokens." in html
     embedded = re.search(r'id="results">(.*?)</script>', html, re.DOTALL)
     assert embedded is not None
     assert json.loads(embedded[1])["schema"] == 1
@@ -84,6 +87,24 @@ def test_notes_that_differ_stay_apart_and_are_the_label(tmp_path: Path) -> None:
     write_run(tmp_path / "a", run_rows())
     write_run(tmp_path / "b", run_rows(seeds=(1,), notes=["length curriculum"]))
     assert [line.label for line in lines(tmp_path)] == ["griffin", "griffin · length curriculum"]
+
+
+def test_a_given_name_is_the_label_and_sets_runs_apart(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, run_rows(name=name, seeds=(seed,))) for seed, name in enumerate("ab")]
+    one, other = ([load(folder, name) for folder, name in zip(folders, names, strict=True)] for names in ("xx", "xy"))
+    assert [line.label for line in pool(one)] == ["x"] and [line.label for line in pool(other)] == ["x", "y"]
+
+
+def test_what_asks_by_distance_is_left_out_and_alone_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "a", run_rows())
+    asked = write_run(tmp_path / "a_recall", [*run_rows()[:1], row(metric=RECALLED, task="induction_heads", count=1)])
+    assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert "left out, for it asks by distance" in capsys.readouterr().out
+    assert main([str(asked), "--out", str(tmp_path / "other")]) == 2
+    assert "asks by distance, which its own report draws" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_same_seed_twice_is_two_lines_not_more_evidence(tmp_path: Path) -> None:

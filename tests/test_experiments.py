@@ -1,12 +1,16 @@
 """`experiment=…`: what is missing is run, what is done is left alone, and what cannot be is refused before anything."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import tiny
 
+from evalkit import config, run
 from evalkit.__main__ import main
+from evalkit.errors import UserError
 from evalkit.rows import read
 
 EXPERIMENT = """
@@ -43,7 +47,9 @@ def stamps(folder: Path) -> dict[str, int]:
 def test_it_runs_what_is_missing_and_draws_it_together(experiment: Callable[..., int], tmp_path: Path) -> None:
     assert experiment() == 0
     out = tmp_path / "out"
-    assert {path.name for path in out.iterdir()} == {"one", "other", "forgetful", "runs"}
+    assert {path.name for path in out.iterdir()} == {"one", "other", "forgetful", "runs", "controls"}
+    controls = (out / "controls" / "compare.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[1] for line in controls] == ["forgetful"], "not called after its place in the experiment"
     for name in ("compare.png", "learning.png", "compare.csv", "compare.html"):
         assert (out / "runs" / name).is_file()
     header, *lines = (out / "runs" / "compare.csv").read_text().splitlines()
@@ -56,8 +62,6 @@ def test_it_runs_what_is_missing_and_draws_it_together(experiment: Callable[...,
 
 
 def test_it_goes_on_with_a_run_that_was_stopped(experiment: Callable[..., int], tmp_path: Path) -> None:
-    from evalkit import config, run
-
     assert experiment() == 0
     (tmp_path / "out" / "other" / "results.json").unlink()  # as if stopped before its end
     called: list[Path] = []
@@ -77,7 +81,10 @@ def test_other_settings_in_the_same_folder_are_refused(
     before = stamps(tmp_path / "out")
     assert experiment("train.steps=8") == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "out/one was begun with another train; give another hydra.run.dir=FOLDER" in said
+    assert (
+        said.count("\n") == 1
+        and "out/one was begun with another train.steps; give another hydra.run.dir=FOLDER" in said
+    )
     assert stamps(tmp_path / "out") == before
 
 
@@ -137,8 +144,44 @@ def test_an_interrupted_evaluation_is_done_anew(experiment: Callable[..., int], 
 
 
 def test_a_figure_with_recipes_of_its_own_takes_no_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiment=fig6b", "preset=text"]) == 2
-    assert "has no recipe conf/figure/fig6b/text/" in capsys.readouterr().err
+    for model in ([], ["model=hawk"]):  # all of its runs, or one
+        assert main(["experiment=fig6b", "preset=text", *model]) == 2
+        said = capsys.readouterr().err
+        assert "fig6b has no recipe conf/figure/fig6b/text/hawk.yaml, which its protocol chooses" in said
+
+
+def test_what_evaluates_a_run_waits_for_its_end(
+    experiment: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else an evaluation of what a failed run left would stand as that of the whole run."""
+    assert experiment() == 0
+    (tmp_path / "out" / "one" / "results.json").unlink()
+    shutil.rmtree(tmp_path / "out" / "forgetful")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "resume", Mock(side_effect=UserError("cannot write")))
+        assert experiment() == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "it evaluates one, which is not finished" in said and said.endswith("failed: one, forgetful")
+    assert not (tmp_path / "out" / "forgetful").exists()
+
+
+def test_a_run_that_was_given_more_steps_stays_the_same_run(experiment: Callable[..., int], tmp_path: Path) -> None:
+    assert experiment() == 0
+    one = tmp_path / "out" / "one"
+    before = config.from_file(one / "config.yaml").train.steps
+    assert run.resume(one, [f"train.steps={before + 4}"]) == 0
+    assert experiment() == 0
+    assert config.from_file(one / "config.yaml").train.steps == before + 4
+
+
+def test_a_run_that_goes_on_is_not_finished(experiment: Callable[..., int], tmp_path: Path) -> None:
+    assert experiment() == 0
+    one = tmp_path / "out" / "one"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.Session, "train_and_evaluate", Mock(side_effect=UserError("a full disk")))
+        with pytest.raises(UserError, match="a full disk"):
+            run.resume(one, [])
+    assert not (one / "results.json").exists()
 
 
 def test_one_of_its_runs_alone_is_an_ordinary_run(experiment: Callable[..., int], tmp_path: Path) -> None:

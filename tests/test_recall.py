@@ -98,9 +98,9 @@ def test_a_question_to_a_copy_of_the_cache_is_a_question_at_the_end(model: str) 
     recall = Recall(length=64, before=[5], sequences=4, chunk=10, batch_size=4)
     tokens, answers = planted(experiment.task, np.arange(4), np.full(4, 5), 64)
     query = experiment.task.query
-    asked = list(recall._asked(trained, trained.params[0], tokens, answers, query, 5))
-    assert recall.distances(5) == [2, 4, 8, 16, 32] and len(asked) == 5
-    for distance, right in zip(recall.distances(5), asked, strict=True):
+    asked = list(recall._answers(trained, trained.params[0], tokens, answers, query, 5))
+    assert recall.asked(5) == [2, 4, 8, 16, 32] and len(asked) == 5
+    for distance, right in zip(recall.asked(5), asked, strict=True):
         whole = tokens.at[:, 5 + distance].set(query)[:, : 5 + distance + 1]
         said = jax.jit(experiment.model.apply)(trained.params[0], whole)[0][:, -1].argmax(axis=-1)
         np.testing.assert_array_equal(right, np.asarray(said == answers))
@@ -119,6 +119,14 @@ def test_every_distance_that_fits_is_asked_about_whatever_the_batch() -> None:
         if distance <= last
     ]
     assert [e["total"] for e in found] == [e["total"] for e in other if e["metric"] == RECALLED]
+    every = Recall(**settings, distances=[30, 4, 16]).run(trained)
+    chosen = [entry for entry in every if entry["metric"] == RECALLED]
+    totals = {(e["seed"], e["extra"]["before"], e["position"]): e["total"] for e in [*found, *chosen]}
+    own = [(e["extra"]["before"], e["position"]) for e in chosen if e["seed"] == 0]
+    assert own == [(0, 4), (0, 16), (0, 30), (40, 4), (40, 16)]
+    assert all(
+        totals[e["seed"], e["extra"]["before"], e["position"]] == e["total"] for e in found if e["position"] in (4, 16)
+    )
 
 
 def test_contexts_are_enough_when_every_distance_is_narrow() -> None:
@@ -158,8 +166,8 @@ def test_the_summary_is_within_the_window_and_beyond_it() -> None:
         for (before, distance), total in totals.items()
     ]
     summary = summarise([facts, *rows])
-    assert {(found["before"], found["reach"]): found["mean"] for found in summary["by_reach"]} == pytest.approx(
-        {(0, "within"): 1.0, (0, "beyond"): 0.4, (20, "within"): 0.9, (20, "beyond"): 0.9}
+    assert {(found["before"], found["reach"]): found["median"] for found in summary["by_reach"]} == pytest.approx(
+        {(0, "within"): 0.9, (0, "beyond"): 0.0, (20, "within"): 0.9, (20, "beyond"): 0.9}
     )
     assert [found["distance"] for found in summary["half_way"]] == [16, None]
     assert summary["forgetting"] == []
@@ -179,7 +187,7 @@ def test_what_the_decay_predicts_is_a_norm_over_channels() -> None:
     ]
     (block,) = summarise([*kept, *apart])["forgetting"]
     assert decayed([(0.01, 0.5), (0.001, 0.5)], block["predicted"]) == pytest.approx(np.exp(-1))
-    assert 600 < block["predicted"] < 700 and block["measured"] == 99 - 64
+    assert 600 < block["predicted"] < 700 and block["measured"] == pytest.approx(16 + 19 * (np.log(2) - 1) / -np.log(2))
     endless = [made(FORGETTING, length=9, total=0.0, count=1, extra={"block": 0, "channel": 0, "share": 1.0})]
     assert summarise(endless)["forgetting"][0]["predicted"] is None
 
@@ -188,8 +196,10 @@ def test_what_the_decay_predicts_is_a_norm_over_channels() -> None:
     ("settings", "words"),
     [
         ({"sequences": 0}, "sequences=0; allowed: 1 or more"),
-        ({"before": []}, r"before=\[\]; allowed: from 0, below length=16384 less 2"),
-        ({"before": [16383]}, r"before=\[16383\]; allowed: from 0"),
+        ({"before": []}, r"before=\[\]; allowed: from 0, below length=17409 less 2"),
+        ({"before": [17408]}, r"before=\[17408\]; allowed: from 0"),
+        ({"distances": [1, 9]}, r"distances=\[1, 9\]; allowed: numbers from 2, or null"),
+        ({"distances": [9], "length": 12, "before": [5]}, r"distances=\[9\] do not fit into length=12"),
         ({"interval": 0.0}, "interval=0.0; allowed: between 0 and 1, or null"),
         ({"told_at": 16383}, "told_at=16383; allowed: from 16, below pair_length=16384"),
     ],

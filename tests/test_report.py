@@ -46,7 +46,13 @@ def test_a_level_that_was_not_reached_is_null_and_takes_the_mean_away() -> None:
     rows = [entry for entry in run_rows(seeds=(0, 1)) if entry["step"] is None or entry["step"] < 150]
     summary = summarise(rows)
     assert summary["seeds"][1]["steps_to"] == {"0.9": 100, "0.99": None, "1.0": None}
-    assert summary["aggregate"]["steps_to"]["0.99"] == {"mean": None, "min": 100, "max": None, "seeds": 1}
+    assert summary["aggregate"]["steps_to"]["0.99"] == {
+        "mean": None,
+        "median": None,
+        "min": 100,
+        "max": None,
+        "seeds": 1,
+    }
     assert summary["aggregate"]["steps_to"]["0.9"]["mean"] == 75
 
 
@@ -90,7 +96,7 @@ def test_rows_of_another_task_and_of_single_positions_stay_out() -> None:
     assert summarise(rows)["extrapolation"] == summarise(run_rows())["extrapolation"]
 
 
-def test_the_mean_over_seeds_can_ask_for_every_seed() -> None:
+def test_the_median_over_seeds_can_ask_for_every_seed() -> None:
     both, one = Point(1, 0.5, 0, 1, 9), Point(2, 1.0, 0, 1, 9)
     curve = Curve("", {0: [both, one], 1: [Point(1, 0.7, 0, 1, 9)]})
     assert curve.over_seeds(complete=True) == [(1, pytest.approx(0.6), 0.5, 0.7)]

@@ -211,6 +211,15 @@ def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
     capsys.readouterr()
     assert archive.main([str(folder), str(kept)]) == 2
     assert "is not empty; give another folder" in one_line(capsys.readouterr().err)
+    assert archive.main([str(folder), str(kept / "config.yaml")]) == 2
+    assert "cannot write" in one_line(capsys.readouterr().err)
+    assert archive.main([str(folder), str(tmp_path / "at"), "--step", "4"]) == 0
+    with np.load(tmp_path / "at" / "parameters" / "seed-1.npz") as arrays:
+        assert arrays["step"] == 4
+    (folder / "results.json").unlink()
+    capsys.readouterr()
+    assert archive.main([str(folder), str(tmp_path / "half")]) == 2
+    assert "is not finished; go on with it by resume=" in one_line(capsys.readouterr().err)
     (kept / "parameters" / "seed-1.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match=r"seed-1.npz cannot be read"):
         evalkit.load(kept)

@@ -54,10 +54,12 @@ def test_a_total_that_is_no_sum_of_shares_is_refused(total: float) -> None:
 
 
 def test_a_spread_leaves_out_what_is_no_number() -> None:
-    assert spread([1.0, math.nan, 0.5]) == {"mean": 0.75, "min": 0.5, "max": 1.0, "seeds": 2}
-    assert spread([]) == {"mean": None, "min": None, "max": None, "seeds": 0}
+    assert spread([1.0, math.nan, 0.5]) == {"mean": 0.75, "median": 0.75, "min": 0.5, "max": 1.0, "seeds": 2}
+    assert spread([]) == {"mean": None, "median": None, "min": None, "max": None, "seeds": 0}
 
 
 def test_one_seed_that_never_got_there_takes_the_mean_away() -> None:
-    assert censored_spread([100, 300]) == {"mean": 200, "min": 100, "max": 300, "seeds": 2}
-    assert censored_spread([100, None]) == {"mean": None, "min": 100, "max": None, "seeds": 1}
+    assert censored_spread([100, 300]) == {"mean": 200, "median": 200, "min": 100, "max": 300, "seeds": 2}
+    assert censored_spread([100, None]) == {"mean": None, "median": None, "min": 100, "max": None, "seeds": 1}
+    assert censored_spread([None, 300, 100])["median"] == 300
+    assert censored_spread([None, 100, 300, None])["median"] is None, "half-way to a number that is not known"

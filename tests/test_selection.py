@@ -1,0 +1,49 @@
+"""Which trial a search chooses: the rule that its protocol states, on trials made up for it."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import tiny
+
+from evalkit import config
+from evalkit.selection import Trial, main, ranked, select
+
+
+def trial(name: str, tokens: int | None, loss: float, finished: bool = True) -> Trial:
+    return Trial(name, "hawk", finished, None if tokens is None else tokens // 10, tokens, 1.0, loss)
+
+
+def order(*trials: Trial) -> str:
+    return "".join(one.name for one in ranked(trials))
+
+
+def test_the_fewest_tokens_win_and_within_a_tenth_the_lowest_loss() -> None:
+    assert order(trial("a", 120, 0.1), trial("b", 100, 0.9), trial("c", 110, 0.2)) == "cba"
+    assert order(trial("a", 300, 0.5), trial("b", 200, 0.9), trial("c", 300, 0.1)) == "bca"
+
+
+def test_what_never_got_there_comes_behind_and_what_failed_last() -> None:
+    lost = trial("n", 1, math.nan)
+    unfinished = trial("u", 1, 0.0, finished=False)
+    assert order(unfinished, lost, trial("y", None, 2.0), trial("x", None, 1.0), trial("a", 10**9, 3.0))[:3] == "axy"
+    assert order(trial("x", None, 1.0), unfinished) == "xu"
+
+
+@pytest.mark.slow
+def test_a_search_is_read_from_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = "train.curriculum=[{length:8,steps:2,batch_size:8}]"
+    tiny.trained(tmp_path / "one", "train.steps=8", "train.eval_every=2", stages)
+    (found,) = select(tmp_path, level=0.0)["griffin"]
+    assert (found.name, found.finished, found.steps) == ("one", True, 2)
+    assert found.tokens == 2 * 8 * (8 + config.from_file(tmp_path / "one" / "config.yaml").task.answer_length)
+    assert main([str(tmp_path), "--level", "2"]) == 0
+    (kept,) = json.loads((tmp_path / "selection.json").read_text())["trials"]["griffin"]
+    assert kept["tokens"] is None and kept["loss"] > 0
+    assert "griffin" in capsys.readouterr().out
+
+
+def test_a_folder_without_trials_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert "no metrics.jsonl in the folders of" in capsys.readouterr().err
