@@ -133,7 +133,7 @@ def test_a_fault_of_ours_keeps_its_traceback(run: Run) -> None:
         ((*GRIFFIN, "model.mixers.attention.window=0"), "window=0"),
         ((*GRIFFIN, "preset=tpu"), "cpu, paper"),
         (("task=induction_heads",), "model is missing"),
-        (("-m", "task=induction_heads", "model=mqa,mamba"), "model=mamba"),
+        (("-m", "task=induction_heads", "model=mqa,retnet"), "model=retnet"),
         (("-m", *GRIFFIN, "train.stepz=1,2"), "'train.steps'"),
         ((*GRIFFIN, "--fast"), "'--fast'"),
         ((*GRIFFIN, "--config-dir", "nowhere"), "nowhere"),

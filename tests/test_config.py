@@ -173,8 +173,8 @@ def test_wrong_input_is_one_line(override: str, said: Sequence[str]) -> None:
         (("task=induction_heads",), ["model is missing", "model=hawk"]),
         (("task=inductionheads", "model=mqa"), ["task=inductionheads", "induction_heads"]),
         (
-            ("task=induction_heads", "model=mamba"),
-            ["model=mamba", "griffin_released, hawk, hawk_complex, mqa"],
+            ("task=induction_heads", "model=retnet"),
+            ["model=retnet", "griffin_released, hawk, hawk_complex, hawk_ungated, mamba, mqa, mqa_local"],
         ),
         (("task=induction_heads", "model=mqa,hawk"), ["-m"]),
         (("task=selective_copying", "model=mqa", "task.data_tokens=2000"), ["task.data_tokens=2000", "1024"]),
@@ -191,7 +191,7 @@ def test_a_sweep_is_checked_run_by_run() -> None:
     assert "'train.stepz'" in refusal(*swept, "train.stepz=1", sweep=True)
     assert "attention" in refusal(*swept, "model.mixers.attention.window=64", sweep=True)  # Hawk has none
     assert "window=0" in refusal(*GRIFFIN, "model.mixers.attention.window=64,0", sweep=True)
-    assert "model=mamba" in refusal("task=induction_heads", "model=hawk,mamba", sweep=True)
+    assert "model=retnet" in refusal("task=induction_heads", "model=hawk,retnet", sweep=True)
 
 
 def test_a_task_and_a_model_of_ones_own_need_no_recipe(tmp_path: Path) -> None:

@@ -242,10 +242,11 @@ def test_paper_sizes_decay_mask_and_logits_dtype(name: str) -> None:
     model = config.experiment(config.compose(["task=induction_heads", f"model={name}"])).model
     params = jax.eval_shape(model.init, jax.random.key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert 230_000 <= count <= 290_000
+    if name != "mamba":  # a control of its authors' size: two blocks without MLPs
+        assert 230_000 <= count <= 290_000
     for path, decays in jax.tree_util.tree_leaves_with_path(model.decay_mask(params)):
         key = jax.tree_util.keystr(path)
-        spared = any(word in key for word in ("scale", "bias", "table", "'decay'", "'angle'"))
+        spared = any(word in key for word in ("scale", "bias", "table", "'decay'", "'angle'", "log_rate", "skip"))
         assert decays is not spared, key
 
 
@@ -355,7 +356,7 @@ def test_bfloat16_gradients_are_finite_and_logits_float32(name: str) -> None:
         ({"pattern": []}, "names nothing"),
         ({"width": 0}, "width=0; allowed: 1 or more"),
         ({"dtype": "float16"}, "allowed: float32, bfloat16"),
-        ({"mlp_expansion": 0}, "mlp_expansion=0 makes an MLP of width 0"),
+        ({"mlp_expansion": -1}, "mlp_expansion=-1 makes an MLP of width -16"),
         ({"mlp_expansion": 1.3}, "an MLP of width 20.8; use a whole one"),
         ({"logits_soft_cap": 0.0}, "logits_soft_cap=0.0; allowed: above 0, or null"),
     ],

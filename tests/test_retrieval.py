@@ -29,7 +29,7 @@ def unused(*_: Any) -> Any:
 class Reader:
     """A model that looks the answer up in what it has read; with a `window`, in the last characters of the prompt."""
 
-    init = parts = decay_mask = staticmethod(unused)
+    init = parts = decay_mask = decays = staticmethod(unused)
 
     def __init__(self, window: int | None = None) -> None:
         self.window = window
@@ -154,7 +154,7 @@ def test_memory_does_not_grow_with_length() -> None:
 
     class Counted:
         window, init_cache = held.model.window, staticmethod(held.model.init_cache)
-        init = parts = decay_mask = staticmethod(unused)
+        init = parts = decay_mask = decays = staticmethod(unused)
 
         def apply(self, params, tokens, positions=None, cache=None, at=None):
             traced.append(tokens.shape)
