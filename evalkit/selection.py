@@ -19,10 +19,11 @@ from rich.text import Text
 from evalkit.artifacts import RESULTS, write_text
 from evalkit.config import Experiment, from_file
 from evalkit.errors import UserError
-from evalkit.rows import FILE, read, value
+from evalkit.rows import FILE, read
+from evalkit.summary import LEVELS, summarise
 from evalkit.terminal import print_table
 
-WITHIN, ROUNDING = 1.1, 1e-9
+WITHIN = 1.1
 DASH = "–"
 HEADER = ["trial", "tokens to the level", "accuracy", "loss", ""]
 
@@ -65,21 +66,21 @@ def ranked(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def trial_of(folder: Path, level: float) -> Trial:
-    """What the rows of one trial, of one seed, say; raises UserError for what is no run."""
-    experiment, rows = from_file(folder / "config.yaml"), read(folder)
-    found = [row for row in rows if (row["split"], row["length"]) == ("validation", experiment.task.length)]
-    accuracy, loss = (
-        {row["step"] or 0: value(row) for row in found if row["metric"] == metric} for metric in ("accuracy", "loss")
-    )
-    steps = next((step for step, right in accuracy.items() if right >= level - ROUNDING), None)
+    """What the rows of one trial say, for one of `LEVELS`; raises UserError for what is no run, or of several seeds."""
+    experiment, seeds = from_file(folder / "config.yaml"), summarise(read(folder))["seeds"]
+    if len(seeds) > 1:
+        raise UserError(f"{folder} has {len(seeds)} seeds; a trial has one")
+    validation = seeds[0]["validation"] if seeds else None
+    steps = seeds[0]["steps_to"][str(level)] if seeds else None
+    accuracy, loss = (validation[name] if validation else None for name in ("accuracy", "loss"))
     return Trial(
         name=folder.name,
         model=experiment.model_name,
         finished=(folder / RESULTS).is_file(),
         steps=steps,
         tokens=None if steps is None else tokens_after(experiment, steps),
-        accuracy=accuracy[max(accuracy)] if accuracy else math.nan,
-        loss=loss[max(loss)] if loss else math.nan,
+        accuracy=math.nan if accuracy is None else accuracy,
+        loss=math.nan if loss is None else loss,
     )
 
 
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m evalkit.selection", description=__doc__)
     parser.add_argument("folder", type=Path, help="of a search: a folder a trial")
-    parser.add_argument("--level", type=float, default=1.0, help="the accuracy that the fewest tokens are to reach")
+    parser.add_argument("--level", type=float, choices=LEVELS, default=1.0, help="what the fewest tokens are to reach")
     given = parser.parse_args(arguments)
     console = Console()
     try:

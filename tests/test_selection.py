@@ -8,7 +8,8 @@ import pytest
 import tiny
 
 from evalkit import config
-from evalkit.selection import Trial, main, ranked, select
+from evalkit.rows import read, value
+from evalkit.selection import Trial, main, ranked, select, tokens_after
 
 
 def trial(name: str, tokens: int | None, loss: float, finished: bool = True) -> Trial:
@@ -35,12 +36,19 @@ def test_what_never_got_there_comes_behind_and_what_failed_last() -> None:
 def test_a_search_is_read_from_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stages = "train.curriculum=[{length:8,steps:2,batch_size:8}]"
     tiny.trained(tmp_path / "one", "train.steps=8", "train.eval_every=2", stages)
-    (found,) = select(tmp_path, level=0.0)["griffin"]
-    assert (found.name, found.finished, found.steps) == ("one", True, 2)
-    assert found.tokens == 2 * 8 * (8 + config.from_file(tmp_path / "one" / "config.yaml").task.answer_length)
-    assert main([str(tmp_path), "--level", "2"]) == 0
+    (found,) = select(tmp_path, level=1.0)["griffin"]
+    validation = [row for row in read(tmp_path / "one") if row["split"] == "validation" and row["step"] == 8]
+    assert (found.accuracy, found.loss) == tuple(
+        value(row) for name in ("accuracy", "loss") for row in validation if row["metric"] == name
+    )
+    assert (found.name, found.finished, found.steps, found.tokens) == ("one", True, None, None)
+    experiment = config.from_file(tmp_path / "one" / "config.yaml")
+    answer = experiment.task.answer_length
+    assert tokens_after(experiment, 2) == 2 * 8 * (8 + answer)
+    assert tokens_after(experiment, 6) == 2 * 8 * (8 + answer) + 4 * 4 * (32 + answer)
+    assert main([str(tmp_path), "--level", "0.9"]) == 0
     (kept,) = json.loads((tmp_path / "selection.json").read_text())["trials"]["griffin"]
-    assert kept["tokens"] is None and kept["loss"] > 0
+    assert kept["tokens"] is None and kept["loss"] == found.loss
     assert "griffin" in capsys.readouterr().out
 
 
