@@ -29,15 +29,15 @@ HEADER = ["trial", "tokens to the level", "accuracy", "loss", ""]
 
 
 class Trial(NamedTuple):
-    """One run of a search: when it first had the level (null: never), and what its last validation says."""
+    """One run of a search: when it first had the level (null: never), and its last validation (null: not a number)."""
 
     name: str
     model: str
     finished: bool
     steps: int | None
     tokens: int | None
-    accuracy: float
-    loss: float
+    accuracy: float | None
+    loss: float | None
 
 
 def select(folder: Path, level: float) -> dict[str, list[Trial]]:
@@ -56,7 +56,7 @@ def ranked(trials: Sequence[Trial]) -> list[Trial]:
     fewest = min((trial.tokens for trial in trials if trial.finished and trial.tokens is not None), default=0)
 
     def place(trial: Trial) -> tuple[float, ...]:
-        if not trial.finished or not math.isfinite(trial.loss):
+        if not trial.finished or trial.loss is None:
             return (3,)
         if trial.tokens is None:
             return (2, trial.loss)
@@ -72,16 +72,20 @@ def trial_of(folder: Path, level: float) -> Trial:
         raise UserError(f"{folder} has {len(seeds)} seeds; a trial has one")
     validation = seeds[0]["validation"] if seeds else None
     steps = seeds[0]["steps_to"][str(level)] if seeds else None
-    accuracy, loss = (validation[name] if validation else None for name in ("accuracy", "loss"))
+    accuracy, loss = (_finite(validation[name]) if validation else None for name in ("accuracy", "loss"))
     return Trial(
         name=folder.name,
         model=experiment.model_name,
         finished=(folder / RESULTS).is_file(),
         steps=steps,
         tokens=None if steps is None else tokens_after(experiment, steps),
-        accuracy=math.nan if accuracy is None else accuracy,
-        loss=math.nan if loss is None else loss,
+        accuracy=accuracy,
+        loss=loss,
     )
+
+
+def _finite(measured: float | None) -> float | None:
+    return measured if measured is not None and math.isfinite(measured) else None
 
 
 def tokens_after(experiment: Experiment, steps: int) -> int:
@@ -103,20 +107,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         found = select(given.folder, given.level)
         record = {model: [trial._asdict() for trial in trials] for model, trials in found.items()}
-        text = json.dumps({"level": given.level, "trials": record}, indent=2, default=str).replace("NaN", "null")
+        text = json.dumps({"level": given.level, "trials": record}, indent=2, allow_nan=False)
         write_text(given.folder / "selection.json", text + "\n")
     except UserError as error:
         print(f"evalkit.selection: {error}", file=sys.stderr)
         return error.exit_code
     for model, trials in found.items():
         console.print(Text(model, style="bold"))
-        print_table(console, HEADER, [_cells(trial, given.level) for trial in trials])
+        print_table(console, HEADER, [_cells(trial) for trial in trials])
     return 0
 
 
-def _cells(trial: Trial, level: float) -> list[str]:
+def _cells(trial: Trial) -> list[str]:
     reached = DASH if trial.tokens is None else f"{trial.tokens / 1e6:.2f} M ({trial.steps:,} steps)"
-    return [trial.name, reached, f"{trial.accuracy:.4f}", f"{trial.loss:.5f}", "" if trial.finished else "not finished"]
+    accuracy = DASH if trial.accuracy is None else f"{trial.accuracy:.4f}"
+    loss = DASH if trial.loss is None else f"{trial.loss:.5f}"
+    return [trial.name, reached, accuracy, loss, "" if trial.finished else "not finished"]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Which trial a search chooses: the rule that its protocol states, on trials made up for it."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from evalkit.rows import read, value
 from evalkit.selection import Trial, main, ranked, select, tokens_after
 
 
-def trial(name: str, tokens: int | None, loss: float, finished: bool = True) -> Trial:
+def trial(name: str, tokens: int | None, loss: float | None, finished: bool = True) -> Trial:
     return Trial(name, "hawk", finished, None if tokens is None else tokens // 10, tokens, 1.0, loss)
 
 
@@ -26,7 +25,7 @@ def test_the_fewest_tokens_win_and_within_a_tenth_the_lowest_loss() -> None:
 
 
 def test_what_never_got_there_comes_behind_and_what_failed_last() -> None:
-    lost = trial("n", 1, math.nan)
+    lost = trial("n", 1, None)
     unfinished = trial("u", 1, 0.0, finished=False)
     assert order(unfinished, lost, trial("y", None, 2.0), trial("x", None, 1.0), trial("a", 10**9, 3.0))[:3] == "axy"
     assert order(trial("x", None, 1.0), unfinished) == "xu"
