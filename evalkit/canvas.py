@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 # Lower case, as SVG has them: a page replaces them by its own, which follow its light or dark mode.
 INK, MUTED, GRID, AXIS = "#1f2328", "#6a737d", "#e4e7eb", "#9aa2ab"
 WIDTH, AXES_HEIGHT, LEFT, RIGHT, BOTTOM = 6.4, 2.75, 0.62, 0.56, 0.52
-TITLE, LEGEND_ROW, LABEL_ROW, NOTE_ROW = 0.27, 0.21, 0.15, 0.145
+TITLE, LEGEND_ROW, LABEL_ROW, NOTE_ROW = 0.27, 0.165, 0.15, 0.145
 LEGEND_COLUMNS, LEGEND_CHARACTERS, NOTE_CHARACTERS = 4, 92, 112
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -46,7 +46,7 @@ STYLE: dict[Any, Any] = {
 def canvas(title: str, notes: Sequence[str], keys: Sequence[str], labels: int = 0) -> tuple[Figure, Axes]:
     """A figure laid out by hand, in inches: title, legend, labels of marks, axes, notes. So its bytes never vary."""
     lines = [line for note in notes for line in textwrap.wrap(note, NOTE_CHARACTERS)]
-    legend_height = LEGEND_ROW * math.ceil(len(keys) / _columns(keys))
+    legend_height = LEGEND_ROW * math.ceil(len(keys) / _columns(keys)) + 0.045  # and what parts it from the title
     label_height = LABEL_ROW * _label_rows(labels)
     top = TITLE * bool(title) + legend_height + label_height + 0.12
     bottom = BOTTOM + NOTE_ROW * len(lines) + 0.08 * bool(lines)

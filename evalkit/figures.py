@@ -27,9 +27,12 @@ from evalkit.canvas import (
 from evalkit.errors import writing
 from evalkit.summary import Curve, Point
 
+Dashes = str | tuple[int, tuple[float, ...]]
 # Okabe and Ito's colours, which colour-blind readers tell apart; markers differ too, for print in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B6B6B")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# What tells the eighth curve from the first: a search has dozens.
+DASHES: tuple[Dashes, ...] = ("solid", (0, (4, 1.6)), (0, (1, 1.5)), (0, (6, 1.4, 1, 1.4)), (0, (2, 1, 2, 3)))
 PROBES = ("#6A51A3", "#9E3D8F", "#CF4D6F", "#EC7A4E", "#F0AE3C")
 
 
@@ -85,7 +88,7 @@ def learning_figure(
             for index, probe in enumerate(probes)
         ]
         keys = [
-            _draw_learning(axes, curve, COLOURS[index % len(COLOURS)], width=1.9)
+            _draw_learning(axes, curve, _colour(index), width=1.9, dashes=_dashes(index))
             for index, curve in enumerate(curves)
             if curve.seeds
         ]
@@ -126,7 +129,7 @@ def _rendered(figure: Figure, kind: str, metadata: Mapping[str, str | None]) -> 
 
 def _shift(axes: Axes, index: int, curves: int) -> Transform:
     """Points of different curves at one length stand side by side, so that none hides another."""
-    points = (index - (curves - 1) / 2) * 2.4
+    points = (index - (curves - 1) / 2) * min(2.4, 17 / curves)
     figure = axes.get_figure(root=True)
     assert figure is not None
     return axes.transData + ScaledTranslation(points / 72, 0, figure.dpi_scale_trans)
@@ -136,9 +139,9 @@ def _draw_ladder(axes: Axes, curve: Curve, index: int, shift: Transform) -> None
     across = curve.over_seeds()
     if not across:
         return
-    colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+    colour, marker = _colour(index), MARKERS[index % len(MARKERS)]
     x, middle, low, high = zip(*across, strict=True)
-    style = {"color": colour, "transform": shift, "zorder": 3 + 0.1 * index}
+    style = {"color": colour, "ls": _dashes(index), "transform": shift, "zorder": 3 + 0.1 * index}
     axes.plot(x, middle, marker=marker, markersize=4.6, markeredgecolor="white", markeredgewidth=0.6, lw=1.6, **style)
     if len(curve.seeds) > 1:
         axes.fill_between(x, low, high, color=colour, alpha=0.17, linewidth=0, transform=shift, zorder=2)
@@ -174,9 +177,7 @@ def _say_not_run(axes: Axes, x: float, y: float, colour: str, last: str) -> None
     )
 
 
-def _draw_learning(
-    axes: Axes, curve: Curve, colour: str, width: float, dashes: str | tuple[int, tuple[float, ...]] = "solid"
-) -> Line2D:
+def _draw_learning(axes: Axes, curve: Curve, colour: str, width: float, dashes: Dashes = "solid") -> Line2D:
     for points in curve.seeds.values():
         steps, values = [point.x for point in points], [point.value for point in points]
         axes.plot(steps, values, color=colour, lw=0.8 if len(curve.seeds) > 1 else width, alpha=0.45, ls=dashes)
@@ -188,5 +189,13 @@ def _draw_learning(
 
 
 def _key(index: int, label: str) -> Line2D:
-    colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-    return Line2D([], [], color=colour, marker=marker, ms=4.6, mec="white", mew=0.6, lw=1.6, label=label)
+    marker, drawn = MARKERS[index % len(MARKERS)], {"color": _colour(index), "ls": _dashes(index), "lw": 1.6}
+    return Line2D([], [], marker=marker, ms=4.6, mec="white", mew=0.6, label=label, **drawn)
+
+
+def _colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def _dashes(index: int) -> Dashes:
+    return DASHES[index // len(COLOURS) % len(DASHES)]

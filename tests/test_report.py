@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from made_up_runs import LADDER, SEQUENCES, STEPS, falls, run_rows, scores, write_run
+from matplotlib.lines import Line2D
 from rich.console import Console
 
 from evalkit.errors import UserError
-from evalkit.figures import extrapolation_figure, length_label, save, svg
+from evalkit.figures import extrapolation_figure, learning_figure, length_label, save, svg
 from evalkit.report import report
 from evalkit.rows import row
 from evalkit.statistics import wilson
@@ -196,6 +197,17 @@ def test_a_figure_draws_no_point_outside_the_paper(tmp_path: Path) -> None:
     assert svg(figure, "a-").startswith("<svg")
     with pytest.raises(UserError, match=r"cannot write .*missing"):
         save(figure, tmp_path / "missing" / "figure.png")
+
+
+@pytest.mark.parametrize("curves", [7, 32])
+def test_no_two_curves_of_a_search_are_drawn_alike(curves: int) -> None:
+    points = [Point(64, 0.5, 0.4, 0.6, 64), Point(128, 0.6, 0.5, 0.7, 64)]
+    lines = [Curve(f"trial_{number}", {0: points}) for number in range(curves)]
+    for figure in (extrapolation_figure(lines, 128), learning_figure(lines)):
+        legend = figure.axes[0].get_legend()
+        assert legend is not None
+        keys = [key for key in legend.legend_handles if isinstance(key, Line2D)]
+        assert len({(key.get_color(), str(vars(key)["_unscaled_dash_pattern"])) for key in keys}) == curves
 
 
 @pytest.mark.parametrize(
