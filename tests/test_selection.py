@@ -1,7 +1,9 @@
 """Which trial a search chooses: the rule that its protocol states, on trials made up for it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -54,3 +56,34 @@ def test_a_search_is_read_from_its_rows(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_folder_without_trials_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
     assert "no metrics.jsonl in the folders of" in capsys.readouterr().err
+
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "synthetic"
+# What a recipe freezes; its steps and curriculum follow from the tokens that the protocol gives to every run.
+FROZEN = ("batch_size", "learning_rate", "schedule", "weight_decay", "warmup_steps", "b1", "b2", "clip")
+
+
+def recipe_of(*overrides: str) -> Mapping[str, Any]:
+    return config.experiment(config.compose(overrides)).config
+
+
+@pytest.mark.parametrize("preset", ["cpu", "paper"])
+@pytest.mark.parametrize(("figure", "level"), [("fig6b", 1.0), ("fig6a", 0.99)])
+def test_the_recipes_of_a_figure_are_those_that_its_search_chose(figure: str, level: float, preset: str) -> None:
+    """By the rows kept with the results: no recipe was mended after its figure was seen."""
+    for model, trials in select(RESULTS / f"{figure}_search", level).items():
+        recipe = recipe_of(f"experiment={figure}", f"model={model}", f"preset={preset}")
+        chosen = config.from_file(RESULTS / f"{figure}_search" / trials[0].name / "config.yaml").config
+        assert recipe["selected_by"] == trials[0].name
+        assert {key: recipe["train"][key] for key in FROZEN} == {key: chosen["train"][key] for key in FROZEN}
+        window = recipe["model"]["mixers"].get("attention", {}).pop("window", None)
+        assert window == (None if model != "griffin" else recipe["task"]["length"] // 2)
+        chosen["model"]["mixers"].get("attention", {}).pop("window", None)
+        assert recipe["model"] == chosen["model"]
+
+
+@pytest.mark.parametrize(("control", "model"), [("mqa_local", "mqa"), ("hawk_ungated", "hawk")])
+def test_a_control_is_trained_by_the_recipe_of_its_model(control: str, model: str) -> None:
+    recipes = [recipe_of("experiment=fig6b", f"model={name}", "preset=cpu") for name in (control, model)]
+    assert recipes[0]["train"] == recipes[1]["train"]
+    assert recipes[0]["selected_by"] == recipes[1]["selected_by"]
