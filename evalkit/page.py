@@ -95,5 +95,5 @@ def details(summary: str, text: str) -> str:
 
 
 def spoken(task: str) -> str:
-    """A task's name as a title says it: `induction_heads` is "Induction heads"."""
-    return task.replace("_", " ").capitalize()
+    """A task's name as a title says it: `induction_heads` is "Induction heads", `arxiv` as arXiv writes itself."""
+    return "arXiv" if task == "arxiv" else task.replace("_", " ").capitalize()

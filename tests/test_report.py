@@ -14,6 +14,7 @@ from made_up_runs import LADDER, SEQUENCES, STEPS, falls, run_rows, scores, writ
 from matplotlib.lines import Line2D
 from rich.console import Console
 
+from evalkit import page
 from evalkit.errors import UserError
 from evalkit.figures import extrapolation_figure, learning_figure, length_label, save, svg
 from evalkit.report import report
@@ -208,6 +209,13 @@ def test_no_two_curves_of_a_search_are_drawn_alike(curves: int) -> None:
         assert legend is not None
         keys = [key for key in legend.legend_handles if isinstance(key, Line2D)]
         assert len({(key.get_color(), str(vars(key)["_unscaled_dash_pattern"])) for key in keys}) == curves
+
+
+@pytest.mark.parametrize(
+    ("task", "title"), [("induction_heads", "Induction heads"), ("books", "Books"), ("arxiv", "arXiv")]
+)
+def test_tasks_are_titled_as_people_write_them(task: str, title: str) -> None:
+    assert page.spoken(task) == title
 
 
 @pytest.mark.parametrize(
