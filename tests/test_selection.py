@@ -87,3 +87,23 @@ def test_a_control_is_trained_by_the_recipe_of_its_model(control: str, model: st
     recipes = [recipe_of("experiment=fig6b", f"model={name}", "preset=cpu") for name in (control, model)]
     assert recipes[0]["train"] == recipes[1]["train"]
     assert recipes[0]["selected_by"] == recipes[1]["selected_by"]
+
+
+@pytest.mark.parametrize("model", ["hawk", "griffin"])
+def test_the_recipes_beyond_the_protocol_are_those_that_carried_furthest(model: str) -> None:
+    """What was chosen on extrapolation, and says so, is the trial with the best rows at 4,096."""
+    carried = {
+        folder.name: next(
+            value(row)
+            for row in read(folder)
+            if (row["split"], row["length"], row["metric"]) == ("test", 4096, "accuracy")
+        )
+        for folder in (RESULTS / "fig6b_search_far").glob(f"{model}_*")
+    }
+    furthest = max(carried, key=lambda name: carried[name])
+    chosen = config.from_file(RESULTS / "fig6b_search" / furthest / "config.yaml").config
+    recipe = recipe_of("experiment=fig6b_constant", f"model={model}", "preset=cpu")
+    assert recipe["selected_by"] == furthest
+    assert {key: recipe["train"][key] for key in FROZEN} == {key: chosen["train"][key] for key in FROZEN}
+    frozen = recipe_of("experiment=fig6b", f"model={model}", "preset=cpu")
+    assert (recipe["model"], recipe["train"]["steps"]) == (frozen["model"], frozen["train"]["steps"])
