@@ -97,19 +97,20 @@ class Recall:
             yield from self._forgotten(trained, trained.task, params, seed)
 
     def _recalled(self, trained: Trained, task: Recalls, params: Params, seed: int, before: int) -> Iterator[Row]:
-        right, done = np.zeros(len(self.asked(before))), 0
-        while done < self.sequences:
+        right, asked = np.zeros((len(self.asked(before)), task.answers), int), np.zeros(task.answers, int)
+        while (done := int(asked.sum())) < self.sequences:
             numbers = np.arange(done, done + self.batch_size)  # a last batch that is not full keeps its shape
             tokens, answers = planted(task, numbers, np.full(self.batch_size, before), self.length)
             look = self.sequences if self.interval is None else LOOK_EVERY - done % LOOK_EVERY
             used = min(self.batch_size, look, self.sequences - done)
-            hits = self._answers(trained, params, tokens, answers, task.query, before)
-            right += [float(hit[:used].sum()) for hit in hits]
-            done += used
-            trained.progress.describe(self.length, done, self.sequences)
-            if done % LOOK_EVERY == 0 and self._narrow(right, done):
+            told = np.asarray(answers)[:used]
+            asked += np.bincount(told, minlength=task.answers)
+            for at, hit in enumerate(self._answers(trained, params, tokens, answers, task.query, before)):
+                right[at] += np.bincount(told[hit[:used] > 0], minlength=task.answers)
+            trained.progress.describe(self.length, done + used, self.sequences)
+            if (done + used) % LOOK_EVERY == 0 and self._narrow(right.sum(axis=1), done + used):
                 break
-        for distance, total in zip(self.asked(before), right, strict=True):
+        for distance, of_each in zip(self.asked(before), right, strict=True):
             yield trained.make_row(
                 metric=RECALLED,
                 seed=seed,
@@ -117,9 +118,9 @@ class Recall:
                 split="test",
                 length=before + distance + 1,
                 position=distance,
-                total=total,
-                count=done,
-                extra={"before": before},
+                total=int(of_each.sum()),
+                count=int(asked.sum()),
+                extra={"before": before, "right": of_each.tolist(), "asked": asked.tolist()},
             )
 
     def _narrow(self, right: np.ndarray, count: int) -> bool:

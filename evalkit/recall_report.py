@@ -41,7 +41,8 @@ def report(folder: Path, rows: Sequence[Row], console: Console) -> dict[str, Any
 
 
 def tables(summary: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
-    """Headers and lines: accuracy within the window and beyond, where it is lost, how long each block holds a fact."""
+    """Headers and lines: accuracy within the window and beyond, where it is lost, which answers are, how long each
+    block holds a fact."""
     reach = [
         [
             f"{found['before']:,}",
@@ -56,6 +57,16 @@ def tables(summary: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]
         [f"{found['before']:,}", str(found["seed"]), "never" if found["distance"] is None else f"{found['distance']:,}"]
         for found in summary["half_way"]
     ]
+    answers = [
+        [
+            f"{found['before']:,}",
+            str(found["seed"]),
+            f"{found['distance']:,}",
+            ", ".join(map(str, found["lost"])) or "none",
+            DASH if found["others"] is None else f"{found['others']:.3f}",
+        ]
+        for found in summary["by_answer"]
+    ]
     kept = [
         [
             str(found["seed"]),
@@ -68,6 +79,7 @@ def tables(summary: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]
     return [
         (["tokens before the fact", "distance to the window", "accuracy", "range over seeds", "seeds"], reach),
         (["tokens before the fact", "seed", "half-way to chance at distance"], half),
+        (["tokens before the fact", "seed", "distance", "answers lost", "accuracy of the others"], answers),
         (["seed", "block", "tokens to 1/e, by its decay", "measured"], kept),
     ]
 

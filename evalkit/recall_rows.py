@@ -2,7 +2,7 @@
 
 RECALLED = "recalled"
 """A sequence each: right or wrong, the question `position` tokens after the fact, before which are `extra.before`
-tokens; `length` counts all of them."""
+tokens; `length` counts all of them. `extra.asked` and `extra.right` count by the fact's answer, from 0."""
 
 FORGETTING = "forgetting"
 """A context each: the mean of δ = −log a (1/tokens) over the tokens after the fact, of channel `extra.channel` of block

@@ -28,6 +28,8 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     `recalled`: a record a seed, distance and number of tokens before the fact, with its 95% Wilson interval.
     `by_reach`: median and range over seeds of the mean accuracy over distances within the model's window, and beyond.
     `half_way`: a seed's first distance whose accuracy is no more than half-way between 1 and chance (null: none).
+    `by_answer`: at a seed's furthest distance, what was `right` of what was `asked` by the fact's answer; the answers
+    `lost`, right less often than half-way, and the accuracy of the `others` (null: there are none).
     `forgetting`: a record a seed and block: the tokens in which the difference that a fact makes to the state falls to
     1/e, `predicted` by the decay of its channels, each as much as it carries, and `measured` (null: not within the
     contexts), and the channels `carrying` most of it; behind the first block that carries it, the blocks before go on
@@ -42,6 +44,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         "recalled": records,
         "by_reach": _by_reach(records, facts["window"]),
         "half_way": _half_way(records, facts["chance"]),
+        "by_answer": _by_answer(rows, facts["chance"]),
         "forgetting": _forgetting(rows),
         "differences": [
             {
@@ -107,7 +110,7 @@ def _by_reach(records: Sequence[dict[str, Any]], window: int | None) -> list[dic
 
 
 def _half_way(records: Sequence[dict[str, Any]], chance: float | None) -> list[dict[str, Any]]:
-    middle = (1 + (chance or 0.0)) / 2
+    middle = _middle(chance)
     result = []
     for before in sorted({record["before"] for record in records}):
         for seed in sorted({record["seed"] for record in records}):
@@ -115,6 +118,34 @@ def _half_way(records: Sequence[dict[str, Any]], chance: float | None) -> list[d
             fallen = [record["distance"] for record in own if record["accuracy"] <= middle]
             result.append({"before": before, "seed": seed, "distance": min(fallen, default=None)})
     return result
+
+
+def _by_answer(rows: Sequence[Row], chance: float | None) -> list[dict[str, Any]]:
+    furthest: dict[tuple[int, int], Row] = {}
+    for entry in sorted(_of(rows, recall_rows.RECALLED), key=lambda entry: entry["position"] or 0):
+        furthest[(entry["extra"] or {})["before"], entry["seed"] or 0] = entry
+    result = []
+    for (before, seed), entry in sorted(furthest.items(), key=lambda item: item[0]):
+        right, asked = (np.asarray((entry["extra"] or {})[name]) for name in ("right", "asked"))
+        lost = right < asked * _middle(chance)
+        others = int(asked[~lost].sum())
+        result.append(
+            {
+                "before": before,
+                "seed": seed,
+                "distance": entry["position"],
+                "right": right.tolist(),
+                "asked": asked.tolist(),
+                "lost": np.flatnonzero(lost).tolist(),
+                "others": int(right[~lost].sum()) / others if others else None,
+            }
+        )
+    return result
+
+
+def _middle(chance: float | None) -> float:
+    """Half-way between 1 and chance."""
+    return (1 + (chance or 0.0)) / 2
 
 
 def _forgetting(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -118,7 +118,12 @@ def test_every_distance_that_fits_is_asked_about_whatever_the_batch() -> None:
         for distance in (2, 4, 8, 16, 32)
         if distance <= last
     ]
-    assert [e["total"] for e in found] == [e["total"] for e in other if e["metric"] == RECALLED]
+    same = [e for e in other if e["metric"] == RECALLED]
+    assert [(e["total"], e["extra"]) for e in found] == [(e["total"], e["extra"]) for e in same]
+    for e in found:
+        _, answers = planted(trained.task, np.arange(37), np.full(37, e["extra"]["before"]), 64)
+        assert e["extra"]["asked"] == np.bincount(answers, minlength=trained.task.answers).tolist()
+        assert sum(e["extra"]["right"]) == e["total"] and np.less_equal(e["extra"]["right"], e["extra"]["asked"]).all()
     every = Recall(**settings, distances=[30, 4, 16]).run(trained)
     chosen = [entry for entry in every if entry["metric"] == RECALLED]
     totals = {(e["seed"], e["extra"]["before"], e["position"]): e["total"] for e in [*found, *chosen]}
@@ -162,8 +167,9 @@ def test_the_summary_is_within_the_window_and_beyond_it() -> None:
     facts = row(metric="parameters", run="r", task="t", model="m", total=5, count=1, extra={"window": 8, "chance": 0.1})
     totals = {(0, 4): 10, (0, 8): 8, (0, 16): 0, (20, 4): 9, (20, 8): 9, (20, 16): 9}
     rows = [
-        made(RECALLED, length=before + distance + 1, position=distance, total=total, count=10, extra={"before": before})
+        made(RECALLED, length=before + distance + 1, position=distance, total=total, count=10, extra=extra)
         for (before, distance), total in totals.items()
+        for extra in [{"before": before, "right": [total], "asked": [10]}]
     ]
     summary = summarise([facts, *rows])
     assert {(found["before"], found["reach"]): found["median"] for found in summary["by_reach"]} == pytest.approx(
@@ -171,6 +177,21 @@ def test_the_summary_is_within_the_window_and_beyond_it() -> None:
     )
     assert [found["distance"] for found in summary["half_way"]] == [16, None]
     assert summary["forgetting"] == []
+
+
+def test_answers_lost_at_the_furthest_distance_are_told_from_the_others() -> None:
+    """An answer that was never asked for is neither."""
+    facts = row(metric="parameters", run="r", task="t", model="m", total=5, count=1, extra={"chance": 0.2})
+    rows = [
+        made(RECALLED, length=distance + 1, position=distance, total=sum(right), count=30, extra=extra)
+        for distance, right in [(16, [0, 10, 5, 0]), (4, [10, 10, 10, 0])]
+        for extra in [{"before": 0, "right": right, "asked": [10, 10, 10, 0]}]
+    ]
+    (found,) = summarise([facts, *rows])["by_answer"]
+    assert (found["distance"], found["lost"], found["others"]) == (16, [0, 2], 1.0)
+    rows = [made(RECALLED, length=9, position=8, total=0, count=5, extra={"before": 0, "right": [0], "asked": [5]})]
+    (found,) = summarise([facts, *rows])["by_answer"]
+    assert (found["lost"], found["others"]) == ([0], None)
 
 
 def test_what_the_decay_predicts_is_a_norm_over_channels() -> None:
