@@ -45,8 +45,11 @@ def main(overrides: Sequence[str]) -> int:
     choices = chosen.hydra.runtime.choices
     folder = Path(folders[-1]) if folders else Path("runs", choices["experiment"], choices["preset"])
     members = _members(chosen, given)
+    trained = {
+        m.name: config.experiment(config.compose(m.overrides)).config for m in members.values() if not m.evaluated
+    }
     for member in members.values():
-        _check(folder, member, members)
+        _check(folder, member, trained)
     console = Console()
     failed = []
     for number, member in enumerate(members.values(), 1):
@@ -85,13 +88,12 @@ def _members(chosen: Any, given: Sequence[str]) -> dict[str, Member]:
     return members
 
 
-def _check(folder: Path, member: Member, members: Mapping[str, Member]) -> None:
-    """Raises UserError for a run that cannot be, has no recipe, or was begun in `folder` with other settings."""
-    trained = member if member.evaluated is None else members.get(member.evaluated)
-    if trained is None or trained.evaluated is not None:
-        known = ", ".join(other.name for other in members.values() if other.evaluated is None)
+def _check(folder: Path, member: Member, trained: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises UserError for a run that cannot be, or was begun in `folder` with other settings than in `trained`."""
+    wanted = trained.get(member.evaluated or member.name)
+    if wanted is None:
+        known = ", ".join(trained)
         raise UserError(f"{member.name} evaluates {member.evaluated}, which is not trained in this experiment: {known}")
-    wanted = config.experiment(config.compose(trained.overrides)).config
     if member.evaluated is not None:
         wanted = _evaluated(wanted, [text for text in member.overrides if not text.startswith(STEP)])
     path = folder / member.name / "config.yaml"

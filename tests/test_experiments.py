@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import tiny
 
-from evalkit import config, run
+from evalkit import catalogue, config, experiments, run
 from evalkit.__main__ import main
 from evalkit.errors import UserError
 from evalkit.rows import read
@@ -148,6 +148,17 @@ def test_a_figure_with_recipes_of_its_own_takes_no_other(capsys: pytest.CaptureF
         assert main(["experiment=fig6b", "preset=text", *model]) == 2
         said = capsys.readouterr().err
         assert "fig6b has no recipe conf/figure/fig6b/text/hawk.yaml, which its protocol chooses" in said
+
+
+@pytest.mark.parametrize(
+    ("figure", "preset"),
+    [(folder.parent.name, folder.name) for folder in sorted((catalogue.directory() / "figure").glob("*/*"))],
+)
+def test_every_run_of_a_figure_can_be(figure: str, preset: str, tmp_path: Path) -> None:
+    """A control's recipe that does not compose would refuse the whole figure."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiments, "_do", Mock(return_value=0))
+        assert main([f"experiment={figure}", f"preset={preset}", f"hydra.run.dir={tmp_path}"]) == 0
 
 
 def test_what_evaluates_a_run_waits_for_its_end(
