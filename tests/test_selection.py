@@ -90,6 +90,13 @@ def test_a_control_is_trained_by_the_recipe_of_its_model(control: str, model: st
 
 
 @pytest.mark.parametrize("model", ["hawk", "griffin"])
+def test_the_control_and_what_is_trained_by_its_recipe_differ_in_the_model_alone(model: str) -> None:
+    given = recipe_of("experiment=fig6b_published", f"model={model}", "preset=cpu")
+    control = recipe_of("experiment=fig6b", "model=mamba", "preset=cpu")
+    assert (given["train"], given["eval"]) == (control["train"], control["eval"])
+
+
+@pytest.mark.parametrize("model", ["hawk", "griffin"])
 def test_the_recipes_beyond_the_protocol_are_those_that_carried_furthest(model: str) -> None:
     """What was chosen on extrapolation, and says so, is the trial with the best rows at 4,096."""
     carried = {
