@@ -142,8 +142,12 @@ def _notes(lines: Sequence[Line]) -> list[str]:
             notes.append(f"The {name} differs: {shown}.")
     said = {line.label: line.runs[0].summary["notes"] for line in lines}
     shared = [note for note in said[lines[0].label] if all(note in own for own in said.values())]
-    own = [f"{label}: {note}" for label, noted in said.items() for note in noted if note not in shared]
-    return [*notes, *shared, *own]
+    own: dict[str, list[str]] = {}  # by note, so that what several say is said once
+    for label, noted in said.items():
+        for note in noted:
+            if note not in shared:
+                own.setdefault(note, []).append(label)
+    return [*notes, *shared, *(f"{', '.join(labels)}: {note}" for note, labels in own.items())]
 
 
 def _draw(task: str, lines: Sequence[Line], notes: Sequence[str], out: Path) -> dict[str, str]:

@@ -134,6 +134,15 @@ def test_what_all_runs_say_is_said_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert printed.count("preset=cpu") == 1
 
 
+def test_what_several_runs_say_is_said_once_with_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for model, own in (("hawk", ["length curriculum"]), ("mamba", []), ("mqa", ["length curriculum"])):
+        write_run(tmp_path / model, run_rows(model, notes=own))
+    main([str(tmp_path), "--out", str(tmp_path / "out")])
+    assert "note: hawk, mqa: length curriculum" in capsys.readouterr().out
+
+
 def test_different_tasks_are_refused_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", run_rows())
     write_run(tmp_path / "b", run_rows(task="selective_copying"))
