@@ -22,6 +22,7 @@ from evalkit.recall_summary import decayed, summarise
 from evalkit.rows import read, row
 from evalkit.run import Silent
 from models.cglru import ComplexRecurrentBlock
+from models.convex import ConvexRecurrentBlock
 from models.lru import UngatedRecurrentBlock
 from models.mixer import Decaying
 from models.rglru import RecurrentBlock
@@ -33,6 +34,7 @@ WIDTH = 8
 MIXERS = {
     "rglru": partial(RecurrentBlock, WIDTH, width_rnn=12, gate_blocks=3),
     "cglru": partial(ComplexRecurrentBlock, WIDTH, width_rnn=12, gate_blocks=3),
+    "convex": partial(ConvexRecurrentBlock, WIDTH, width_rnn=12, gate_blocks=3),
     "lru": partial(UngatedRecurrentBlock, WIDTH, width_rnn=12),
     "s6": partial(S6Block, WIDTH, states=3),
 }

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from models.convex import ConvexRGLRU
 from models.lru import LRU, UngatedRecurrentBlock
+from models.rglru import RGLRU
 from models.s6 import S6Block
 
 WIDTH, STATES, LENGTH = 8, 3, 37
@@ -120,6 +122,24 @@ def test_without_gates_the_recurrence_is_linear_and_time_invariant() -> None:
         h = a * h + np.sqrt(1 - a**2) * double(x)[:, t]
         expected.append(h)
     np.testing.assert_allclose(run(x), np.stack(expected, axis=1), atol=2e-6)
+
+
+def test_an_input_scaled_by_what_is_forgotten_keeps_the_state_among_the_inputs() -> None:
+    """Eqs. 1-3 in float64 with 1 − a for the scale: a constant input is a fixed point; the RG-LRU grows past it."""
+    unit, plain = (kind(WIDTH, 2, rngs=nnx.Rngs(0)) for kind in (ConvexRGLRU, RGLRU))
+    x = inputs()
+    a, scaled = map(double, plain.gated(x))
+    h, expected = np.zeros((2, WIDTH)), []
+    for t in range(LENGTH):
+        h = a[:, t] * h + scaled[:, t] * np.sqrt((1 - a[:, t]) / (1 + a[:, t]))
+        expected.append(h)
+    np.testing.assert_allclose(unit(x, None, None)[0], np.stack(expected, axis=1), atol=2e-6)
+    still = jnp.broadcast_to(x[:, :1], (2, 20_000, WIDTH))
+    rest = double(jax.nn.sigmoid(unit._before_sigmoid(x)[1]) * x)[:, 0]
+    np.testing.assert_allclose(unit(still, None, None)[1], rest, atol=1e-4)
+    ratio = double(plain(still, None, None)[1]) / rest
+    np.testing.assert_allclose(ratio, np.sqrt((1 + a[:, 0]) / (1 - a[:, 0])), rtol=1e-3)
+    assert ratio.min() > 5
 
 
 def test_an_impossible_range_of_decays_is_refused() -> None:

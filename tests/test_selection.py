@@ -89,6 +89,12 @@ def test_a_control_is_trained_by_the_recipe_of_its_model(control: str, model: st
     assert recipes[0]["selected_by"] == recipes[1]["selected_by"]
 
 
+def test_the_input_scaled_otherwise_is_trained_by_the_recipe_of_hawk() -> None:
+    scaled = recipe_of("experiment=fig6b_convex", "model=hawk_convex", "preset=cpu")
+    frozen = recipe_of("experiment=fig6b", "model=hawk", "preset=cpu")
+    assert (scaled["train"], scaled["eval"]) == (frozen["train"], frozen["eval"])
+
+
 @pytest.mark.parametrize("model", ["hawk", "griffin"])
 def test_the_control_and_what_is_trained_by_its_recipe_differ_in_the_model_alone(model: str) -> None:
     given = recipe_of("experiment=fig6b_published", f"model={model}", "preset=cpu")
