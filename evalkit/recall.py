@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,29 @@ from evalkit.devices import copied, mesh_for, split
 from evalkit.extrapolate import LOOK_EVERY, advance
 from evalkit.objective import Tally
 from evalkit.protocols import Cache, LanguageModel, Params, Recalls, Task, Texts, Trained
-from evalkit.recall_rows import DIFFERENCE, FORGETTING, RECALLED
+from evalkit.recall_rows import DIFFERENCE, DRIFT, FORGETTING, RECALLED
 from evalkit.rows import Row
 from evalkit.statistics import wilson
 from tasks import Example
 
 NEAREST = 2  # the fact's answer stands between the fact and the question
+TINY = float(np.finfo(np.float32).tiny)
 SETTLING = 16  # the tokens after the fact whose convolutions still see it, in every block
+
+
+class Apart(NamedTuple):
+    """Two contexts that differ in the fact alone, in one block; summed over several, the same of them all."""
+
+    forgetting: np.ndarray
+    """The mean δ of each channel `[c]`."""
+    share: np.ndarray
+    """Each channel's part of the square of the difference at `told_at`, `[c]`."""
+    difference: np.ndarray
+    """Between the states at each checkpoint `[n]`, relative to that at `told_at`."""
+    told: np.ndarray
+    """The difference at `told_at` itself, a scalar."""
+    middle: np.ndarray
+    """The mean of both states at each checkpoint `[n, c]`."""
 
 
 @dataclass(frozen=True)
@@ -156,21 +173,23 @@ class Recall:
         row = partial(trained.make_row, seed=seed, step=trained.step, split="test", length=self.pair_length)
         if not jax.eval_shape(partial(trained.model.decays, params), jnp.zeros((2, 2), jnp.int32)):
             return
-        sums: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        sums: dict[int, Apart] = {}
         for number in range(self.pairs):
             trained.check_interrupt()
             for block, found in self._pair(trained.model, params, task, number).items():
                 before = sums.get(block)
-                sums[block] = found if before is None else tuple(map(np.add, before, found))  # type: ignore[assignment]
+                sums[block] = found if before is None else Apart(*map(np.add, before, found))
             trained.progress.describe(self.pair_length, number + 1, self.pairs)
-        for block, (forgetting, carried, difference) in sums.items():
-            shares = carried / max(carried.sum(), np.finfo(np.float32).tiny)
-            for channel, (total, share) in enumerate(zip(forgetting, shares, strict=True)):
+        for block, apart in sums.items():
+            shares = apart.share / max(apart.share.sum(), TINY)
+            for channel, (total, share) in enumerate(zip(apart.forgetting, shares, strict=True)):
                 extra = {"block": block, "channel": channel, "share": float(share)}
                 yield row(metric=FORGETTING, total=total, count=self.pairs, extra=extra)
-            for distance, total in zip(self._checkpoints(), difference, strict=True):
-                extra = {"block": block, "first": self.told_at}
+            moved = np.linalg.norm(apart.middle - apart.middle[0], axis=1) / max(float(apart.told), TINY)
+            extra = {"block": block, "first": self.told_at}
+            for distance, total, drift in zip(self._checkpoints(), apart.difference, moved, strict=True):
                 yield row(metric=DIFFERENCE, position=distance, total=total, count=self.pairs, extra=extra)
+                yield row(metric=DRIFT, position=distance, total=drift, count=1, extra=extra)
 
     def _checkpoints(self) -> list[int]:
         """The distances from the fact at which states are compared: `told_at`, and four an octave from there."""
@@ -178,22 +197,22 @@ class Recall:
         steps = np.arange(0, 4 * np.log2(last / self.told_at) + 1e-9) / 4
         return sorted({*(round(float(self.told_at * 2**step)) for step in steps), last})
 
-    def _pair(
-        self, model: LanguageModel, params: Params, task: Recalls, number: int
-    ) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """By block: each channel's mean δ and share of the difference at `told_at`, and the difference by distance."""
+    def _pair(self, model: LanguageModel, params: Params, task: Recalls, number: int) -> dict[int, Apart]:
+        """One pair of contexts, by block."""
         numbers = np.array([number, number])
         one = int(np.random.default_rng([number, 1]).integers(task.answers))
         other = (one + 1 + int(np.random.default_rng([number, 2]).integers(task.answers - 1))) % task.answers
         tokens, _ = planted(task, numbers, np.zeros(2, int), self.pair_length, np.array([one, other]))
+        at = self._checkpoints()
         result = {}
         for block, (delta, state) in _decays(model, params, tokens).items():
-            apart = np.square(np.asarray(state[0] - state[1], np.float64))
-            norms = np.sqrt(apart.sum(axis=1))
-            told = max(float(norms[self.told_at]), np.finfo(np.float32).tiny)
             ordinary = np.asarray(delta, np.float64)[:, SETTLING:].mean(axis=(0, 1))
-            share = apart[self.told_at] / max(apart[self.told_at].sum(), np.finfo(np.float32).tiny)
-            result[block] = (ordinary, share, norms[self._checkpoints()] / told)
+            states = np.asarray(state, np.float64)[:, at]
+            square = np.square(states[0] - states[1])
+            norms = np.sqrt(square.sum(axis=1))
+            told = max(float(norms[0]), TINY)
+            share = square[0] / max(square[0].sum(), TINY)
+            result[block] = Apart(ordinary, share, norms / told, norms[0], states.mean(axis=0))
         return result
 
 

@@ -1,18 +1,20 @@
-"""The report of a recall evaluation, from its rows alone: `results.json`, two figures, an HTML page, tables."""
+"""The report of a recall evaluation, from its rows alone: `results.json`, three figures, an HTML page, tables."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from rich.console import Console
 from rich.text import Text
 
 from evalkit import page
 from evalkit.artifacts import write_results, write_text
-from evalkit.canvas import STYLE, canvas, legend, length_axis
+from evalkit.canvas import INK, STYLE, canvas, legend, length_axis
 from evalkit.figures import COLOURS, draw, extrapolation_figure
 from evalkit.recall_summary import channels, curves, decayed, summarise
 from evalkit.rows import Row
@@ -20,15 +22,18 @@ from evalkit.terminal import print_table
 
 DASH = "–"
 NOTE = "Solid: measured, a line a seed. Dashed: by the decay of the channels that carry the fact."
+DRIFTED = "A line a seed: how far the mean state of all contexts has moved, in differences that the fact makes."
 
 
 def report(folder: Path, rows: Sequence[Row], console: Console) -> dict[str, Any]:
-    """Writes `results.json`, `distance.png`, `forgetting.png` and `report.html` into a folder; prints the tables."""
+    """Writes `results.json`, three figures and `report.html` into a folder; prints the tables."""
     summary = summarise(rows)
     title = f"{page.spoken(str(summary['task']))} · {summary['model']}"
     figures = {"distance": distance_figure(summary, f"{title}: by distance")}
     if summary["forgetting"]:
         figures["forgetting"] = forgetting_figure(summary, rows, f"{title}: what the state holds of the fact")
+    if summary["drifts"]:
+        figures["drift"] = drift_figure(summary, f"{title}: what moves the state meanwhile")
     drawings = [page.figure(drawing, "") for drawing in draw(figures, folder).values()]
     write_results(folder, summary)
     shown = [table for table in tables(summary) if table[1]]
@@ -73,6 +78,7 @@ def tables(summary: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]
             str(found["block"] + 1),
             _tokens(found["predicted"], "no end"),
             _tokens(found["measured"], "longer than the contexts"),
+            DASH if found["moved"] is None else f"{found['moved']:.1f}",
         ]
         for found in summary["forgetting"]
     ]
@@ -80,7 +86,7 @@ def tables(summary: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]
         (["tokens before the fact", "distance to the window", "accuracy", "range over seeds", "seeds"], reach),
         (["tokens before the fact", "seed", "half-way to chance at distance"], half),
         (["tokens before the fact", "seed", "distance", "answers lost", "accuracy of the others"], answers),
-        (["seed", "block", "tokens to 1/e, by its decay", "measured"], kept),
+        (["seed", "block", "tokens to 1/e, by its decay", "measured", "all states moved, in differences"], kept),
     ]
 
 
@@ -96,25 +102,60 @@ def distance_figure(summary: dict[str, Any], title: str) -> Figure:
 
 def forgetting_figure(summary: Mapping[str, Any], rows: Sequence[Row], title: str) -> Figure:
     """The difference that a fact makes to each block's state, by the tokens since: measured, and by its decay alone."""
-    found = summary["differences"]
-    blocks = sorted({entry["block"] for entry in found})
+    lines = _lines(summary["differences"])
     with matplotlib.rc_context(STYLE):
-        figure, axes = canvas(title, [*summary["notes"], NOTE], [f"block {block + 1}" for block in blocks])
-        length_axis(axes, [entry["distance"] for entry in found])
-        axes.set_xlabel("tokens since the fact")
+        figure, axes = _since_the_fact(title, [*summary["notes"], NOTE], lines)
         axes.set_ylabel("difference in the state, relative")
-        keys = []
-        for block in blocks:
-            colour = COLOURS[block % len(COLOURS)]
-            for seed in sorted({entry["seed"] for entry in found}):
-                line = [(e["distance"], e["relative"]) for e in found if (e["seed"], e["block"]) == (seed, block)]
-                axes.plot(*zip(*line, strict=True), color=colour, lw=1.3, alpha=0.85)
-                own, first = channels(rows, seed, block), line[0][0]
-                predicted = [decayed(own, distance - first) for distance, _ in line]
-                axes.plot([x for x, _ in line], predicted, color=colour, lw=0.9, dashes=(3, 2), alpha=0.7)
-            keys.append(Line2D([], [], color=colour, lw=1.6, label=f"block {block + 1}"))
-        legend(axes, keys)
+        for (block, seed), line in lines.items():
+            own, first = channels(rows, seed, block), line[0][0]
+            predicted = [decayed(own, distance - first) for distance, _ in line]
+            axes.plot([x for x, _ in line], predicted, color=_colour(block), lw=0.9, dashes=(3, 2), alpha=0.7)
         return figure
+
+
+def drift_figure(summary: Mapping[str, Any], title: str) -> Figure:
+    """How far each block's mean state has moved, relative to the difference that a fact makes, by the tokens since."""
+    lines = _lines(
+        [entry for entry in summary["drifts"] if entry["relative"] > 0]
+    )  # not the first, from which it moves
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _since_the_fact(title, [*summary["notes"], DRIFTED], lines)
+        axes.set_ylabel("moved, in differences")
+        axes.set_yscale("log")
+        seen = [1.0, *(moved for line in lines.values() for _, moved in line)]
+        axes.set_ylim(min(seen) / 1.5, max(seen) * 1.5)
+        axes.yaxis.set_major_locator(LogLocator())
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
+        axes.axhline(1, color=INK, lw=0.9, ls="dashed", zorder=1.6)
+        return figure
+
+
+Lines = Mapping[tuple[int, int], Sequence[tuple[int, float]]]
+"""By block and seed: distances and what was found there."""
+
+
+def _lines(found: Sequence[Mapping[str, Any]]) -> Lines:
+    lines: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    for entry in found:
+        lines.setdefault((entry["block"], entry["seed"]), []).append((entry["distance"], entry["relative"]))
+    return dict(sorted(lines.items()))
+
+
+def _since_the_fact(title: str, notes: Sequence[str], lines: Lines) -> tuple[Figure, Axes]:
+    """A figure against the tokens since the fact, a line a seed and a colour a block."""
+    blocks = {block: f"block {block + 1}" for block, _ in lines}
+    figure, axes = canvas(title, notes, list(blocks.values()))
+    length_axis(axes, [distance for line in lines.values() for distance, _ in line])
+    axes.set_xlabel("tokens since the fact")
+    for (block, _), line in lines.items():
+        axes.plot(*zip(*line, strict=True), color=_colour(block), lw=1.3, alpha=0.85)
+    legend(axes, [Line2D([], [], color=_colour(block), lw=1.6, label=label) for block, label in blocks.items()])
+    return figure, axes
+
+
+def _colour(block: int) -> str:
+    return COLOURS[block % len(COLOURS)]
 
 
 def _tokens(number: float | None, otherwise: str) -> str:

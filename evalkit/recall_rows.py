@@ -12,4 +12,9 @@ DIFFERENCE = "difference"
 """A pair of contexts each, alike but for the fact: the distance between the states of `extra.block`, `position` tokens
 after it, relative to that `extra.first` tokens after it."""
 
-RAW = (RECALLED, FORGETTING, DIFFERENCE)
+DRIFT = "drift"
+"""How far the mean state of all contexts has moved in `extra.block`, `position` tokens after the fact, since
+`extra.first` tokens after it; relative to the mean difference that the fact made there. Above 1, what every context
+does to the state is more than what the fact does."""
+
+RAW = (RECALLED, FORGETTING, DIFFERENCE, DRIFT)

@@ -33,7 +33,9 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     `forgetting`: a record a seed and block: the tokens in which the difference that a fact makes to the state falls to
     1/e, `predicted` by the decay of its channels, each as much as it carries, and `measured` (null: not within the
     contexts), and the channels `carrying` most of it; behind the first block that carries it, the blocks before go on
-    telling of it, and `measured` is longer.
+    telling of it, and `measured` is longer. At the end of the contexts `moved` is how far what all of them have in
+    common has moved meanwhile, in differences (null: not looked at); `differences` and `drifts` are what was looked at,
+    by distance, relative to the first difference.
     """
     facts = run_facts(rows)
     records = [_record(entry) for entry in _of(rows, recall_rows.RECALLED)]
@@ -46,15 +48,8 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         "half_way": _half_way(records, facts["chance"]),
         "by_answer": _by_answer(rows, facts["chance"]),
         "forgetting": _forgetting(rows),
-        "differences": [
-            {
-                "seed": entry["seed"],
-                "block": (entry["extra"] or {})["block"],
-                "distance": entry["position"],
-                "relative": value(entry),
-            }
-            for entry in _of(rows, recall_rows.DIFFERENCE)
-        ],
+        "differences": _looks(rows, recall_rows.DIFFERENCE),
+        "drifts": _looks(rows, recall_rows.DRIFT),
     }
 
 
@@ -159,6 +154,9 @@ def _forgetting(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "block": block,
                 "predicted": _to_1_over_e(own),
                 "measured": _measured(rows, seed, block),
+                "moved": next(
+                    (moved for _, moved in reversed(_by_distance(rows, recall_rows.DRIFT, seed, block))), None
+                ),
                 "channels": len(own),
                 "slowest": min(delta for delta, _ in own),
                 "carrying": [
@@ -168,6 +166,18 @@ def _forgetting(rows: Sequence[Row]) -> list[dict[str, Any]]:
             }
         )
     return result
+
+
+def _looks(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "seed": entry["seed"],
+            "block": (entry["extra"] or {})["block"],
+            "distance": entry["position"],
+            "relative": value(entry),
+        }
+        for entry in _of(rows, metric)
+    ]
 
 
 def _to_1_over_e(own: Sequence[tuple[float, float]]) -> float | None:
@@ -186,16 +196,21 @@ def _measured(rows: Sequence[Row], seed: int, block: int) -> float | None:
 
     Between two distances at which it was looked at it falls exponentially.
     """
-    found = sorted(
-        ((entry["position"] or 0) - (entry["extra"] or {})["first"], value(entry))
-        for entry in _of(rows, recall_rows.DIFFERENCE)
-        if ((entry["seed"] or 0), (entry["extra"] or {})["block"]) == (seed, block)
-    )
+    found = _by_distance(rows, recall_rows.DIFFERENCE, seed, block)
     for (start, above), (stop, below) in pairwise(found):
         if below < math.exp(-1) <= above:
             part = (math.log(above) + 1) / (math.log(above) - math.log(max(below, TINY)))
             return start + (stop - start) * part
     return None
+
+
+def _by_distance(rows: Sequence[Row], metric: str, seed: int, block: int) -> list[tuple[int, float]]:
+    """Tokens since the first look, nearest first, and the value there."""
+    return sorted(
+        ((entry["position"] or 0) - (entry["extra"] or {})["first"], value(entry))
+        for entry in _of(rows, metric)
+        if ((entry["seed"] or 0), (entry["extra"] or {})["block"]) == (seed, block)
+    )
 
 
 def _of(rows: Sequence[Row], metric: str) -> list[Row]:

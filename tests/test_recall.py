@@ -17,9 +17,9 @@ from evalkit import config, run
 from evalkit.protocols import Recalls, Trained
 from evalkit.recall import Recall, planted
 from evalkit.recall_report import report
-from evalkit.recall_rows import DIFFERENCE, FORGETTING, RECALLED
+from evalkit.recall_rows import DIFFERENCE, DRIFT, FORGETTING, RECALLED
 from evalkit.recall_summary import decayed, summarise
-from evalkit.rows import read, row
+from evalkit.rows import read, row, value
 from evalkit.run import Silent
 from models.cglru import ComplexRecurrentBlock
 from models.convex import ConvexRecurrentBlock
@@ -56,7 +56,7 @@ def test_a_state_decays_as_the_mixer_says(name: str) -> None:
     block = MIXERS[name](rngs=nnx.Rngs(0))
     assert isinstance(block, Decaying)
     x = jax.random.normal(jax.random.key(2), (2, 37, WIDTH))
-    (delta, state), (_, moved) = block.decays(x), block.decays(x.at[:, 10].add(1.0))
+    (delta, state), (_, moved) = block.decays(x), block.decays(x.at[:, 10].add(5.0))
     settled = 10 + block.conv.taps  # before, the convolution still sees the difference
     apart = np.asarray(state - moved, np.float64)
     if name == "cglru":  # the modulus of a channel, whose parts lie half a width apart
@@ -155,10 +155,32 @@ def test_the_channels_that_carry_the_fact_are_found_and_their_decay_is_theirs() 
         module = experiment.model.module(trained.params[0]).blocks[block].mixer
         expected = np.logaddexp(0, -np.asarray(module.rglru.decay[...], np.float64))
         np.testing.assert_allclose([entry["total"] / entry["count"] for entry in own], expected, rtol=1e-4)
-    first = [entry for entry in rows if entry["metric"] == DIFFERENCE and entry["position"] == 64]
-    assert len(first) == 2
-    for entry in first:
-        assert entry["total"] / entry["count"] == pytest.approx(1)
+    for metric, start in ((DIFFERENCE, 1.0), (DRIFT, 0.0)):
+        first = [entry for entry in rows if entry["metric"] == metric and entry["position"] == 64]
+        assert len(first) == 2
+        for entry in first:
+            assert entry["total"] / entry["count"] == pytest.approx(start)
+
+
+def test_the_drift_is_the_way_of_the_mean_state_in_differences_of_the_fact() -> None:
+    """Two pairs of contexts by hand, their states from the model itself, in float64."""
+    experiment = shrunk("hawk")
+    trained = trained_of(experiment)
+    recall = Recall(length=64, before=[0], sequences=2, pairs=2, pair_length=200)
+    found = [entry for entry in recall.run(trained) if entry["metric"] == DRIFT and entry["extra"]["block"] == 1]
+    states = []
+    for number in range(2):
+        answers = np.array([int(np.random.default_rng([number, 1]).integers(experiment.task.answers)), 0])
+        answers[1] = answers[0] + 1 + np.random.default_rng([number, 2]).integers(experiment.task.answers - 1)
+        answers %= experiment.task.answers
+        tokens, _ = planted(experiment.task, np.array([number] * 2), np.zeros(2, int), 200, answers)
+        states.append(np.asarray(experiment.model.decays(trained.params[0], tokens)[1][1], np.float64))
+    mean = np.mean(states, axis=(0, 1))
+    made = np.mean([np.linalg.norm(state[0, 64] - state[1, 64]) for state in states])
+    assert [entry["position"] for entry in found] == [64, 76, 91, 108, 128, 152, 181, 199]
+    for entry in found:
+        way = np.linalg.norm(mean[entry["position"]] - mean[64])
+        assert value(entry) == pytest.approx(way / made, rel=1e-3, abs=1e-6)
 
 
 def made(metric: str, **settings) -> dict:
@@ -208,7 +230,12 @@ def test_what_the_decay_predicts_is_a_norm_over_channels() -> None:
         made(DIFFERENCE, length=99, position=distance, total=total, count=2, extra={"block": 0, "first": 64})
         for distance, total in [(64, 2.0), (80, 1.0), (99, 0.5)]
     ]
-    (block,) = summarise([*kept, *apart])["forgetting"]
+    moved = [
+        made(DRIFT, length=99, position=distance, total=total, count=1, extra={"block": 0, "first": 64})
+        for distance, total in [(99, 7.0), (64, 0.0), (80, 9.0)]
+    ]
+    (block,) = summarise([*kept, *apart, *moved])["forgetting"]
+    assert block["moved"] == 7.0
     assert decayed([(0.01, 0.5), (0.001, 0.5)], block["predicted"]) == pytest.approx(np.exp(-1))
     assert 600 < block["predicted"] < 700 and block["measured"] == pytest.approx(16 + 19 * (np.log(2) - 1) / -np.log(2))
     endless = [made(FORGETTING, length=9, total=0.0, count=1, extra={"block": 0, "channel": 0, "share": 1.0})]
@@ -255,7 +282,7 @@ def test_a_finished_run_is_asked_and_reported(tmp_path: Path) -> None:
         *((0, 2**power) for power in range(1, 6)),
         *((9, 2**power) for power in range(1, 6)),
     }
-    for name in ("distance.png", "forgetting.png", "report.html"):
+    for name in ("distance.png", "forgetting.png", "drift.png", "report.html"):
         assert (tmp_path / "recall" / name).stat().st_size > 1000
     one = (tmp_path / "recall" / "distance.png").read_bytes()
     report(tmp_path / "recall", read(tmp_path / "recall"), Console(quiet=True))
