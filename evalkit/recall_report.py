@@ -86,7 +86,7 @@ def tables(summary: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]
         (["tokens before the fact", "distance to the window", "accuracy", "range over seeds", "seeds"], reach),
         (["tokens before the fact", "seed", "half-way to chance at distance"], half),
         (["tokens before the fact", "seed", "distance", "answers lost", "accuracy of the others"], answers),
-        (["seed", "block", "tokens to 1/e, by its decay", "measured", "all states moved, in differences"], kept),
+        (["seed", "block", "tokens to 1/e, by its decay", "measured", "drift"], kept),
     ]
 
 

@@ -34,8 +34,8 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     1/e, `predicted` by the decay of its channels, each as much as it carries, and `measured` (null: not within the
     contexts), and the channels `carrying` most of it; behind the first block that carries it, the blocks before go on
     telling of it, and `measured` is longer. At the end of the contexts `moved` is how far what all of them have in
-    common has moved meanwhile, in differences (null: not looked at); `differences` and `drifts` are what was looked at,
-    by distance, relative to the first difference.
+    common has moved meanwhile, in differences (null: not looked at); what is kept may be buried under it.
+    `differences` and `drifts`: a record a seed, block and distance, both relative to the first difference.
     """
     facts = run_facts(rows)
     records = [_record(entry) for entry in _of(rows, recall_rows.RECALLED)]
