@@ -255,7 +255,10 @@ class LanguageModel(Protocol):
         ...
 
     def decays(self, params: Params, tokens: Array) -> Mapping[int, tuple[Array, Array]]:
-        """Of each block that has a decaying state, by its number: δ = −log a and the state, both `[b, t, r]`."""
+        """Of each block that has a decaying state, by its number: δ = −log a and the state, both `[b, t, r]`.
+
+        That state is `h`, `[b, r]`, of the block's entry in the cache, which is a sequence of one NamedTuple a block.
+        """
         ...
 
 

@@ -1,6 +1,6 @@
 """How far back a fact is recalled from, and what the recurrence forgets on the way (De et al. 2024, sec. 6.2)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -12,14 +12,21 @@ import numpy as np
 from jax import Array
 
 from evalkit import streams
-from evalkit.devices import copied, mesh_for, split
-from evalkit.extrapolate import LOOK_EVERY, advance
-from evalkit.objective import Tally
+from evalkit.extrapolate import LOOK_EVERY
 from evalkit.protocols import Cache, LanguageModel, Params, Recalls, Task, Texts, Trained
-from evalkit.recall_rows import DIFFERENCE, DRIFT, FORGETTING, RECALLED
+from evalkit.reader import Reader
+from evalkit.recall_rows import (
+    DIFFERENCE,
+    DRIFT,
+    DRIFT_UNDONE,
+    FORGETTING,
+    FORGETTING_UNDONE,
+    NOTHING_UNDONE,
+    RECALLED,
+    RESTORED,
+)
 from evalkit.rows import Row
 from evalkit.statistics import wilson
-from tasks import Example
 
 NEAREST = 2  # the fact's answer stands between the fact and the question
 TINY = float(np.finfo(np.float32).tiny)
@@ -50,8 +57,9 @@ class Recall:
     unasked. No more are taken once the 95% interval of every distance is at most `interval` wide, looked at every 32;
     null: all are.
     `pairs` contexts of `pair_length` that differ in nothing but a fact at their beginning tell which channels of a
-    recurrence carry it, by their states `told_at` tokens later, and how fast these forget. `chunk` tokens of
-    `batch_size` sequences are in memory at a time. Raises ValueError for a value that cannot be.
+    recurrence carry it, by their states `told_at` tokens later, and how fast these forget. In `contexts` of each answer
+    the states are put back, in part, to what they were then, and asked again: what restores an answer is what lost it.
+    `chunk` tokens of `batch_size` sequences are in memory at a time. Raises ValueError for a value that cannot be.
     """
 
     length: int = 17409
@@ -62,11 +70,12 @@ class Recall:
     pairs: int = 16
     pair_length: int = 16384
     told_at: int = 64
+    contexts: int = 4
     chunk: int = 256
     batch_size: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("sequences", "pairs", "chunk", "batch_size"):
+        for name in ("sequences", "pairs", "contexts", "chunk", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
         if not self.before or not all(0 <= before < self.length - NEAREST for before in self.before):
@@ -82,8 +91,8 @@ class Recall:
 
     @property
     def pieces(self) -> int:
-        """Each number of tokens before the fact, and the pairs."""
-        return len(self.before) + 1
+        """Each number of tokens before the fact, the pairs, and what is put back."""
+        return len(self.before) + 2
 
     def asked(self, before: int) -> list[int]:
         """The distances that a context has room for after so many tokens, nearest first."""
@@ -111,7 +120,9 @@ class Recall:
         for seed, params in zip(trained.seeds, trained.params, strict=True):
             for before in self.before:
                 yield from self._recalled(trained, trained.task, params, seed, before)
-            yield from self._forgotten(trained, trained.task, params, seed)
+            if jax.eval_shape(partial(trained.model.decays, params), jnp.zeros((2, 2), jnp.int32)):
+                yield from self._forgotten(trained, trained.task, params, seed)
+                yield from self._restored(trained, trained.task, params, seed)
 
     def _recalled(self, trained: Trained, task: Recalls, params: Params, seed: int, before: int) -> Iterator[Row]:
         right, asked = np.zeros((len(self.asked(before)), task.answers), int), np.zeros(task.answers, int)
@@ -150,29 +161,14 @@ class Recall:
         self, trained: Trained, params: Params, tokens: Array, answers: Array, query: int, before: int
     ) -> Iterator[np.ndarray]:
         """What is right at each distance: the context is read once, the questions go to copies of the cache."""
-        model, batch = trained.model, tokens.shape[0]
-        mesh = mesh_for(batch)
-        params = jax.device_put(params, copied(mesh))
-        cache = jax.device_put(model.init_cache(batch, max(self.length, model.window or 0)), split(mesh))
-        question = Example(jnp.full((batch, 1), query), answers[:, None], jnp.ones((batch, 1), bool))
-
-        def read(part: Example, cache: Cache, scored: bool) -> tuple[Cache, Tally]:
-            nothing = Tally(*(jnp.zeros(batch) for _ in Tally._fields))
-            part, cache, nothing = jax.device_put((part, cache, nothing), split(mesh))
-            return advance(model, mesh, params, part, cache, nothing, scored)
-
+        reader = Reader(trained.model, params, answers, query, self.chunk, trained.check_interrupt)
+        cache = reader.start(self.length)
         for start, stop in pairwise([0, *(before + distance for distance in self.asked(before))]):
-            for at in range(start, stop, self.chunk):
-                trained.check_interrupt()
-                part = tokens[:, at : min(at + self.chunk, stop)]
-                cache, _ = read(Example(part, jnp.zeros_like(part), jnp.zeros(part.shape, bool)), cache, False)
-            _, found = read(question, jax.tree.map(jnp.copy, cache), True)
-            yield np.asarray(found.correct)
+            cache = reader.read(tokens[:, start:stop], cache)
+            yield reader.ask(cache)
 
     def _forgotten(self, trained: Trained, task: Recalls, params: Params, seed: int) -> Iterator[Row]:
         row = partial(trained.make_row, seed=seed, step=trained.step, split="test", length=self.pair_length)
-        if not jax.eval_shape(partial(trained.model.decays, params), jnp.zeros((2, 2), jnp.int32)):
-            return
         sums: dict[int, Apart] = {}
         for number in range(self.pairs):
             trained.check_interrupt()
@@ -190,6 +186,41 @@ class Recall:
             for distance, total, drift in zip(self._checkpoints(), apart.difference, moved, strict=True):
                 yield row(metric=DIFFERENCE, position=distance, total=total, count=self.pairs, extra=extra)
                 yield row(metric=DRIFT, position=distance, total=drift, count=1, extra=extra)
+
+    def _restored(self, trained: Trained, task: Recalls, params: Params, seed: int) -> Iterator[Row]:
+        """The same question with one thing undone that may have lost the answer, in every block and in each."""
+        numbers = np.repeat(np.arange(self.contexts), task.answers)
+        told = np.tile(np.arange(task.answers), self.contexts)
+        tokens, answers = planted(task, numbers, np.zeros(len(numbers), int), self.pair_length, told)
+        reader = Reader(trained.model, params, answers, task.query, self.chunk, trained.check_interrupt)
+        cache = reader.read(tokens[:, : self.told_at], reader.start(self.pair_length))
+        before = jax.tree.map(jnp.copy, cache)
+        blocks = sorted(trained.model.decays(params, tokens[:2, :2]))
+        for start, stop in pairwise([self.told_at, *self._octaves()]):
+            cache = reader.read(tokens[:, start:stop], cache)
+            found = {(NOTHING_UNDONE, None): reader.ask(cache)}
+            for what in (DRIFT_UNDONE, FORGETTING_UNDONE):
+                for block in [None, *blocks]:
+                    put_back = blocks if block is None else [block]
+                    found[what, block] = reader.ask(undone(what, cache, before, put_back))
+            trained.progress.describe(self.pair_length, stop, self.pair_length - 1)
+            for (what, block), right in found.items():
+                yield trained.make_row(
+                    metric=RESTORED,
+                    seed=seed,
+                    step=trained.step,
+                    split="test",
+                    length=stop + 1,
+                    position=stop,
+                    total=int(right.sum()),
+                    count=len(right),
+                    extra={"first": self.told_at, "undone": what, "block": block},
+                )
+
+    def _octaves(self) -> list[int]:
+        """Twice `told_at` and on, and the end of the contexts."""
+        last = self.pair_length - 1
+        return [*(self.told_at << n for n in range(1, 64) if self.told_at << n < last), last]
 
     def _checkpoints(self) -> list[int]:
         """The distances from the fact at which states are compared: `told_at`, and four an octave from there."""
@@ -214,6 +245,22 @@ class Recall:
             share = square[0] / max(square[0].sum(), TINY)
             result[block] = Apart(ordinary, share, norms / told, norms[0], states.mean(axis=0))
         return result
+
+
+def undone(what: str, cache: Cache, before: Cache, blocks: Iterable[int]) -> Cache:
+    """A cache with the states of `blocks` put back: what contexts share (`drift`), or what parts them (`forgetting`).
+
+    The state of a block that decays is `h` of its cache. Put back is to how it was in the cache `before`; the other of
+    the two stays.
+    """
+    changed = list(cache)
+    for block in blocks:
+        now, then = cache[block].h, before[block].h
+        shared, parted = (then, now) if what == DRIFT_UNDONE else (now, then)
+        changed[block] = cache[block]._replace(
+            h=shared.mean(axis=0, keepdims=True) + parted - parted.mean(axis=0, keepdims=True)
+        )
+    return tuple(changed)
 
 
 def planted(

@@ -1,4 +1,4 @@
-"""The report of a recall evaluation, from its rows alone: `results.json`, three figures, an HTML page, tables."""
+"""The report of a recall evaluation, from its rows alone: `results.json`, four figures, an HTML page, tables."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,17 +16,19 @@ from evalkit import page
 from evalkit.artifacts import write_results, write_text
 from evalkit.canvas import INK, STYLE, canvas, legend, length_axis
 from evalkit.figures import COLOURS, draw, extrapolation_figure
-from evalkit.recall_summary import channels, curves, decayed, summarise
+from evalkit.recall_rows import DRIFT_UNDONE, FORGETTING_UNDONE, NOTHING_UNDONE
+from evalkit.recall_summary import channels, curves, decayed, restored_curves, summarise
 from evalkit.rows import Row
 from evalkit.terminal import print_table
 
 DASH = "–"
 NOTE = "Solid: measured, a line a seed. Dashed: by the decay of the channels that carry the fact."
+UNDONE = "Undone: that part of every block's state put back to what it was soon after the fact."
 DRIFTED = "A line a seed: how far the mean state of all contexts has moved, in differences that the fact makes."
 
 
 def report(folder: Path, rows: Sequence[Row], console: Console) -> dict[str, Any]:
-    """Writes `results.json`, three figures and `report.html` into a folder; prints the tables."""
+    """Writes `results.json`, the figures and `report.html` into a folder; prints the tables."""
     summary = summarise(rows)
     title = f"{page.spoken(str(summary['task']))} · {summary['model']}"
     figures = {"distance": distance_figure(summary, f"{title}: by distance")}
@@ -34,6 +36,8 @@ def report(folder: Path, rows: Sequence[Row], console: Console) -> dict[str, Any
         figures["forgetting"] = forgetting_figure(summary, rows, f"{title}: what the state holds of the fact")
     if summary["drifts"]:
         figures["drift"] = drift_figure(summary, f"{title}: what moves the state meanwhile")
+    if summary["restored"]:
+        figures["restored"] = restored_figure(summary, f"{title}: what lost the answers")
     drawings = [page.figure(drawing, "") for drawing in draw(figures, folder).values()]
     write_results(folder, summary)
     shown = [table for table in tables(summary) if table[1]]
@@ -86,8 +90,25 @@ def tables(summary: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]
         (["tokens before the fact", "distance to the window", "accuracy", "range over seeds", "seeds"], reach),
         (["tokens before the fact", "seed", "half-way to chance at distance"], half),
         (["tokens before the fact", "seed", "distance", "answers lost", "accuracy of the others"], answers),
+        (["seed", "at distance", "as it is", "drift undone", "forgetting undone", "in one block"], _restored(summary)),
         (["seed", "block", "tokens to 1/e, by its decay", "measured", "drift"], kept),
     ]
+
+
+def _restored(summary: Mapping[str, Any]) -> list[list[str]]:
+    """By seed at the furthest distance; the last column is the block whose forgetting, undone alone, restores most."""
+    lines = []
+    for seed in sorted({record["seed"] for record in summary["restored"]}):
+        own = [record for record in summary["restored"] if record["seed"] == seed]
+        last = max(record["distance"] for record in own)
+        found = {(r["undone"], r["block"]): r["accuracy"] for r in own if r["distance"] == last}
+        alone = {
+            block: right for (what, block), right in found.items() if what == FORGETTING_UNDONE and block is not None
+        }
+        best = max(alone, key=lambda block: alone[block])
+        whole = [f"{found[what, None]:.3f}" for what in (NOTHING_UNDONE, DRIFT_UNDONE, FORGETTING_UNDONE)]
+        lines.append([str(seed), f"{last:,}", *whole, f"{best + 1}: {alone[best]:.3f}"])
+    return lines
 
 
 def distance_figure(summary: dict[str, Any], title: str) -> Figure:
@@ -96,6 +117,15 @@ def distance_figure(summary: dict[str, Any], title: str) -> Figure:
     figure = extrapolation_figure(
         curves(summary), summary["train_length"], windows, summary["chance"], title, summary["notes"]
     )
+    figure.axes[0].set_xlabel("distance from the fact to the question (tokens)")
+    return figure
+
+
+def restored_figure(summary: dict[str, Any], title: str) -> Figure:
+    """Accuracy against distance as it is, and with drift or forgetting undone."""
+    notes = [*summary["notes"], UNDONE]
+    found = restored_curves(summary)
+    figure = extrapolation_figure(found, summary["train_length"], (), summary["chance"], title, notes)
     figure.axes[0].set_xlabel("distance from the fact to the question (tokens)")
     return figure
 

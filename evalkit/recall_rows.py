@@ -17,4 +17,11 @@ DRIFT = "drift"
 `extra.first` tokens after it; relative to the mean difference that the fact made there. Above 1, what every context
 does to the state is more than what the fact does."""
 
-RAW = (RECALLED, FORGETTING, DIFFERENCE, DRIFT)
+RESTORED = "restored"
+"""A sequence each: right or wrong, the question `position` tokens after the fact, to a state put back in part to what
+it was `extra.first` tokens after it, in `extra.block` or (null) in every block. `extra.undone` says which part."""
+
+NOTHING_UNDONE, DRIFT_UNDONE, FORGETTING_UNDONE = "nothing", "drift", "forgetting"
+"""No part; what the contexts have in common; what parts each from the others."""
+
+RAW = (RECALLED, FORGETTING, DIFFERENCE, DRIFT, RESTORED)

@@ -36,9 +36,12 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     telling of it, and `measured` is longer. At the end of the contexts `moved` is how far what all of them have in
     common has moved meanwhile, in differences (null: not looked at); what is kept may be buried under it.
     `differences` and `drifts`: a record a seed, block and distance, both relative to the first difference.
+    `restored`: the accuracy by seed and distance with what is `undone`, in one `block` or (null) in every block.
     """
     facts = run_facts(rows)
-    records = [_record(entry) for entry in _of(rows, recall_rows.RECALLED)]
+    records = [
+        {**_record(entry), "before": (entry["extra"] or {})["before"]} for entry in _of(rows, recall_rows.RECALLED)
+    ]
     return {
         "schema": SCHEMA,
         **facts,
@@ -50,6 +53,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         "forgetting": _forgetting(rows),
         "differences": _looks(rows, recall_rows.DIFFERENCE),
         "drifts": _looks(rows, recall_rows.DRIFT),
+        "restored": [_restored(entry) for entry in _of(rows, recall_rows.RESTORED)],
     }
 
 
@@ -60,6 +64,21 @@ def curves(summary: dict[str, Any]) -> list[Curve]:
         point = Point(record["distance"], record["accuracy"], record["low"], record["high"], record["sequences"])
         found.setdefault(record["before"], {}).setdefault(record["seed"], []).append(point)
     return [Curve(f"{before:,} tokens before the fact", seeds) for before, seeds in sorted(found.items())]
+
+
+def restored_curves(summary: dict[str, Any]) -> list[Curve]:
+    """Accuracy against distance as it is, and with drift or forgetting undone in every block."""
+    labels = {
+        recall_rows.NOTHING_UNDONE: "as it is",
+        recall_rows.DRIFT_UNDONE: "drift undone",
+        recall_rows.FORGETTING_UNDONE: "forgetting undone",
+    }
+    found: dict[str, dict[int, list[Point]]] = {}
+    for record in summary["restored"]:
+        if record["block"] is None:
+            point = Point(record["distance"], record["accuracy"], record["low"], record["high"], record["sequences"])
+            found.setdefault(record["undone"], {}).setdefault(record["seed"], []).append(point)
+    return [Curve(label, found[undone]) for undone, label in labels.items() if undone in found]
 
 
 def decayed(channels: Sequence[tuple[float, float]], tokens: float) -> float:
@@ -80,13 +99,17 @@ def _record(entry: Row) -> dict[str, Any]:
     low, high = wilson(entry["total"] or 0.0, entry["count"] or 0.0)
     return {
         "seed": entry["seed"] or 0,
-        "before": (entry["extra"] or {})["before"],
         "distance": entry["position"],
         "accuracy": value(entry),
         "low": low,
         "high": high,
         "sequences": entry["count"],
     }
+
+
+def _restored(entry: Row) -> dict[str, Any]:
+    extra = entry["extra"] or {}
+    return {**_record(entry), "undone": extra["undone"], "block": extra["block"]}
 
 
 def _by_reach(records: Sequence[dict[str, Any]], window: int | None) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ class Mixer(Protocol):
 
 @runtime_checkable
 class Decaying(Protocol):
-    """A mixer whose state decays: what it forgets can be looked at. None has to be one."""
+    """A mixer whose state, `h` of its cache, decays: what it forgets can be looked at. None has to be one."""
 
     def decays(self, x: Activations) -> tuple[States, States]:
         """δ = −log |a| of every step and channel, in 1/tokens, and the states, both `[b, t, r]`, of whole sequences."""

@@ -15,9 +15,19 @@ from shrunk import overrides_of
 
 from evalkit import config, run
 from evalkit.protocols import Recalls, Trained
-from evalkit.recall import Recall, planted
+from evalkit.reader import Reader
+from evalkit.recall import Recall, planted, undone
 from evalkit.recall_report import report
-from evalkit.recall_rows import DIFFERENCE, DRIFT, FORGETTING, RECALLED
+from evalkit.recall_rows import (
+    DIFFERENCE,
+    DRIFT,
+    DRIFT_UNDONE,
+    FORGETTING,
+    FORGETTING_UNDONE,
+    NOTHING_UNDONE,
+    RECALLED,
+    RESTORED,
+)
 from evalkit.recall_summary import decayed, summarise
 from evalkit.rows import read, row, value
 from evalkit.run import Silent
@@ -183,6 +193,52 @@ def test_the_drift_is_the_way_of_the_mean_state_in_differences_of_the_fact() -> 
         assert value(entry) == pytest.approx(way / made, rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.parametrize("model", ["griffin", "hawk_complex", "mamba"])
+def test_what_all_states_share_and_what_parts_them_are_put_back_apart(model: str) -> None:
+    """Both put back at once are the states of before; each leaves the other, and all that is no state, as it is."""
+    experiment = shrunk(model)
+    trained = trained_of(experiment)
+    tokens, answers = planted(experiment.task, np.arange(6), np.zeros(6, int), 64)
+    reader = Reader(trained.model, trained.params[0], answers, experiment.task.query, 8, lambda: None)
+    before = reader.read(tokens[:, :20], reader.start(64))
+    cache = reader.read(tokens[:, 20:50], jax.tree.map(jnp.copy, before))
+    blocks = sorted(experiment.model.decays(trained.params[0], tokens[:2, :2]))
+    whole = undone(FORGETTING_UNDONE, undone(DRIFT_UNDONE, cache, before, blocks), before, blocks)
+    for number, (now, then, drift, both) in enumerate(
+        zip(cache, before, undone(DRIFT_UNDONE, cache, before, blocks[:1]), whole, strict=True)
+    ):
+        if number in blocks:
+            np.testing.assert_allclose(both.h, then.h, atol=1e-5)
+            assert (np.asarray(both.conv) == np.asarray(now.conv)).all()
+        else:
+            assert all((a == b).all() for a, b in zip(both, now, strict=True))
+        if number == blocks[0]:
+            np.testing.assert_allclose(drift.h.mean(axis=0), then.h.mean(axis=0), atol=1e-5)
+            np.testing.assert_allclose(drift.h[1] - drift.h[0], now.h[1] - now.h[0], atol=1e-5)
+        elif number in blocks:
+            assert (np.asarray(drift.h) == np.asarray(now.h)).all()
+
+
+def test_every_answer_is_asked_with_each_part_of_the_state_put_back() -> None:
+    experiment = shrunk("griffin")
+    trained = trained_of(experiment)
+    settings = {"length": 64, "before": [0], "sequences": 2, "pairs": 1, "pair_length": 200, "contexts": 2}
+    rows = [entry for entry in Recall(**settings).run(trained) if entry["metric"] == RESTORED]
+    blocks = sorted(experiment.model.decays(trained.params[0], jnp.zeros((1, 8), jnp.int32)))
+    assert [(e["position"], e["extra"]["undone"], e["extra"]["block"]) for e in rows] == [
+        (distance, what, block)
+        for distance in (128, 199)
+        for what, of in ((NOTHING_UNDONE, []), (DRIFT_UNDONE, blocks), (FORGETTING_UNDONE, blocks))
+        for block in [None, *of]
+    ]
+    assert {entry["count"] for entry in rows} == {2 * experiment.task.answers}
+    tokens, answers = planted(experiment.task, np.repeat([0, 1], 15), np.zeros(30, int), 200, np.tile(np.arange(15), 2))
+    asked = tokens.at[:, 199].set(experiment.task.query)
+    said = jax.jit(experiment.model.apply)(trained.params[0], asked)[0][:, -1].argmax(axis=-1)
+    (plain,) = [e for e in rows if e["position"] == 199 and e["extra"]["undone"] == NOTHING_UNDONE]
+    assert plain["total"] == int((said == answers).sum())
+
+
 def made(metric: str, **settings) -> dict:
     return row(metric=metric, run="r", task="t", model="m", seed=0, step=1, split="test", **settings)
 
@@ -282,7 +338,7 @@ def test_a_finished_run_is_asked_and_reported(tmp_path: Path) -> None:
         *((0, 2**power) for power in range(1, 6)),
         *((9, 2**power) for power in range(1, 6)),
     }
-    for name in ("distance.png", "forgetting.png", "drift.png", "report.html"):
+    for name in ("distance.png", "forgetting.png", "drift.png", "restored.png", "report.html"):
         assert (tmp_path / "recall" / name).stat().st_size > 1000
     one = (tmp_path / "recall" / "distance.png").read_bytes()
     report(tmp_path / "recall", read(tmp_path / "recall"), Console(quiet=True))
