@@ -42,10 +42,8 @@ class Apart(NamedTuple):
     """Each channel's part of the square of the difference at `told_at`, `[c]`."""
     difference: np.ndarray
     """Between the states at each checkpoint `[n]`, relative to that at `told_at`."""
-    told: np.ndarray
-    """The difference at `told_at` itself, a scalar."""
-    middle: np.ndarray
-    """The mean of both states at each checkpoint `[n, c]`."""
+    drift: np.ndarray
+    """How far what both have in common has moved by each checkpoint `[n]`, relative to the same."""
 
 
 @dataclass(frozen=True)
@@ -181,11 +179,10 @@ class Recall:
             for channel, (total, share) in enumerate(zip(apart.forgetting, shares, strict=True)):
                 extra = {"block": block, "channel": channel, "share": float(share)}
                 yield row(metric=FORGETTING, total=total, count=self.pairs, extra=extra)
-            moved = np.linalg.norm(apart.middle - apart.middle[0], axis=1) / max(float(apart.told), TINY)
             extra = {"block": block, "first": self.told_at}
-            for distance, total, drift in zip(self._checkpoints(), apart.difference, moved, strict=True):
-                yield row(metric=DIFFERENCE, position=distance, total=total, count=self.pairs, extra=extra)
-                yield row(metric=DRIFT, position=distance, total=drift, count=1, extra=extra)
+            for at, distance in enumerate(self._checkpoints()):
+                for metric, found in ((DIFFERENCE, apart.difference), (DRIFT, apart.drift)):
+                    yield row(metric=metric, position=distance, total=found[at], count=self.pairs, extra=extra)
 
     def _restored(self, trained: Trained, task: Recalls, params: Params, seed: int) -> Iterator[Row]:
         """The same question with one thing undone that may have lost the answer, in every block and in each."""
@@ -202,7 +199,7 @@ class Recall:
             for what in (DRIFT_UNDONE, FORGETTING_UNDONE):
                 for block in [None, *blocks]:
                     put_back = blocks if block is None else [block]
-                    found[what, block] = reader.ask(undone(what, cache, before, put_back))
+                    found[what, block] = reader.ask(undone(what, cache, before, put_back, task.answers))
             trained.progress.describe(self.pair_length, stop, self.pair_length - 1)
             for (what, block), right in found.items():
                 yield trained.make_row(
@@ -243,23 +240,24 @@ class Recall:
             norms = np.sqrt(square.sum(axis=1))
             told = max(float(norms[0]), TINY)
             share = square[0] / max(square[0].sum(), TINY)
-            result[block] = Apart(ordinary, share, norms / told, norms[0], states.mean(axis=0))
+            middle = states.mean(axis=0)
+            result[block] = Apart(ordinary, share, norms / told, np.linalg.norm(middle - middle[0], axis=1) / told)
         return result
 
 
-def undone(what: str, cache: Cache, before: Cache, blocks: Iterable[int]) -> Cache:
-    """A cache with the states of `blocks` put back: what contexts share (`drift`), or what parts them (`forgetting`).
+def undone(what: str, cache: Cache, before: Cache, blocks: Iterable[int], answers: int) -> Cache:
+    """A cache with the states of `blocks` put back to how they were in the cache `before`, in part.
 
-    The state of a block that decays is `h` of its cache. Put back is to how it was in the cache `before`; the other of
-    the two stays.
+    Its rows are contexts, each with one fact after the other of `answers`: put back is what all facts' states of a
+    context have in common (`drift`), or what parts them (`forgetting`). The state of a block that decays is `h` of its
+    cache, `[b, r]`.
     """
     changed = list(cache)
     for block in blocks:
-        now, then = cache[block].h, before[block].h
+        now, then = (c[block].h.reshape(-1, answers, c[block].h.shape[-1]) for c in (cache, before))
         shared, parted = (then, now) if what == DRIFT_UNDONE else (now, then)
-        changed[block] = cache[block]._replace(
-            h=shared.mean(axis=0, keepdims=True) + parted - parted.mean(axis=0, keepdims=True)
-        )
+        put_back = shared.mean(axis=1, keepdims=True) + parted - parted.mean(axis=1, keepdims=True)
+        changed[block] = cache[block]._replace(h=put_back.reshape(cache[block].h.shape))
     return tuple(changed)
 
 

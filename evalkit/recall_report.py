@@ -23,8 +23,10 @@ from evalkit.terminal import print_table
 
 DASH = "–"
 NOTE = "Solid: measured, a line a seed. Dashed: by the decay of the channels that carry the fact."
-UNDONE = "Undone: that part of every block's state put back to what it was soon after the fact."
-DRIFTED = "A line a seed: how far the mean state of all contexts has moved, in differences that the fact makes."
+UNDONE = (
+    "Undone: the other tokens' part (drift) or the fact's (forgetting) of each state as it was soon after the fact."
+)
+DRIFTED = "A line a seed: how far the other tokens have moved the state, in differences that the fact makes."
 
 
 def report(folder: Path, rows: Sequence[Row], console: Console) -> dict[str, Any]:
@@ -144,7 +146,7 @@ def forgetting_figure(summary: Mapping[str, Any], rows: Sequence[Row], title: st
 
 
 def drift_figure(summary: Mapping[str, Any], title: str) -> Figure:
-    """How far each block's mean state has moved, relative to the difference that a fact makes, by the tokens since."""
+    """How far other tokens have moved each block's state, relative to the difference that a fact makes."""
     lines = _lines(
         [entry for entry in summary["drifts"] if entry["relative"] > 0]
     )  # not the first, from which it moves

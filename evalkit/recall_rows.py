@@ -13,15 +13,15 @@ DIFFERENCE = "difference"
 after it, relative to that `extra.first` tokens after it."""
 
 DRIFT = "drift"
-"""How far the mean state of all contexts has moved in `extra.block`, `position` tokens after the fact, since
-`extra.first` tokens after it; relative to the mean difference that the fact made there. Above 1, what every context
-does to the state is more than what the fact does."""
+"""A pair of contexts each: how far what their states of `extra.block` have in common has moved, `position` tokens after
+the fact, since `extra.first` tokens after it; relative to their distance there. Above 1, the other tokens have done
+more to the state than the fact."""
 
 RESTORED = "restored"
 """A sequence each: right or wrong, the question `position` tokens after the fact, to a state put back in part to what
 it was `extra.first` tokens after it, in `extra.block` or (null) in every block. `extra.undone` says which part."""
 
 NOTHING_UNDONE, DRIFT_UNDONE, FORGETTING_UNDONE = "nothing", "drift", "forgetting"
-"""No part; what the contexts have in common; what parts each from the others."""
+"""No part; what a context's states have in common whatever the fact; what the fact parts them by."""
 
 RAW = (RECALLED, FORGETTING, DIFFERENCE, DRIFT, RESTORED)

@@ -33,8 +33,8 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     `forgetting`: a record a seed and block: the tokens in which the difference that a fact makes to the state falls to
     1/e, `predicted` by the decay of its channels, each as much as it carries, and `measured` (null: not within the
     contexts), and the channels `carrying` most of it; behind the first block that carries it, the blocks before go on
-    telling of it, and `measured` is longer. At the end of the contexts `moved` is how far what all of them have in
-    common has moved meanwhile, in differences (null: not looked at); what is kept may be buried under it.
+    telling of it, and `measured` is longer. At the end of the contexts `moved` is how far the other tokens have moved
+    it meanwhile, in differences (null: not looked at); what is kept may be buried under it.
     `differences` and `drifts`: a record a seed, block and distance, both relative to the first difference.
     `restored`: the accuracy by seed and distance with what is `undone`, in one `block` or (null) in every block.
     """

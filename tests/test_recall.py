@@ -172,51 +172,51 @@ def test_the_channels_that_carry_the_fact_are_found_and_their_decay_is_theirs() 
             assert entry["total"] / entry["count"] == pytest.approx(start)
 
 
-def test_the_drift_is_the_way_of_the_mean_state_in_differences_of_the_fact() -> None:
+def test_the_drift_is_the_way_of_what_a_pair_has_in_common_in_its_differences() -> None:
     """Two pairs of contexts by hand, their states from the model itself, in float64."""
     experiment = shrunk("hawk")
     trained = trained_of(experiment)
-    recall = Recall(length=64, before=[0], sequences=2, pairs=2, pair_length=200)
+    recall = Recall(length=64, before=[0], sequences=2, pairs=2, pair_length=200, contexts=1)
     found = [entry for entry in recall.run(trained) if entry["metric"] == DRIFT and entry["extra"]["block"] == 1]
-    states = []
+    ways = []
     for number in range(2):
         answers = np.array([int(np.random.default_rng([number, 1]).integers(experiment.task.answers)), 0])
         answers[1] = answers[0] + 1 + np.random.default_rng([number, 2]).integers(experiment.task.answers - 1)
         answers %= experiment.task.answers
         tokens, _ = planted(experiment.task, np.array([number] * 2), np.zeros(2, int), 200, answers)
-        states.append(np.asarray(experiment.model.decays(trained.params[0], tokens)[1][1], np.float64))
-    mean = np.mean(states, axis=(0, 1))
-    made = np.mean([np.linalg.norm(state[0, 64] - state[1, 64]) for state in states])
+        one, other = np.asarray(experiment.model.decays(trained.params[0], tokens)[1][1], np.float64)
+        middle = (one + other) / 2
+        ways.append(np.linalg.norm(middle - middle[64], axis=1) / np.linalg.norm(one[64] - other[64]))
     assert [entry["position"] for entry in found] == [64, 76, 91, 108, 128, 152, 181, 199]
     for entry in found:
-        way = np.linalg.norm(mean[entry["position"]] - mean[64])
-        assert value(entry) == pytest.approx(way / made, rel=1e-3, abs=1e-6)
+        expected = np.mean([way[entry["position"]] for way in ways])
+        assert value(entry) == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("model", ["griffin", "hawk_complex", "mamba"])
-def test_what_all_states_share_and_what_parts_them_are_put_back_apart(model: str) -> None:
+def test_what_a_context_does_and_what_its_fact_does_are_put_back_apart(model: str) -> None:
     """Both put back at once are the states of before; each leaves the other, and all that is no state, as it is."""
     experiment = shrunk(model)
     trained = trained_of(experiment)
-    tokens, answers = planted(experiment.task, np.arange(6), np.zeros(6, int), 64)
+    tokens, answers = planted(experiment.task, np.array([0, 0, 0, 1, 1, 1]), np.zeros(6, int), 64, np.arange(6) % 3)
     reader = Reader(trained.model, trained.params[0], answers, experiment.task.query, 8, lambda: None)
     before = reader.read(tokens[:, :20], reader.start(64))
     cache = reader.read(tokens[:, 20:50], jax.tree.map(jnp.copy, before))
     blocks = sorted(experiment.model.decays(trained.params[0], tokens[:2, :2]))
-    whole = undone(FORGETTING_UNDONE, undone(DRIFT_UNDONE, cache, before, blocks), before, blocks)
-    for number, (now, then, drift, both) in enumerate(
-        zip(cache, before, undone(DRIFT_UNDONE, cache, before, blocks[:1]), whole, strict=True)
-    ):
+    drift = undone(DRIFT_UNDONE, cache, before, blocks[:1], 3)
+    whole = undone(FORGETTING_UNDONE, undone(DRIFT_UNDONE, cache, before, blocks, 3), before, blocks, 3)
+    for number, (now, then, moved, both) in enumerate(zip(cache, before, drift, whole, strict=True)):
         if number in blocks:
             np.testing.assert_allclose(both.h, then.h, atol=1e-5)
             assert (np.asarray(both.conv) == np.asarray(now.conv)).all()
         else:
             assert all((a == b).all() for a, b in zip(both, now, strict=True))
         if number == blocks[0]:
-            np.testing.assert_allclose(drift.h.mean(axis=0), then.h.mean(axis=0), atol=1e-5)
-            np.testing.assert_allclose(drift.h[1] - drift.h[0], now.h[1] - now.h[0], atol=1e-5)
+            for context in (slice(0, 3), slice(3, 6)):
+                np.testing.assert_allclose(moved.h[context].mean(axis=0), then.h[context].mean(axis=0), atol=1e-5)
+            np.testing.assert_allclose(moved.h[4] - moved.h[3], now.h[4] - now.h[3], atol=1e-5)
         elif number in blocks:
-            assert (np.asarray(drift.h) == np.asarray(now.h)).all()
+            assert (np.asarray(moved.h) == np.asarray(now.h)).all()
 
 
 def test_every_answer_is_asked_with_each_part_of_the_state_put_back() -> None:
