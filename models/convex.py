@@ -6,7 +6,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from kernels import linear_scan
+from models.positions import scanned
 from models.rglru import RGLRU, TwoBranches
 from models.shapes import Activations, Positions
 
@@ -27,11 +27,7 @@ class ConvexRGLRU(RGLRU):
     ) -> tuple[Activations, Float[Array, "b r"]]:
         """Runs over `x` from state `h`; returns the outputs and the last state (float32)."""
         a, entering = self.gated(x)
-        reset = None
-        if positions is not None:
-            pad = (positions < 0)[..., None]
-            a, entering, reset = jnp.where(pad, 1.0, a), jnp.where(pad, 0.0, entering), positions == 0
-        y, last = linear_scan(entering, a, h, reset=reset)
+        y, last = scanned(entering, a, positions, h)
         return y.astype(x.dtype), last
 
     def gated(self, x: Activations) -> tuple[Activations, Activations]:

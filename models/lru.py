@@ -6,8 +6,8 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from kernels import linear_scan
 from models.layers import NoDecay
+from models.positions import scanned
 from models.rglru import TwoBranches
 from models.shapes import Activations, Positions
 
@@ -34,11 +34,7 @@ class LRU(nnx.Module):
         log_a = -jax.nn.softplus(-self.decay[...])
         a = jnp.broadcast_to(jnp.exp(log_a)[None, None], x.shape)
         entering = x.astype(jnp.float32) * jnp.sqrt(-jnp.expm1(2 * log_a))[None, None]
-        reset = None
-        if positions is not None:
-            pad = (positions < 0)[..., None]
-            a, entering, reset = jnp.where(pad, 1.0, a), jnp.where(pad, 0.0, entering), positions == 0
-        y, last = linear_scan(entering, a, h, reset=reset)
+        y, last = scanned(entering, a, positions, h)
         return y.astype(x.dtype), last
 
     def forgetting(self, x: Activations) -> Activations:

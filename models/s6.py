@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from kernels import linear_scan
 from models.layers import CausalConv1D, Linear, NoDecay, side_by_side
-from models.positions import after, continued
+from models.positions import after, continued, scanned
 from models.shapes import Activations, Positions, Rows, States
 
 
@@ -103,11 +103,7 @@ class S6Block(nnx.Module):
         batch, length, _ = u.shape
         delta, step, into, out = self._steps_and_choices(u)
         entering = _entering(step, u, into)
-        a, reset = jnp.exp(-delta), None
-        if positions is not None:
-            pad = (positions < 0)[..., None]
-            a, entering, reset = jnp.where(pad, 1.0, a), jnp.where(pad, 0.0, entering), positions == 0
-        states, last = linear_scan(entering, a, h, reset=reset)
+        states, last = scanned(entering, jnp.exp(-delta), positions, h)
         states = states.reshape(batch, length, self.inner, self.states)
         y = jnp.einsum("btdn,btn->btd", states, out) + u.astype(jnp.float32) * self.skip[...][None, None]
         return y.astype(u.dtype), last
