@@ -68,8 +68,14 @@ class Experiment:
             raise ValueError(f"format={self.format!r}; allowed: {', '.join(FORMATS)}")
         if self.data["path"] is not None and not is_text(self.task):
             raise ValueError(f"data.path={self.data['path']}, but {self.task_name} is drawn, not read; leave it out")
-        for stage in self.train.stages(self.task.length):
+        stages = self.train.stages(self.task.length)
+        for stage in stages:
             check_length(self.task, stage.length)
+        if stages[-1].length != self.task.length:
+            raise ValueError(
+                f"train.steps={self.train.steps} end within the curriculum, at length {stages[-1].length} of "
+                f"{self.task.length}; give more steps, or train.curriculum=[]"
+            )
         self.eval.check(self.task)
 
 

@@ -10,8 +10,8 @@ def notes_of(experiment: Experiment) -> list[str]:
         for name, expected in experiment.paper.items()
         if (actual := experiment.config["task"].get(name, expected)) != expected
     ]
-    if experiment.train.curriculum:
-        lengths = [stage.length for stage in experiment.train.stages(experiment.task.length)]
+    lengths = [stage.length for stage in experiment.train.stages(experiment.task.length)]
+    if len(lengths) > 1:
         notes.append("trained with a length curriculum: " + " → ".join(map(str, lengths)))
     notes += experiment.eval.limits(experiment.model)
     if experiment.preset != "paper":

@@ -32,10 +32,10 @@ MICROBATCH_TOKENS = 512
 class Training:
     """How to train. The paper gives AdamW and nothing else for its synthetic tasks; the rest is measured here.
 
-    `curriculum`: stages `{length, steps, batch_size}` that come first and count within `steps`. A dispatch is
-    `log_every` steps; validation and checkpoints fall on its multiples; checkpoints at multiples of `keep_every` are
-    kept for good. `stop_when_solved`: end after so many
-    validations in a row with accuracy 1 (off by default: extrapolation goes on growing after the task is solved).
+    `curriculum`: stages `{length, steps, batch_size}` of lengths below the task's, which come first and count within
+    `steps`. A dispatch is `log_every` steps; validation and checkpoints fall on its multiples; checkpoints at
+    multiples of `keep_every` are kept for good. `stop_when_solved`: end after so many validations in a row with
+    accuracy 1 (off by default: extrapolation goes on growing after the task is solved).
     `microbatch`: sequences whose gradient is taken at a time on one device, the gradients then added up; None is as
     many as have 512 tokens on a CPU, so that activations stay in its cache, and all of them elsewhere.
     Raises ValueError for a value that cannot be.
@@ -89,9 +89,12 @@ class Training:
                 raise ValueError(f"curriculum stage {stage}; give length, steps and batch_size, each 1 or more")
 
     def stages(self, length: int) -> list["Stage"]:
-        """The stages in order, the last one at the task's own `length`; they cover steps 0 to `steps`."""
+        """The stages in order, the last one at the task's own `length`; they cover steps 0 to `steps`.
+
+        Those of the curriculum that are not shorter are left out: a recipe's curriculum serves shorter tasks too.
+        """
         stages, start = [], 0
-        for stage in self.curriculum:
+        for stage in (stage for stage in self.curriculum if stage["length"] < length):
             stop = min(start + stage["steps"], self.steps)
             stages.append(Stage(start, stop, stage["length"], stage["batch_size"]))
             start = stop

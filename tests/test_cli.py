@@ -93,10 +93,10 @@ def test_the_guide_and_the_help_load_no_jax() -> None:
 
 
 def test_a_run_starts_in_a_folder_of_its_own(run: Run) -> None:
-    assert main([*GRIFFIN, "train.steps=7", "+seeds=2"]) == 0
+    assert main([*GRIFFIN, "train.steps=700", "+seeds=2"]) == 0
     [(experiment, folder)] = run.started
     assert (experiment.task_name, experiment.model_name, experiment.preset) == ("induction_heads", "griffin", "paper")
-    assert (experiment.train.steps, experiment.seeds) == (7, 2)
+    assert (experiment.train.steps, experiment.seeds) == (700, 2)
     assert folder.is_absolute() and folder.parent == Path.cwd() / "runs" / "induction_heads" / "griffin"
     assert {path.name for path in folder.iterdir()} == {"metrics.jsonl"}
 
@@ -182,8 +182,8 @@ def test_a_sweep_ends_when_it_is_interrupted(run: Run) -> None:
 def test_hydra_answers_its_own_flags(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "evalkit is powered by Hydra" in capsys.readouterr().out
-    assert main(["--cfg", "job", *GRIFFIN, "train.steps=7"]) == 0
-    assert "steps: 7" in capsys.readouterr().out
+    assert main(["--cfg", "job", *GRIFFIN, "train.steps=700"]) == 0
+    assert "steps: 700" in capsys.readouterr().out
     assert not run.started and not list(Path.cwd().iterdir())
 
 

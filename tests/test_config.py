@@ -149,6 +149,7 @@ def test_what_is_built_holds_plain_data() -> None:
         ("model.pattern=[attention,conv]", ["model.pattern", "'conv'"]),
         ("task.trigger=late", ["task.trigger='late'", "prefix"]),
         ("train.steps=0", ["train.steps=0", "1 or more"]),
+        ("train.steps=600", ["train.steps=600", "at length 128 of 256", "train.curriculum=[]"]),
         ("eval.chunk=0", ["eval.chunk=0"]),
         ("~model.mixers.recurrent.width_rnn", ["model", "width_rnn"]),
         ("~train", ["train is missing"]),

@@ -30,6 +30,7 @@ def test_the_main_job_runs(tmp_path: Path) -> None:
     assert words[1:3] == ["-m", "evalkit"]
     shortened = (
         "train.steps=2",
+        "train.curriculum=[]",
         "train.validation_sequences=8",
         "eval.lengths=[64,512]",
         "eval.sequences=8",
