@@ -25,7 +25,7 @@ class SelectiveCopying:
     `length` is the context; `tokens` has `length + data_tokens` entries, and only the answers are scored (app. H).
     Options (the defaults are the paper's where it speaks, and the layout of S4 and Mamba where it does not):
       layout: `markers`: one marker an answer; `mad`: one marker, then noise; `lm`: one marker, then the answers so far
-        (teacher-forced, easier).
+        (teacher-forced).
       length_includes_answer: `length` counts the answers too, as in MAD: the context is `length - data_tokens`, so that
         `tokens` has `length` entries.
     """
