@@ -12,20 +12,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import kernel_oracle as oracle
 import numpy as np
 
-from evalkit import environment
 from evalkit.bench import recurrence, training
 from evalkit.bench.machine import rates
 from evalkit.bench.recurrence import LEAST_S, Contender, call
 from evalkit.bench.stopwatch import spread, times
-from evalkit.train import Trainer, Training
-from kernels import rglru, triton
-from models import Model, build
-from models.attention import MQA
-from models.rglru import RecurrentBlock
-from tasks.induction_heads import InductionHeads
+from evalkit.kernels import rglru, triton
+from evalkit.models import Model, build
+from evalkit.models.mixers.attention import MQA
+from evalkit.models.mixers.rglru import RecurrentBlock
+from evalkit.record import environment
+from evalkit.tasks.induction_heads import InductionHeads
+from evalkit.training.trainer import Trainer, Training
+from support import kernel_oracle as oracle
 
 SECONDS = {"oracle": 90, "marks": 60, "autotune": 120, "scan": 120, "train": 140}
 """What each part may take; together under nine minutes."""

@@ -34,7 +34,7 @@ PUBLISHED = {
 
 def make_up(folder: Path, layers: int) -> int:
     """Writes the checkpoint with that many layers; returns its size in bytes."""
-    from models import recurrentgemma
+    from evalkit.models.formats import recurrentgemma
 
     config = PUBLISHED | {"num_hidden_layers": layers}
     header, end = {}, 0
@@ -51,11 +51,11 @@ def make_up(folder: Path, layers: int) -> int:
 
 def measure(folder: Path, tokens: int) -> None:
     """Loads the checkpoint, scores that many tokens if any, and prints seconds and bytes as JSON."""
-    from evalkit.devices import spare_memory, use_every_core
-    from evalkit.pretrained import Pretrained
-    from evalkit.scoring import Request, Scorer
-    from models import released
-    from tasks.tokenizers import Numbers
+    from evalkit.checkpoints.pretrained import Pretrained
+    from evalkit.core.devices import spare_memory, use_every_core
+    from evalkit.inference.scoring import Request, Scorer
+    from evalkit.models.formats import released
+    from evalkit.tasks.text.tokenizers import Numbers
 
     use_every_core()
     spare_memory()

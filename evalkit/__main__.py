@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from evalkit import catalogue, guide
-from evalkit.errors import UserError
+from evalkit.commands import guide
+from evalkit.configuration import catalogue
+from evalkit.core.errors import UserError
 
 EXISTING = ("resume", "evaluate")
 DOWNSTREAM, PHONEBOOK, CHECKPOINT = "task=downstream", "task=phonebook", "checkpoint="
@@ -36,7 +37,6 @@ def _explain(error: UserError) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    catalogue.refuse_foreign_packages()
     if not arguments:
         print(guide.text())
         return 0
@@ -50,13 +50,13 @@ def _dispatch(arguments: list[str]) -> int:
             return _existing(command, overrides, flags)
     if DOWNSTREAM in overrides or any(text.startswith(CHECKPOINT) for text in overrides):
         return _on_checkpoint(overrides, flags)
-    from evalkit import devices
-    from evalkit.composition import forced
-    from evalkit.config import check
+    from evalkit.configuration.composition import forced
+    from evalkit.configuration.experiment import check
+    from evalkit.core import devices
 
     devices.use_every_core()
     if _is_whole_experiment(overrides):
-        from evalkit import experiments
+        from evalkit.session import experiments
 
         if flags.multirun:
             raise UserError("experiment= has its own runs; leave -m out, or give a model= as well")
@@ -99,19 +99,19 @@ def _existing(command: str, overrides: list[str], flags: argparse.Namespace) -> 
     if not (folder / "config.yaml").is_file():
         state = "has no config.yaml, so it is no run" if folder.is_dir() else "does not exist"
         raise UserError(f"{folder} {state}; give the folder of a run, such as {command}=runs/<task>/<model>/<time>")
-    from evalkit import devices
+    from evalkit.core import devices
 
     devices.use_every_core()
     rest = [text for text in overrides if text not in given]
     if "\ncheckpoint:" in "\n" + (folder / "config.yaml").read_text(encoding="utf-8"):
-        from evalkit import lookup
+        from evalkit.session import lookup
 
         if command == "evaluate":
             raise UserError(f"{folder} was measured on a checkpoint; give task= and checkpoint= again")
 
         devices.spare_memory()
         return lookup.resume(folder, rest)
-    from evalkit import run
+    from evalkit.session import run
 
     return run.resume(folder, rest) if command == "resume" else run.evaluate(folder, rest)
 
@@ -124,20 +124,20 @@ def _on_checkpoint(overrides: list[str], flags: argparse.Namespace) -> int:
         raise UserError(f"checkpoint= goes with {known}, not with {given}; give one of them")
     if flags.multirun:
         raise UserError(f"{tasks[0]} takes one checkpoint at a time; leave -m out")
-    from evalkit import devices
+    from evalkit.core import devices
 
     devices.use_every_core()
     devices.spare_memory()
     rest = [text for text in overrides if text not in tasks]
     if tasks == [DOWNSTREAM]:
-        from evalkit import downstream
+        from evalkit.lm_eval import downstream
 
         return downstream.main(rest)
     if tasks[0] in TEXTS:
-        from evalkit import texts
+        from evalkit.session import texts
 
         return texts.main(overrides)
-    from evalkit import lookup
+    from evalkit.session import lookup
 
     return lookup.main(rest)
 
@@ -178,8 +178,8 @@ def job(config: Any) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from evalkit import run
-    from evalkit.config import experiment, refuse_used
+    from evalkit.configuration.experiment import experiment, refuse_used
+    from evalkit.session import run
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from kernels.dispatch import Implementation, check, dispatch
-from kernels.gates import Gates, complex_gate_gradients, gates, gates_with_reset, turned
-from kernels.passes import ComplexGated, ComplexGatedGradient, Kernel
-from kernels.planes import Planes, conjugate, float32, scaled, times
-from kernels.xla import Scan, adjoint
+from evalkit.kernels.dispatch import Implementation, check, dispatch
+from evalkit.kernels.gates import Gates, complex_gate_gradients, gates, gates_with_reset, turned
+from evalkit.kernels.passes import ComplexGated, ComplexGatedGradient, Kernel
+from evalkit.kernels.planes import Planes, conjugate, float32, scaled, times
+from evalkit.kernels.xla import Scan, adjoint
 
 
 def cglru(

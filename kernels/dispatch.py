@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kernels import xla
-from kernels.passes import Kernel
+from evalkit.kernels import xla
+from evalkit.kernels.passes import Kernel
 
 SCANS = {"sequential": xla.sequential, "associative": xla.associative}
 KERNELS = ("triton", "mosaic_gpu", "mosaic_tpu", "triton_interpret", "mosaic_tpu_interpret")
@@ -57,7 +57,7 @@ def dispatch(
 
 def _kernel(name: str) -> Kernel:
     """The kernel of that name; loads Pallas, which importing this package does not."""
-    from kernels import mosaic_gpu, mosaic_tpu, triton
+    from evalkit.kernels import mosaic_gpu, mosaic_tpu, triton
 
     kernels = {
         "triton": triton.kernel,

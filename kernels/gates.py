@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kernels.planes import Planes, inner, scaled
+from evalkit.kernels.planes import Planes, inner, scaled
 
 SMALLEST_ROOT = 0.5e-3  # caps the slope of sqrt(1 − a²) in a² at 1000 (arXiv 2404.07839)
 PI = (3.140625, 9.67502593994140625e-4, 1.509957990978376432e-7)  # a sum whose first two have few digits

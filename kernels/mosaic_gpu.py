@@ -15,10 +15,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 
-from kernels.gates import gates_by_exponentials
-from kernels.passes import Kernel, Lagged, Pass, PerChannel, Rows, Walked
-from kernels.planes import Planes, float32, plus, times
-from kernels.xla import shift
+from evalkit.kernels.gates import gates_by_exponentials
+from evalkit.kernels.passes import Kernel, Lagged, Pass, PerChannel, Rows, Walked
+from evalkit.kernels.planes import Planes, float32, plus, times
+from evalkit.kernels.xla import shift
 
 CHANNELS = 128
 BLOCK = 32  # steps in one copy

@@ -15,9 +15,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
-from kernels.gates import gates
-from kernels.passes import Kernel, Lagged, Pass, PerChannel, Rows, Walked
-from kernels.planes import ONE, Planes, plus, times
+from evalkit.kernels.gates import gates
+from evalkit.kernels.passes import Kernel, Lagged, Pass, PerChannel, Rows, Walked
+from evalkit.kernels.planes import ONE, Planes, plus, times
 
 TILE = 8  # sublanes
 PACKED = 16  # steps in a tile of bfloat16: the finest that a block of any dtype may be

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from kernels.gates import (
+from evalkit.kernels.gates import (
     Arithmetic,
     complex_gate_gradients,
     gate_gradients,
@@ -19,7 +19,7 @@ from kernels.gates import (
     turned,
     without,
 )
-from kernels.planes import Planes, conjugate, float32, plus, scaled, times
+from evalkit.kernels.planes import Planes, conjugate, float32, plus, scaled, times
 
 Rows = tuple[Array, ...]
 PerChannel = tuple[Array, ...]

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from kernels.dispatch import Implementation, check, dispatch
-from kernels.gates import gate_gradients, gates, gates_with_reset, without
-from kernels.passes import Gated, GatedGradient, Kernel
-from kernels.xla import Scan, adjoint
+from evalkit.kernels.dispatch import Implementation, check, dispatch
+from evalkit.kernels.gates import gate_gradients, gates, gates_with_reset, without
+from evalkit.kernels.passes import Gated, GatedGradient, Kernel
+from evalkit.kernels.xla import Scan, adjoint
 
 
 def rglru(

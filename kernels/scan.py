@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from kernels.dispatch import Implementation, check, dispatch
-from kernels.passes import Kernel, Linear, LinearGradient
-from kernels.xla import Scan, adjoint
+from evalkit.kernels.dispatch import Implementation, check, dispatch
+from evalkit.kernels.passes import Kernel, Linear, LinearGradient
+from evalkit.kernels.xla import Scan, adjoint
 
 
 def linear_scan(

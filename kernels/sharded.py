@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Bool, Float
 
-from kernels.scan import linear_scan
+from evalkit.kernels.scan import linear_scan
 
 
 def sharded_linear_scan(

@@ -18,10 +18,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
-from kernels.gates import gates_by_exponentials
-from kernels.passes import Kernel, Lagged, Linear, Pass, PerChannel, Rows, Walked
-from kernels.planes import Planes, float32, plus, times
-from kernels.xla import shift
+from evalkit.kernels.gates import gates_by_exponentials
+from evalkit.kernels.passes import Kernel, Lagged, Linear, Pass, PerChannel, Rows, Walked
+from evalkit.kernels.planes import Planes, float32, plus, times
+from evalkit.kernels.xla import shift
 
 ENOUGH_LANES = 34 * 1024  # of batch × channels: about eight warps on each multiprocessor of an H200
 SHORTEST_CHUNK = 64

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kernels.planes import ONE, Planes, conjugate, plus, times
+from evalkit.kernels.planes import ONE, Planes, conjugate, plus, times
 
 
 @runtime_checkable

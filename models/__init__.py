@@ -1,5 +1,5 @@
 """MQA, Hawk and Griffin as patterns over mixers; `build` gives pure functions of plain parameters."""
 
-from models.model import Model, build
+from evalkit.models.model import Model, build
 
 __all__ = ["Model", "build"]

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
-from models.layers import GatedMLP, NoDecay, RMSNorm
-from models.mixer import Cache, Decaying, Mixer
-from models.products import product_transposed
-from models.shapes import Activations, Logits, Places, Positions, States, Tokens
+from evalkit.models.layers.mixer import Cache, Decaying, Mixer
+from evalkit.models.layers.modules import GatedMLP, NoDecay, RMSNorm
+from evalkit.models.layers.products import product_transposed
+from evalkit.models.layers.shapes import Activations, Logits, Places, Positions, States, Tokens
 
 # Up to this vocabulary a product with one-hot rows beats a gather, whose gradient is a slow scatter-add.
 ONE_HOT_UP_TO = 64

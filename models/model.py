@@ -9,11 +9,11 @@ import jax
 from flax import nnx
 from jaxtyping import Float
 
-from models.layers import NoDecay
-from models.lm import LanguageModel
-from models.mixer import Cache, Mixer
-from models.parts import Part, parts_of
-from models.shapes import Places, Positions, PRNGKey, States, Tokens
+from evalkit.models.layers.mixer import Cache, Mixer
+from evalkit.models.layers.modules import NoDecay
+from evalkit.models.layers.shapes import Places, Positions, PRNGKey, States, Tokens
+from evalkit.models.lm import LanguageModel
+from evalkit.models.parts import Part, parts_of
 
 Params = dict[str, Any]
 DTYPES = ("float32", "bfloat16")

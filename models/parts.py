@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from kernels import linear_scan
-from models.layers import CausalConv1D, gelu_times, side_by_side
-from models.lm import LanguageModel
-from models.mixer import Mixer
-from models.rglru import RecurrentBlock
+from evalkit.kernels import linear_scan
+from evalkit.models.layers.mixer import Mixer
+from evalkit.models.layers.modules import CausalConv1D, gelu_times, side_by_side
+from evalkit.models.lm import LanguageModel
+from evalkit.models.mixers.rglru import RecurrentBlock
 
 
 class Part(NamedTuple):

@@ -1,5 +1,5 @@
 """Synthetic tasks: pure, jittable sampling of one example, and beside it the rule in plain NumPy."""
 
-from tasks.base import Example
+from evalkit.tasks.base import Example
 
 __all__ = ["Example"]

@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Int, Key
 
-from tasks.base import Example
+from evalkit.tasks.base import Example
 
 TRIGGERS = ("uniform", "prefix", "fixed")
 LOSSES = ("answer", "all")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.names import FIRST, LAST
+from evalkit.tasks.names import FIRST, LAST
 
 DIGITS = 10
 EXAMPLES = 2

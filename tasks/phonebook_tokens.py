@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from tasks.base import Example
+from evalkit.tasks.base import Example
 
 DIGITS = 10
 NEWLINE = 10

@@ -26,9 +26,12 @@ NEVER = {
 # and the doors to other projects' files, behind which `models` decides what is there. The rest reaches it through
 # `conf/`.
 TOKENIZERS = {"Bytes", "Numbers", "SentencePiece", "Tokenizer", "TokenizerJson", "WithoutBos"}
-SHARED = {"tasks.Example", "tasks.phonebook.Phonebook", "models.export", "models.released"} | {
-    f"tasks.tokenizers.{name}" for name in TOKENIZERS
-}
+SHARED = {
+    "tasks.Example",
+    "evalkit.tasks.phonebook.Phonebook",
+    "evalkit.models.formats.export",
+    "evalkit.models.formats.released",
+} | {f"evalkit.tasks.text.tokenizers.{name}" for name in TOKENIZERS}
 
 
 def imported(source: str) -> Iterator[str]:

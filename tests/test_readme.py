@@ -5,7 +5,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-import tiny
+
+from support import tiny
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()]

@@ -25,7 +25,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
 from jax.sharding import SingleDeviceSharding  # noqa: E402
 
-from kernels import cglru, linear_scan, rglru  # noqa: E402
+from evalkit.kernels import cglru, linear_scan, rglru  # noqa: E402
 
 BATCH, STEPS, WIDTH = 8, 2048, 1024
 

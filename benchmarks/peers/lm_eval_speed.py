@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from evalkit.devices import use_every_core
+from evalkit.core.devices import use_every_core
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 Answers = list[tuple[float, bool]]
@@ -30,7 +30,7 @@ def checkpoint(folder: Path, width: int, layers: int) -> Path:
     import torch
     import transformers
 
-    from evalkit import tokenizer_files
+    from evalkit.checkpoints import tokenizer_files
 
     torch.manual_seed(0)
     config = transformers.RecurrentGemmaConfig(
@@ -94,7 +94,7 @@ def main() -> None:
     use_every_core()
     from lm_eval.api.registry import get_model
 
-    from evalkit.lm_eval_model import EvalkitLM
+    from evalkit.lm_eval.model import EvalkitLM
 
     asked = requests(given.documents, given.context, given.choices)
     with tempfile.TemporaryDirectory() as place:

@@ -3,9 +3,9 @@
 import jax
 import worker
 
-from evalkit import devices
-from evalkit.config import compose, experiment
-from evalkit.train import Trainer
+from evalkit.configuration.experiment import compose, experiment
+from evalkit.core import devices
+from evalkit.training.trainer import Trainer
 
 devices.use_every_core()
 case = worker.case()

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import released
+from evalkit.models.formats import released
 
 TOLERANCE = 1e-5
 

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from evalkit.bench.machine import rates
 from evalkit.bench.stopwatch import spread, times
-from kernels import linear_scan, rglru
+from evalkit.kernels import linear_scan, rglru
 
 # What a backend has beside XLA's own loops.
 PALLAS = {"gpu": ("triton",), "tpu": ("mosaic_tpu",), "cpu": ()}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evalkit.bench.stopwatch import spread
-from evalkit.errors import UserError
+from evalkit.core.errors import UserError
 
 
 def measure(overrides: Sequence[str], repeats: int) -> dict[str, Any]:

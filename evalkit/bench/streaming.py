@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 
-from evalkit import feeds, streams
 from evalkit.bench.stopwatch import spread, times
-from evalkit.config import Experiment
-from evalkit.errors import UserError
-from evalkit.extrapolate import stream_tally
+from evalkit.configuration.experiment import Experiment
+from evalkit.core import batches as feeds
+from evalkit.core import streams
+from evalkit.core.errors import UserError
+from evalkit.evaluations.extrapolation import stream_tally
 
 
 def measure(experiment: Experiment, repeats: int, length: int, batch_size: int, chunk: int) -> dict[str, Any]:

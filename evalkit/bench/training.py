@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec
 from evalkit.bench.machine import rates
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import Spread, spread, times
-from evalkit.devices import AXIS
-from evalkit.train import Stage, Trainer, TrainState
+from evalkit.core.devices import AXIS
+from evalkit.training.trainer import Stage, Trainer, TrainState
 
 
 def measure(trainer: Trainer, repeats: int, steps: int) -> dict[str, Any]:

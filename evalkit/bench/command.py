@@ -1,0 +1,154 @@
+"""`python -m evalkit.bench train|evaluate|start|scan [key=value …]`; `format=json` ends with one JSON object."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from evalkit.configuration import catalogue
+from evalkit.core.errors import UserError
+
+# The bench's own settings, with their defaults; every other key is the experiment's.
+OWN = {
+    "train": {"repeats": 10, "steps": 4},
+    "evaluate": {"repeats": 5, "length": 16384, "batch_size": 1, "chunk": 1024},
+    "start": {"repeats": 3},
+    # The paper's batch, width and longest length (figure 8a).
+    "scan": {"batch": 8, "width": 1024, "shortest": 512, "longest": 131072, "repeats": 5, "patience": 1},
+}
+PURPOSE = {
+    "train": "a training step: compilation, time, rate, memory, and the time of its parts",
+    "evaluate": "the streamed forward pass of the evaluation",
+    "start": "from the command to the first training step",
+    "scan": "the recurrence alone, by every implementation, against a copy",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    own = "; ".join(f"{name}: " + ", ".join(f"{k}={v}" for k, v in OWN[name].items()) for name in OWN)
+    parser = argparse.ArgumentParser(
+        prog="python -m evalkit.bench",
+        description="Measure. " + "; ".join(f"{name}: {text}" for name, text in PURPOSE.items()) + ".",
+        epilog=f"The bench's own settings and their defaults are {own}. Every other key=value is the experiment's, "
+        "of which scan has none; kernel=NAME chooses the implementation of the recurrence that train measures.",
+    )
+    parser.add_argument("what", choices=list(OWN))
+    parser.add_argument("settings", nargs="*", metavar="key=value")
+    given = parser.parse_args(arguments)
+    try:
+        catalogue.refuse_foreign_packages()
+        own, rest = _split(given.what, given.settings)
+        result, shape = _measure(given.what, own, rest)
+    except UserError as error:
+        print(f"evalkit: {error}", file=sys.stderr)
+        return error.exit_code
+    json_wanted = shape == "json"
+    _show(Console(stderr=json_wanted, highlight=False), result)
+    if json_wanted:
+        print(json.dumps(result), flush=True)
+    return 0
+
+
+def _split(what: str, settings: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    """The bench's own settings, and the experiment's overrides."""
+    own, rest = dict(OWN[what]), []
+    for text in settings:
+        key, _, value = text.partition("=")
+        if key == "kernel" and what == "train":
+            rest.append(f"model.mixers.recurrent.implementation={value}")
+        elif key not in own:
+            rest.append(text)
+        elif not value.isdecimal() or int(value) < 1:
+            raise UserError(f"{text}; allowed: {key}= a whole number, 1 or more")
+        else:
+            own[key] = int(value)
+    return own, rest
+
+
+def _measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """The result, and the format in which it is wanted."""
+    import jax
+
+    from evalkit.bench import recurrence, start, streaming, training
+    from evalkit.core import devices
+    from evalkit.record import environment
+
+    if what == "scan":
+        wanted = _format(overrides)
+        return {**recurrence.measure(**own), "environment": environment.describe("highest")}, wanted
+    from evalkit.checkpoints.loading import trainer_of
+    from evalkit.configuration.experiment import compose, experiment
+
+    devices.use_every_core()
+    built = experiment(compose(overrides))
+    jax.config.update("jax_default_matmul_precision", built.matmul_precision)
+    if what == "start":
+        result = start.measure(overrides, **own)
+    elif what == "evaluate":
+        result = streaming.measure(built, **own)
+    else:
+        names = {"task": built.task_name, "model": built.model_name}
+        result = names | training.measure(trainer_of(built), **own)
+    return {**result, "environment": environment.describe(built.matmul_precision)}, built.format
+
+
+def _format(settings: Sequence[str]) -> str:
+    """The only setting that is not the bench's own where there is no experiment."""
+    for text in settings:
+        if text not in ("format=text", "format=json"):
+            raise UserError(f"{text} is no setting of scan; allowed: {', '.join(OWN['scan'])}, format (text or json)")
+    return "json" if "format=json" in settings else "text"
+
+
+def _show(console: Console, result: dict[str, Any]) -> None:
+    for name, value in result.items():
+        if name not in ("parts", "rows", "environment"):
+            console.print(f"{name:<30} {_text(name, value)}")
+    if result.get("parts"):
+        console.print(_parts(result["parts"], result["ms_per_step"]))
+    if result.get("rows"):
+        console.print(_rows(result["rows"]))
+
+
+def _parts(parts: Sequence[dict[str, Any]], whole: float) -> Table:
+    table = Table("part", "times", "ms", "of a step", box=None, header_style="bold")
+    for part in parts:
+        table.add_row(part["name"], str(part["times"]), f"{part['ms']:.1f}", f"{part['ms'] / whole:.1%}")
+    total = sum(part["ms"] for part in parts)
+    table.add_row("sum of parts", "", f"{total:.1f}", f"{total / whole:.1%}")
+    return table
+
+
+def _rows(rows: Sequence[dict[str, Any]]) -> Table:
+    heads = ("operation", "by", "dtype", "pass", "length", "ms", "GB/s", "of a copy")
+    table = Table(*heads, box=None, header_style="bold")
+    for row in rows:
+        what = (row["operation"], row["implementation"], row["dtype"], row["pass"], f"{row['length']:,}")
+        if "not_run" in row:
+            table.add_row(*what, f"not run: {row['not_run']}")
+        else:
+            table.add_row(*what, f"{row['ms']:.3g}", f"{row['gb_per_s']:.3g}", f"{row['of_copy']:.0%}")
+    return table
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return " – ".join(_text(name, entry) for entry in value)
+    if name.endswith("bytes"):
+        return f"{value / 2**20:,.0f} MiB"
+    return (
+        f"{value:,.4g}"
+        if isinstance(value, float) and abs(value) < 1e4
+        else f"{value:,.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Parameters from anywhere: a run, an archive, a released folder, a name on the hub."""

@@ -1,0 +1,118 @@
+"""A model with its parameters and tokenizer, wherever they come from: what text tasks and lm-eval are run on."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evalkit.checkpoints import hub as hub_checkpoints
+from evalkit.checkpoints import tokenizer_files
+from evalkit.checkpoints.loading import restore
+from evalkit.configuration.experiment import from_file
+from evalkit.core.batches import is_text
+from evalkit.core.contracts import LanguageModel, Params
+from evalkit.core.errors import UserError
+from evalkit.models.formats import released
+from evalkit.tasks.text.tokenizers import Bytes, Numbers, Tokenizer, WithoutBos
+from evalkit.training.trainer import params_of
+
+PUBLISHED_VOCABULARY, PUBLISHED_TRAIN_LENGTH = 256_000, 8192  # of RecurrentGemma and Gemma v1 alike
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """`source` is the folder or hub name; `digest` names the parameters; `train_length` is None where unknown.
+
+    `settings` is the text of everything else that decides an answer: the model's configuration and the tokenizer.
+    """
+
+    model: LanguageModel
+    params: Params
+    tokenizer: Tokenizer
+    source: str
+    digest: str
+    train_length: int | None
+    settings: str = ""
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of the parameters and settings, in hexadecimal: two with the same one answer alike."""
+        return hashlib.sha256(f"{self.digest} {self.settings}".encode()).hexdigest()
+
+
+def load(checkpoint: str, dtype: str = "float32") -> Pretrained:
+    """A run of this project, RecurrentGemma or Gemma v1, from a folder or by its name on the hub.
+
+    `dtype` is that of activations, and of the matrices of a model that others released; a run's first seed keeps its
+    float32 parameters. Raises UserError, before weights are read, for what cannot be found or is not served.
+    """
+    folder = Path(checkpoint).expanduser()
+    if not folder.is_dir():
+        folder = hub_checkpoints.download(checkpoint)
+    with _explained(checkpoint):
+        return (
+            _run(folder, checkpoint, dtype)
+            if (folder / "config.yaml").is_file()
+            else _theirs(folder, checkpoint, dtype)
+        )
+
+
+def load_for_text(checkpoint: str, dtype: str = "float32") -> Pretrained:
+    """As `load`; raises UserError for a model whose tokens stand for no text, too."""
+    held = load(checkpoint, dtype)
+    if isinstance(held.tokenizer, Numbers):
+        raise UserError(
+            f"checkpoint {checkpoint} has {held.tokenizer.vocab_size} tokens, which stand for no text; "
+            f"give one of {Bytes.vocab_size}, bytes and the two ends of a text, or a released model"
+        )
+    return held
+
+
+def digest(params: Params) -> str:
+    """SHA-256 of every parameter with its name, shape and dtype, in hexadecimal."""
+    found = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        # Of a copy, since JAX keeps what NumPy was given for as long as the array lives; on a CPU it gives its own.
+        array = np.asarray(leaf if jax.default_backend() == "cpu" else jnp.copy(leaf))
+        found.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def _run(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
+    """A run of ours: on text, on as many tokens as bytes have, or on tokens that stand for no text."""
+    experiment = from_file(folder / "config.yaml", [f"model.dtype={dtype}"], ("model.dtype",))
+    size = experiment.task.vocab_size
+    state, _ = restore(experiment, folder)
+    params = params_of(state, 0)
+    if is_text(experiment.task):
+        tokenizer: Tokenizer = WithoutBos(experiment.task.tokenizer_)
+    else:
+        tokenizer = Bytes() if size == Bytes.vocab_size else Numbers(size)
+    settings = json.dumps([experiment.config["model"], size, tokenizer.name], sort_keys=True, default=str)
+    return Pretrained(experiment.model, params, tokenizer, checkpoint, digest(params), experiment.task.length, settings)
+
+
+def _theirs(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
+    found = released.find(folder, dtype)
+    size = found.model.vocab_size
+    tokenizer = tokenizer_files.read(folder, size, found.config)
+    length = PUBLISHED_TRAIN_LENGTH if size == PUBLISHED_VOCABULARY else None
+    params = found.read()
+    length = found.config.get("max_position_embeddings", length)
+    settings = json.dumps([{**found.config}, found.model.window, tokenizer_files.digest(folder)], sort_keys=True)
+    return Pretrained(found.model, params, tokenizer, checkpoint, digest(params), length, settings)
+
+
+@contextmanager
+def _explained(checkpoint: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"checkpoint {checkpoint}: {error}") from error

@@ -1,0 +1,93 @@
+"""The tokenizer of a released checkpoint, from its own file: `tokenizer.json`, or SentencePiece's `tokenizer.model`."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evalkit.tasks.text.tokenizers import Bytes, SentencePiece, Tokenizer, TokenizerJson
+
+FAST, PIECES = "tokenizer.json", "tokenizer.model"
+PADDING = 1024  # rows that an embedding may have beyond its tokens: Gemma's Flax release has 128
+
+
+def read(folder: Path, vocab_size: int, config: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer in `folder`, or in the one above it, for a model of `vocab_size` tokens.
+
+    `config` is the model's `config.json`, which says where a text ends. Raises ValueError if there is none, if the
+    package that reads it is not installed, or if it does not match the model.
+    """
+    tokenizer = _open(folder, config)
+    if not 0 <= vocab_size - tokenizer.vocab_size <= PADDING:
+        raise ValueError(
+            f"its tokenizer has {tokenizer.vocab_size} tokens and the model {vocab_size}; take both from one checkpoint"
+        )
+    return tokenizer
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of the tokenizer's file, in hexadecimal."""
+    return hashlib.sha256(_file(folder).read_bytes()).hexdigest()
+
+
+def _file(folder: Path) -> Path:
+    """The tokenizer's file in `folder` or in the one above it; raises ValueError if there is none."""
+    for place in (folder, folder.absolute().parent):
+        for name in (FAST, PIECES):
+            if (place / name).is_file():
+                return place / name
+    raise ValueError(f"it has neither {FAST} nor {PIECES}; put the tokenizer that it was released with beside it")
+
+
+def _open(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
+    file = _file(folder)
+    if file.name == PIECES:
+        return SentencePiece(file)
+    eos = config.get("eos_token_id")
+    return TokenizerJson(file, eos[0] if isinstance(eos, list) else eos)
+
+
+def write_bytes(folder: Path) -> None:
+    """Writes the `Bytes` tokenizer as `tokenizer.json` and `tokenizer_config.json`, for transformers to read."""
+    ends = {"<bos>": Bytes.bos, "<eos>": Bytes.eos}
+    added = [
+        {
+            "id": number,
+            "content": text,
+            "special": True,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+        }
+        for text, number in ends.items()
+    ]
+    begin = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [begin, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [Bytes.bos], "tokens": ["<bos>"]}},
+        },
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "model": {"type": "BPE", "vocab": {**_byte_characters(), **ends}, "merges": []},
+    }
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
+    (folder / FAST).write_text(json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def _byte_characters() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte (Radford et al. 2019), and that byte."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return dict(sorted(characters.items(), key=lambda item: item[1]))

@@ -1,0 +1,1 @@
+"""From words to objects: what can be chosen, how it composes, what it builds."""

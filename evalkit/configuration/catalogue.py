@@ -1,0 +1,47 @@
+"""What can be chosen: the options in `conf/`, found without importing JAX or Hydra."""
+
+import importlib.util
+from pathlib import Path
+
+from evalkit.core.errors import UserError
+
+PACKAGES = ("kernels", "models", "tasks")
+
+
+def directory() -> Path:
+    """The configuration: inside the package where it was installed, beside it in a checkout. Raises UserError."""
+    package = Path(__file__).resolve().parent.parent
+    for candidate in (package / "conf", package.parent / "conf"):
+        if (candidate / "config.yaml").is_file():
+            return candidate
+    raise UserError(
+        f"no configuration in {package / 'conf'} or {package.parent / 'conf'}; install griffin-evalkit again"
+    )
+
+
+def options(group: str) -> list[str]:
+    """The options of a group, such as `task`, in alphabetical order."""
+    return sorted(path.stem for path in (directory() / group).glob("*.yaml"))
+
+
+def headline(group: str, option: str) -> str:
+    """The first comment line of an option's YAML."""
+    for line in (directory() / group / f"{option}.yaml").read_text(encoding="utf-8").splitlines():
+        if line.startswith("# ") and not line.startswith("# @"):
+            return line[2:]
+    return ""
+
+
+def refuse_foreign_packages() -> None:
+    """Raises UserError if a package of the current folder would be imported in place of one of ours."""
+    home = Path(__file__).resolve().parent.parent
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            raise UserError(f"the package {name!r} is missing beside {home / 'evalkit'}; install griffin-evalkit again")
+        found = [*(spec.submodule_search_locations or []), *([spec.origin] if spec.origin else [])]
+        if not any(Path(place).resolve() in (home / name, home / name / "__init__.py") for place in found):
+            raise UserError(
+                f"{found[0]} hides this project's package {name!r}; "
+                "run from another folder, or use the command `evalkit` in place of `python -m evalkit`"
+            )

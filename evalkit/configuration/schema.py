@@ -1,0 +1,179 @@
+"""The constructor is the schema: a configuration is held to the signatures of its `_target_`s, names and types."""
+
+import difflib
+import inspect
+import pkgutil
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from evalkit.core.errors import UserError
+
+Node = Mapping[str, Any]
+Settings = Mapping[str, Any]
+"""What a constructor takes: annotations by name; `**` stands for any other name."""
+
+INSTRUCTIONS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
+SIMPLE: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
+
+
+def verify(config: Node, base: Node, root: Settings) -> None:
+    """Checks every key and simple type of `config`, whose first level takes the settings `root`.
+
+    `base` is the same configuration without the values that the user gave: where there is no constructor, its keys are
+    the known ones. Raises UserError that names the nearest valid key, or the value and what is allowed.
+    """
+    _verify_node(config, base, "", root, lambda: list(_dotted(base, "", root)))
+
+
+def nearest(key: str, valid: Sequence[str]) -> str:
+    """The most similar of the `valid` dotted keys; `steps` alone is meant as the `steps` of something."""
+
+    def likeness(candidate: str) -> float:
+        same_name = candidate.rpartition(".")[2] == key.rpartition(".")[2]
+        return difflib.SequenceMatcher(None, key, candidate).ratio() + same_name * (0.2 if "." in key else 1.0)
+
+    return max((candidate for candidate in valid if candidate != key), key=likeness)
+
+
+def locate(node: Node, path: str, message: str) -> str:
+    """A constructor's `message` with the dotted key that it speaks of as `name=value`, or with `path` itself."""
+    keys = list(_dotted(node, path, settings_of(node, path)))
+    for name in re.findall(r"\b(\w+)=", message):
+        for key in keys:
+            if key.rpartition(".")[2] == name:
+                return f"{key}{message.removeprefix(name)}" if message.startswith(f"{name}=") else f"{key}: {message}"
+    return f"{path}: {message}"
+
+
+def _verify_node(node: Node, base: Any, path: str, settings: Settings | None, valid: Callable[[], list[str]]) -> None:
+    """Checks one mapping; `settings` are those of its constructor, None where it has none."""
+    known = base if isinstance(base, Mapping) else {}
+    for name, value in node.items():
+        key = f"{path}.{name}" if path else name
+        if name in INSTRUCTIONS:
+            continue
+        if not _is_known(name, value, known, settings):
+            raise UserError(f"unknown key {key!r}; the nearest valid one is {nearest(key, valid())!r}")
+        annotation = (settings or {}).get(name, Any)
+        _verify_value(key, value, known.get(name), annotation)
+        if isinstance(value, Mapping) and not _is_plain(annotation):
+            inner = settings_of(value, key) if _is_built(value) else None
+            _verify_node(value, known.get(name), key, inner, valid)
+
+
+def _verify_value(key: str, value: Any, base: Any, annotation: Any) -> None:
+    if _is_built(value):
+        return
+    if _is_built(base):
+        setting = next((name for name in base if name not in INSTRUCTIONS), "_target_")
+        raise UserError(f"{key}={value!r}; allowed: its settings, such as {key}.{setting}={base[setting]}")
+    if not fits(value, annotation):
+        raise UserError(f"{key}={value!r}; allowed: {describe(annotation)}")
+
+
+def _is_known(name: str, value: Any, known: Node, settings: Settings | None) -> bool:
+    if settings is None:
+        return name in known or _is_built(value)
+    return name in settings or "**" in settings
+
+
+def _is_built(value: Any) -> bool:
+    return isinstance(value, Mapping) and "_target_" in value
+
+
+def settings_of(node: Node, path: str) -> Settings:
+    """What the constructor of `node` takes, less what its caller gives; raises UserError if it cannot be imported."""
+    target = str(node["_target_"])
+    try:
+        found = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}._target_={target} cannot be imported: {reason}") from error
+    # A partial is called later: the model with a vocabulary, a mixer with the model's width and its random numbers.
+    given = ("vocab_size",) if "." not in path else ("width", "rngs")
+    hidden = given if node.get("_partial_") else ()
+    return {name: annotation for name, annotation in annotations(found).items() if name not in hidden}
+
+
+def annotations(function: Callable[..., Any]) -> Settings:
+    """The parameters of `function` by name, each with its annotation, Any where there is none."""
+    # Of a class, `__init__`: Flax's metaclass hides the constructor's signature behind its own `__call__`.
+    own_init = inspect.isclass(function) and function.__init__ is not object.__init__
+    called = function.__init__ if own_init else function
+    try:
+        parameters = inspect.signature(called, eval_str=True).parameters
+    except NameError:  # an annotation that is only there for type checkers
+        parameters = inspect.signature(called).parameters
+    found = {}
+    for name, parameter in list(parameters.items())[own_init:]:
+        if parameter.kind is not parameter.VAR_POSITIONAL:
+            annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
+            found["**" if parameter.kind is parameter.VAR_KEYWORD else name] = annotation
+    return found
+
+
+def _dotted(node: Node, path: str, settings: Settings | None) -> Iterator[str]:
+    """Every valid dotted key below `node`."""
+    for name in node if settings is None or "**" in settings else settings:
+        if name in INSTRUCTIONS:
+            continue
+        key = f"{path}.{name}" if path else name
+        yield key
+        value = node.get(name)
+        if isinstance(value, Mapping):
+            yield from _dotted(value, key, settings_of(value, key) if _is_built(value) else None)
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether `value`, as YAML gives it, has the annotated type; True for annotations that are not simple."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, argument) for argument in arguments)
+    if annotation in (None, type(None)):
+        return value is None
+    if annotation in SIMPLE:
+        return isinstance(value, SIMPLE[annotation]) and (annotation is bool or not isinstance(value, bool))
+    if origin is typing.Literal:
+        return value in arguments
+    kind = origin or annotation
+    if not inspect.isclass(kind) or typing.is_typeddict(kind):
+        return True
+    if kind is not str and issubclass(kind, Sequence):
+        return isinstance(value, Sequence) and not isinstance(value, str) and _elements_fit(value, kind, arguments)
+    if issubclass(kind, Mapping):
+        return isinstance(value, Mapping) and all(fits(v, (*arguments, Any)[1]) for v in value.values() if arguments)
+    return True
+
+
+def _elements_fit(values: Sequence[Any], kind: type, arguments: tuple[Any, ...]) -> bool:
+    if not arguments:
+        return True
+    if kind is tuple and Ellipsis not in arguments:
+        return len(values) == len(arguments) and all(map(fits, values, arguments))
+    return all(fits(value, arguments[0]) for value in values)
+
+
+def _is_plain(annotation: Any) -> bool:
+    """Whether it is a mapping of simple values, whose keys are free."""
+    arguments = typing.get_args(annotation)
+    return len(arguments) == 2 and arguments[1] in SIMPLE and issubclass(typing.get_origin(annotation) or int, Mapping)
+
+
+def describe(annotation: Any) -> str:
+    """An annotation in the words of YAML: `int or null`."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return " or ".join(describe(argument) for argument in typing.get_args(annotation))
+    if annotation in (None, type(None)):
+        return "null"
+    if annotation in SIMPLE:
+        return annotation.__name__
+    arguments = [describe(argument) for argument in typing.get_args(annotation) if argument is not Ellipsis]
+    if not arguments:
+        return str(getattr(annotation, "__name__", annotation))
+    kind = typing.get_origin(annotation)
+    if inspect.isclass(kind) and issubclass(kind, Mapping):
+        return f"a mapping of {arguments[-1]}"
+    return f"a list of {', '.join(dict.fromkeys(arguments))}"

@@ -1,0 +1,1 @@
+"""What every room stands on: contracts, rows, batches, the objective, devices, statistics, errors."""

@@ -1,0 +1,50 @@
+"""Loss and accuracy as one number a sequence: sums over scored positions, divided once."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from evalkit.tasks import Example
+
+
+class Tally(NamedTuple):
+    """Sums over a row's scored positions, each `[b]`; tallies of consecutive chunks add up."""
+
+    loss: Float[Array, " b"]
+    correct: Float[Array, " b"]
+    scored: Float[Array, " b"]
+
+    def __add__(self, other: "Tally") -> "Tally":  # type: ignore[override]
+        return Tally(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def scores(self) -> dict[str, Float[Array, " b"]]:
+        """Mean loss (nats), mean accuracy and whole-answer exact match of each sequence."""
+        return {
+            "loss": self.loss / self.scored,
+            "accuracy": self.correct / self.scored,
+            "exact_match": (self.correct == self.scored).astype(jnp.float32),
+        }
+
+
+def scored_only(example: Example, scored: int | None) -> tuple[Int[Array, "b n"] | None, Example]:
+    """Where the `scored` positions of each row `[b, t]` are, and the targets and mask there.
+
+    With None, as for a task that scores every position or a varying number, that is None and the whole example.
+    """
+    if scored is None or scored >= example.tokens.shape[1]:
+        return None, example
+    at = jnp.sort(jnp.argsort(~example.mask, axis=1, stable=True)[:, :scored], axis=1)
+    there = [jnp.take_along_axis(field, at, axis=1) for field in example[:3]]
+    return at, Example(*there)
+
+
+def tally(logits: Float[Array, "b t v"], example: Example) -> Tally:
+    """Cross-entropy and hits at the scored positions, in float32."""
+    mask = example.mask.astype(jnp.float32)
+    right = jax.nn.one_hot(example.targets, logits.shape[-1], dtype=jnp.float32)
+    loss = jax.nn.logsumexp(logits, axis=-1) - (logits * right).sum(axis=-1)
+    correct = (logits.argmax(axis=-1) == example.targets).astype(jnp.float32)
+    return Tally((loss * mask).sum(axis=1), (correct * mask).sum(axis=1), mask.sum(axis=1))

@@ -1,0 +1,108 @@
+"""Prompts of different lengths read through the cache, a chunk at a time: what generation and scoring begin with."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Float, Int
+
+from evalkit.checkpoints.pretrained import Pretrained
+from evalkit.core.contracts import Cache, LanguageModel, Params
+from evalkit.core.devices import AXIS, copied, mesh_sharing, split
+
+PER_OCTAVE = 8
+
+
+class Prefilled(NamedTuple):
+    """Where a batch of prompts stands: the cache after them, and the logits that say what comes next."""
+
+    cache: Cache
+    logits: Float[Array, "b v"]
+
+
+def placed(pretrained: Pretrained, rows: int) -> Pretrained:
+    """The same, its parameters on every device that `rows` are split over: once, instead of at each batch."""
+    return replace(pretrained, params=jax.device_put(pretrained.params, copied(mesh_sharing(pretrained.params, rows))))
+
+
+def by_length(prompts: Sequence[Sequence[int]], rows: int) -> Iterator[list[int]]:
+    """The prompts' indices in batches of at most `rows`, the longest first, so that a batch needs little padding."""
+    order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
+    for start in range(0, len(order), rows):
+        yield order[start : start + rows]
+
+
+def bucket(length: int) -> int:
+    """`length` rounded up to one of eight sizes an octave, so that few programs serve all lengths."""
+    step = max(1, 2 ** (length - 1).bit_length() // (2 * PER_OCTAVE))
+    return -(-length // step) * step
+
+
+def check(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
+    """Raises ValueError for a prompt without a token, or with one that the vocabulary has not."""
+    for index, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ValueError(f"prompt {index} is empty; give at least one token, such as the tokenizer's bos")
+        low, high = min(prompt), max(prompt)
+        if low < 0 or high >= vocab_size:
+            raise ValueError(f"prompt {index} has tokens from {low} to {high}; allowed: 0 to {vocab_size - 1}")
+
+
+def prefill(pretrained: Pretrained, prompts: Sequence[Sequence[int]], *, rows: int, size: int, chunk: int) -> Prefilled:
+    """Reads `prompts`, token ids, as a batch of `rows`, of which those beyond the prompts repeat the first.
+
+    Rows are left-padded with position −1, which no mixer sees, so each is as if it were alone. A global cache gets room
+    for `size` tokens. `chunk` tokens a row are in memory at a time; the program depends on neither the prompts' lengths
+    nor, unless the cache does, on `size`.
+    """
+    tokens, positions = _left_padded([*prompts, *[prompts[0]] * (rows - len(prompts))], chunk)
+    mesh = mesh_sharing(pretrained.params, rows)
+    cache = jax.device_put(pretrained.model.init_cache(rows, size), split(mesh))
+    logits = None
+    for start in range(0, tokens.shape[1], chunk):
+        part, where = tokens[:, start : start + chunk], positions[:, start : start + chunk]
+        # Without pads a row just continues, which local attention does at less cost than with positions.
+        given = jnp.asarray(where) if (where < 0).any() else None
+        with jax.default_matmul_precision("highest"):
+            logits, cache = _read(pretrained.model, mesh, pretrained.params, jnp.asarray(part), given, cache)
+    assert logits is not None
+    return Prefilled(cache, logits)
+
+
+def _left_padded(prompts: Sequence[Sequence[int]], chunk: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and positions `[b, t]`, the rows' ends aligned, t a multiple of `chunk`."""
+    length = -(-max(map(len, prompts)) // chunk) * chunk
+    tokens = np.zeros((len(prompts), length), np.int32)
+    positions = np.full((len(prompts), length), -1, np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, length - len(prompt) :] = prompt
+        positions[row, length - len(prompt) :] = np.arange(len(prompt))
+    return tokens, positions
+
+
+@partial(jax.jit, static_argnames=("model", "mesh"), donate_argnames=("cache",))
+def _read(
+    model: LanguageModel,
+    mesh: Mesh,
+    params: Params,
+    tokens: Int[Array, "b t"],
+    positions: Int[Array, "b t"] | None,
+    cache: Cache,
+) -> tuple[Float[Array, "b v"], Cache]:
+    """The logits after the last token of the chunk, and the cache."""
+
+    def on_device(params: Params, tokens: Array, positions: Array | None, cache: Cache) -> tuple[Array, Cache]:
+        last = jnp.full((tokens.shape[0], 1), tokens.shape[1] - 1, jnp.int32)
+        logits, cache = model.apply(params, tokens, positions, cache, last)
+        return logits[:, 0], cache
+
+    rows = PartitionSpec(AXIS)
+    return jax.shard_map(
+        on_device, mesh=mesh, in_specs=(PartitionSpec(), rows, rows, rows), out_specs=(rows, rows), check_vma=False
+    )(params, tokens, positions, cache)

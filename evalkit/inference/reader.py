@@ -1,0 +1,55 @@
+"""Contexts that are read once, through the cache, and asked on the way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from evalkit.core.contracts import Cache, LanguageModel, Params
+from evalkit.core.devices import copied, mesh_for, split
+from evalkit.core.objective import Tally
+from evalkit.evaluations.extrapolation import advance
+from evalkit.tasks import Example
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Contexts, each with its answer to the token `query`; `chunk` tokens of each are in memory at a time."""
+
+    model: LanguageModel
+    params: Params
+    answers: Array
+    query: int
+    chunk: int
+    check_interrupt: Callable[[], None]
+
+    def start(self, length: int) -> Cache:
+        """An empty cache for contexts of `length` tokens."""
+        return self.model.init_cache(len(self.answers), max(length, self.model.window or 0))
+
+    def read(self, tokens: Array, cache: Cache) -> Cache:
+        """The cache after `tokens [b, t]`; the one given is used up."""
+        for at in range(0, tokens.shape[1], self.chunk):
+            self.check_interrupt()
+            part = tokens[:, at : at + self.chunk]
+            cache, _ = self._advance(
+                Example(part, jnp.zeros_like(part), jnp.zeros(part.shape, bool)), cache, scored=False
+            )
+        return cache
+
+    def ask(self, cache: Cache) -> np.ndarray:
+        """1 for each context that is answered right, else 0; the cache stays as it is."""
+        batch = len(self.answers)
+        question = Example(jnp.full((batch, 1), self.query), self.answers[:, None], jnp.ones((batch, 1), bool))
+        _, found = self._advance(question, jax.tree.map(jnp.copy, cache), scored=True)
+        return np.asarray(found.correct)
+
+    def _advance(self, part: Example, cache: Cache, scored: bool) -> tuple[Cache, Tally]:
+        batch = len(self.answers)
+        mesh = mesh_for(batch)
+        nothing = Tally(*(jnp.zeros(batch) for _ in Tally._fields))
+        part, cache, nothing = jax.device_put((part, cache, nothing), split(mesh))
+        return advance(self.model, mesh, jax.device_put(self.params, copied(mesh)), part, cache, nothing, scored)

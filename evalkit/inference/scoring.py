@@ -1,0 +1,438 @@
+"""How likely a model finds continuations of contexts: few compiled programs, each distinct context read once."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Bool, Float, Int
+
+from evalkit.checkpoints.pretrained import Pretrained
+from evalkit.core.contracts import Cache, LanguageModel, Params
+from evalkit.core.devices import AXIS, bytes_of, copied, mesh_sharing, split
+from evalkit.core.errors import UserError
+
+# Of lengths and rooms, so that few programs serve many.
+MULTIPLE, SPARE = 8, 1 / 8
+# Rows that a CPU core reads together: with more, activations leave its cache.
+PIECE_TOKENS = 512
+LOGITS_AT_A_TIME = 2**28  # numbers: 1 GiB of float32
+CACHE_AT_A_TIME = 2**30  # bytes
+
+Tokens = tuple[int, ...]
+
+
+class Request(NamedTuple):
+    """`continuation` is scored after `context`; neither is empty."""
+
+    context: Tokens
+    continuation: Tokens
+
+
+class Score(NamedTuple):
+    """Of each token of a continuation: its log-probability in nats, and whether it was the likeliest of all."""
+
+    logprobs: Float[np.ndarray, " n"]
+    greedy: Bool[np.ndarray, " n"]
+
+    @property
+    def logprob(self) -> float:
+        """The log-probability of the continuation."""
+        return float(self.logprobs.sum())
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether greedy decoding writes the continuation."""
+        return bool(self.greedy.all())
+
+
+class Asked(NamedTuple):
+    """At `place` of a row the next token should be `target`, which is token `index` of that request's continuation."""
+
+    place: int
+    target: int
+    request: int
+    index: int
+
+
+class Row(NamedTuple):
+    """Tokens that are read once, and what is asked along them, in order of place."""
+
+    tokens: Tokens
+    asked: list[Asked]
+
+
+class Batch(NamedTuple):
+    """Rows that are read together: which they are of those that were to be read, and the shapes of the program.
+
+    `size` rows, the last ones dummies; at most `chunk` tokens and `places` answers of each at a time; `room` tokens in
+    the cache, 0 for none.
+    """
+
+    members: list[int]
+    rows: list[Row]
+    size: int
+    chunk: int
+    places: int
+    room: int
+
+
+class Group(NamedTuple):
+    """A row, and the rows that go on from its end; `requests` are all that it answers."""
+
+    requests: list[int]
+    stem: Row
+    branches: list[Row]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores requests on one checkpoint.
+
+    `share_prefixes`: a context that several continuations follow is read once and its state reused for each; without
+    it, once for each distinct `context + continuation[:-1]`. A batch has `tokens_per_batch` tokens whatever their
+    length; rows longer than `chunk` are read through the cache, `chunk` tokens at a time, so that memory does not grow
+    with length. Float32 products are true float32. Raises ValueError for sizes below 1.
+    """
+
+    pretrained: Pretrained
+    share_prefixes: bool = True
+    tokens_per_batch: int = 8192
+    chunk: int = 2048
+
+    def __post_init__(self) -> None:
+        for name in ("tokens_per_batch", "chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
+
+    def scores(self, requests: Sequence[Request]) -> list[Score]:
+        """The score of each request; raises UserError for an empty context or continuation."""
+        found = dict(self.stream(requests))
+        return [found[index] for index in range(len(requests))]
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, Score]]:
+        """Each request's index and score as soon as it is known; raises as `scores`."""
+        _refuse_empty(requests)
+        sizes = [len(request.continuation) for request in requests]
+        scores = [Score(np.zeros(size, np.float64), np.zeros(size, bool)) for size in sizes]
+        for group in self._answered(_groups(requests, self.share_prefixes), scores):
+            for index in group.requests:
+                yield index, scores[index]
+
+    def _answered(self, groups: Sequence[Group], scores: Sequence[Score]) -> Iterator[Group]:
+        """The groups as their answers are written into `scores`: those of one row, then those with branches."""
+        single = [group for group in groups if not group.branches]
+        stems = [group.stem for group in single]
+        for batch in self._cut(stems, lambda length, chunk: 0 if length <= chunk else length):
+            self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores, goes_on=False)
+            yield from (single[member] for member in batch.members)
+        branched = [group for group in groups if group.branches]
+        stems = [group.stem for group in branched]
+        longest = max((len(row.tokens) for group in branched for row in group.branches), default=0)
+        for batch in self._cut(stems, lambda length, chunk: rounded(length + longest)):
+            part = [branched[member] for member in batch.members]
+            cache = self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores, goes_on=True)
+            self._read_branches(part, cache, batch.room, scores)
+            yield from part
+
+    def _read_branches(self, groups: Sequence[Group], cache: Cache, room: int, scores: Sequence[Score]) -> None:
+        """Reads what goes on from each stem, from the state after it: row i of `cache` is after stem i."""
+        rows = [row for group in groups for row in group.branches]
+        parents = np.asarray([parent for parent, group in enumerate(groups) for _ in group.branches], np.int32)
+        starts = np.asarray([len(group.stem.tokens) for group in groups], np.int32)[parents]
+        for batch in self._cut(rows, lambda length, chunk: room):
+            dummies = (0, batch.size - len(batch.members))
+            tiled = _take(cache, np.pad(parents[batch.members], dummies))
+            tiled = jax.device_put(tiled, split(self._mesh))
+            self._read(batch, tiled, np.pad(starts[batch.members], dummies), scores, goes_on=False)
+
+    def _cut(self, rows: Sequence[Row], room_of: Callable[[int, int], int]) -> Iterator[Batch]:
+        """Batches of `rows` by answers and length; `room_of(length, chunk)`: what the cache must hold, 0 for none.
+
+        The longest come first, so that a program too large for memory shows at once. A batch has the length of the one
+        before it unless that is more than an eighth too long, so that few programs serve all with little padding.
+        """
+
+        def answers(index: int) -> int:
+            return _power_of_four(len(rows[index].asked))
+
+        order = sorted(range(len(rows)), key=lambda index: (answers(index), len(rows[index].tokens)), reverse=True)
+        for most, same in groupby(order, key=answers):
+            left, length = list(same), 0
+            while left:
+                length = _near(len(rows[left[0]].tokens), length)
+                # Pieces of one size: the last of full ones would be padding for the most part.
+                chunk = rounded(-(-length // -(-length // self._longest(most))))
+                room = room_of(length, chunk)
+                size = self._size(chunk, min(most, chunk), room, len(left))
+                members, left = left[:size], left[size:]
+                chosen = [rows[member] for member in members]
+                yield Batch(members, chosen, size, chunk, _places(chosen, chunk), room)
+
+    def _longest(self, answers: int) -> int:
+        """Tokens of a row that are read together: fewer where each may be an answer and the vocabulary is large."""
+        fitting = max(MULTIPLE, LOGITS_AT_A_TIME // self.pretrained.tokenizer.vocab_size)
+        return self.chunk if answers <= fitting else min(self.chunk, fitting)
+
+    def _size(self, chunk: int, places: int, room: int, rows: int) -> int:
+        """Rows of a batch: no more than there are or than fit, a power of two times the devices."""
+        fitting = [self.tokens_per_batch // chunk, LOGITS_AT_A_TIME // (places * self.pretrained.tokenizer.vocab_size)]
+        if room:
+            fitting.append(CACHE_AT_A_TIME // self._cache_bytes(room))
+        devices = self._mesh.size
+        most = max(1, min(fitting) // devices)
+        return devices * min(1 << (most.bit_length() - 1), 1 << (-(-rows // devices) - 1).bit_length())
+
+    def _read(
+        self, batch: Batch, cache: Cache | None, starts: np.ndarray, scores: Sequence[Score], *, goes_on: bool
+    ) -> Cache | None:
+        """Reads a batch whose row i begins at position `starts[i]`; the answers go into `scores`.
+
+        Returns the cache if something `goes_on` from it.
+        """
+        length = max(len(row.tokens) for row in batch.rows)
+        for first in range(0, length, batch.chunk):
+            read = _advance if goes_on or first + batch.chunk < length else _finish
+            tokens, positions = _tokens(batch, starts, first)
+            asked, at, targets = _questions(batch, first)
+            # Without a cache nothing comes after the pads that could see them; without pads a row just goes on.
+            where = positions if batch.room and (positions < 0).any() else None
+            given = jax.device_put((tokens, where, at, targets), split(self._mesh))
+            with jax.default_matmul_precision("highest"):
+                logprobs, greedy, cache = read(self.pretrained.model, self._mesh, self._params, cache, *given)
+            if not asked:
+                continue
+            logprobs, greedy = np.asarray(logprobs), np.asarray(greedy)
+            for (row, slot), question in asked:
+                score = scores[question.request]
+                score.logprobs[question.index], score.greedy[question.index] = logprobs[row, slot], greedy[row, slot]
+        return cache
+
+    def _empty_cache(self, batch: Batch) -> Cache | None:
+        if not batch.room:
+            return None
+        return _empty(self.pretrained.model, self._mesh, batch.size, batch.room)
+
+    def _cache_bytes(self, room: int) -> int:
+        """Of the cache of one row."""
+        return max(1, bytes_of(jax.eval_shape(lambda: self.pretrained.model.init_cache(1, room))))
+
+    @cached_property
+    def _mesh(self) -> Mesh:
+        return mesh_sharing(self.pretrained.params, jax.device_count())
+
+    @cached_property
+    def _params(self) -> Params:
+        return jax.device_put(self.pretrained.params, copied(self._mesh))
+
+
+def rounded(length: int) -> int:
+    """`length`, or up to 7 more."""
+    return -(-length // MULTIPLE) * MULTIPLE
+
+
+def _near(length: int, before: int) -> int:
+    """The length of a program for `length` tokens: that of the one `before`, if it wastes little."""
+    return before if length <= before <= length * (1 + SPARE) else rounded(length)
+
+
+def fit(requests: Sequence[Request], max_length: int, *, truncate: bool, keep: int | None) -> tuple[list[Request], int]:
+    """The requests with what the model reads of each, all but the last token, cut to `max_length`; how many were cut.
+
+    A context loses tokens on its left, but for a first token `keep` (the one that begins every text). Raises UserError
+    for a request that is longer, unless `truncate`, and for a continuation that is longer by itself.
+    """
+    fitted, cut = [], 0
+    for number, (context, continuation) in enumerate(requests):
+        excess = len(context) + len(continuation) - 1 - max_length
+        if excess <= 0:
+            fitted.append(Request(context, continuation))
+            continue
+        kept = context[:1] if context[0] == keep else ()
+        if not truncate or len(context) <= excess:
+            raise UserError(_too_long(number, max_length + excess, len(continuation), max_length, truncate))
+        fitted.append(Request(kept + context[len(kept) + excess :], continuation))
+        cut += 1
+    return fitted, cut
+
+
+def _too_long(number: int, length: int, continuation: int, max_length: int, truncate: bool) -> str:
+    if truncate:
+        return (
+            f"request {number} has a continuation of {continuation} tokens, too many for max_length={max_length}; "
+            "give a larger one"
+        )
+    return (
+        f"request {number} has {length} tokens, more than max_length={max_length}; "
+        "give a larger max_length, or truncate=true to cut contexts on the left"
+    )
+
+
+def _refuse_empty(requests: Sequence[Request]) -> None:
+    for number, request in enumerate(requests):
+        for name, tokens in zip(Request._fields, request, strict=True):
+            if not tokens:
+                raise UserError(f"request {number} has an empty {name}; give at least one token of it")
+
+
+def _groups(requests: Sequence[Request], share_prefixes: bool) -> list[Group]:
+    """What is to be read; of a context that is shared, only what follows it more than once is a branch."""
+    if not share_prefixes:
+        return _rows_apart(requests, range(len(requests)))
+    followers: dict[Tokens, list[int]] = {}
+    for index, request in enumerate(requests):
+        followers.setdefault(request.context, []).append(index)
+    groups = []
+    for context, indices in followers.items():
+        apart = _rows_apart(requests, indices)
+        groups += apart if len(apart) == 1 else [_group(context, requests, indices)]
+    return groups
+
+
+def _rows_apart(requests: Sequence[Request], indices: Sequence[int]) -> list[Group]:
+    """A row for each distinct input: choices of one token after the same context are asked of one and the same."""
+    rows: dict[Tokens, list[Asked]] = {}
+    members: dict[Tokens, set[int]] = {}
+    for number in indices:
+        context, continuation = requests[number]
+        tokens = context + continuation[:-1]
+        first = len(context) - 1
+        rows.setdefault(tokens, []).extend(
+            Asked(first + index, target, number, index) for index, target in enumerate(continuation)
+        )
+        members.setdefault(tokens, set()).add(number)
+    return [Group(sorted(members[tokens]), Row(tokens, sorted(asked)), []) for tokens, asked in rows.items()]
+
+
+def _group(context: Tokens, requests: Sequence[Request], indices: Sequence[int]) -> Group:
+    """One stem, the context, which answers for every first token, and a branch for each distinct rest."""
+    stem, rests = [], dict[Tokens, list[Asked]]()
+    for number in indices:
+        continuation = requests[number].continuation
+        stem.append(Asked(len(context) - 1, continuation[0], number, 0))
+        if len(continuation) > 1:
+            rests.setdefault(continuation[:-1], []).extend(
+                Asked(index, target, number, index + 1) for index, target in enumerate(continuation[1:])
+            )
+    return Group(list(indices), Row(context, stem), [Row(tokens, sorted(asked)) for tokens, asked in rests.items()])
+
+
+def _places(rows: Sequence[Row], chunk: int) -> int:
+    """Room for the answers in any chunk of any row, no more than the chunk has tokens unless they share some."""
+    counts = (groupby(row.asked, key=lambda question: question.place // chunk) for row in rows)
+    most = max(len(list(same)) for found in counts for _, same in found)
+    return min(_power_of_four(most), max(most, chunk))
+
+
+def _power_of_four(count: int) -> int:
+    """`count` or more: few sizes, since each is a program of its own."""
+    return 4 ** (((count - 1).bit_length() + 1) // 2)
+
+
+def _tokens(batch: Batch, starts: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and positions `[size, chunk]` of the chunk that begins at `first`; position −1 after a row's end."""
+    tokens = np.zeros((batch.size, batch.chunk), np.int32)
+    positions = np.full_like(tokens, -1)
+    for number, row in enumerate(batch.rows):
+        piece = row.tokens[first : first + batch.chunk]
+        tokens[number, : len(piece)] = piece
+        positions[number, : len(piece)] = starts[number] + first + np.arange(len(piece))
+    return tokens, positions
+
+
+def _questions(batch: Batch, first: int) -> tuple[list[tuple[tuple[int, int], Asked]], np.ndarray, np.ndarray]:
+    """What is asked in the chunk that begins at `first`, each with its (row, slot); places and targets `[size, slots]`,
+    which have no slots where nothing is asked."""
+    asked = []
+    for number, row in enumerate(batch.rows):
+        low = bisect_left(row.asked, first, key=lambda question: question.place)
+        high = bisect_left(row.asked, first + batch.chunk, key=lambda question: question.place)
+        asked += [((number, slot), question) for slot, question in enumerate(row.asked[low:high])]
+    at = np.zeros((batch.size, batch.places if asked else 0), np.int32)
+    targets = np.zeros_like(at)
+    for where, question in asked:
+        at[where], targets[where] = question.place - first, question.target
+    return asked, at, targets
+
+
+def _read_rows(
+    model: LanguageModel,
+    mesh: Mesh,
+    params: Params,
+    cache: Cache | None,
+    tokens: Array,
+    positions: Array | None,
+    at: Array,
+    targets: Array,
+    *,
+    keep: bool,
+) -> tuple[Array, Array, Cache | None]:
+    """The log-probabilities of `targets` after the tokens `at [b, n]`, whether each is the likeliest, and the cache
+    if there is one to `keep`."""
+
+    def read(
+        params: Params,
+        cache: Cache | None,
+        tokens: Int[Array, "b t"],
+        positions: Int[Array, "b t"] | None,
+        at: Int[Array, "b n"],
+        targets: Int[Array, "b n"],
+    ) -> tuple[Float[Array, "b n"], Bool[Array, "b n"], Cache | None]:
+        logits, cache = model.apply(params, tokens, positions, cache, at)
+        logits = logits.astype(jnp.float32)
+        chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        logprobs = chosen - jax.nn.logsumexp(logits, axis=-1)
+        return logprobs, jnp.argmax(logits, axis=-1) == targets, cache if keep else None
+
+    def on_device(params: Params, *rows: Any) -> tuple[Array, Array, Cache | None]:
+        return _in_pieces(partial(read, params), rows, _piece(tokens.shape[0], tokens.shape[1], mesh.size))
+
+    rows = PartitionSpec(AXIS)
+    specs = (PartitionSpec(), rows, rows, rows, rows, rows)
+    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=(rows, rows, rows), check_vma=False)(
+        params, cache, tokens, positions, at, targets
+    )
+
+
+_advance = jax.jit(partial(_read_rows, keep=True), static_argnames=("model", "mesh"), donate_argnames=("cache",))
+# Without the cache that nobody reads on: sorting its pads away costs as much as the rest.
+_finish = jax.jit(partial(_read_rows, keep=False), static_argnames=("model", "mesh"))
+
+
+def _piece(rows: int, length: int, devices: int) -> int:
+    """How many of a device's rows are read together: a divisor of them, since they and `devices` are powers of two
+    times one another."""
+    mine = rows // devices
+    if jax.default_backend() != "cpu":
+        return mine
+    most = max(1, min(mine, PIECE_TOKENS // length))
+    return 1 << (most.bit_length() - 1)
+
+
+def _in_pieces(function: Callable[..., Any], rows: Any, size: int) -> Any:
+    """`function` of `size` rows at a time, one after the other; `rows` are any arrays with the rows first."""
+    count = jax.tree.leaves(rows)[0].shape[0]
+    if size == count:
+        return function(*rows)
+    pieces = jax.tree.map(lambda leaf: leaf.reshape(count // size, size, *leaf.shape[1:]), rows)
+    done = jax.lax.map(lambda piece: function(*piece), pieces)
+    return jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), done)
+
+
+@partial(jax.jit, static_argnames=("model", "mesh", "rows", "room"))
+def _empty(model: LanguageModel, mesh: Mesh, rows: int, room: int) -> Cache:
+    """A cache with nothing in it: one program, where its arrays alone would be dozens."""
+    return jax.lax.with_sharding_constraint(model.init_cache(rows, room), split(mesh))
+
+
+@jax.jit
+def _take(cache: Cache, rows: Int[Array, " b"]) -> Cache:
+    """The state of each of these rows."""
+    return jax.tree.map(lambda leaf: leaf[rows], cache)

@@ -1,0 +1,1 @@
+"""What lm-eval needs of us: its command, a model, data sets, tasks."""

@@ -1,0 +1,146 @@
+"""lm-eval's own command with this project's models and tasks in it:
+
+`python -m evalkit.lm_eval run --model evalkit --model_args pretrained=CHECKPOINT --tasks griffin_table1`
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import lm_eval
+from lm_eval import evaluator
+from lm_eval._cli import HarnessCLI
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import setup_logging
+
+from evalkit.core import devices
+from evalkit.core.errors import UserError
+from evalkit.lm_eval import data_sets as hub
+from evalkit.lm_eval import model as lm_eval_model
+from evalkit.lm_eval import table1
+
+Results = dict[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs lm-eval's command and returns its exit code; what a user can mend is one line on stderr.
+
+    Two flags more than lm-eval's: `--data_path FOLDER` for data sets on disk (see `hub.localise`), and
+    `--bootstrap_iters N`, which lm-eval sets to 100,000 and which is 0 here, as its processes fork under JAX.
+    """
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--data_path", type=Path)
+    own.add_argument("--bootstrap_iters", type=int, default=0)
+    given, rest = own.parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    devices.use_every_core()
+    devices.spare_memory()
+    setup_logging()
+    with _as_command_line(rest):
+        harness = HarnessCLI()
+        parsed = harness.parse_args()
+    try:
+        if parsed.command == "run":
+            _run(harness, parsed, given)
+        else:
+            harness.execute(parsed)
+    except UserError as error:
+        print(f"evalkit: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _run(harness: HarnessCLI, parsed: argparse.Namespace, given: argparse.Namespace) -> None:
+    """lm-eval's `run`, with the data sets found before it indexes its tasks and builds a model."""
+    kept: list[Results] = []
+    with TemporaryDirectory() as localised:
+        include = [hub.TASKS, *map(Path, [parsed.include_path] if parsed.include_path else []), Path(localised)]
+        names = [name for text in parsed.tasks or [] for name in text.split(",")]
+        unclear = [name for name in names if set(name) & set("*?[/") or name.endswith(".yaml")]
+        if unclear and given.data_path is not None:
+            raise UserError(f"--data_path goes with names of tasks and groups, not with {unclear[0]!r}; name them")
+        if names and not unclear:
+            _find_data(names, include, given.data_path, parsed.num_fewshot)
+        parsed.include_path = include
+        with _in_place_of_simple_evaluate(partial(_kept_evaluation, kept, given.bootstrap_iters)):
+            harness.execute(parsed)
+    for results in kept:
+        print(table1.beside_the_paper(results["results"]), end="")
+
+
+def _find_data(names: Sequence[str], include: Sequence[Path], data_path: Path | None, shots: int | None) -> None:
+    index = hub.manager(names, {}, include[1:-1])
+    tasks = hub.needed(index, names)
+    if data_path is None:
+        hub.refuse_unreachable(tasks)
+    else:
+        hub.localise(index, tasks, data_path, include[-1], shots=shots)
+
+
+def _kept_evaluation(kept: list[Results], bootstrap_iters: int, **settings: Any) -> Results:
+    kept.append(evaluate(**settings, bootstrap_iters=bootstrap_iters))
+    return dict(kept[-1])
+
+
+def evaluate(
+    *,
+    model: str,
+    model_args: Mapping[str, Any],
+    tasks: Sequence[Any],
+    task_manager: TaskManager,
+    use_cache: str | None = None,
+    bootstrap_iters: int = 0,
+    **settings: Any,
+) -> Results:
+    """lm-eval's `simple_evaluate`, which gets `settings`, with the data read before the weights are.
+
+    A response cache is of one checkpoint and its settings: their fingerprint becomes part of its name.
+    """
+    loaded = task_manager.load(list(tasks))
+    children = {name for names in loaded.get("group_map", {}).values() for name in names}
+    objects = [*loaded.get("groups", {}).items(), *loaded["tasks"].items()]
+    chosen: Any = model
+    if model == "evalkit":
+        chosen = lm_eval_model.build(model_args)
+        use_cache = use_cache and f"{use_cache}_{chosen.fingerprint}"
+    results = evaluator.simple_evaluate(
+        model=chosen,
+        model_args=dict(model_args),
+        tasks=[found for name, found in objects if name not in children],
+        task_manager=task_manager,
+        use_cache=use_cache,
+        bootstrap_iters=bootstrap_iters,
+        **settings,
+    )
+    assert results is not None, "lm-eval gives results to the first process, and there is one"
+    return dict(results)
+
+
+@contextmanager
+def _in_place_of_simple_evaluate(function: Callable[..., Results]) -> Iterator[None]:
+    """lm-eval's command has no flag for what `evaluate` does, and takes `simple_evaluate` from its package by name."""
+    original = evaluator.simple_evaluate
+    lm_eval.__dict__["simple_evaluate"] = function
+    try:
+        yield
+    finally:
+        lm_eval.__dict__["simple_evaluate"] = original
+
+
+@contextmanager
+def _as_command_line(arguments: Sequence[str]) -> Iterator[None]:
+    """lm-eval reads `sys.argv`."""
+    argv = sys.argv
+    sys.argv = [argv[0], *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = argv
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""The data sets that lm-eval's tasks read: from a local folder, or from the hub, whose silence is told at once."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import datasets.config
+import huggingface_hub.constants
+import lm_eval.tasks
+import yaml
+from lm_eval.tasks import TaskManager
+
+from evalkit.core.errors import UserError
+from evalkit.core.network import answers
+
+TASKS = Path(__file__).parent / "tasks"
+LM_EVAL_TASKS = Path(lm_eval.tasks.__file__).parent
+TABLE1 = ("arc", "hellaswag", "mmlu/continuation", "mmlu/default", "piqa", "winogrande")
+SPLITS = ("training_split", "validation_split", "test_split")
+BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+ANSWER_SECONDS = 1.0
+
+Configs = Mapping[str, Mapping[str, Any]]
+"""lm-eval's configuration of each task by its name, functions unresolved."""
+
+
+def manager(names: Sequence[str], metadata: Mapping[str, Any], also: Sequence[Path] = ()) -> TaskManager:
+    """lm-eval's tasks with ours and those below the folders `also`; the last one of a name wins.
+
+    lm-eval's 13,000 take 5 s to index, so only the folders that `names` speak of are, unless one is in none of them.
+    Raises UserError for a name that is nowhere.
+    """
+    narrow = TaskManager(include_path=[*_folders(names), TASKS, *also], include_defaults=False, metadata=dict(metadata))
+    # Of a tag the narrow index has some of the tasks only.
+    entries = [narrow.task_index.get(name) for name in names]
+    if all(entry is not None and not (entry.tags and entry.yaml_path is None) for entry in entries):
+        return narrow
+    whole = TaskManager(include_path=[TASKS, *also], metadata=dict(metadata))
+    for name in names:
+        if name not in whole.task_index:
+            raise UserError(f"task {name!r} is unknown; python -m evalkit.lm_eval ls tasks lists them all")
+    return whole
+
+
+def needed(index: TaskManager, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """The configuration of every task that `names`, of tasks, groups and tags, stand for."""
+    return {task: index.task_index[task].cfg or {} for name in names for task in _leaves(index, name)}
+
+
+def refuse_unreachable(tasks: Configs) -> None:
+    """Raises UserError if a task's data set is on the hub, not in the cache, and the hub does not answer.
+
+    Where it does not answer, what is asked of it later fails at once or comes from the cache.
+    """
+    remote = {task: config for task, config in tasks.items() if _is_remote(config)}
+    offline = huggingface_hub.constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE
+    if not remote or (not offline and answers(huggingface_hub.constants.ENDPOINT, ANSWER_SECONDS)):
+        return
+    huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    for task, config in remote.items():
+        try:
+            datasets.load_dataset_builder(config["dataset_path"], config.get("dataset_name"))
+        except (ConnectionError, FileNotFoundError, ValueError) as error:
+            raise UserError(unreachable(task, config["dataset_path"])) from error
+
+
+def unreachable(task: str, dataset: str) -> str:
+    """What to do without the hub, in one line."""
+    return (
+        f"task {task} reads the data set {dataset}, which is not in the cache, and the hub "
+        f"({huggingface_hub.constants.ENDPOINT}) does not answer; give data.path=FOLDER with a copy of it, bring the "
+        "cache of a machine that has it (HF_HOME), or set HF_ENDPOINT to a mirror"
+    )
+
+
+def localise(index: TaskManager, tasks: Configs, root: Path, folder: Path, *, shots: int | None = None) -> None:
+    """Writes into `folder` the same tasks, each with its data set from below `root`.
+
+    The files of a data set are `<root>/<its name>[/<its configuration>][/data]/<split>.<jsonl, json, parquet or csv>`,
+    or as the hub names them, `<split>-00000-of-00001.parquet`. `shots`: how many the user asks for; the split that a
+    task trains on is needed only then. Raises UserError for one that is not there.
+    """
+    # Of each of them lm-eval would warn that it takes the place of its own.
+    logging.getLogger("lm_eval.tasks._index").setLevel(logging.ERROR)
+    for task, config in tasks.items():
+        if not _is_remote(config):
+            continue
+        files = _files(task, config, root, _splits_needed(config, shots))
+        splits = _splits(files)
+        absent = [name for name in SPLITS if config.get(name) is not None and config[name] not in splits]
+        local = {
+            "include": str(index.task_index[task].yaml_path),
+            "task": task,
+            "dataset_path": BUILDERS[files[0].suffix],
+            "dataset_name": None,
+            "dataset_kwargs": {"data_files": splits},
+            **dict.fromkeys(absent),
+        }
+        (folder / f"{task}.yaml").write_text(yaml.safe_dump(local), encoding="utf-8")
+
+
+def _folders(names: Sequence[str]) -> list[Path]:
+    """Those of Table 1, and those whose name a task's begins with, as all but few do."""
+    found = [LM_EVAL_TASKS / name for name in TABLE1]
+    tops = [path for path in LM_EVAL_TASKS.iterdir() if path.is_dir() and path.name not in ("mmlu", *TABLE1)]
+    return found + sorted(top for top in tops if any(f"{name}_".startswith(f"{top.name}_") for name in names))
+
+
+def _leaves(index: TaskManager, name: str) -> Iterator[str]:
+    entry = index.task_index.get(name)
+    if entry is None:
+        raise UserError(f"task {name!r} is unknown; python -m evalkit.lm_eval ls tasks lists them all")
+    if entry.tags and entry.yaml_path is None:
+        for member in sorted(entry.tags):
+            yield from _leaves(index, member)
+    elif "group" in (entry.cfg or {}):
+        yield from _members(index, entry.cfg or {})
+    else:
+        yield name
+
+
+def _members(index: TaskManager, group: Mapping[str, Any]) -> Iterator[str]:
+    """The tasks of a group: names, or groups and tasks written out in it."""
+    members = group.get("task") or []
+    for member in [members] if isinstance(members, str) else members:
+        if isinstance(member, str):
+            yield from _leaves(index, member)
+        elif "group" in member and member["group"] not in index.task_index:
+            yield from _members(index, member)
+        else:
+            yield from _leaves(index, member.get("group", member.get("task")))
+
+
+def _is_remote(config: Mapping[str, Any]) -> bool:
+    path = config.get("dataset_path")
+    local = path is None or path in BUILDERS.values() or path in ("text", "arrow") or Path(path).exists()
+    return not local and "custom_dataset" not in config
+
+
+def _splits_needed(config: Mapping[str, Any], shots: int | None) -> list[str]:
+    """What is asked, and what examples are taken from."""
+    asked = config.get("test_split") or config["validation_split"]
+    examples = config.get("fewshot_split") or (config.get("training_split") if shots else None)
+    return [asked] if examples is None else [asked, examples]
+
+
+def _files(task: str, config: Mapping[str, Any], root: Path, needed: Sequence[str]) -> list[Path]:
+    """The files of a task's data set, all of one kind, the `needed` splits among them."""
+    owner_and_name, part = config["dataset_path"], config.get("dataset_name")
+    homes = [root / Path(owner_and_name).name, root / owner_and_name]
+    sets = [home / part for home in homes] if part else homes
+    for place in (folder for home in sets for folder in (home, home / "data")):
+        files = sorted(path for path in place.glob("*") if path.suffix in BUILDERS)
+        if set(needed) <= set(_splits(files)) and len({path.suffix for path in files}) == 1:
+            return files
+    raise UserError(
+        f"task {task} reads {' and '.join(needed)} of {owner_and_name}, which data.path={root} has not; "
+        f"put it at {sets[0] / f'{needed[0]}.jsonl'} (or .parquet, .csv; a folder holds one kind)"
+    )
+
+
+def _splits(files: Sequence[Path]) -> dict[str, list[str]]:
+    splits: dict[str, list[str]] = {}
+    for path in files:
+        splits.setdefault(path.stem.partition("-")[0], []).append(str(path.absolute()))
+    return splits

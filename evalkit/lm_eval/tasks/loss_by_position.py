@@ -1,0 +1,94 @@
+"""Loss by position as a task of lm-eval, for any of its models: a document is scored in segments, a request each."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
+
+from evalkit.core.errors import UserError
+
+
+class LossByPosition(ConfigurableTask):
+    """Of each segment of a document, given all that comes before it: the loss in bits per byte.
+
+    The metric of the segment that ends near byte n is `bits_per_byte@n`. Tokens would not do: they are the model's own.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        settings = {name: value for name, value in config.items() if name != "class"}
+        length, segments = settings["metadata"]["length"], settings["metadata"]["segments"]
+        settings["metric_list"] = [
+            {"metric": name, "aggregation": "mean", "higher_is_better": False} for name in names(length, segments)
+        ]
+        super().__init__(config=settings)
+
+    def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
+        """One request a segment; lm-eval gives `metadata` and what chat templates need, which have no place here."""
+        cuts = [0, *doc["cuts"]]
+        return [
+            Instance("loglikelihood", doc, (doc["text"][:start], doc["text"][start:stop]), number, kwargs["metadata"])
+            for number, (start, stop) in enumerate(pairwise(cuts))
+        ]
+
+
+def documents(text: str | None = None, length: int = 8192, segments: int = 8, **_: Any) -> dict[str, Dataset]:
+    """The documents below `text` that have `length` bytes, with where their segments end.
+
+    lm-eval gives all of its metadata, of which the rest is not read. Raises UserError where there are none.
+    """
+    if text is None:
+        raise UserError("task griffin_loss_by_position reads texts of yours; give --metadata text=FILE (.txt, .jsonl)")
+    if segments < 1 or length < segments:
+        raise UserError(f"length={length}, segments={segments}; allowed: segments from 1, length from segments")
+    found = [
+        {"text": document[: cuts[-1]], "cuts": cuts, "length": length}
+        for document in _texts(Path(text))
+        if (cuts := ends_of_segments(document, length, segments))
+    ]
+    if not found:
+        raise UserError(f"{text} has no document of length={length} bytes; give longer ones, or a smaller length")
+    return {"test": Dataset.from_list(found)}
+
+
+def bits_per_byte(doc: Mapping[str, Any], results: Sequence[tuple[float, bool]]) -> dict[str, float]:
+    """The metrics of one document."""
+    cuts = [0, *doc["cuts"]]
+    sizes = [len(doc["text"][start:stop].encode()) for start, stop in pairwise(cuts)]
+    values = [-logprob / math.log(2) / size for (logprob, _), size in zip(results, sizes, strict=True)]
+    return dict(zip(names(doc["length"], len(sizes)), values, strict=True))
+
+
+def names(length: int, segments: int) -> list[str]:
+    """The metric of each segment."""
+    return [f"bits_per_byte@{length * (number + 1) // segments}" for number in range(segments)]
+
+
+def ends_of_segments(text: str, length: int, segments: int) -> list[int]:
+    """In characters, where each segment ends: before the first white space from its share of `length` bytes on, so that
+    no word is cut. Empty if the text is too short for as many."""
+    ends, size, wanted = [], 0, 1
+    for place, character in enumerate(text):
+        if size >= length * wanted // segments and character.isspace() and not text[place - 1].isspace():
+            ends.append(place)
+            wanted += 1
+            if wanted > segments:
+                return ends
+        size += len(character.encode())
+    return [*ends, len(text)] if wanted == segments and size >= length else []
+
+
+def _texts(path: Path) -> Iterator[str]:
+    if not path.exists():
+        raise UserError(f"text={path} does not exist; give a file or a folder of .txt or .jsonl")
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    for file in files:
+        if file.suffix == ".txt":
+            yield file.read_text(encoding="utf-8")
+        elif file.suffix == ".jsonl":
+            yield from (json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines())

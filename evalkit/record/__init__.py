@@ -1,0 +1,1 @@
+"""What a run leaves behind: files, W&B, the console, the names of its metrics."""

@@ -1,0 +1,56 @@
+"""What a result was measured on: versions, device, code, command."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+PACKAGES = ("griffin-evalkit", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "hydra-core", "wandb")
+
+
+def describe(matmul_precision: str) -> dict[str, Any]:
+    """The content of `environment.json`."""
+    device = jax.devices()[0]
+    return {
+        "command": _command(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": device.device_kind,
+        "backend": device.platform,
+        "devices": jax.device_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "matmul_precision": matmul_precision,
+        "versions": {name: _version(name) for name in PACKAGES},
+        "git": _git(),
+    }
+
+
+def _command() -> str:
+    """The command as it was typed; Hydra's own rewriting of `sys.argv` is not in it, nor is any path of the machine."""
+    words = sys.orig_argv[1:]
+    return shlex.join(["python", *words] if words[:1] == ["-m"] else ["evalkit", *words[1:]])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit and whether the tree differs from it; None for an installed wheel."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False).stdout
+
+    return {"commit": git("rev-parse", "HEAD").strip() or None, "dirty": bool(git("status", "--porcelain").strip())}

@@ -1,0 +1,1 @@
+"""From rows to pages: summaries, tables, figures, comparisons."""

@@ -1,0 +1,1 @@
+"""Loss by position on text."""

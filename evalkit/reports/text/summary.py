@@ -1,0 +1,188 @@
+"""From the rows of text runs to numbers: loss by position, paired differences, what tells use of context from calm.
+
+The document is the unit: seeds are averaged within a document first, and every interval counts documents.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from evalkit.core.rows import Row, value
+from evalkit.record import text_rows
+from evalkit.reports.accuracy.summary import run_facts
+
+SCHEMA = 1
+Table = Mapping[int, Mapping[str, Mapping[int, float]]]
+"""Mean loss by position, document and seed."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over `documents` at `position`, with the 95% interval of Student's t; no interval for a single one."""
+
+    position: int
+    mean: float
+    low: float
+    high: float
+    documents: int
+
+
+def is_text(rows: Sequence[Row]) -> bool:
+    """Whether these are the rows of a run on text."""
+    return any((entry["extra"] or {}).get("text") for entry in rows if entry["metric"] == "parameters")
+
+
+def bits_per_byte(entry: Row) -> float:
+    """A row's loss in bits a byte of its own document, which compares models whose tokens differ."""
+    return value(entry) / (math.log(2) * (entry["extra"] or {})["bytes_per_token"])
+
+
+def table_of(rows: Iterable[Row], metric: str, of: Callable[[Row], float] = value) -> Table:
+    """What the rows of `metric` measured, `of` each its loss in nats a token; of equal ones the last."""
+    found: dict[int, dict[str, dict[int, float]]] = {}
+    for entry in rows:
+        if entry["metric"] == metric and entry["split"] == "test" and entry["position"] is not None and entry["count"]:
+            document = str((entry["extra"] or {})["document"])
+            found.setdefault(entry["position"], {}).setdefault(document, {})[entry["seed"] or 0] = of(entry)
+    return found
+
+
+def levels(table: Table) -> list[Estimate]:
+    """The mean loss at each position."""
+    return [_estimate(position, _by_document(table[position])) for position in sorted(table)]
+
+
+def differences(table: Table, base: Table, at: int | None = None) -> list[Estimate]:
+    """The mean of `table` minus `base`, document by document and seed by seed: at the same position, or at `at`."""
+    found = []
+    for position in sorted(table):
+        other = base.get(position if at is None else at, {})
+        paired = {
+            document: [losses[seed] - other[document][seed] for seed in losses if seed in other.get(document, {})]
+            for document, losses in table[position].items()
+        }
+        means = {document: float(np.mean(each)) for document, each in paired.items() if each}
+        if means:
+            found.append(_estimate(position, means))
+    return found
+
+
+def base_context(rows: Sequence[Row]) -> int | None:
+    """The context that others are compared with: the longest that, with the passage, fits into a training window."""
+    trained = run_facts(rows)["train_length"]
+    found = [entry for entry in rows if entry["metric"] == text_rows.PAIRED and entry["count"]]
+    passage = max(((entry["extra"] or {}).get("passage", 0) for entry in found), default=0)
+    contexts = {entry["position"] for entry in found if entry["position"] is not None}
+    return max((context for context in contexts if trained is None or context + passage <= trained), default=None)
+
+
+def verdict(estimate: Estimate) -> str:
+    """What a difference of losses says of the longer context."""
+    if not math.isfinite(estimate.low):
+        return "one document alone decides nothing"
+    if estimate.high < 0:
+        return "improves"
+    return "worsens" if estimate.low > 0 else "not decided at this size"
+
+
+def bytes_per_token(rows: Sequence[Row]) -> float:
+    """Of the documents evaluated, each counted once; 1 where none was."""
+    found = {
+        (entry["extra"] or {})["document"]: (entry["extra"] or {})["bytes_per_token"]
+        for entry in rows
+        if entry["metric"] in text_rows.RAW and entry["position"] is not None and entry["count"]
+    }
+    return float(np.mean(list(found.values()))) if found else 1.0
+
+
+def alike(several: Sequence[Sequence[Row]]) -> bool:
+    """Whether the tokens of several runs are as long, so that losses a token compare."""
+    ratios = [bytes_per_token(rows) for rows in several]
+    return max(ratios) - min(ratios) < 1e-6
+
+
+def validation(rows: Sequence[Row]) -> dict[str, dict[int, list[tuple[int, float]]]]:
+    """By metric and seed: (step, value) while training."""
+    found: dict[str, dict[int, dict[int, float]]] = {"loss": {}, "bits_per_byte": {}}
+    for entry in rows:
+        if entry["split"] == "validation" and entry["metric"] in found and entry["count"]:
+            found[entry["metric"]].setdefault(entry["seed"] or 0, {})[entry["step"] or 0] = value(entry)
+    return {metric: {seed: sorted(each.items()) for seed, each in seeds.items()} for metric, seeds in found.items()}
+
+
+def summarise(rows: Sequence[Row]) -> dict[str, Any]:
+    """The content of `results.json`; parts that were never run are empty."""
+    facts, base = run_facts(rows), base_context(rows)
+    first = next(entry for entry in rows if entry["metric"] == "parameters")
+    paired, foreign = (table_of(rows, metric) for metric in (text_rows.PAIRED, text_rows.FOREIGN))
+    repeated, fresh = (table_of(rows, metric) for metric in (text_rows.REPEATED, text_rows.FRESH))
+    last = {metric: {seed: found[-1][1] for seed, found in seeds.items()} for metric, seeds in validation(rows).items()}
+    short, long = (table_of(rows, metric) for metric in (text_rows.HELPED_SHORT, text_rows.HELPED_LONG))
+    return {
+        "schema": SCHEMA,
+        **facts,
+        "text": (first["extra"] or {})["text"],
+        "step": max((entry["step"] for entry in rows if entry["step"] is not None), default=None),
+        "seeds": sorted({entry["seed"] for entry in rows if entry["seed"] is not None}),
+        "validation": last,
+        "by_position": [
+            {**_record(found), "bits_per_byte": bits.mean}
+            for found, bits in zip(
+                *(levels(table_of(rows, text_rows.LOSS, of)) for of in (value, bits_per_byte)), strict=True
+            )
+        ],
+        "paired": {"loss": [_record(found) for found in levels(paired)], **_against(paired, base)},
+        # After as many tokens as a training window has: its passages end beyond what was trained.
+        "paired_after_a_window": _against(paired, facts["train_length"]),
+        # Against the same passages after their own text, as long, and after the nearest part of it alone.
+        "foreign": [_record(found) for found in differences(foreign, paired)],
+        "repeated": [_record(found) for found in differences(repeated, fresh)],
+        "helped": [
+            {**_record(found), "chosen_by": _chosen_by(rows)}
+            for position in short
+            for found in differences(long, short, position)
+        ],
+        "not_run": [
+            {"length": entry["length"], **(entry["extra"] or {})}
+            for entry in rows
+            if entry["split"] == "test" and "not_run" in (entry["extra"] or {})
+        ],
+    }
+
+
+def _against(paired: Table, context: int | None) -> dict[str, Any]:
+    """The difference of every other context to this one, with what it decides."""
+    found = differences(paired, paired, context) if context in paired else []
+    return {
+        "against": context,
+        "difference": [{**_record(one), "verdict": verdict(one)} for one in found if one.position != context],
+    }
+
+
+def _chosen_by(rows: Sequence[Row]) -> str | None:
+    """By whose losses the tokens that long context helps most were chosen."""
+    of = (entry["extra"] for entry in rows if entry["metric"] == text_rows.HELPED_LONG)
+    return next((extra["chosen_by"] for extra in of if extra), None)
+
+
+def _by_document(losses: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
+    return {document: float(np.mean(list(seeds.values()))) for document, seeds in losses.items()}
+
+
+def _estimate(position: int, by_document: Mapping[str, float]) -> Estimate:
+    values = np.asarray(list(by_document.values()))
+    mean, count = float(values.mean()), len(values)
+    if count == 1:
+        return Estimate(position, mean, math.nan, math.nan, 1)
+    half = float(stdtrit(count - 1, 0.975) * values.std(ddof=1) / math.sqrt(count))
+    return Estimate(position, mean, mean - half, mean + half, count)
+
+
+def _record(found: Estimate) -> dict[str, Any]:
+    finite = {name: getattr(found, name) for name in ("mean", "low", "high")}
+    numbers = {name: number if math.isfinite(number) else None for name, number in finite.items()}
+    return {"position": found.position, **numbers, "documents": found.documents}

@@ -1,0 +1,129 @@
+"""`python -m evalkit.selection FOLDER`: which trial of a search its protocol chooses, model by model.
+
+By validation at the training length alone: the fewest tokens to `--level` of the answers; among trials within a tenth
+of the fewest, the lowest loss at the end. Trials that did not get there come behind, by that loss; those that ended
+otherwise, or without a finite one, last. Prints a table a model and writes `selection.json`.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from evalkit.configuration.experiment import Experiment, from_file
+from evalkit.core.errors import UserError
+from evalkit.core.rows import FILE, read
+from evalkit.record.files import RESULTS, write_text
+from evalkit.reports.accuracy.summary import LEVELS, summarise
+from evalkit.reports.terminal import print_table
+
+WITHIN = 1.1
+DASH = "–"
+HEADER = ["trial", "tokens to the level", "accuracy", "loss", ""]
+
+
+class Trial(NamedTuple):
+    """One run of a search: when it first had the level (null: never), and its last validation (null: not a number)."""
+
+    name: str
+    model: str
+    finished: bool
+    steps: int | None
+    tokens: int | None
+    accuracy: float | None
+    loss: float | None
+
+
+def select(folder: Path, level: float) -> dict[str, list[Trial]]:
+    """The trials in `folder` by model, the chosen one first; raises UserError if there are none."""
+    found: dict[str, list[Trial]] = {}
+    for path in sorted(file.parent for file in folder.glob(f"*/{FILE}")):
+        trial = trial_of(path, level)
+        found.setdefault(trial.model, []).append(trial)
+    if not found:
+        raise UserError(f"no {FILE} in the folders of {folder}; give a search's, such as runs/fig6b_search/cpu")
+    return {model: ranked(trials) for model, trials in found.items()}
+
+
+def ranked(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials, the best first."""
+    fewest = min((trial.tokens for trial in trials if trial.finished and trial.tokens is not None), default=0)
+
+    def place(trial: Trial) -> tuple[float, ...]:
+        if not trial.finished or trial.loss is None:
+            return (3,)
+        if trial.tokens is None:
+            return (2, trial.loss)
+        return (0, trial.loss) if trial.tokens <= WITHIN * fewest else (1, trial.tokens, trial.loss)
+
+    return sorted(trials, key=place)
+
+
+def trial_of(folder: Path, level: float) -> Trial:
+    """What the rows of one trial say, for one of `LEVELS`; raises UserError for what is no run, or of several seeds."""
+    experiment, seeds = from_file(folder / "config.yaml"), summarise(read(folder))["seeds"]
+    if len(seeds) > 1:
+        raise UserError(f"{folder} has {len(seeds)} seeds; a trial has one")
+    validation = seeds[0]["validation"] if seeds else None
+    steps = seeds[0]["steps_to"][str(level)] if seeds else None
+    accuracy, loss = (_finite(validation[name]) if validation else None for name in ("accuracy", "loss"))
+    return Trial(
+        name=folder.name,
+        model=experiment.model_name,
+        finished=(folder / RESULTS).is_file(),
+        steps=steps,
+        tokens=None if steps is None else tokens_after(experiment, steps),
+        accuracy=accuracy,
+        loss=loss,
+    )
+
+
+def _finite(measured: float | None) -> float | None:
+    return measured if measured is not None and math.isfinite(measured) else None
+
+
+def tokens_after(experiment: Experiment, steps: int) -> int:
+    """The tokens that a run has trained on after so many steps, its answers among them."""
+    task = experiment.task
+    return sum(
+        max(0, min(stage.stop, steps) - stage.start) * stage.batch_size * (stage.length + task.answer_length)
+        for stage in experiment.train.stages(task.length)
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m evalkit.selection", description=__doc__)
+    parser.add_argument("folder", type=Path, help="of a search: a folder a trial")
+    parser.add_argument("--level", type=float, choices=LEVELS, default=1.0, help="what the fewest tokens are to reach")
+    given = parser.parse_args(arguments)
+    console = Console()
+    try:
+        found = select(given.folder, given.level)
+        record = {model: [trial._asdict() for trial in trials] for model, trials in found.items()}
+        text = json.dumps({"level": given.level, "trials": record}, indent=2, allow_nan=False)
+        write_text(given.folder / "selection.json", text + "\n")
+    except UserError as error:
+        print(f"evalkit.session.selection: {error}", file=sys.stderr)
+        return error.exit_code
+    for model, trials in found.items():
+        console.print(Text(model, style="bold"))
+        print_table(console, HEADER, [_cells(trial) for trial in trials])
+    return 0
+
+
+def _cells(trial: Trial) -> list[str]:
+    reached = DASH if trial.tokens is None else f"{trial.tokens / 1e6:.2f} M ({trial.steps:,} steps)"
+    accuracy = DASH if trial.accuracy is None else f"{trial.accuracy:.4f}"
+    loss = DASH if trial.loss is None else f"{trial.loss:.5f}"
+    return [trial.name, reached, accuracy, loss, "" if trial.finished else "not finished"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

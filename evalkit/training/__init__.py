@@ -1,0 +1,1 @@
+"""Gradients: settings, the compiled steps, the optimiser, checkpoints, signals."""

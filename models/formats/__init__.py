@@ -1,0 +1,1 @@
+"""Files of other projects: released models read and written."""

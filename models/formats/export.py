@@ -1,0 +1,121 @@
+"""A model trained here as a Hugging Face RecurrentGemma: `config.json` as first published, weights in float32."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from evalkit.models.formats import safetensors, weights
+from evalkit.models.formats.recurrentgemma import Config, model, tensors
+from evalkit.models.lm import LanguageModel
+from evalkit.models.mixers.attention import MQA
+from evalkit.models.mixers.rglru import RecurrentBlock
+from evalkit.models.model import Model, Params
+
+
+def write(folder: Path, built: Model, params: Params, bos: int | None, eos: int | None) -> None:
+    """Writes `config.json` and `model.safetensors` into `folder`; `bos` and `eos` are the tokens at a text's ends.
+
+    Raises ValueError with the reason, before anything is written, for a model that RecurrentGemma cannot express.
+    """
+    config = config_of(built.module(params))
+    plan = weights.Plan(model(config, "float32"), list(tensors(config)))
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(published(config) | {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": None}, indent=2)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
+    safetensors.write(folder / safetensors.SINGLE, shapes, weights.written(plan, params))
+
+
+def published(config: Config) -> dict[str, Any]:
+    """The `config.json` in the spelling of the published checkpoints, which transformers reads in every version."""
+    return {
+        "architectures": ["RecurrentGemmaForCausalLM"],
+        "model_type": "recurrent_gemma",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.width,
+        "intermediate_size": 2 * config.mlp_width,
+        "num_hidden_layers": len(config.pattern),
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": 1,
+        "head_dim": config.head_dim,
+        "lru_width": config.width_rnn,
+        "attention_window_size": config.window,
+        "conv1d_width": config.conv_width,
+        "logits_soft_cap": float(config.logits_soft_cap),  # transformers takes no int for a float
+        "rms_norm_eps": 1e-6,
+        "rope_theta": float(config.rope_base),
+        "partial_rotary_factor": float(config.rope_fraction),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "embeddings_scale_by_sqrt_dim": True,
+        "_block_types": list(config.pattern),
+        "block_types": list(config.pattern),
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    }
+
+
+def config_of(module: LanguageModel) -> Config:
+    """The configuration of a model trained here; raises ValueError for what RecurrentGemma cannot express."""
+    mixers = [block.mixer for block in module.blocks]
+    for mixer in mixers:
+        if type(mixer) not in (RecurrentBlock, MQA):
+            raise ValueError(f"a {type(mixer).__name__} cannot be exported: RecurrentGemma has RecurrentBlock and MQA")
+    mlp = module.blocks[0].mlp
+    if mlp is None:
+        raise ValueError("blocks without an MLP (mlp_expansion=0) cannot be exported: RecurrentGemma's have one")
+    recurrent = [mixer for mixer in mixers if isinstance(mixer, RecurrentBlock)]
+    attention = [mixer for mixer in mixers if isinstance(mixer, MQA)]
+    vocab_size, width = module.embedding.table[...].shape
+    heads = _one("heads and gate_blocks", [m.heads for m in attention] + [m.gate_blocks for m in recurrent])
+    window = _one("window", [m.window for m in attention]) if attention else 2048
+    config = Config(
+        vocab_size=vocab_size,
+        width=width,
+        width_rnn=_one("width_rnn", [m.width_rnn for m in recurrent]) if recurrent else width,
+        mlp_width=mlp.up.kernel[...].shape[1],
+        heads=heads,
+        pattern=tuple("recurrent" if isinstance(m, RecurrentBlock) else "attention" for m in mixers),
+        window=window or 0,
+        conv_width=_one("conv_width", [m.conv.taps for m in recurrent]) if recurrent else 4,
+        logits_soft_cap=module.embedding.soft_cap or 0.0,
+        rope_base=(_one("rope_base", [m.rope_base for m in attention]) or 0.0) if attention else 10_000.0,
+        rope_fraction=_one("rope_fraction", [m.rotated / m.head_dim for m in attention]) if attention else 0.5,
+    )
+    wrong = next(_differences(module, recurrent, attention, config), None)
+    if wrong is not None:
+        raise ValueError(f"it cannot be exported: RecurrentGemma has {wrong}; train model=griffin_released")
+    return config
+
+
+def _differences(
+    module: LanguageModel, recurrent: list[RecurrentBlock], attention: list[MQA], config: Config
+) -> Iterator[str]:
+    """What RecurrentGemma has and this model has not, as settings."""
+    if any(mixer.input.bias is None or mixer.conv.bias is None for mixer in recurrent):
+        yield "bias=true in its recurrent blocks"
+    if any(not mixer.unit_reset for mixer in recurrent):
+        yield "unit_reset=true"
+    if any(mixer.output.bias is None for mixer in attention):
+        yield "output_bias=true"
+    if any(mixer.window is None for mixer in attention):
+        yield "a window"
+    if any(mixer.rope_base is None for mixer in attention):
+        yield "rope=true"
+    if any(mixer.heads * mixer.head_dim != config.width for mixer in attention):
+        yield f"heads x head_dim = width, {config.width}"
+    if module.blocks[0].mlp is None or module.blocks[0].mlp.up.bias is None:
+        yield "mlp_bias=true"
+    if module.embedding.soft_cap is None:
+        yield "a logits_soft_cap"
+    if module.embedding.scale != config.embedding_scale:
+        yield f"embedding_scale={config.embedding_scale:g} at width {config.width}"
+
+
+def _one(name: str, values: list[Any]) -> Any:
+    """The value that all have; raises ValueError if they differ."""
+    if len(set(values)) != 1:
+        found = ", ".join(map(str, sorted(set(values), key=str)))
+        raise ValueError(f"it cannot be exported: RecurrentGemma has one number for {name}, this model {found}")
+    return values[0]

@@ -1,0 +1,79 @@
+"""Models that others released, from a folder: Hugging Face's (`config.json`, safetensors) or DeepMind's (Orbax)."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evalkit.models.formats import gemma, recurrentgemma, recurrentgemma_flax, weights
+from evalkit.models.formats.orbax import OrbaxTensors, is_checkpoint
+from evalkit.models.formats.safetensors import SafeTensors
+from evalkit.models.model import Model, Params
+
+ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any], str], weights.Plan]] = {
+    "recurrent_gemma": recurrentgemma.from_hugging_face,
+    "gemma": gemma.from_hugging_face,
+}
+# A head that some files carry although it is tied, and frequencies that older ones do although they follow.
+UNUSED = ("lm_head.weight", "rotary_emb.inv_freq")
+DEEPMIND_WINDOW = 2048 + 1  # its code sees 2048 keys before the token itself
+
+
+class Released(NamedTuple):
+    """A model, its `config.json` (empty where there is none), and what reads its parameters."""
+
+    model: Model
+    config: Mapping[str, Any]
+    read: Callable[[], Params]
+
+
+def find(folder: Path, dtype: str) -> Released:
+    """What `folder` holds: `hugging_face` if there is a `config.json`, `deepmind` if it, or its one subfolder that is
+    one, is an Orbax checkpoint. Raises ValueError for anything else."""
+    if (folder / "config.json").is_file():
+        return hugging_face(folder, dtype)
+    inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and is_checkpoint(path)]
+    found = [folder] if is_checkpoint(folder) else inside
+    if len(found) != 1:
+        several = f"; give one of {', '.join(path.name for path in found)} in it" if found else ""
+        raise ValueError(f"it holds {len(found) or 'no'} checkpoints: no config.json, and Orbax's files{several}")
+    return deepmind(found[0], dtype)
+
+
+def hugging_face(folder: Path, dtype: str) -> Released:
+    """RecurrentGemma or Gemma v1, activations and matrices in `dtype`.
+
+    Raises ValueError for an unknown architecture, a configuration that is not served, and a tensor that is missing,
+    truncated, unknown or of another shape.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"config.json is not JSON ({error}); download it again") from error
+    kind = config.get("model_type")
+    if kind not in ARCHITECTURES:
+        raise ValueError(f"config.json has model_type={kind!r}; allowed: {', '.join(ARCHITECTURES)}")
+    try:
+        plan = ARCHITECTURES[kind](config, dtype)
+    except KeyError as error:
+        raise ValueError(f"config.json has no {error.args[0]!r}, which {kind} needs; download it again") from error
+    return _checked(plan, SafeTensors(folder), dtype, config)
+
+
+def deepmind(folder: Path, dtype: str, window: int = DEEPMIND_WINDOW) -> Released:
+    """RecurrentGemma from the Orbax checkpoint of its Flax release, activations and matrices in `dtype`.
+
+    `window` counts the token itself. Raises ValueError as `hugging_face` does.
+    """
+    tensors = OrbaxTensors(folder)
+    try:
+        plan = recurrentgemma_flax.from_orbax(tensors.shapes, window, dtype)
+    except (KeyError, IndexError) as error:
+        raise ValueError(f"the tensor {error.args[0]} is missing or of another shape; download it again") from error
+    return _checked(plan, tensors, dtype, {})
+
+
+def _checked(plan: weights.Plan, tensors: weights.Tensors, dtype: str, config: Mapping[str, Any]) -> Released:
+    weights.check(plan.tensors, tensors.shapes, UNUSED)
+    return Released(plan.model, config, partial(weights.read, plan, tensors, dtype))

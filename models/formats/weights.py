@@ -1,0 +1,126 @@
+"""Parameters from somebody else's tensors, one at a time: which becomes which, and how."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from evalkit.models.model import Model, Params
+
+Path = tuple[str | int, ...]
+Shape = tuple[int, ...]
+MATRICES = ("kernel", "table")
+
+
+class Layout(NamedTuple):
+    """How a tensor of theirs becomes one of ours, and back (up to its shape)."""
+
+    read: Callable[[np.ndarray], np.ndarray]
+    write: Callable[[np.ndarray], np.ndarray]
+
+
+SAME = Layout(lambda x: x, lambda x: x)
+TRANSPOSED = Layout(lambda x: x.T, lambda x: x.T)
+NEGATED = Layout(lambda x: -x, lambda x: -x)
+FLAT = Layout(lambda x: x.reshape(-1), lambda x: x)
+ONE_PLUS = Layout(lambda x: 1 + x, lambda x: x - 1)
+"""Of a norm whose scale is stored as what it exceeds 1 by; a vector, so taken in float32, as its owners do."""
+
+
+class Tensor(NamedTuple):
+    """A parameter of ours at `path` and the tensor `name` of theirs that it comes from."""
+
+    path: Path
+    name: str
+    shape: Shape
+    layout: Layout
+
+
+class Plan(NamedTuple):
+    """A model, and the tensor that each of its parameters comes from."""
+
+    model: Model
+    tensors: list[Tensor]
+
+
+@runtime_checkable
+class Tensors(Protocol):
+    """Tensors in files, the shape of each known without reading it."""
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Every tensor's shape by its name."""
+        ...
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor."""
+        ...
+
+
+def require(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    """Raises ValueError if a configuration differs from `fixed` in a key that it has."""
+    for key, value in fixed.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"config.json has {key}={config[key]!r}; only {value!r} is served")
+
+
+def read(plan: Plan, tensors: Tensors, dtype: str) -> Params:
+    """The model's parameters on the default device, matrices in `dtype`, vectors float32.
+
+    The largest comes first, so that no more is in memory at any time than the model and one tensor that is not its
+    largest, or twice that one.
+    """
+    leaves = {}
+    for tensor in sorted(plan.tensors, key=lambda tensor: -np.prod(tensor.shape)):
+        leaves[tensor.path] = _leaf(tensor, tensors.read(tensor.name), dtype)
+    return _nested(leaves)
+
+
+def check(wanted: Sequence[Tensor], shapes: dict[str, Shape], unused: Sequence[str]) -> None:
+    """Raises ValueError unless `shapes` are those of the `wanted` tensors and of no others, but for those whose names
+    end in one of `unused`."""
+    for tensor in wanted:
+        if tensor.name not in shapes:
+            raise ValueError(f"the tensor {tensor.name} is missing; download the checkpoint again")
+        if shapes[tensor.name] != tensor.shape:
+            raise ValueError(
+                f"the tensor {tensor.name} has shape {shapes[tensor.name]}, and by the configuration "
+                f"{tensor.shape}; take both from one checkpoint"
+            )
+    unknown = set(shapes) - {tensor.name for tensor in wanted}
+    unknown = sorted(name for name in unknown if not name.endswith(tuple(unused)))
+    if unknown:
+        raise ValueError(
+            f"the tensor {unknown[0]} ({len(unknown)} in all) has no place in this architecture; "
+            "give a checkpoint as it was released"
+        )
+
+
+def written(plan: Plan, params: Params) -> Iterator[Callable[[], np.ndarray]]:
+    """For each tensor of the plan, in its order, what makes it of `params` in float32."""
+
+    def make(tensor: Tensor) -> np.ndarray:
+        leaf: Any = params
+        for key in tensor.path:
+            leaf = leaf[key]
+        return tensor.layout.write(np.asarray(leaf, np.float32)).reshape(tensor.shape)
+
+    return ((lambda tensor=tensor: make(tensor)) for tensor in plan.tensors)
+
+
+def _leaf(tensor: Tensor, values: np.ndarray, dtype: str) -> jax.Array:
+    if tensor.path[-1] not in MATRICES:
+        dtype, values = "float32", values.astype(np.float32)
+    leaf = jax.device_put(np.ascontiguousarray(tensor.layout.read(values))).astype(dtype)
+    return leaf.block_until_ready()  # so that `values` go before the next ones come
+
+
+def _nested(leaves: dict[Path, jax.Array]) -> Params:
+    nested: Params = {}
+    for path, leaf in leaves.items():
+        node: dict[Any, Any] = nested
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = leaf
+    return nested

@@ -1,0 +1,1 @@
+"""What mixers are made of: shapes, the contract of a mixer, norms, linear maps, convolutions, positions."""

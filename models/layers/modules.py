@@ -1,0 +1,223 @@
+"""The layers that blocks are made of: norm, linear maps, gated MLP, causal convolution (De et al. 2024, sec. 2)."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from evalkit.models.layers.products import product
+from evalkit.models.layers.shapes import Activations, Positions
+
+Initializer = Callable[..., Array]
+lecun = nnx.initializers.lecun_normal()
+
+# Up to this width a block-diagonal product is faster as one dense product: 16 blocks of 4 x 4 fill no vector unit.
+DENSE_UP_TO = 256
+
+
+class NoDecay(nnx.Param):
+    """A parameter that weight decay leaves alone: Λ, biases, norms, the embedding."""
+
+
+def matmul(x: Float[Array, "... i"], weight: Float[Array, "i o"]) -> Float[Array, "... o"]:
+    """`x @ weight` as one 2-D product, in the dtype of `x`: 3-D products are several times slower on a CPU."""
+    flat = product(x.reshape(-1, x.shape[-1]), weight.astype(x.dtype), x.dtype)
+    return flat.reshape(*x.shape[:-1], weight.shape[1])
+
+
+@jax.custom_vjp
+def scaled(x: Float[Array, "*n d"], scale: Float[Array, " d"]) -> Float[Array, "*n d"]:
+    """`x * scale` over the last axis. Its gradient sums over flat rows: XLA's sums on a CPU are twenty times slower
+    over an array whose first axis is 1, as it is where a micro-batch is one sequence."""
+    return x * scale.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def _scaled_forward(x: Array, scale: Array) -> tuple[Array, tuple[Array, Array]]:
+    return scaled(x, scale), (x, scale)
+
+
+def _scaled_backward(kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, scale = kept
+    return scaled(dy, scale), (dy * x).reshape(-1, x.shape[-1]).sum(axis=0)
+
+
+scaled.defvjp(_scaled_forward, _scaled_backward)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm with a learned scale, taken in float32."""
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs):
+        self.scale = NoDecay(jnp.ones((width,)))
+
+    def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+        """`x / rms(x) * scale` over the last axis."""
+        rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
+        inverse = jax.lax.rsqrt(jnp.mean(rows * rows, axis=-1, keepdims=True) + 1e-6)
+        return scaled(rows * inverse, self.scale[...]).reshape(x.shape).astype(x.dtype)
+
+
+def add_bias(x: Float[Array, "*n d"], bias: Float[Array, " d"]) -> Float[Array, "*n d"]:
+    """`x + bias` over the last axis, in the dtype of `x`."""
+    return x + bias.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+class Linear(nnx.Module):
+    """A linear map, LeCun-initialised; its bias, if it has one, starts at zero."""
+
+    def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs, bias: bool = False):
+        self.kernel = nnx.Param(lecun(rngs.params(), (inputs, outputs)))
+        self.bias = NoDecay(jnp.zeros((outputs,))) if bias else None
+
+    def __call__(self, x: Float[Array, "*n i"]) -> Float[Array, "*n o"]:
+        """`x @ kernel + bias`."""
+        return self.with_bias(matmul(x, self.kernel[...]))
+
+    def with_bias(self, y: Float[Array, "*n o"]) -> Float[Array, "*n o"]:
+        """The product `y` and the bias."""
+        return y if self.bias is None else add_bias(y, self.bias[...])
+
+
+def side_by_side(x: Float[Array, "*n i"], *maps: Linear) -> list[Float[Array, "*n _"]]:
+    """What each of `maps` makes of the same `x`, by one product: narrow ones alone leave vector units idle."""
+    kernels = [linear.kernel[...] for linear in maps]
+    ends = np.cumsum([kernel.shape[1] for kernel in kernels])[:-1].tolist()
+    products = jnp.split(matmul(x, jnp.concatenate(kernels, axis=1)), ends, axis=-1)
+    return [linear.with_bias(product) for linear, product in zip(maps, products, strict=True)]
+
+
+class BlockDiagonalLinear(nnx.Module):
+    """A linear map of `blocks` independent blocks with a bias (De et al. 2024, sec. 4.1); LeCun over a block."""
+
+    def __init__(self, width: int, blocks: int, *, rngs: nnx.Rngs):
+        if blocks < 1 or width % blocks:
+            raise ValueError(f"width {width} is not divisible by gate_blocks={blocks}; use a divisor of {width}")
+        block = width // blocks
+        self.blocks = blocks
+        self.kernel = nnx.Param(
+            jax.vmap(lambda key: lecun(key, (block, block)))(jax.random.split(rngs.params(), blocks))
+        )
+        self.bias = NoDecay(jnp.zeros((width,)))
+
+    def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+        """Each block of channels times its own matrix, plus the bias."""
+        kernel, width = self.kernel[...].astype(x.dtype), x.shape[-1]
+        if width <= DENSE_UP_TO:
+            y = matmul(x, self.dense())
+        else:
+            blocks = x.reshape(-1, self.blocks, width // self.blocks)
+            y = jnp.einsum("zni,nij->znj", blocks, kernel).reshape(x.shape)
+        return add_bias(y, self.bias[...])
+
+    def dense(self) -> Float[Array, "d d"]:
+        """The whole matrix, zero outside the blocks."""
+        kernel = self.kernel[...]
+        eye = jnp.eye(self.blocks, dtype=kernel.dtype)
+        width = self.blocks * kernel.shape[1]
+        return jnp.einsum("nij,nm->nimj", kernel, eye).reshape(width, width)
+
+
+class GatedMLP(nnx.Module):
+    """Two branches of width `hidden`, GeLU (tanh form) on one, their product back (De et al. 2024, sec. 2.2).
+
+    `bias` gives all three maps one: RecurrentGemma's have it, the paper's do not.
+    """
+
+    def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs, bias: bool = False):
+        self.gate = Linear(width, hidden, bias=bias, rngs=rngs)
+        self.up = Linear(width, hidden, bias=bias, rngs=rngs)
+        self.down = Linear(hidden, width, bias=bias, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+        """`down(gelu(gate(x)) * up(x))`."""
+        return self.down(gelu_times(self.gate(x), self.up(x)))
+
+
+@jax.custom_vjp
+def gelu_times(x: Float[Array, "*n"], y: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """`gelu(x) * y`, GeLU in its tanh form; its gradient keeps `x` and `y` alone and takes the tanh again."""
+    return _gelu_and_slope(x)[0] * y
+
+
+def _gelu_times_forward(x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
+    return gelu_times(x, y), (x, y)
+
+
+def _gelu_times_backward(kept: tuple[Array, Array], dz: Array) -> tuple[Array, Array]:
+    x, y = kept
+    gelu, slope = _gelu_and_slope(x)
+    return dz * y * slope, dz * gelu
+
+
+gelu_times.defvjp(_gelu_times_forward, _gelu_times_backward)
+
+
+def _gelu_and_slope(x: Array) -> tuple[Array, Array]:
+    """GeLU and its derivative."""
+    inner = (2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x)
+    tanh = jnp.tanh(inner)
+    slope = (2 / np.pi) ** 0.5 * (1 + 3 * 0.044715 * x * x)
+    half = 0.5 * (1 + tanh)
+    return x * half, half + 0.5 * x * (1 - tanh * tanh) * slope
+
+
+class CausalConv1D(nnx.Module):
+    """Depth-wise causal convolution of a few taps, whose state is the last inputs (De et al. 2024, sec. 2.3).
+
+    No bias by default: the paper counts `conv_width * d_rnn` weights. The last tap is the present.
+    """
+
+    def __init__(self, width: int, taps: int, *, rngs: nnx.Rngs, bias: bool = False):
+        if taps < 1:
+            raise ValueError(f"conv_width={taps}; allowed: 1 or more")
+        self.taps = taps
+        self.kernel = nnx.Param(jax.random.normal(rngs.params(), (taps, width)) * taps**-0.5)
+        self.bias = NoDecay(jnp.zeros((width,))) if bias else None
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, state: Float[Array, "b s d"]
+    ) -> tuple[Activations, Float[Array, "b s d"]]:
+        """Convolves `x` after the `taps - 1` inputs in `state [b, taps - 1, d]`; returns the new state too."""
+        if positions is None:
+            return self._convolve(jnp.concatenate([state, x], axis=1), None), last_inputs(state, x)
+        # Pads may stand between the state and the first token: move the tokens together, convolve, move them back.
+        valid = positions >= 0
+        order = jnp.argsort(~valid, axis=1, stable=True)
+        together = jnp.take_along_axis(x, order[..., None], axis=1)
+        segments = jnp.cumsum(jnp.take_along_axis(positions == 0, order, axis=1), axis=1)
+        segments = jnp.pad(segments, ((0, 0), (self.taps - 1, 0)))
+        y = self._convolve(jnp.concatenate([state, together], axis=1), segments)
+        back = jnp.argsort(order, axis=1)
+        return jnp.take_along_axis(y, back[..., None], axis=1), self._state(state, together, segments, valid)
+
+    def _convolve(self, inputs: Float[Array, "b s d"], segments: Int[Array, "b s"] | None) -> Activations:
+        """The sum over taps, leaving out inputs of an earlier segment."""
+        kernel = self.kernel[...].astype(inputs.dtype)
+        steps = inputs.shape[1] - self.taps + 1
+        y = jnp.zeros((), inputs.dtype)
+        for tap in range(self.taps):
+            term = scaled(inputs[:, tap : tap + steps], kernel[tap])
+            if segments is not None:
+                same = segments[:, tap : tap + steps] == segments[:, self.taps - 1 :]
+                term = jnp.where(same[..., None], term, 0)
+            y = y + term
+        return y if self.bias is None else add_bias(y, self.bias[...])
+
+    def _state(self, state: Array, together: Array, segments: Array, valid: Bool[Array, "b t"]) -> Array:
+        """The last `taps - 1` inputs of each row, zero where they belong to an earlier segment."""
+        count = valid.sum(axis=1)
+        index = count[:, None] + jnp.arange(self.taps - 1)[None]
+        inputs = jnp.concatenate([state, together], axis=1)
+        latest = jnp.take_along_axis(segments, (count + self.taps - 2)[:, None], axis=1)
+        same = jnp.take_along_axis(segments, index, axis=1) == latest
+        return jnp.where(same[..., None], jnp.take_along_axis(inputs, index[..., None], axis=1), 0)
+
+
+def last_inputs(state: Float[Array, "b s d"], x: Activations) -> Float[Array, "b s d"]:
+    """The last `s` entries of `state` followed by `x`."""
+    length = state.shape[1]
+    return jnp.concatenate([state, x], axis=1)[:, x.shape[1] :] if length else state

@@ -1,0 +1,1 @@
+"""Temporal mixers, one file each."""

@@ -1,0 +1,403 @@
+"""Multi-query attention, global or local, with one visibility rule for training, prefill and decoding (sec. 2.3)."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.core import Tracer
+from jaxtyping import Bool, Float, Int
+
+from evalkit.models.layers.modules import Linear, side_by_side
+from evalkit.models.layers.positions import after, continued
+from evalkit.models.layers.shapes import Activations, Keys, Positions, PositionsOfAll, Queries, Rows
+
+MASKED = -1e30
+DECODED = 16  # up to so many new tokens, what they attend to costs too little to look for a cheaper way
+ROPE_SPLIT = 1024
+KEYS_AT_A_TIME = 512
+IN_CACHE = 2**18  # scores of a block of queries, of all sequences, that a CPU's own cache holds
+
+
+class AttentionCache(NamedTuple):
+    """Keys and values so far, with each one's position (−1: empty) and segment (how many resets came before it).
+
+    A local cache holds the last `window` keys, the newest last; a global one fills up from the left.
+    """
+
+    keys: Float[Array, "b s h"]
+    values: Float[Array, "b s h"]
+    positions: Int[Array, "b s"]
+    segments: Int[Array, "b s"]
+    next_position: Rows
+    segment: Rows
+    written: Rows
+
+
+class MQA(nnx.Module):
+    """Many query heads, one key and value head; a key is visible iff it is of the query's segment and
+    `0 ≤ q_pos − k_pos < window`.
+
+    `window` None is global attention; `rope` False leaves positions out altogether (NoPE, sec. 6). `rope_fraction` of a
+    head's channels, the first ones, are rotated: all in the paper, half in RecurrentGemma. `output_bias` gives the
+    output map one, as there. `heads × head_dim` need not be the width.
+    Raises ValueError for sizes that cannot be.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        heads: int,
+        head_dim: int,
+        rngs: nnx.Rngs,
+        window: int | None = None,
+        rope: bool = True,
+        rope_base: float = 10_000.0,
+        rope_fraction: float = 1.0,
+        output_bias: bool = False,
+    ):
+        if heads < 1 or head_dim < 1:
+            raise ValueError(f"heads={heads}, head_dim={head_dim}; allowed: 1 or more of each")
+        rotated = head_dim * rope_fraction
+        if rope and (rotated % 2 or not 0 < rotated <= head_dim):
+            raise ValueError(
+                f"head_dim={head_dim} x rope_fraction={rope_fraction:g} = {rotated:g} channels to rotate; "
+                f"use an even number of 2 to {head_dim}, or rope=false"
+            )
+        if window is not None and window < 1:
+            raise ValueError(f"window={window}; allowed: 1 or more, or null for global attention")
+        self.heads, self.head_dim, self.window = heads, head_dim, window
+        self.rope_base = rope_base if rope else None
+        self.rotated = int(rotated)
+        self.query = Linear(width, heads * head_dim, rngs=rngs)
+        self.key = Linear(width, head_dim, rngs=rngs)
+        self.value = Linear(width, head_dim, rngs=rngs)
+        self.output = Linear(heads * head_dim, width, bias=output_bias, rngs=rngs)
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, cache: AttentionCache | None
+    ) -> tuple[Activations, AttentionCache | None]:
+        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache. Raises ValueError if a global cache overflows
+        (under `jit`, where how full it is cannot be known, the rows that overflow come out as NaN instead)."""
+        batch, steps, _ = x.shape
+        where = self._positions(positions, cache, steps)
+        segments = jnp.zeros_like(where) if cache is None else jnp.broadcast_to(cache.segment[:, None], (batch, steps))
+        if positions is not None:
+            segments = segments + jnp.cumsum(positions == 0, axis=1)
+        queries, keys, values = side_by_side(x, self.query, self.key, self.value)
+        queries = self._rotate(queries.reshape(batch, steps, self.heads, self.head_dim), where)
+        keys = self._rotate(keys[:, :, None], where)[:, :, 0]
+        if cache is None:
+            marks = (
+                Marks(where, where, segments, segments) if positions is not None else Marks(where, where, None, None)
+            )
+            y = attend(queries, keys, values, marks, self.window, aligned=True)
+            return self.output(y.reshape(batch, steps, -1)), None
+        new = _entries(cache, keys, values, where, segments)
+        stored, after = self._store(cache, new, padded=positions is not None)
+        among_stored = partial(self._among_stored, queries, where, segments, stored, aligned=positions is None)
+        if self.window is not None and DECODED < steps <= cache.keys.shape[1]:
+            # Before a prompt's beginning are empty slots, more of them than it has tokens.
+            marks = Marks(where, where, segments, segments)
+            fresh = partial(attend, queries, keys, values, marks, self.window, aligned=True)
+            y = jax.lax.cond(cache.written.max() == 0, fresh, among_stored)
+        else:
+            y = among_stored()
+        if self.window is None or cache.keys.shape[1] < self.window:
+            y = _refuse_overflow(y, after.written, cache.keys.shape[1])
+        return self.output(y.reshape(batch, steps, -1)), after
+
+    def _among_stored(
+        self,
+        queries: Queries,
+        where: PositionsOfAll,
+        segments: Int[Array, "b t"],
+        stored: AttentionCache,
+        *,
+        aligned: bool,
+    ) -> Queries:
+        """Attention to the keys of the cache, the new ones included."""
+        marks = Marks(where, stored.positions, segments, stored.segments)
+        keys, values = stored.keys.astype(queries.dtype), stored.values.astype(queries.dtype)
+        if self.window is None:
+            return attend_filled(queries, keys, values, marks, stored.written.max())
+        # Without pads the newest keys stand last, in order; only then does a block of queries see a band of them.
+        return attend(queries, keys, values, marks, self.window, aligned=aligned)
+
+    def init_cache(self, batch: int, length: int) -> AttentionCache:
+        """An empty cache for `length` keys, or for a window of them if that is less."""
+        size = length if self.window is None else min(self.window, length)
+        return AttentionCache(
+            keys=jnp.zeros((batch, size, self.head_dim), jnp.float32),
+            values=jnp.zeros((batch, size, self.head_dim), jnp.float32),
+            positions=jnp.full((batch, size), -1, jnp.int32),
+            segments=jnp.zeros((batch, size), jnp.int32),
+            next_position=jnp.zeros((batch,), jnp.int32),
+            segment=jnp.zeros((batch,), jnp.int32),
+            written=jnp.zeros((batch,), jnp.int32),
+        )
+
+    def _positions(self, positions: Positions | None, cache: AttentionCache | None, steps: int) -> PositionsOfAll:
+        if positions is not None:
+            return positions
+        return jnp.arange(steps, dtype=jnp.int32)[None] if cache is None else continued(cache.next_position, steps)
+
+    def _rotate(self, x: Queries, positions: PositionsOfAll) -> Queries:
+        if self.rope_base is None:
+            return x
+        if self.rotated == self.head_dim:
+            return rope(x, positions, self.rope_base)
+        turned = rope(x[..., : self.rotated], positions, self.rope_base)
+        return jnp.concatenate([turned, x[..., self.rotated :]], axis=-1)
+
+    def _store(self, cache: AttentionCache, new: AttentionCache, padded: bool) -> tuple[AttentionCache, AttentionCache]:
+        """The keys that the new queries look at, and the cache to carry on."""
+        if self.window is None:
+            stored = _append(cache, new)
+            return stored, stored
+        stored = _map_entries(lambda old, x: jnp.concatenate([old, x], axis=1), cache, new)
+        kept = stored
+        if padded:  # empty slots and pads first, so that the last `window` entries are the newest keys
+            order = jnp.argsort(stored.positions >= 0, axis=1, stable=True)
+            kept = _map_entries(lambda _, x: _reorder(x, order), stored, stored)
+        size = cache.keys.shape[1]
+        return stored, _map_entries(lambda _, x: x[:, -size:], kept, kept)
+
+
+class Marks(NamedTuple):
+    """Where queries and keys stand: positions, and segments (None where there is only one)."""
+
+    query_positions: Int[Array, "#b t"]
+    key_positions: Int[Array, "#b s"]
+    query_segments: Int[Array, "b t"] | None
+    key_segments: Int[Array, "b s"] | None
+
+    def visible(self, queries: slice, keys: slice, window: int | None) -> Bool[Array, "b t s"]:
+        """Which of these keys each of these queries sees."""
+        k = self.key_positions[:, None, keys]
+        distance = self.query_positions[:, queries, None] - k
+        visible = (k >= 0) & (distance >= 0)
+        if window is not None:
+            visible &= distance < window
+        if self.query_segments is not None and self.key_segments is not None:
+            visible &= self.query_segments[:, queries, None] == self.key_segments[:, None, keys]
+        return visible
+
+    def keys_from(self, start: Array, count: int) -> "Marks":
+        """The marks with `count` keys from `start` on."""
+        cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=count, axis=1)
+        segments = None if self.key_segments is None else cut(self.key_segments)
+        return self._replace(key_positions=cut(self.key_positions), key_segments=segments)
+
+
+def attend(queries: Queries, keys: Keys, values: Keys, marks: Marks, window: int | None, *, aligned: bool) -> Queries:
+    """Softmax attention, a block of queries at a time, heads folded into the rows of one product a sequence.
+
+    `aligned`: the last key is the last query's own and both are in order, so a block of queries needs only the keys
+    from its window's start to its own end, and the cost is O(t · window).
+    """
+    blocks = [
+        _attend_block(queries[:, q], keys[:, k], values[:, k], marks.visible(q, k, window))
+        for q, k in _blocks(queries.shape[1], keys.shape[1], window, aligned)
+    ]
+    return jnp.concatenate(blocks, axis=1)
+
+
+def attend_filled(queries: Queries, keys: Keys, values: Keys, marks: Marks, filled: Array) -> Queries:
+    """Global attention over a cache that fills up from the left, a block of keys at a time, empty blocks skipped.
+
+    The softmax is taken as the blocks come by (Milakov & Gimelshein 2018), so memory does not grow with the cache.
+    """
+    batch, steps, heads, width = queries.shape
+    stored = keys.shape[1]
+    if stored <= KEYS_AT_A_TIME:
+        return attend(queries, keys, values, marks, None, aligned=False)
+    rows = queries.reshape(batch, steps * heads, width) * jnp.asarray(width**-0.5, queries.dtype)
+
+    def block(carry: tuple[Array, Array, Array], first: Array) -> tuple[Array, Array, Array]:
+        highest, weight, sums = carry
+        start = jnp.minimum(first, stored - KEYS_AT_A_TIME)  # the last block begins early and leaves out what was seen
+        k, v = (jax.lax.dynamic_slice_in_dim(x, start, KEYS_AT_A_TIME, axis=1) for x in (keys, values))
+        part = marks.keys_from(start, KEYS_AT_A_TIME)
+        visible = part.visible(slice(None), slice(None), None)
+        visible &= (start + jnp.arange(KEYS_AT_A_TIME) >= first)[None, None]
+        scores = jnp.einsum("bqh,bsh->bqs", rows, k, preferred_element_type=jnp.float32)
+        scores = jnp.where(visible[:, :, None], scores.reshape(batch, steps, heads, -1), MASKED)
+        scores = scores.reshape(batch, steps * heads, -1)
+        new = jnp.maximum(highest, scores.max(axis=-1))
+        weights, before = jnp.exp(scores - new[..., None]), jnp.exp(highest - new)
+        products = jnp.einsum("bqs,bsh->bqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        return new, weight * before + weights.sum(axis=-1), sums * before[..., None] + products
+
+    def maybe(carry: tuple[Array, Array, Array], first: Array) -> tuple[tuple[Array, Array, Array], None]:
+        return jax.lax.cond(first < filled, block, lambda carry, _: carry, carry, first), None
+
+    empty = (jnp.full(rows.shape[:2], MASKED), jnp.zeros(rows.shape[:2]), jnp.zeros(rows.shape))
+    (_, weight, sums), _ = jax.lax.scan(maybe, empty, jnp.arange(0, stored, KEYS_AT_A_TIME))
+    y = sums / jnp.maximum(weight, 1e-30)[..., None]
+    return y.reshape(queries.shape).astype(queries.dtype)
+
+
+def _blocks(steps: int, stored: int, window: int | None, aligned: bool) -> Iterator[tuple[slice, slice]]:
+    """Slices of queries and of the keys that they can see; at most 8, so that compile time stays small."""
+    size = max(64, -(-steps // 8))
+    offset = stored - steps
+    for start in range(0, steps, size):
+        stop = min(start + size, steps)
+        if aligned:
+            first = 0 if window is None else max(0, start + offset - window + 1)
+            yield slice(start, stop), slice(first, stop + offset)
+        else:
+            yield slice(start, stop), slice(0, stored)
+
+
+def _attend_block(queries: Queries, keys: Keys, values: Keys, visible: Bool[Array, "c t s"]) -> Queries:
+    batch, steps, heads, width = queries.shape
+    rows = queries.reshape(batch, steps * heads, width) * jnp.asarray(width**-0.5, queries.dtype)
+    visible = jnp.repeat(visible, heads, axis=1)
+    return _softmax_of_rows(rows, keys, values, visible).reshape(queries.shape)
+
+
+@jax.custom_vjp
+def _softmax_of_rows(
+    rows: Float[Array, "b r h"], keys: Keys, values: Keys, visible: Bool[Array, "c r s"]
+) -> Float[Array, "b r h"]:
+    """`softmax(rows @ keysᵀ) @ values`; the gradient keeps a number a row and takes the weights again."""
+    return _softmax_forward(rows, keys, values, visible)[0]
+
+
+def _softmax_forward(rows: Array, keys: Array, values: Array, visible: Array) -> tuple[Array, tuple[Array, ...]]:
+    y, highest, total = _by_sequence(_weighted, visible, rows, keys, values)
+    return y, (rows, keys, values, visible, y, highest, total)
+
+
+def _weighted(visible: Array, rows: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
+    """The average of the values, the highest score of each row and the sum of its weights."""
+    scores = _scores(rows, keys, visible)
+    highest = scores.max(axis=-1, keepdims=True)
+    weights = jnp.exp(scores - highest)
+    total = weights.sum(axis=-1, keepdims=True)
+    y = jnp.einsum("brs,bsh->brh", weights.astype(values.dtype), values, preferred_element_type=jnp.float32) / total
+    return y.astype(values.dtype), highest, total
+
+
+def _softmax_backward(kept: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Array, None]:
+    rows, keys, values, visible, *rest = kept
+    drows, dkeys, dvalues = _by_sequence(_gradients, visible, rows, keys, values, *rest, dy)
+    return drows, dkeys, dvalues, None
+
+
+def _gradients(
+    visible: Array, rows: Array, keys: Array, values: Array, y: Array, highest: Array, total: Array, dy: Array
+) -> tuple[Array, Array, Array]:
+    """Of the rows, the keys and the values."""
+    weights = jnp.exp(_scores(rows, keys, visible) - highest) / total
+    dweights = jnp.einsum("brh,bsh->brs", dy, values, preferred_element_type=jnp.float32)
+    along = (dy.astype(jnp.float32) * y.astype(jnp.float32)).sum(axis=-1, keepdims=True)
+    dscores = (weights * (dweights - along)).astype(rows.dtype)
+    drows = jnp.einsum("brs,bsh->brh", dscores, keys)
+    # These come out with the short axis first: in the other order the product is four times slower on a CPU.
+    dkeys = jnp.einsum("brs,brh->bhs", dscores, rows)
+    dvalues = jnp.einsum("brs,brh->bhs", weights.astype(values.dtype), dy)
+    return drows, jnp.swapaxes(dkeys, 1, 2), jnp.swapaxes(dvalues, 1, 2)
+
+
+def _by_sequence(function: Callable[..., tuple[Array, ...]], visible: Array, *arrays: Array) -> tuple[Array, ...]:
+    """`function`; on a CPU one sequence after the other if the scores of all together would not stay in its cache."""
+    rows, keys = arrays[:2]
+    if rows.shape[0] == 1 or rows.shape[0] * rows.shape[1] * keys.shape[1] <= IN_CACHE:
+        return function(visible, *arrays)
+    one_by_one = partial(_one_by_one, function)
+    return jax.lax.platform_dependent(visible, *arrays, cpu=one_by_one, default=function)
+
+
+def _one_by_one(function: Callable[..., tuple[Array, ...]], visible: Array, *arrays: Array) -> tuple[Array, ...]:
+    alike = visible.shape[0] == 1
+
+    def one(index: Array) -> tuple[Array, ...]:
+        its = [jax.lax.dynamic_slice_in_dim(array, index, 1) for array in arrays]
+        seen = visible if alike else jax.lax.dynamic_slice_in_dim(visible, index, 1)
+        return tuple(found[0] for found in function(seen, *its))
+
+    return jax.lax.map(one, jnp.arange(arrays[0].shape[0]))
+
+
+_softmax_of_rows.defvjp(_softmax_forward, _softmax_backward)
+
+
+def _scores(rows: Array, keys: Array, visible: Array) -> Array:
+    return jnp.where(visible, jnp.einsum("brh,bsh->brs", rows, keys, preferred_element_type=jnp.float32), MASKED)
+
+
+def rope(x: Queries, positions: PositionsOfAll, base: float) -> Queries:
+    """Rotates the two halves of the last axis by `position · base^(−2i/h)` (Su et al. 2021).
+
+    The angle is the sum of two parts that are small or exact, so that it is good to 1e-3 at position 2^20, where a
+    plain float32 product is off by 0.06.
+    """
+    half = x.shape[-1] // 2
+    frequency = base ** (-np.arange(half, dtype=np.float64) / half)
+    coarse = np.remainder(ROPE_SPLIT * frequency, 2 * np.pi)
+    high, low = positions // ROPE_SPLIT, positions % ROPE_SPLIT
+    angle = (
+        low[..., None] * frequency.astype(np.float32)[None, None]
+        + high[..., None] * coarse.astype(np.float32)[None, None]
+    )[:, :, None]
+    # Taken once: without the barrier XLA takes them again for each head, forward and backward.
+    sin, cos = jax.lax.optimization_barrier((jnp.sin(angle), jnp.cos(angle)))
+    left, right = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
+
+
+def _entries(
+    cache: AttentionCache, keys: Keys, values: Keys, where: PositionsOfAll, segments: Positions
+) -> AttentionCache:
+    """The new keys and values as they are stored, and where each row stands after them."""
+    where = jnp.broadcast_to(where, segments.shape)
+    valid = where >= 0
+    return AttentionCache(
+        keys=keys.astype(cache.keys.dtype),
+        values=values.astype(cache.values.dtype),
+        positions=where,
+        segments=segments,
+        next_position=after(where, cache.next_position),
+        segment=segments[:, -1].astype(jnp.int32),
+        written=cache.written + valid.sum(axis=1, dtype=jnp.int32),
+    )
+
+
+def _map_entries(function: Callable[[Array, Array], Array], old: AttentionCache, new: AttentionCache) -> AttentionCache:
+    """`function` of the old and the new keys, values, positions and segments; the rest is the new one's."""
+    return new._replace(
+        keys=function(old.keys, new.keys),
+        values=function(old.values, new.values),
+        positions=function(old.positions, new.positions),
+        segments=function(old.segments, new.segments),
+    )
+
+
+def _reorder(x: Array, order: Int[Array, "b s"]) -> Array:
+    return jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), axis=1)
+
+
+def _append(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
+    """Writes the new keys behind those already there; pads and what does not fit are dropped."""
+    size, steps = cache.keys.shape[1], new.keys.shape[1]
+    valid = new.positions >= 0
+    slot = cache.written[:, None] + jnp.cumsum(valid, axis=1) - 1
+    slot = jnp.where(valid, slot, size + steps)
+    row = jnp.arange(slot.shape[0])[:, None]
+    return _map_entries(lambda old, x: old.at[row, slot].set(x, mode="drop"), cache, new)
+
+
+def _refuse_overflow(y: Queries, written: Rows, size: int) -> Queries:
+    if not isinstance(written, Tracer) and int(written.max()) > size:
+        raise ValueError(
+            f"the cache holds {size} keys and was given {int(written.max())}; use init_cache with a longer length"
+        )
+    return jnp.where((written > size)[:, None, None, None], jnp.nan, y)

@@ -1,0 +1,112 @@
+"""The CG-LRU and the recurrent block with it (De et al. 2024, app. B): the RG-LRU with a complex decay."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from evalkit.kernels import cglru
+from evalkit.kernels.dispatch import IMPLEMENTATIONS
+from evalkit.kernels.gates import CLOSED
+from evalkit.models.layers.modules import BlockDiagonalLinear, NoDecay
+from evalkit.models.layers.shapes import Activations, Positions
+from evalkit.models.mixers.rglru import C, TwoBranches
+
+
+class CGLRU(nnx.Module):
+    """The complex-gated linear recurrent unit: the first half of the width is the real part, the second the imaginary.
+
+    The paper's `a = σ(Λ) e^{jθ}` is raised to `c r`. `decay_range`: |a|^c starts uniform in it, as in the RG-LRU;
+    `angle_range`: so does c · θ, the turn in radians of a step with r = 1. The paper does not say where θ starts; up to
+    π/10 is what its authors' RecurrentGemma takes. `implementation`: as in `kernels.cglru`.
+    Raises ValueError if `gate_blocks` does not divide half of `width`, for ranges that cannot be, and for an unknown
+    implementation.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        gate_blocks: int,
+        *,
+        rngs: nnx.Rngs,
+        decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
+        angle_range: tuple[float, float] | list[float] = (0.0, math.pi / 10),
+        implementation: str = "auto",
+    ):
+        if gate_blocks < 1 or width % (2 * gate_blocks):
+            raise ValueError(
+                f"gate_blocks={gate_blocks} does not divide the {width / 2:g} complex channels of width {width}; "
+                f"use a divisor of {width // 2}"
+            )
+        (low, high), (least, most) = decay_range, angle_range
+        if not 0 < low < high < 1:
+            raise ValueError(f"decay_range={tuple(decay_range)}; allowed: 0 < low < high < 1")
+        if not least <= most:
+            raise ValueError(f"angle_range={tuple(angle_range)}; allowed: low <= high, in radians")
+        if implementation not in IMPLEMENTATIONS:
+            raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+        self.implementation = implementation
+        self.gates = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
+        a = jax.random.uniform(rngs.params(), (width // 2,), minval=low, maxval=high) ** (1 / C)
+        self.decay = NoDecay(jnp.log(a) - jnp.log1p(-a))  # Λ, the logit of |a|
+        self.angle = NoDecay(jax.random.uniform(rngs.params(), (width // 2,), minval=least, maxval=most) / C)  # θ
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
+    ) -> tuple[Activations, Float[Array, "b r"]]:
+        """Runs over `x` from state `h`; returns the outputs and the last state (float32)."""
+        recurrence, entry = self._before_sigmoid(x)
+        reset = None
+        if positions is not None:
+            recurrence = jnp.where((positions < 0)[..., None], CLOSED, recurrence)  # a = 1, and nothing enters
+            reset = positions == 0
+        rate = -C * jax.nn.softplus(-self.decay[...])
+        angle = C * self.angle[...]
+        return cglru(x, recurrence, entry, rate, angle, h, reset=reset, implementation=self.implementation)
+
+    def forgetting(self, x: Activations) -> Activations:
+        """δ = −log |a| of every step, the same for both parts of a channel; float32."""
+        recurrence, _ = self._before_sigmoid(x)
+        delta = C * jax.nn.softplus(-self.decay[...])[None, None] * jax.nn.sigmoid(recurrence.astype(jnp.float32))
+        return jnp.concatenate([delta, delta], axis=-1)
+
+    def _before_sigmoid(self, x: Activations) -> tuple[Float[Array, "b t n"], Float[Array, "b t n"]]:
+        """Both gates before their sigmoid. A block sees both parts of its channels and gives both of their gates."""
+        batch, steps, width = x.shape
+        blocks = self.gates.blocks
+        channels = width // 2 // blocks
+        parts = x.reshape(batch, steps, 2, blocks, channels).swapaxes(2, 3).reshape(x.shape)
+        gates = self.gates(parts).reshape(batch, steps, blocks, 2, channels).swapaxes(2, 3)
+        recurrence, entry = jnp.split(gates.reshape(x.shape), 2, axis=-1)
+        return recurrence, entry
+
+
+class ComplexRecurrentBlock(TwoBranches):
+    """The two branches whose unit is a CG-LRU over `width_rnn / 2` complex channels; see both for the settings."""
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        width_rnn: int,
+        rngs: nnx.Rngs,
+        gate_blocks: int = 16,
+        conv_width: int = 4,
+        decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
+        angle_range: tuple[float, float] | list[float] = (0.0, math.pi / 10),
+        implementation: str = "auto",
+    ):
+        def unit(rngs: nnx.Rngs) -> CGLRU:
+            return CGLRU(
+                width_rnn,
+                gate_blocks,
+                decay_range=decay_range,
+                angle_range=angle_range,
+                implementation=implementation,
+                rngs=rngs,
+            )
+
+        super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, rngs=rngs)

@@ -1,0 +1,47 @@
+"""The RG-LRU with its input scaled by 1 − a: a control of what its own scale, sqrt(1 − a²), lets in."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from evalkit.models.layers.positions import scanned
+from evalkit.models.layers.shapes import Activations, Positions
+from evalkit.models.mixers.rglru import RGLRU, TwoBranches
+
+
+class ConvexRGLRU(RGLRU):
+    """`h_t = a_t h_{t-1} + (1 − a_t) i_t x_t`, the gates of eqs. 1–3 and 6; parameters and start are the RG-LRU's.
+
+    Where a channel remembers, a → 1, eq. 4's scale closes as the square root of 1 − a only: an input of constant sign
+    adds up to sqrt((1 + a) / (1 − a)) times itself. Here, as in S6, what forgets slowly takes in as slowly, and the
+    state stays among its inputs. Gate arithmetic in float32.
+    """
+
+    def __init__(self, width: int, gate_blocks: int, *, rngs: nnx.Rngs):
+        super().__init__(width, gate_blocks, rngs=rngs)
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
+    ) -> tuple[Activations, Float[Array, "b r"]]:
+        """Runs over `x` from state `h`; returns the outputs and the last state (float32)."""
+        a, entering = self.gated(x)
+        y, last = scanned(entering, a, positions, h)
+        return y.astype(x.dtype), last
+
+    def gated(self, x: Activations) -> tuple[Activations, Activations]:
+        """The decay `a` and what enters the recurrence, `(1 − a) i x`, both float32."""
+        recurrence, entry = (gate.astype(jnp.float32) for gate in self._before_sigmoid(x))
+        log_a = self._rate()[None, None] * jax.nn.sigmoid(recurrence)
+        return jnp.exp(log_a), -jnp.expm1(log_a) * jax.nn.sigmoid(entry) * x.astype(jnp.float32)
+
+
+class ConvexRecurrentBlock(TwoBranches):
+    """The two branches with a `ConvexRGLRU`. Raises ValueError if `gate_blocks` does not divide `width_rnn`."""
+
+    def __init__(self, width: int, *, width_rnn: int, rngs: nnx.Rngs, gate_blocks: int = 16, conv_width: int = 4):
+        def unit(rngs: nnx.Rngs) -> ConvexRGLRU:
+            return ConvexRGLRU(width_rnn, gate_blocks, rngs=rngs)
+
+        super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, rngs=rngs)

@@ -1,0 +1,60 @@
+"""A linear time-invariant recurrence in the place of the RG-LRU: its gates left out, what they are for is missing."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from evalkit.models.layers.modules import NoDecay
+from evalkit.models.layers.positions import scanned
+from evalkit.models.layers.shapes import Activations, Positions
+from evalkit.models.mixers.rglru import TwoBranches
+
+
+class LRU(nnx.Module):
+    """`h_t = a h_{t-1} + sqrt(1 − a²) x_t` with one learned decay a channel: eq. 4 with both gates left out.
+
+    `a = σ(Λ)` starts uniform in `decay_range`. What a token is decides neither whether it enters nor what it makes the
+    state forget (the real-valued case of Orvieto et al. 2023, arXiv 2303.06349).
+    Raises ValueError for a range that cannot be.
+    """
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs, decay_range: tuple[float, float] | list[float] = (0.9, 0.999)):
+        low, high = decay_range
+        if not 0 < low < high < 1:
+            raise ValueError(f"decay_range={tuple(decay_range)}; allowed: 0 < low < high < 1")
+        a = jax.random.uniform(rngs.params(), (width,), minval=low, maxval=high)
+        self.decay = NoDecay(jnp.log(a) - jnp.log1p(-a))  # Λ, the logit of a
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
+    ) -> tuple[Activations, Float[Array, "b r"]]:
+        """Runs over `x` from state `h`; returns the outputs and the last state (float32)."""
+        log_a = -jax.nn.softplus(-self.decay[...])
+        a = jnp.broadcast_to(jnp.exp(log_a)[None, None], x.shape)
+        entering = x.astype(jnp.float32) * jnp.sqrt(-jnp.expm1(2 * log_a))[None, None]
+        y, last = scanned(entering, a, positions, h)
+        return y.astype(x.dtype), last
+
+    def forgetting(self, x: Activations) -> Activations:
+        """δ = −log a, the same at every step."""
+        return jnp.broadcast_to(jax.nn.softplus(-self.decay[...])[None, None], x.shape)
+
+
+class UngatedRecurrentBlock(TwoBranches):
+    """The two branches with an `LRU`: a control, the same block without what selects."""
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        width_rnn: int,
+        rngs: nnx.Rngs,
+        conv_width: int = 4,
+        decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
+    ):
+        def unit(rngs: nnx.Rngs) -> LRU:
+            return LRU(width_rnn, decay_range=decay_range, rngs=rngs)
+
+        super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, rngs=rngs)

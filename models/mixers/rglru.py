@@ -1,0 +1,224 @@
+"""The RG-LRU and the recurrent block around it (De et al. 2024, sec. 2.3, 2.4 and app. A)."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from evalkit.kernels import gated_input, rglru
+from evalkit.kernels.dispatch import IMPLEMENTATIONS
+from evalkit.kernels.gates import CLOSED
+from evalkit.models.layers.modules import (
+    DENSE_UP_TO,
+    BlockDiagonalLinear,
+    CausalConv1D,
+    Linear,
+    NoDecay,
+    gelu_times,
+    matmul,
+    side_by_side,
+)
+from evalkit.models.layers.positions import after, continued
+from evalkit.models.layers.shapes import Activations, Positions, Rows, States
+
+C = 8.0  # eq. 3
+
+
+class RecurrentCache(NamedTuple):
+    """The state after the tokens so far: `h` float32 always, `conv` the last inputs of the convolution."""
+
+    h: Float[Array, "b r"]
+    conv: Float[Array, "b s r"]
+    next_position: Rows
+
+
+class RGLRU(nnx.Module):
+    """The real-gated linear recurrent unit, eqs. 1–6; gate arithmetic in float32 whatever the input's dtype.
+
+    `a^decay_power` starts uniform in `decay_range`: a^c in the paper's [0.9, 0.999]; RecurrentGemma starts with a² in
+    [0.81, 0.998]. `unit_reset`: at position 0 the input is not scaled by sqrt(1 − a²), as in RecurrentGemma.
+    `implementation`: as in `kernels.rglru`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        gate_blocks: int,
+        *,
+        rngs: nnx.Rngs,
+        decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
+        decay_power: float = C,
+        unit_reset: bool = False,
+        implementation: str = "auto",
+    ):
+        low, high = decay_range
+        if not 0 < low < high < 1:
+            raise ValueError(f"decay_range={tuple(decay_range)}; allowed: 0 < low < high < 1")
+        if decay_power <= 0:
+            raise ValueError(f"decay_power={decay_power}; allowed: above 0")
+        if implementation not in IMPLEMENTATIONS:
+            raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+        self.unit_reset = unit_reset
+        self.implementation = implementation
+        self.recurrence_gate = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
+        self.input_gate = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
+        a = jax.random.uniform(rngs.params(), (width,), minval=low, maxval=high) ** (1 / decay_power)
+        self.decay = NoDecay(jnp.log(a) - jnp.log1p(-a))  # Λ, the logit of a
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
+    ) -> tuple[Activations, Float[Array, "b r"]]:
+        """Runs over `x` from state `h`; returns the outputs and the last state (float32)."""
+        recurrence, entry = self._before_sigmoid(x)
+        reset = None
+        if positions is not None:
+            recurrence, reset = jnp.where((positions < 0)[..., None], CLOSED, recurrence), positions == 0
+        return rglru(
+            x,
+            recurrence,
+            entry,
+            self._rate(),
+            h,
+            reset=reset,
+            unit_reset=self.unit_reset,
+            implementation=self.implementation,
+        )
+
+    def gated(self, x: Activations) -> tuple[Activations, Activations]:
+        """The decay `a` and the scaled, gated input of the recurrence, both float32 (eqs. 1–4)."""
+        recurrence, entry = self._before_sigmoid(x)
+        return gated_input(recurrence, entry, x, self._rate())
+
+    def forgetting(self, x: Activations) -> Activations:
+        """δ = −log a = c · softplus(−Λ) · r of every step and channel (eqs. 1, 3 and 6), float32."""
+        recurrence, _ = self._before_sigmoid(x)
+        return -self._rate()[None, None] * jax.nn.sigmoid(recurrence.astype(jnp.float32))
+
+    def _rate(self) -> Float[Array, " d"]:
+        """log a at r = 1 (eqs. 3 and 6)."""
+        return -C * jax.nn.softplus(-self.decay[...])
+
+    def _before_sigmoid(self, x: Activations) -> tuple[Activations, Activations]:
+        """Both gates before their sigmoid; where dense products pay, by one of them."""
+        gates = (self.recurrence_gate, self.input_gate)
+        width = x.shape[-1]
+        if width > DENSE_UP_TO:
+            recurrence, entry = (gate(x) for gate in gates)
+            return recurrence, entry
+        both = matmul(x, jnp.concatenate([gate.dense() for gate in gates], axis=1))
+        both = both + jnp.concatenate([gate.bias[...] for gate in gates]).astype(x.dtype)[None, None]
+        return both[..., :width], both[..., width:]
+
+
+class Unit(Protocol):
+    """A recurrence over the channels of one branch."""
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
+    ) -> tuple[Activations, Float[Array, "b r"]]:
+        """Runs over `x` from state `h`; returns the outputs, which are the states, and the last state (float32)."""
+        ...
+
+    def forgetting(self, x: Activations) -> Activations:
+        """δ = −log |a| of every step and channel, float32."""
+        ...
+
+
+class TwoBranches(nnx.Module):
+    """Convolution and a recurrent unit in one branch, GeLU in the other; their product back to the width (sec. 2.3).
+
+    `unit` makes the recurrence over `width_rnn` channels. `bias` gives the linear maps and the convolution one:
+    RecurrentGemma's have it, the paper's do not.
+    """
+
+    window: int | None = None
+    # Whether which step is the first makes a difference beyond the state that it finds.
+    unit_reset: bool = False
+
+    def __init__(
+        self,
+        width: int,
+        unit: Callable[[nnx.Rngs], Unit],
+        *,
+        width_rnn: int,
+        conv_width: int,
+        rngs: nnx.Rngs,
+        bias: bool = False,
+    ):
+        if width_rnn < 1:
+            raise ValueError(f"width_rnn={width_rnn}; allowed: 1 or more")
+        self.width_rnn = width_rnn
+        self.input = Linear(width, width_rnn, bias=bias, rngs=rngs)
+        self.gate = Linear(width, width_rnn, bias=bias, rngs=rngs)
+        self.conv = CausalConv1D(width_rnn, conv_width, bias=bias, rngs=rngs)
+        self.rglru = unit(rngs)
+        self.output = Linear(width_rnn, width, bias=bias, rngs=rngs)
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, cache: RecurrentCache | None
+    ) -> tuple[Activations, RecurrentCache | None]:
+        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
+        u, gate = side_by_side(x, self.input, self.gate)
+        before = self.init_cache(x.shape[0], 0) if cache is None else cache
+        u, conv = self.conv(u, positions, before.conv.astype(u.dtype))
+        where = continued(before.next_position, x.shape[1]) if positions is None else positions
+        y, h = self.rglru(u, where if self.unit_reset else positions, before.h)
+        y = self.output(gelu_times(gate, y))
+        if cache is None:
+            return y, None
+        return y, RecurrentCache(h, conv.astype(cache.conv.dtype), after(where, cache.next_position))
+
+    def init_cache(self, batch: int, length: int) -> RecurrentCache:
+        """The zero state; its size does not depend on `length`."""
+        return RecurrentCache(
+            h=jnp.zeros((batch, self.width_rnn), jnp.float32),
+            conv=jnp.zeros((batch, self.conv.taps - 1, self.width_rnn), jnp.float32),
+            next_position=jnp.zeros((batch,), jnp.int32),
+        )
+
+    def decays(self, x: Activations) -> tuple[States, States]:
+        """See `Decaying`."""
+        u, _ = self.conv(self.input(x), None, self.init_cache(x.shape[0], 0).conv.astype(x.dtype))
+        return self.rglru.forgetting(u), self.rglru(u, None, None)[0]
+
+
+class RecurrentBlock(TwoBranches):
+    """The two branches with an RG-LRU.
+
+    `width_rnn` is D_rnn; at width 64 the paper's 4/3 · 64 does not divide into its 16 gate blocks, 64 does.
+    `decay_range`, `decay_power`, `unit_reset` and `implementation` are the RG-LRU's, `bias` is the branches'.
+    Raises ValueError if `gate_blocks` does not divide `width_rnn`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        width_rnn: int,
+        rngs: nnx.Rngs,
+        gate_blocks: int = 16,
+        conv_width: int = 4,
+        bias: bool = False,
+        decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
+        decay_power: float = C,
+        unit_reset: bool = False,
+        implementation: str = "auto",
+    ):
+        def unit(rngs: nnx.Rngs) -> RGLRU:
+            return RGLRU(
+                width_rnn,
+                gate_blocks,
+                decay_range=decay_range,
+                decay_power=decay_power,
+                unit_reset=unit_reset,
+                implementation=implementation,
+                rngs=rngs,
+            )
+
+        super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, bias=bias, rngs=rngs)
+        self.gate_blocks = gate_blocks
+        self.unit_reset = unit_reset

@@ -1,0 +1,122 @@
+"""The selective state-space block of Mamba (Gu and Dao 2023, arXiv 2312.00752, sec. 3), by the linear scan."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from evalkit.kernels import linear_scan
+from evalkit.models.layers.modules import CausalConv1D, Linear, NoDecay, side_by_side
+from evalkit.models.layers.positions import after, continued, scanned
+from evalkit.models.layers.shapes import Activations, Positions, Rows, States
+
+
+class S6Cache(NamedTuple):
+    """The state after the tokens so far: `h` float32, `states` a channel; `conv` the convolution's last inputs."""
+
+    h: Float[Array, "b r"]
+    conv: Float[Array, "b s r"]
+    next_position: Rows
+
+
+class S6Block(nnx.Module):
+    """A Mamba block, which is a whole layer (no MLP follows it): convolution, selective SSM, gate.
+
+    With u the convolved input of `expand · width` channels, each with `states` numbers of state:
+    `h_t = exp(Δ_t A) h_{t-1} + Δ_t B_t u_t`, `y_t = C_t h_t + D u_t`; Δ (a channel, through `step_rank` numbers; null:
+    width / 16), B and C come from u. As published: A starts at −1, −2, … −`states`, Δ log-uniform in `step_range`.
+    Raises ValueError for sizes that cannot be.
+    """
+
+    window: int | None = None
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        rngs: nnx.Rngs,
+        expand: int = 2,
+        states: int = 16,
+        conv_width: int = 4,
+        step_rank: int | None = None,
+        step_range: tuple[float, float] | list[float] = (0.001, 0.1),
+    ):
+        for name, value in (
+            ("expand", expand),
+            ("states", states),
+            ("step_rank", 1 if step_rank is None else step_rank),
+        ):
+            if value < 1:
+                raise ValueError(f"{name}={value}; allowed: 1 or more")
+        low, high = step_range
+        if not 0 < low < high:
+            raise ValueError(f"step_range={tuple(step_range)}; allowed: 0 < low < high")
+        inner, rank = expand * width, step_rank or math.ceil(width / 16)
+        self.inner, self.states, self.rank = inner, states, rank
+        self.input = Linear(width, inner, rngs=rngs)
+        self.gate = Linear(width, inner, rngs=rngs)
+        self.conv = CausalConv1D(inner, conv_width, bias=True, rngs=rngs)
+        self.select = Linear(inner, rank + 2 * states, rngs=rngs)
+        self.step = Linear(rank, inner, bias=True, rngs=rngs)
+        start = jnp.exp(jax.random.uniform(rngs.params(), (inner,), minval=math.log(low), maxval=math.log(high)))
+        self.step.bias = NoDecay(jnp.log(jnp.expm1(start)))  # softplus of it is `start`
+        self.log_rate = NoDecay(jnp.log(jnp.tile(jnp.arange(1.0, states + 1), inner)))
+        self.skip = NoDecay(jnp.ones((inner,)))
+        self.output = Linear(inner, width, rngs=rngs)
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, cache: S6Cache | None
+    ) -> tuple[Activations, S6Cache | None]:
+        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
+        u, gate = side_by_side(x, self.input, self.gate)
+        before = self.init_cache(x.shape[0], 0) if cache is None else cache
+        u, conv = self.conv(u, positions, before.conv.astype(u.dtype))
+        y, h = self._select(jax.nn.silu(u), positions, before.h)
+        y = self.output(y * jax.nn.silu(gate))
+        if cache is None:
+            return y, None
+        where = continued(before.next_position, x.shape[1]) if positions is None else positions
+        return y, S6Cache(h, conv.astype(cache.conv.dtype), after(where, cache.next_position))
+
+    def init_cache(self, batch: int, length: int) -> S6Cache:
+        """The zero state; its size does not depend on `length`."""
+        return S6Cache(
+            h=jnp.zeros((batch, self.inner * self.states), jnp.float32),
+            conv=jnp.zeros((batch, self.conv.taps - 1, self.inner), jnp.float32),
+            next_position=jnp.zeros((batch,), jnp.int32),
+        )
+
+    def decays(self, x: Activations) -> tuple[States, States]:
+        """See `Decaying`: `expand · width · states` numbers a step."""
+        u, _ = self.conv(self.input(x), None, self.init_cache(x.shape[0], 0).conv.astype(x.dtype))
+        u = jax.nn.silu(u)
+        delta, step, into, _ = self._steps_and_choices(u)
+        return delta, linear_scan(_entering(step, u, into), jnp.exp(-delta))[0]
+
+    def _select(
+        self, u: Activations, positions: Positions | None, h: Float[Array, "b r"]
+    ) -> tuple[Activations, Float[Array, "b r"]]:
+        batch, length, _ = u.shape
+        delta, step, into, out = self._steps_and_choices(u)
+        entering = _entering(step, u, into)
+        states, last = scanned(entering, jnp.exp(-delta), positions, h)
+        states = states.reshape(batch, length, self.inner, self.states)
+        y = jnp.einsum("btdn,btn->btd", states, out) + u.astype(jnp.float32) * self.skip[...][None, None]
+        return y.astype(u.dtype), last
+
+    def _steps_and_choices(self, u: Activations) -> tuple[Array, Array, Array, Array]:
+        """δ `[b, t, inner · states]`, Δ `[b, t, inner]`, B and C `[b, t, states]`, all float32."""
+        low, into, out = jnp.split(self.select(u), [self.rank, self.rank + self.states], axis=-1)
+        step = jax.nn.softplus(self.step(low).astype(jnp.float32))
+        rate = jnp.exp(self.log_rate[...]).reshape(self.inner, self.states)
+        delta = (step[..., None] * rate[None, None]).reshape(*step.shape[:2], -1)
+        return delta, step, into.astype(jnp.float32), out.astype(jnp.float32)
+
+
+def _entering(step: Float[Array, "b t d"], u: Float[Array, "b t d"], into: Float[Array, "b t n"]) -> Array:
+    """What is added to each state: Δ u B."""
+    return ((step * u.astype(jnp.float32))[..., None] * into[:, :, None]).reshape(*u.shape[:2], -1)

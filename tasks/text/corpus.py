@@ -1,0 +1,289 @@
+"""Documents as one memory-mapped array of tokens, and windows of it that a seed and a step alone decide."""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int, Integer
+
+from evalkit.tasks.text.documents import Document
+from evalkit.tasks.text.tokenizers import Tokenizer
+
+VERSION = 2
+TOKENS, ENDS, SIZES, FACTS = "tokens.bin", "ends.npy", "bytes.npy", "facts.json"
+UNFINISHED = "unfinished-"
+ABANDONED_AFTER = 86_400.0  # seconds in which nothing was written
+GOLDEN_RATIO = (5**0.5 - 1) / 2
+SHORT = 128  # tokens: a part this small says nothing of what comes after more
+MANY = 16  # documents that would be taken as a whole: with fewer, chance decides too much
+
+Documents = Callable[[], Iterable[Document]]
+"""A way to read the documents from the first to the last, as often as it is called."""
+
+
+class Window(NamedTuple):
+    """The fields of an `Example`, on the host."""
+
+    tokens: Int[np.ndarray, "b t"]
+    targets: Int[np.ndarray, "b t"]
+    mask: Bool[np.ndarray, "b t"]
+    positions: Int[np.ndarray, "b t"]
+
+
+class Span(NamedTuple):
+    """One document's tokens, its size in bytes and where it comes from."""
+
+    tokens: Integer[np.ndarray, " n"]
+    size: int
+    source: str
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Documents in order, or a view of a part of each: document i is `tokens[starts[i]:ends[i]]`, `sizes[i]` bytes.
+
+    `tokens` stays on the disk. `hashes` are of the documents' whole texts, `tokenizer` is the name of theirs.
+    """
+
+    tokens: Integer[np.ndarray, " n"]
+    starts: Int[np.ndarray, " m"]
+    ends: Int[np.ndarray, " m"]
+    sizes: Int[np.ndarray, " m"]
+    sources: Sequence[str]
+    hashes: Sequence[str]
+    tokenizer: str
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return len(self.ends)
+
+    @property
+    def total(self) -> int:
+        """Number of tokens."""
+        return int(self._before[-1])
+
+    @property
+    def bytes(self) -> int:
+        """Size of the text."""
+        return int(self.sizes.sum())
+
+    @property
+    def bytes_per_token(self) -> float:
+        """What turns nats a token into bits a byte; of a view, supposing that a document's tokens are all as long."""
+        return self.bytes / self.total
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the texts and the tokenizer, wherever they were read and whatever part of each this is."""
+        return _digest([VERSION, self.tokenizer, list(self.hashes)])
+
+    def document(self, index: int) -> Span:
+        """Document `index`."""
+        tokens = self.tokens[self.starts[index] : self.ends[index]]
+        return Span(tokens, int(self.sizes[index]), self.sources[index])
+
+    def heads(self, fraction: float) -> "Corpus":
+        """Every document without its last `fraction`; of documents too short for that, those that `tails` leaves."""
+        return self._view(self.starts, self._cuts(fraction))
+
+    def tails(self, fraction: float) -> "Corpus":
+        """The last `fraction` of every document: what `heads` leaves out.
+
+        Of many documents so short that this is less than 128 tokens of each, rather some as a whole, so that their
+        share is `fraction` too; which of them, their content alone decides.
+        """
+        return self._view(self._cuts(fraction), self.ends)
+
+    def windows(self, seed: int, step: int, batch: int, length: int) -> Window:
+        """`batch` windows of `length` tokens from anywhere in the corpus, packed across documents.
+
+        `positions` begin at 0 with every window and every document; no token is predicted from the document before it.
+        The same (`seed`, `step`) always gives the same windows. Raises ValueError if the corpus is too short for one.
+        """
+        room = self._room(length)
+        return self._cut(np.random.Generator(np.random.Philox(key=[seed, step])).integers(0, room, batch), length)
+
+    def spread(self, first: int, batch: int, length: int) -> Window:
+        """Windows `first`, `first + 1`, … of an endless list that covers the corpus evenly, wherever it is ended.
+
+        Multiples of the golden ratio do (Weyl 1916). Raises ValueError as `windows` does.
+        """
+        room = self._room(length)
+        places = (np.arange(first, first + batch) * GOLDEN_RATIO) % 1 * room
+        return self._cut(places.astype(np.int64), length)
+
+    @cached_property
+    def _before(self) -> Int[np.ndarray, " places"]:
+        """How many tokens lie before each document, and before the end."""
+        return np.concatenate([[0], np.cumsum(self.ends - self.starts)])
+
+    def _cuts(self, fraction: float) -> Int[np.ndarray, " m"]:
+        lengths = self.ends - self.starts
+        parts = (lengths * fraction).astype(np.int64)
+        short = parts < SHORT
+        if short.sum() * fraction >= MANY:
+            drawn = np.array([int(content[:8], 16) / 2**32 for content in self.hashes])
+            parts = np.where(short, np.where(drawn < fraction, lengths, 0), parts)
+        return self.ends - parts
+
+    def _view(self, starts: Int[np.ndarray, " m"], ends: Int[np.ndarray, " m"]) -> "Corpus":
+        sizes = np.round(self.sizes * ((ends - starts) / np.maximum(self.ends - self.starts, 1))).astype(np.int64)
+        return replace(self, starts=starts, ends=ends, sizes=sizes)
+
+    def _room(self, length: int) -> int:
+        """In how many places a window can begin, a target after its last token."""
+        if not 0 < length < self.total:
+            raise ValueError(f"length={length}; allowed: 1 to {self.total - 1}, one less than the texts have tokens")
+        return self.total - length
+
+    def _cut(self, places: Int[np.ndarray, " b"], length: int) -> Window:
+        """The windows that begin after that many tokens of the corpus."""
+        at = places[:, None] + np.arange(length + 1)
+        document = np.searchsorted(self._before, at, side="right") - 1
+        within = at - self._before[document]
+        whole = self.tokens[self.starts[document] + within].astype(np.int32)
+        positions = np.minimum(within[:, :-1], np.arange(length)).astype(np.int32)
+        return Window(whole[:, :-1], whole[:, 1:], within[:, 1:] > 0, positions)
+
+
+def build(documents: Documents, tokenizer: Tokenizer, folder: Path) -> Corpus:
+    """The tokens of `documents`, found in `folder` if the same texts were tokenised so before.
+
+    Memory holds one document at a time; they are read twice where nothing is found. What a killed process leaves
+    behind is never read. Raises ValueError if there is no text in them, or if `folder` cannot be written.
+    """
+    sources, hashes = [], []
+    for document in documents():
+        if document.text.strip():
+            sources.append(document.source)
+            hashes.append(hashlib.sha256(_utf8(document)).hexdigest())
+    place = _place(folder, tokenizer, hashes)
+    corpus = load(place) or _make(documents, tokenizer, place)
+    if list(corpus.hashes) != hashes:
+        shutil.rmtree(place, ignore_errors=True)
+        raise ValueError("the texts changed while they were read; start again")
+    return replace(corpus, sources=sources)
+
+
+def build_named(documents: Documents, identity: Sequence[str | None], tokenizer: Tokenizer, folder: Path) -> Corpus:
+    """As `build`, but `identity` stands for the texts: where they are found in `folder`, `documents` is not called."""
+    place = _place(folder, tokenizer, identity)
+    return load(place) or _make(documents, tokenizer, place)
+
+
+def is_built(identity: Sequence[str | None], tokenizer: Tokenizer, folder: Path) -> bool:
+    """Whether `build_named` would find it."""
+    return load(_place(folder, tokenizer, identity)) is not None
+
+
+def load(place: Path) -> Corpus | None:
+    """What was built at `place`, its tokens left on the disk; None if there is nothing, or only a part."""
+    try:
+        facts = json.loads((place / FACTS).read_text(encoding="utf-8"))
+        ends, sizes = np.load(place / ENDS), np.load(place / SIZES)
+        tokens = np.asarray(np.memmap(place / TOKENS, dtype=facts["dtype"], mode="r"))
+        corpus = Corpus(
+            tokens, np.append(0, ends[:-1]), ends, sizes, facts["sources"], facts["hashes"], facts["tokenizer"]
+        )
+    except (OSError, EOFError, ValueError, KeyError):
+        return None
+    return corpus if corpus.total == len(tokens) and len(corpus.hashes) == len(sizes) == len(ends) else None
+
+
+def refuse_shared(training: Corpus, held_out: Corpus) -> None:
+    """Raises ValueError if a held-out document is in the training corpus too, by its content."""
+    known = dict(zip(training.hashes, training.sources, strict=True))
+    for content, source in zip(held_out.hashes, held_out.sources, strict=True):
+        if content in known:
+            raise ValueError(f"{source} is held out and in the training texts too, as {known[content]}; take one away")
+
+
+def _place(folder: Path, tokenizer: Tokenizer, identity: Sequence[str | None]) -> Path:
+    return folder / _digest([VERSION, tokenizer.name, tokenizer.vocab_size, list(identity)])[:32]
+
+
+def _digest(facts: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _make(documents: Documents, tokenizer: Tokenizer, place: Path) -> Corpus:
+    """Writes beside `place` and moves it there once it is whole."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(place.parent)
+        new = Path(mkdtemp(prefix=UNFINISHED, dir=place.parent))
+        try:
+            _write(documents(), tokenizer, new)
+            new.chmod(0o755)  # others may share the folder
+            _move(new, place)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ValueError(f"{place.parent} cannot be written ({reason}); give another folder for tokens") from error
+    corpus = load(place)
+    if corpus is None:
+        raise ValueError(f"{place} was written but cannot be read; remove it and start again")
+    return corpus
+
+
+def _move(new: Path, place: Path) -> None:
+    """To where it is looked for; where another process was faster, its own stays."""
+    for _ in range(2):
+        try:
+            os.replace(new, place)
+            return
+        except OSError:  # there is a folder already: a whole one stays, a part of one goes
+            if load(place) is not None:
+                return
+            shutil.rmtree(place, ignore_errors=True)
+    os.replace(new, place)
+
+
+def _write(documents: Iterable[Document], tokenizer: Tokenizer, folder: Path) -> None:
+    kinds = (np.uint8, np.uint16, np.uint32)
+    dtype = next(kind for kind in kinds if tokenizer.vocab_size <= np.iinfo(kind).max + 1)
+    lengths, sizes, sources, hashes = [], [], [], []
+    with (folder / TOKENS).open("wb") as file:
+        for document in documents:
+            if not document.text.strip():
+                continue
+            text = _utf8(document)
+            tokens = np.asarray(tokenizer.encode(document.text), dtype)
+            tokens.tofile(file)
+            lengths.append(len(tokens))
+            sizes.append(len(text))
+            sources.append(document.source)
+            hashes.append(hashlib.sha256(text).hexdigest())
+    if not sum(lengths):
+        raise ValueError("there is no text in these documents; give others")
+    np.save(folder / ENDS, np.cumsum(lengths, dtype=np.int64))
+    np.save(folder / SIZES, np.asarray(sizes, np.int64))
+    facts = {"dtype": np.dtype(dtype).name, "tokenizer": tokenizer.name, "sources": sources, "hashes": hashes}
+    (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _utf8(document: Document) -> bytes:
+    try:
+        return document.text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{document.source} is no Unicode at character {error.start}; leave it out") from error
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes what processes that were killed long ago left behind."""
+    for left in folder.glob(f"{UNFINISHED}*"):
+        with suppress(OSError):
+            written = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+            if time.time() - written > ABANDONED_AFTER:
+                shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,92 @@
+"""The bench: what it counts is right, what it prints is whole, and what it is asked wrongly it refuses in one line."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from evalkit.bench import command as bench
+from evalkit.bench import recurrence
+from evalkit.bench.operations import product_flops
+from evalkit.bench.stopwatch import spread, times
+from evalkit.configuration import experiment as config
+from support.shrunk import overrides_of
+
+TINY = ["task=induction_heads", "model=griffin", "task.length=32", "train.batch_size=2", *overrides_of("griffin")]
+
+
+def test_products_are_counted_wherever_they_stand() -> None:
+    def program(x, w):
+        y = jax.lax.scan(lambda h, _: (h @ w, None), x, None, length=3)[0]
+        y = jax.lax.cond(y.sum() > 0, lambda y: y @ w, lambda y: y, y)
+        return jax.jit(lambda y: jnp.einsum("bi,bj->ij", y, y))(y)
+
+    counted = product_flops(jax.make_jaxpr(program)(jnp.ones((5, 4)), jnp.ones((4, 4))))
+    assert counted == 3 * 2 * 5 * 4 * 4 + 2 * 5 * 4 * 4 + 2 * 5 * 4 * 4
+
+
+def test_times_are_taken_in_turn_after_a_first_call() -> None:
+    calls = []
+    taken = times({name: lambda name=name: calls.append(name) for name in "ab"}, 3)
+    assert "".join(calls) == "ab" + "ab" * 3
+    assert [len(seconds) for seconds in taken.values()] == [3, 3]
+    assert spread([3.0, 1.0, 2.0]) == (2.0, 1.5, 2.5)
+
+
+def test_training_is_measured_and_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["train", *TINY, "repeats=1", "steps=1", "format=json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    result = json.loads(lines[0])
+    assert result["ms_per_step"] > 0 and result["compile_s"] > 0 and result["peak_bytes"] > 0
+    # At the least every parameter is read, and its gradient written.
+    params = config.experiment(config.compose(TINY)).model.init(jax.random.key(0))
+    assert result["counted_gb_per_step"] * 1e9 > 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    assert result["tokens_per_s"] == pytest.approx(2 * 32 / result["ms_per_step"] * 1e3)
+    names = {part["name"]: part["times"] for part in result["parts"]}
+    assert {name: names[name] for name in ("MLP", "gates", "scan", "norms", "data")} == {
+        "MLP": 5, "gates": 4, "scan": 4, "norms": 11, "data": 1,
+    }  # fmt: skip
+
+
+def test_evaluation_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["evaluate", *TINY, "repeats=1", "length=64", "chunk=32", "format=json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["tokens_per_s"] == pytest.approx(64 / result["s"])
+
+
+def test_the_recurrence_is_measured_by_every_implementation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["scan", "batch=1", "width=8", "shortest=16", "longest=32", "repeats=1", "format=json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {(row["length"], row["pass"]) for row in result["rows"]} == {
+        (length, way) for length in (16, 32) for way in ("forward", "forward+backward")
+    }
+    for row in result["rows"]:
+        assert row["of_copy"] * result["machine_copy_gb_per_s"] == pytest.approx(row["gb_per_s"])
+        if (row["operation"], row["dtype"], row["pass"]) == ("rglru", "float32", "forward+backward"):
+            assert row["gb_per_s"] * row["ms"] * 1e6 == pytest.approx(12 * 4 * 8 * row["length"])
+
+
+def test_a_length_that_is_not_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrence, "memory", lambda: 2**16)
+    rows = recurrence.measure(batch=1, width=8, shortest=32, longest=256, repeats=1, patience=0)["rows"]
+    reasons = {row["length"]: row.get("not_run") for row in rows}
+    assert reasons[32] is None and "took" in reasons[64] and "GiB" in reasons[256]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["scan", "model=griffin"], "model=griffin is no setting of scan"),
+        (["train", *TINY, "kernel=cuda"], "implementation='cuda'"),
+        (["train", *TINY, "repeats=0"], "repeats=0; allowed"),
+        (["train", *TINY, "train.bath_size=2"], "batch_size"),
+        (["evaluate", "model=griffin"], "task is missing"),
+        (["evaluate", *TINY, "length=2"], "length=2 is too short"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(arguments) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and words in said[0]

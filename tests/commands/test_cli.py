@@ -1,0 +1,246 @@
+"""The command line: what is handed on, what is refused, exit codes; a refused command leaves nothing behind."""
+
+import logging
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hydra.core.singleton import Singleton
+
+import evalkit
+from evalkit.__main__ import main
+from evalkit.commands import example as tasks_command
+from evalkit.configuration import catalogue
+from evalkit.configuration import experiment as config
+from evalkit.core.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+GRIFFIN = ("task=induction_heads", "model=griffin")
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hydra keeps its state and its log files open between runs; each test here starts and ends without."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["evalkit"])
+    root, state = logging.getLogger(), Singleton.get_state()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    Singleton.set_state(state)
+
+
+class Run:
+    """Stands in for `evalkit.run`: keeps what it was asked to do, and does nothing but mark the folder as used."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[config.Experiment, Path]] = []
+        self.existing: list[tuple[str, Path, list[str]]] = []
+        self.outcome: Callable[[config.Experiment], int] = lambda experiment: 0
+
+    def start(self, experiment: config.Experiment, folder: Path) -> int:
+        self.started.append((experiment, folder))
+        (folder / "metrics.jsonl").touch()
+        return self.outcome(experiment)
+
+    def resume(self, folder: Path, overrides: list[str]) -> int:
+        self.existing.append(("resume", folder, overrides))
+        return 0
+
+    def evaluate(self, folder: Path, overrides: list[str]) -> int:
+        self.existing.append(("evaluate", folder, overrides))
+        return 3
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    stand_in, module = Run(), types.ModuleType("evalkit.session.run")
+    module.__dict__.update(start=stand_in.start, resume=stand_in.resume, evaluate=stand_in.evaluate)
+    monkeypatch.setitem(sys.modules, "evalkit.session.run", module)
+    monkeypatch.setattr(evalkit, "run", module, raising=False)
+    return stand_in
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a refused command that left no folder."""
+    before = set(Path.cwd().rglob("*"))
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert set(Path.cwd().rglob("*")) == before
+    assert printed.out == "" and printed.err.startswith("evalkit: ") and printed.err.count("\n") == 1
+    return printed.err
+
+
+def test_a_bare_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    guide = capsys.readouterr().out
+    for group in ("task", "model", "preset"):
+        assert all(
+            option in guide and catalogue.headline(group, option) in guide for option in catalogue.options(group)
+        )
+    assert guide.count("  python -m evalkit") == 3
+
+
+def test_the_guide_and_the_help_load_no_jax() -> None:
+    code = "import sys; from evalkit.__main__ import main; main([]); main(['--help']); assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
+
+
+def test_a_run_starts_in_a_folder_of_its_own(run: Run) -> None:
+    assert main([*GRIFFIN, "train.steps=700", "+seeds=2"]) == 0
+    [(experiment, folder)] = run.started
+    assert (experiment.task_name, experiment.model_name, experiment.preset) == ("induction_heads", "griffin", "paper")
+    assert (experiment.train.steps, experiment.seeds) == (700, 2)
+    assert folder.is_absolute() and folder.parent == Path.cwd() / "runs" / "induction_heads" / "griffin"
+    assert {path.name for path in folder.iterdir()} == {"metrics.jsonl"}
+
+
+@pytest.mark.parametrize("code", [1, 130, 143])
+def test_the_exit_code_of_a_run_is_passed_on(run: Run, code: int) -> None:
+    run.outcome = lambda experiment: code
+    assert main(GRIFFIN) == code
+
+
+def test_a_run_that_fails_says_so_in_one_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(experiment: config.Experiment) -> int:
+        raise UserError("the loss was not finite at step 3, seed 0")
+
+    run.outcome = fail
+    assert main(GRIFFIN) == 2
+    assert capsys.readouterr().err == "evalkit: the loss was not finite at step 3, seed 0\n"
+
+
+def test_a_fault_of_ours_keeps_its_traceback(run: Run) -> None:
+    def fail(experiment: config.Experiment) -> int:
+        raise ZeroDivisionError
+
+    run.outcome = fail
+    with pytest.raises(ZeroDivisionError):
+        main(GRIFFIN)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*GRIFFIN, "train.stepz=1"), "'train.steps'"),
+        ((*GRIFFIN, "+train.stepz=1"), "'train.steps'"),
+        ((*GRIFFIN, "model.mixers.attention.window=0"), "window=0"),
+        ((*GRIFFIN, "preset=tpu"), "cpu, paper"),
+        (("task=induction_heads",), "model is missing"),
+        (("-m", "task=induction_heads", "model=mqa,retnet"), "model=retnet"),
+        (("-m", *GRIFFIN, "train.stepz=1,2"), "'train.steps'"),
+        ((*GRIFFIN, "--fast"), "'--fast'"),
+        ((*GRIFFIN, "--config-dir", "nowhere"), "nowhere"),
+        (("resume=nowhere",), "nowhere does not exist"),
+        (("resume=.",), "no config.yaml"),
+        (("evaluate=nowhere", "eval.lengths=[8]"), "nowhere does not exist"),
+        (("resume=a", "evaluate=b"), "one run"),
+        (("-m", "resume=a", "seed=1,2"), "one run"),
+    ],
+)
+def test_a_refused_command_leaves_nothing(
+    run: Run, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in refused(capsys, *arguments)
+    assert not run.started and not run.existing
+
+
+def test_a_folder_is_not_used_twice(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GRIFFIN, "hydra.run.dir=here"]) == 0
+    assert "resume=here" in refused(capsys, *GRIFFIN, "hydra.run.dir=here")
+    assert len(run.started) == 1
+
+
+def test_existing_runs_go_to_their_own_commands(run: Run) -> None:
+    folder = Path("here")
+    folder.mkdir()
+    (folder / "config.yaml").touch()
+    assert main(["resume=here", "train.steps=9"]) == 0
+    assert main(["eval.lengths=[8,16]", "evaluate=here"]) == 3
+    assert run.existing == [("resume", folder, ["train.steps=9"]), ("evaluate", folder, ["eval.lengths=[8,16]"])]
+
+
+def test_a_sweep_goes_on_after_a_run_that_failed(run: Run) -> None:
+    run.outcome = lambda experiment: int(experiment.model_name == "mqa")
+    assert main(["task=induction_heads", "-m", "model=mqa,hawk"]) != 0
+    assert [experiment.model_name for experiment, _ in run.started] == ["mqa", "hawk"]
+    assert [folder.parent.name for _, folder in run.started] == ["mqa", "hawk"]
+
+
+def test_a_sweep_ends_when_it_is_interrupted(run: Run) -> None:
+    run.outcome = lambda experiment: 130
+    assert main(["-m", "task=induction_heads", "model=mqa,hawk"]) == 130
+    assert len(run.started) == 1
+
+
+def test_hydra_answers_its_own_flags(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "evalkit is powered by Hydra" in capsys.readouterr().out
+    assert main(["--cfg", "job", *GRIFFIN, "train.steps=700"]) == 0
+    assert "steps: 700" in capsys.readouterr().out
+    assert not run.started and not list(Path.cwd().iterdir())
+
+
+def test_options_are_completed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMP_LINE", "evalkit model=")
+    assert main(["-sc", "query=bash"]) == 0
+    assert capsys.readouterr().out.split() == [f"model={name}" for name in catalogue.options("model")]
+
+
+@pytest.mark.parametrize("command", ["evalkit", "evalkit.commands.example"])
+def test_a_foreign_package_in_the_current_folder_is_named(command: str, tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "__init__.py").touch()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", command], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert str(tmp_path / "tasks") in done.stderr and "'tasks'" in done.stderr
+
+
+def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tasks_command.main([]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in catalogue.options("task")) and "vocabulary 16" in listed
+
+
+@pytest.mark.parametrize("name", catalogue.options("task"))
+def test_an_example_is_shown_with_its_answers(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert tasks_command.main([name, "seed=1"]) == 0
+    shown = capsys.readouterr().out
+    assert tasks_command.main([name, "seed=1"]) == 0
+    assert capsys.readouterr().out == shown
+    assert tasks_command.main([name, "seed=2"]) == 0
+    assert capsys.readouterr().out != shown
+
+
+def test_the_answer_stands_below_its_position(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tasks_command.main(["induction_heads", "length=12", "trigger=fixed"]) == 0
+    tokens, answers = capsys.readouterr().out.splitlines()[-2:]
+    assert len(tokens.split()) == 12 and tokens.split()[5] == tokens.split()[-1] == "★"
+    assert answers.split() == [tokens.split()[6]] and len(answers) == len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nonsense"], "induction_heads"),
+        (["induction_heads", "triger=fixed"], "'task.trigger'"),
+        (["induction_heads", "trigger=late"], "prefix"),
+        (["induction_heads", "length=2"], "too short"),
+        (["induction_heads", "length=long"], "length='long'"),
+        (["induction_heads", "seed=-1"], "seed=-1"),
+    ],
+)
+def test_a_wrong_task_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert tasks_command.main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1 and said in printed.err

@@ -1,0 +1,289 @@
+"""Configuration: everything in `conf/` composes and builds, and everything wrong is one clear line."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from evalkit.configuration import catalogue
+from evalkit.configuration import experiment as config
+from evalkit.configuration.schema import annotations
+from evalkit.core.errors import UserError
+from evalkit.record.tracking import WandbSettings
+from evalkit.training.trainer import Training
+from support.shrunk import DRAWN
+
+GRIFFIN = ("task=induction_heads", "model=griffin")
+ALL = [
+    (task, model, preset)
+    for task in catalogue.options("task")
+    for model in catalogue.options("model")
+    for preset in catalogue.options("preset")
+]
+
+
+def built(*overrides: str) -> config.Experiment:
+    return config.experiment(config.compose(overrides))
+
+
+def refusal(*overrides: str, sweep: bool = False) -> str:
+    with pytest.raises(UserError) as caught:
+        config.check(overrides, sweep=sweep)
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(("task", "model", "preset"), ALL)
+def test_every_task_model_and_preset_builds(task: str, model: str, preset: str) -> None:
+    experiment = built(f"task={task}", f"model={model}", f"preset={preset}")
+    assert (experiment.task_name, experiment.model_name, experiment.preset) == (task, model, preset)
+    lengths = [stage.length for stage in experiment.train.stages(experiment.task.length)]
+    assert lengths and lengths[-1] == experiment.task.length
+
+
+@pytest.mark.parametrize(
+    ("task", "preset", "length", "window"),
+    [
+        ("induction_heads", "paper", 256, 128),
+        ("induction_heads", "cpu", 256, 128),
+        ("selective_copying", "paper", 1024, 512),
+        ("selective_copying", "cpu", 128, 64),
+    ],
+)
+def test_griffin_looks_back_half_the_training_length(task: str, preset: str, length: int, window: int) -> None:
+    experiment = built(f"task={task}", "model=griffin", f"preset={preset}")
+    assert (experiment.task.length, experiment.model.window) == (length, window)
+
+
+@pytest.mark.parametrize("task", DRAWN)
+def test_a_shrunk_setting_says_the_papers(task: str) -> None:
+    paper = built(f"task={task}", "model=mqa").task.length
+    small = built(f"task={task}", "model=mqa", "preset=cpu")
+    assert small.paper.get("length", small.task.length) == paper
+
+
+@pytest.mark.parametrize("name", catalogue.options("task"))
+def test_task_yaml_states_every_setting_with_the_constructors_default(name: str) -> None:
+    task = config.build_task(name)
+    assert task == type(task)()
+    assert set(OmegaConf.load(catalogue.directory() / "task" / f"{name}.yaml")) - {"defaults"} == {
+        "_target_",
+        *annotations(type(task)),
+    }
+
+
+@pytest.mark.parametrize(("node", "constructor"), [("train", Training), ("wandb", WandbSettings)])
+def test_config_yaml_states_every_setting(node: str, constructor: type) -> None:
+    stated = set(config.compose(GRIFFIN)[node]) - {"_target_"}
+    assert stated == {field.name for field in fields(constructor)}
+
+
+@pytest.mark.parametrize("group", ["task", "model", "preset", "eval"])
+def test_every_option_has_a_headline(group: str) -> None:
+    assert all(catalogue.headline(group, option) for option in catalogue.options(group))
+
+
+def test_the_command_line_wins_over_recipe_and_preset() -> None:
+    given = ("task.length=64", "model.mixers.attention.window=16", "train.learning_rate=0.5", "eval.lengths=[64]")
+    experiment = built("task=selective_copying", "model=griffin", "preset=cpu", *given)
+    assert (experiment.task.length, experiment.model.window, experiment.train.learning_rate) == (64, 16, 0.5)
+    assert experiment.config["eval"]["lengths"] == [64]
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_a_setting_that_yaml_leaves_out_may_be_given(plus: str) -> None:
+    experiment = built("task=induction_heads", "model=hawk", f"{plus}model.mixers.recurrent.decay_range=[0.5,0.6]")
+    assert experiment.config["model"]["mixers"]["recurrent"]["decay_range"] == [0.5, 0.6]
+
+
+def test_a_run_from_before_text_tasks_is_read(tmp_path: Path) -> None:
+    saved = built(*GRIFFIN).config
+    config.save({name: value for name, value in saved.items() if name != "data"}, tmp_path / "config.yaml")
+    assert config.from_file(tmp_path / "config.yaml").config == saved
+
+
+def test_what_is_built_holds_plain_data() -> None:
+    experiment = built(*GRIFFIN, "train.curriculum=[{length: 64, steps: 5, batch_size: 2}]")
+    assert type(experiment.config) is dict and type(experiment.config["eval"]["lengths"]) is list
+    assert type(experiment.train.curriculum) is list and type(experiment.train.curriculum[0]) is dict
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.stepz=1", ["'train.stepz'", "'train.steps'"]),
+        ("+train.stepz=1", ["'train.stepz'", "'train.steps'"]),
+        ("++train.stepz=1", ["'train.stepz'", "'train.steps'"]),
+        ("steps=1", ["'steps'", "'train.steps'"]),
+        ("+wandbb=1", ["'wandbb'", "'wandb'"]),
+        ("model.widht=1", ["'model.widht'", "'model.width'"]),
+        ("model.mixers.attention.windw=1", ["'model.mixers.attention.window'"]),
+        ("+model.mixers.attenton.window=1", ["'model.mixers.attenton'", "'model.mixers.attention'"]),
+        ("model.mixers.attention.width=32", ["'model.mixers.attention.width'"]),
+        ("model.vocab_size=32", ["'task.vocab_size'"]),
+        ("eval.length=[64]", ["'eval.lengths'"]),
+        ("hydra.rundir=x", ["'hydra.rundir'", "'hydra.run.dir'"]),
+        ("paper.length=3", ["'paper.length'"]),
+        ("config.x=1", ["unknown key 'config'"]),
+        ("task_name=x", ["task=…"]),
+        ("train.steps=abc", ["train.steps='abc'", "int"]),
+        ("train.steps=1.5", ["train.steps=1.5", "int"]),
+        ("train.steps=true", ["train.steps=True", "int"]),
+        ("train.learning_rate=fast", ["train.learning_rate='fast'", "float"]),
+        ("model.mixers.attention.window=wide", ["model.mixers.attention.window='wide'", "int or null"]),
+        ("eval.lengths=64", ["eval.lengths=64", "list of int"]),
+        ("eval.lengths=[64,x]", ["eval.lengths=", "list of int"]),
+        ("eval.lengths=[64,2]", ["length=2 is too short"]),
+        ("train.curriculum=[{length: 2, steps: 5, batch_size: 2}]", ["length=2 is too short"]),
+        ("train=5", ["train=5", "train.steps="]),
+        ("seeds=many", ["seeds='many'", "int"]),
+        ("seeds=0", ["seeds=0"]),
+        ("format=xml", ["format='xml'", "text, json"]),
+        ("matmul_precision=low", ["highest"]),
+        ("wandb.mode=maybe", ["wandb.mode='maybe'", "offline"]),
+        ("model.mixers.attention.window=0", ["model.mixers.attention.window=0", "1 or more"]),
+        ("model.mixers.attention.head_dim=5", ["model.mixers.attention.head_dim=5", "even number"]),
+        ("model.mixers.recurrent.gate_blocks=7", ["model.mixers.recurrent.gate_blocks", "divisor of 64"]),
+        ("model.pattern=[attention,conv]", ["model.pattern", "'conv'"]),
+        ("task.trigger=late", ["task.trigger='late'", "prefix"]),
+        ("train.steps=0", ["train.steps=0", "1 or more"]),
+        ("train.steps=600", ["train.steps=600", "at length 128 of 256", "train.curriculum=[]"]),
+        ("eval.chunk=0", ["eval.chunk=0"]),
+        ("~model.mixers.recurrent.width_rnn", ["model", "width_rnn"]),
+        ("~train", ["train is missing"]),
+        ("task._target_=nowhere.Task", ["task._target_=nowhere.Task", "nowhere"]),
+        ("preset=tpu", ["preset=tpu", "cpu, paper"]),
+        ("eval=none", ["eval=none", "extrapolation"]),
+        ("train.steps=${nothing}", ["nothing"]),
+        ("train.steps=1,2", ["-m"]),
+        ("train", ["'train'", "key=value"]),
+    ],
+)
+def test_wrong_input_is_one_line(override: str, said: Sequence[str]) -> None:
+    message = refusal(*GRIFFIN, override)
+    assert all(part in message for part in said), message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ((), ["task is missing", "induction_heads", "selective_copying"]),
+        (("model=mqa",), ["task is missing"]),
+        (("task=induction_heads",), ["model is missing", "model=hawk"]),
+        (("task=inductionheads", "model=mqa"), ["task=inductionheads", "induction_heads"]),
+        (
+            ("task=induction_heads", "model=retnet"),
+            ["model=retnet", "griffin_released, hawk, hawk_complex, hawk_convex, hawk_ungated, mamba, mqa"],
+        ),
+        (("task=induction_heads", "model=mqa,hawk"), ["-m"]),
+        (("task=selective_copying", "model=mqa", "task.data_tokens=2000"), ["task.data_tokens=2000", "1024"]),
+    ],
+)
+def test_wrong_choices_are_one_line(overrides: Sequence[str], said: Sequence[str]) -> None:
+    message = refusal(*overrides)
+    assert all(part in message for part in said), message
+
+
+def test_a_sweep_is_checked_run_by_run() -> None:
+    swept = ("task=induction_heads", "model=griffin,hawk", "seed=range(0,2)")
+    config.check(swept, sweep=True)
+    assert "'train.stepz'" in refusal(*swept, "train.stepz=1", sweep=True)
+    assert "attention" in refusal(*swept, "model.mixers.attention.window=64", sweep=True)  # Hawk has none
+    assert "window=0" in refusal(*GRIFFIN, "model.mixers.attention.window=64,0", sweep=True)
+    assert "model=retnet" in refusal("task=induction_heads", "model=hawk,retnet", sweep=True)
+
+
+def test_a_task_and_a_model_of_ones_own_need_no_recipe(tmp_path: Path) -> None:
+    for group, option in (("task", "selective_copying"), ("model", "griffin")):
+        (tmp_path / group).mkdir()
+        text = (catalogue.directory() / group / f"{option}.yaml").read_text(encoding="utf-8")
+        (tmp_path / group / "mine.yaml").write_text(text, encoding="utf-8")
+    search = f"hydra.searchpath=['file://{tmp_path}']"
+    experiment = built("task=mine", "model=mine", "preset=cpu", search)
+    assert (experiment.task_name, experiment.task.length, experiment.model.window) == ("mine", 1024, 128)
+    assert "model=yours" in refusal("task=mine", "model=yours", search)
+
+
+def test_a_used_folder_is_refused(tmp_path: Path) -> None:
+    config.check([*GRIFFIN, f"hydra.run.dir={tmp_path}"])
+    (tmp_path / "metrics.jsonl").touch()
+    assert f"resume={tmp_path}" in refusal(*GRIFFIN, f"hydra.run.dir={tmp_path}")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    config.save(built("task=selective_copying", "model=griffin", "preset=cpu").config, path)
+    return path
+
+
+def test_a_saved_configuration_gives_the_same_experiment(saved: Path) -> None:
+    before = built("task=selective_copying", "model=griffin", "preset=cpu")
+    after = config.from_file(saved)
+    assert after.config == before.config
+    assert (after.task, after.train, after.eval, after.wandb) == (before.task, before.train, before.eval, before.wandb)
+    assert isinstance(after.train.learning_rate, float)
+
+
+def test_a_saved_run_takes_what_is_allowed(saved: Path) -> None:
+    given = ["train.steps=9000", "model=griffin", "preset=cpu", "wandb.mode=disabled", "eval.lengths=[32,64]"]
+    experiment = config.from_file(saved, given, config.RESUMABLE)
+    assert (experiment.train.steps, experiment.wandb.mode) == (9000, "disabled")
+    assert experiment.config["eval"]["lengths"] == [32, 64]
+
+
+def test_a_saved_run_takes_another_task(saved: Path) -> None:
+    """At the length that it was trained at, whatever that task's own is."""
+    trained = config.from_file(saved).task.length
+    experiment = config.from_file(saved, ["task=induction_heads", "task.trigger=prefix"], config.EVALUABLE)
+    assert (experiment.task_name, experiment.task.length, experiment.model_name) == (
+        "induction_heads",
+        trained,
+        "griffin",
+    )
+    assert experiment.config["task"]["trigger"] == "prefix"
+    assert experiment.config["task_name"] == "induction_heads"
+
+
+@pytest.mark.parametrize(
+    ("override", "allowed", "said"),
+    [
+        ("model=hawk", config.RESUMABLE, ["model=hawk", "model=griffin"]),
+        ("task=induction_heads", config.RESUMABLE, ["task=induction_heads", "task=selective_copying"]),
+        ("train.batch_size=1", config.RESUMABLE, ["train.batch_size", "train.steps"]),
+        ("seed=1", config.RESUMABLE, ["seed"]),
+        ("train.stepz=1", config.RESUMABLE, ["'train.stepz'", "'train.steps'"]),
+        ("train.steps=soon", config.RESUMABLE, ["train.steps='soon'", "int"]),
+        ("train.steps=1,2", config.RESUMABLE, ["one value"]),
+        ("~train.steps", config.RESUMABLE, ["one value"]),
+        ("eval.length=[8]", config.RESUMABLE, ["'eval.lengths'"]),
+        ("eval=none", config.EVALUABLE, ["eval=none", "extrapolation"]),
+        ("task=none", config.EVALUABLE, ["task=none", "induction_heads"]),
+        ("task.vocab_size=32", config.EVALUABLE, ["vocab_size=32", "16"]),
+        ("train.steps=9000", config.EVALUABLE, ["train.steps"]),
+        ("task.length=32", config.EVALUABLE, ["task.length", "eval.lengths"]),
+        ("model=hawk", config.EVALUABLE, ["model=griffin"]),
+    ],
+)
+def test_a_saved_run_refuses_the_rest(saved: Path, override: str, allowed: Sequence[str], said: Sequence[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        config.from_file(saved, [override], allowed)
+    message = str(caught.value)
+    assert "\n" not in message and all(part in message for part in said), message
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "a: [", "seed: 0"])
+def test_a_file_that_is_no_runs_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"config\.yaml"):
+        config.from_file(path)
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "."])
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, folder: str) -> None:
+    with pytest.raises(UserError, match=r"runs/<task>/<model>/<time>"):
+        config.from_file(tmp_path / folder / "config.yaml")

@@ -1,0 +1,162 @@
+"""The record of truth: every row comes back as it was written, whatever a kill or a full disk cuts short."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalkit.core.errors import UserError
+from evalkit.core.rows import FIELDS, Row, RowLog, encode, read, row, rows, value
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+TEXT = st.none() | st.text(max_size=8)
+NUMBER = st.none() | st.integers(0, 2**40)
+ROWS = st.builds(
+    row,
+    metric=st.text(max_size=8),
+    run=TEXT,
+    task=TEXT,
+    model=TEXT,
+    seed=NUMBER,
+    step=NUMBER,
+    split=TEXT,
+    length=NUMBER,
+    position=NUMBER,
+    total=st.none() | FINITE,
+    count=NUMBER,
+    extra=st.none() | st.dictionaries(st.text(max_size=4), FINITE | st.text(max_size=4) | st.booleans()),
+)
+
+
+def write(folder: Path, entries: list[Row]) -> Path:
+    path = folder / "metrics.jsonl"
+    path.unlink(missing_ok=True)
+    with RowLog.open(path) as log:
+        log.write(entries)
+    return path
+
+
+@given(entries=st.lists(ROWS, max_size=5))
+def test_rows_come_back_as_written(tmp_path_factory: pytest.TempPathFactory, entries: list[Row]) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    write(folder, entries)
+    assert read(folder) == entries
+
+
+@given(number=FINITE)
+def test_a_float_keeps_every_bit(number: float) -> None:
+    total = json.loads(encode(row(metric="loss", total=number)))["total"]
+    assert math.copysign(1, total) == math.copysign(1, number)
+    assert total == number
+
+
+def test_a_row_has_the_fields_of_the_contract_in_their_order() -> None:
+    assert tuple(row(metric="loss")) == FIELDS
+    assert list(json.loads(encode(row(metric="loss")))) == list(FIELDS)
+
+
+def test_array_scalars_become_numbers() -> None:
+    entry = row(metric="loss", seed=np.int32(1), total=np.float32(0.5), count=np.int64(2), extra={"n": np.int64(3)})
+    assert json.loads(encode(entry))["extra"] == {"n": 3}
+    assert (entry["seed"], entry["total"], entry["count"]) == (1, 0.5, 2)
+    assert [type(entry[name]) for name in ("seed", "total", "count")] == [int, float, int]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_total_is_valid_json_and_keeps_its_name(tmp_path: Path, number: float) -> None:
+    write(tmp_path, [row(metric="loss", total=number, count=1, extra={"stage": number})])
+    [found] = read(tmp_path)
+    assert found["total"] is None
+    assert found["extra"] == {"stage": str(number), "value": str(number)}
+    assert math.isnan(value(found))
+
+
+@given(cut=st.integers(0, 400))
+def test_a_kill_at_any_byte_loses_only_the_line_it_cut(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    entries = [row(metric="loss", step=step, total=step / 7, count=3) for step in range(3)]
+    path = write(folder, entries)
+    data = path.read_bytes()[:cut]
+    path.write_bytes(data)
+    survivors = entries[: data.count(b"\n")]
+    assert read(folder) == survivors
+    with RowLog.open(path) as log:
+        log.write(entries[:1])
+    assert read(folder) == [*survivors, entries[0]]
+
+
+def test_opening_at_an_offset_forgets_what_was_written_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first, second, third = (row(metric="loss", step=step) for step in range(3))
+    with RowLog.open(path) as log:
+        log.write([first])
+        offset = log.sync()
+        log.write([second])
+    assert offset == len(encode(first)) + 1
+    with RowLog.open(path, offset) as log:
+        assert log.offset == offset
+        log.write([third])
+        assert log.sync() == path.stat().st_size
+    assert read(tmp_path) == [first, third]
+
+
+def test_a_row_can_be_read_before_the_log_is_closed(tmp_path: Path) -> None:
+    with RowLog.open(tmp_path / "metrics.jsonl") as log:
+        log.write([row(metric="loss")])
+        assert len(read(tmp_path)) == 1
+
+
+def test_a_file_shorter_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, [row(metric="loss")])
+    with pytest.raises(UserError, match=r"metrics\.jsonl has \d+ bytes but its checkpoint 9999"):
+        RowLog.open(path, 9999)
+
+
+def test_a_missing_record_and_a_damaged_one_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"no metrics\.jsonl in {tmp_path}"):
+        rows(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl:1 is not a row"):
+        read(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("\n{}")
+    with pytest.raises(UserError, match=r"metrics\.jsonl:1 is not JSON"):
+        read(tmp_path)
+
+
+def test_rows_of_several_runs_form_one_table(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, [row(metric="loss", run=name)])
+    assert [entry["run"] for entry in rows(tmp_path / "a", str(tmp_path / "b"))] == ["a", "b"]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot write .*missing"):
+        RowLog.open(tmp_path / "missing" / "metrics.jsonl")
+
+
+def test_a_full_disk_is_one_clear_line_and_leaves_whole_rows(tmp_path: Path) -> None:
+    limit = 1000
+    program = (
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+        "from pathlib import Path; from evalkit.errors import UserError\n"
+        "from evalkit.rows import RowLog, row\n"
+        "log = RowLog.open(Path(sys.argv[1]))\n"
+        "try:\n    log.write(row(metric='loss', step=step) for step in range(100))\n"
+        "except UserError as error:\n    print(error); sys.exit(error.exit_code)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "metrics.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout.count("\n") == 1
+    assert "metrics.jsonl: File too large" in done.stdout
+    found = read(tmp_path)
+    assert [entry["step"] for entry in found] == list(range(len(found)))
+    assert found
+    assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"\n")

@@ -1,0 +1,65 @@
+"""Intervals and spreads against known values and their own laws."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalkit.core.statistics import censored_spread, spread, wilson
+
+COUNTS = st.integers(1, 10_000)
+
+
+def test_wilson_against_published_values() -> None:
+    # Newcombe 1998, Statistics in Medicine 17:857, table I.
+    assert wilson(81, 263, 1.959964) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(15, 148, 1.959964) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+    assert wilson(0, 20, 1.959964) == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert wilson(1, 29, 1.959964) == pytest.approx((0.0061, 0.1718), abs=5e-5)
+
+
+def test_381_sequences_without_an_error_show_99_percent() -> None:
+    assert wilson(381, 381)[0] >= 0.99
+    assert wilson(380, 380)[0] < 0.99
+    assert wilson(256, 256) == (pytest.approx(0.98522, abs=1e-5), 1.0)
+
+
+def test_nothing_counted_gives_no_interval() -> None:
+    assert all(math.isnan(end) for end in wilson(0, 0))
+
+
+@given(count=COUNTS, share=st.floats(0, 1))
+def test_the_interval_holds_the_mean_within_0_and_1(count: int, share: float) -> None:
+    total = min(share * count, count)
+    low, high = wilson(total, count)
+    assert 0 <= low <= total / count <= high <= 1
+    assert low < high
+
+
+@given(count=COUNTS, share=st.floats(0, 1))
+def test_the_interval_is_symmetric_and_shrinks_with_more_sequences(count: int, share: float) -> None:
+    total = min(share * count, count)
+    low, high = wilson(total, count)
+    mirrored = wilson(count - total, count)
+    assert (1 - high, 1 - low) == pytest.approx(mirrored, abs=1e-9)
+    more_low, more_high = wilson(4 * total, 4 * count)
+    assert more_high - more_low < high - low
+
+
+@pytest.mark.parametrize("total", [-1, 11, math.nan])
+def test_a_total_that_is_no_sum_of_shares_is_refused(total: float) -> None:
+    with pytest.raises(ValueError, match="lies outside"):
+        wilson(total, 10)
+
+
+def test_a_spread_leaves_out_what_is_no_number() -> None:
+    assert spread([1.0, math.nan, 0.5]) == {"mean": 0.75, "median": 0.75, "min": 0.5, "max": 1.0, "seeds": 2}
+    assert spread([]) == {"mean": None, "median": None, "min": None, "max": None, "seeds": 0}
+
+
+def test_one_seed_that_never_got_there_takes_the_mean_away() -> None:
+    assert censored_spread([100, 300]) == {"mean": 200, "median": 200, "min": 100, "max": 300, "seeds": 2}
+    assert censored_spread([100, None]) == {"mean": None, "median": None, "min": 100, "max": None, "seeds": 1}
+    assert censored_spread([None, 300, 100])["median"] == 300
+    assert censored_spread([None, 100, 300, None])["median"] is None, "half-way to a number that is not known"

@@ -1,0 +1,129 @@
+"""Lookup in text: one who looks up has it all right, one who forgets only what is within reach, and nobody by luck."""
+
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from evalkit.checkpoints.pretrained import Pretrained
+from evalkit.configuration import experiment as config
+from evalkit.core.rows import Row, row, value
+from evalkit.evaluations.phonebook import METRICS, Retrieval, log_probabilities, question
+from evalkit.inference.prefill import prefill
+from evalkit.tasks.phonebook import VARIANTS, Phonebook
+from support.language_models import Reader, pretrained
+from support.shrunk import overrides_of
+
+SETTINGS: dict[str, Any] = {"prompts": 12, "new_tokens": 14, "batch_size": 5, "chunk": 64}
+
+
+def rows_of(held: Pretrained, book: Phonebook, **settings: Any) -> dict[tuple[int, str, str], Row]:
+    lengths = Retrieval(book, **{"lengths": [300, 600], **SETTINGS, **settings}).run(held, partial(row, run="r"))
+    return {(entry["length"], entry["metric"], entry["extra"]["answer"]): entry for rows in lengths for entry in rows}
+
+
+@lru_cache
+def griffin() -> Pretrained:
+    overrides = ["task=induction_heads", "task.vocab_size=258", "model=griffin", *overrides_of("griffin")]
+    model = config.experiment(config.compose(overrides)).model
+    return pretrained(model, jax.jit(model.init)(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_model_that_looks_it_up_has_it_all_right(variant: str) -> None:
+    rows = rows_of(pretrained(Reader()), Phonebook(variant=variant), lengths=[700])
+    assert {key[1:] for key in rows} == {(metric, "all") for metric in METRICS}
+    assert value(rows[700, "exact_match", "all"]) == value(rows[700, "digit_accuracy", "all"]) == 1.0
+    # Eleven characters, each of probability 1 / (1 + 257 / e^6).
+    assert value(rows[700, "log_probability", "all"]) == pytest.approx(-11 * np.log1p(257 * np.exp(-6)), rel=1e-4)
+
+
+def test_a_model_that_forgets_has_right_what_is_inside_its_window() -> None:
+    rows = rows_of(pretrained(Reader(window=250)), Phonebook(), lengths=[600], prompts=20)
+    inside, outside = (rows[600, "exact_match", where] for where in ("inside", "outside"))
+    assert value(inside) == 1.0 and value(outside) == 0.0
+    assert inside["count"] > 2 < outside["count"] and inside["count"] + outside["count"] == 20
+    assert rows[600, "exact_match", "all"]["total"] == inside["count"]
+    assert value(rows[600, "log_probability", "outside"]) < -50
+
+
+def test_the_window_ends_at_the_first_token_of_the_entry() -> None:
+    asked = Phonebook().example(8, 0)
+    distance = len(asked.prompt) - asked.place
+    for window, inside in ((distance - 1, False), (distance, True), (None, False)):
+        assert question(pretrained(Reader(window)), asked).inside is inside
+
+
+def test_a_random_model_has_nothing_right() -> None:
+    rows = rows_of(griffin(), Phonebook(), lengths=[300])
+    assert rows[300, "exact_match", "all"]["total"] == 0
+    assert value(rows[300, "digit_accuracy", "all"]) < 0.4
+    assert value(rows[300, "log_probability", "all"]) < -11 * np.log(10)
+
+
+def test_the_log_probability_is_that_of_the_whole_text() -> None:
+    """Against one pass over prompt and answer together, row by row, the softmax in float64."""
+    held, prompts = griffin(), [[256, *b"Ann Lee: 61\n"], [256, *b"x:"], [256, *b"Joe"]]
+    answers = [list(b" 712"), list(b" 7"), list(b" 64321")]
+    read = prefill(held, prompts, rows=4, size=32, chunk=8)
+    logs = log_probabilities(held, read, answers, 6)
+    assert logs.shape == (3,)
+    whole = jax.jit(lambda tokens: held.model.apply(held.params, tokens)[0])
+    for prompt, answer, log in zip(prompts, answers, logs, strict=True):
+        padded = np.zeros((1, 20), np.int32)
+        padded[0, : len(prompt) + len(answer)] = [*prompt, *answer]
+        logits = np.asarray(whole(padded)[0], np.float64)
+        normed = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        wanted = sum(normed[len(prompt) - 1 + i, token] for i, token in enumerate(answer))
+        assert log == pytest.approx(wanted, abs=2e-4)
+
+
+def test_the_batch_and_the_chunk_change_no_number() -> None:
+    one, other = (
+        rows_of(pretrained(Reader(window=200)), Phonebook(), batch_size=batch, chunk=chunk)
+        for batch, chunk in ((5, 64), (1, 1000))
+    )
+    assert one.keys() == other.keys()
+    for key, entry in one.items():
+        assert entry["count"] == other[key]["count"] and entry["extra"] == other[key]["extra"]
+        assert entry["total"] == pytest.approx(other[key]["total"], rel=1e-5)
+
+
+def test_lengths_are_those_of_the_prompts_and_the_first_token_counts() -> None:
+    for (length, *_), entry in rows_of(pretrained(Reader()), Phonebook()).items():
+        assert abs(entry["extra"]["prompt_tokens"] - length) < 20
+        assert entry["extra"]["entries"] == Phonebook().entries_for(length, lambda text: len(text) + 1)
+
+
+def test_memory_does_not_grow_with_length() -> None:
+    """The programs that serve 300 tokens serve 3,000: each is given the chunk and a cache of one size."""
+    held, traced = griffin(), []
+
+    class Counted:
+        window, init_cache = held.model.window, staticmethod(held.model.init_cache)
+        init = parts = decay_mask = decays = staticmethod(unused)
+
+        def apply(self, params, tokens, positions=None, cache=None, at=None):
+            traced.append(tokens.shape)
+            return held.model.apply(params, tokens, positions, cache, at)
+
+    rows_of(pretrained(Counted(), held.params), Phonebook(), lengths=[300, 3000], prompts=2, batch_size=2)
+    assert sorted(traced) == [(2, 1), (2, 10), (2, 64), (2, 64)]  # decode, score, read with pads and without
+
+
+def test_what_is_done_is_not_done_again() -> None:
+    retrieval = Retrieval(Phonebook(), lengths=[600, 300, 450], **SETTINGS)
+    rows = [rows[0]["length"] for rows in retrieval.run(pretrained(Reader()), partial(row, run="r"), done={450})]
+    assert rows == [300, 600]
+
+
+def test_fewer_prompts_at_a_time_where_caches_are_large() -> None:
+    """The reader's cache has 4 bytes a token; Griffin's stops at its window."""
+    small = Retrieval(Phonebook(), [600], **{**SETTINGS, "batch_size": 8}, cache_gib=2**-10)
+    assert [small.rows(pretrained(Reader()), size) for size in (64, 2**17, 2**20)] == [8, 1, 1]
+    assert small.rows(pretrained(Reader()), 2**15) == 4
+    assert small.rows(griffin(), 4096) == small.rows(griffin(), 2**20)
+    with pytest.raises(ValueError, match="cache_gib=0; allowed: above 0"):
+        Retrieval(Phonebook(), [600], cache_gib=0)

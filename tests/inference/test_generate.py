@@ -1,0 +1,170 @@
+"""Generation: whatever the batch, the bucket and the chunk, each row is what it would be alone, without a cache."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import jax
+import numpy as np
+import pytest
+
+from evalkit.checkpoints.pretrained import Pretrained
+from evalkit.configuration import experiment as config
+from evalkit.inference.generation import finished, generate
+from evalkit.inference.prefill import bucket, by_length
+from evalkit.tasks.text.tokenizers import Bytes
+from support.shrunk import overrides_of
+
+VOCABULARY, NEW = 64, 20
+LENGTHS = (3, 40, 17, 41, 9)
+MODELS = ["griffin", "hawk", "mqa"]
+
+
+class Letters:
+    """A character a token, so that two texts are equal only if their tokens are."""
+
+    name, vocab_size, bos = "letters", VOCABULARY, None
+
+    def __init__(self, eos: int | None = None) -> None:
+        self.eos = eos
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - 48 for letter in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(chr(48 + token) for token in tokens)
+
+
+@lru_cache
+def pretrained(name: str, eos: int | None = None) -> Pretrained:
+    """A tiny model with parameters wild enough that it does not say one token for ever."""
+    overrides = ["task=induction_heads", f"task.vocab_size={VOCABULARY}", f"model={name}", *overrides_of(name)]
+    model = config.experiment(config.compose(overrides)).model
+    params = jax.jit(model.init)(jax.random.key(0))
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    wild = [leaf + 0.6 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+    return Pretrained(model, jax.tree.unflatten(structure, wild), Letters(eos), "tiny", name, None)
+
+
+def prompts() -> list[list[int]]:
+    random = np.random.default_rng(0)
+    return [random.integers(0, VOCABULARY, length).tolist() for length in LENGTHS]
+
+
+@lru_cache
+def alone(name: str) -> Callable[[list[int]], np.ndarray]:
+    """The logits after some tokens, all of them at once, without a cache."""
+    model, params = pretrained(name).model, pretrained(name).params
+    whole = jax.jit(lambda tokens: model.apply(params, tokens)[0])
+
+    def after(tokens: list[int]) -> np.ndarray:
+        padded = np.zeros((1, max(LENGTHS) + NEW), np.int32)
+        padded[0, : len(tokens)] = tokens
+        return np.asarray(whole(padded)[0, len(tokens) - 1])
+
+    return after
+
+
+@lru_cache
+def expected(name: str, temperature: float, seed: int = 0) -> list[str]:
+    """One prompt after the other, one token after the other."""
+    texts = []
+    for index, prompt in enumerate(prompts()):
+        tokens = list(prompt)
+        for step in range(NEW):
+            logits = alone(name)(tokens)
+            if temperature:
+                key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), index), step)
+                logits = logits / temperature + np.asarray(jax.random.gumbel(key, logits.shape))
+            tokens.append(int(logits.argmax()))
+        texts.append(Letters().decode(tokens[len(prompt) :]))
+    return texts
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("batch_size", "chunk"), [(1, 64), (2, 7), (8, 16)])
+@pytest.mark.parametrize("temperature", [0.0, 1.5], ids=["greedy", "sampled"])
+def test_a_batch_says_what_each_prompt_alone_does(name: str, batch_size: int, chunk: int, temperature: float) -> None:
+    settings = {"temperature": temperature, "batch_size": batch_size, "chunk": chunk}
+    texts = generate(pretrained(name), prompts(), NEW, **settings)
+    assert texts == expected(name, temperature)
+    assert len(set("".join(texts))) > 5, "too few different tokens to tell right from wrong"
+
+
+def test_another_seed_and_another_place_draw_other_tokens() -> None:
+    prompt = prompts()[0]
+    one, other = (generate(pretrained("griffin"), [prompt] * 2, NEW, temperature=1.5, seed=seed) for seed in (0, 1))
+    assert len({*one, *other}) == 4
+
+
+@pytest.mark.parametrize("stop", [["{0}"], ["{0}", "{1}"]])
+def test_a_text_ends_before_a_stop_string(stop: list[str]) -> None:
+    """Stop strings taken from within the texts, on either side of where the host looks for them."""
+    texts = expected("griffin", 1.5)
+    marks = [mark.format(texts[0][15:18], texts[1][2:4]) for mark in stop]
+    cut = [min([text.index(mark) for mark in marks if mark in text], default=NEW) for text in texts]
+    assert len(set(cut)) > 1
+    said = generate(pretrained("griffin"), prompts(), NEW, stop=marks, temperature=1.5, batch_size=2, chunk=7)
+    assert said == [text[:end] for text, end in zip(texts, cut, strict=True)]
+
+
+def test_a_text_ends_before_the_end_token() -> None:
+    texts = expected("griffin", 0.0)
+    eos = texts[1][3]
+    said = generate(pretrained("griffin", eos=ord(eos) - 48), prompts(), NEW, batch_size=2, chunk=7)
+    assert said == [text.split(eos)[0] for text in texts] and len({len(text) for text in said}) > 1
+
+
+def test_the_stop_string_that_is_complete_first_ends_the_text() -> None:
+    """However many tokens were decoded before anyone looked: `b` is there before `abc` is."""
+    tokens = list(b"xabcd")
+    assert finished(Bytes(), tokens, ["abc", "b"]) == "xa"
+    assert finished(Bytes(), tokens, ["abc"]) == "x"
+    assert finished(Bytes(), tokens, ["e"]) is None
+    assert finished(Bytes(), [*tokens, Bytes.eos, *b"e"], ["e"]) == "xabcd"
+
+
+def test_one_program_serves_prompts_of_many_lengths() -> None:
+    """A bounded cache does not depend on the prompt, so neither does any program, nor the memory that it takes."""
+    known = pretrained("griffin")
+    traced = []
+
+    class Counted:
+        window, init_cache = known.model.window, staticmethod(known.model.init_cache)
+        init = parts = decay_mask = decays = staticmethod(known.model.decay_mask)
+
+        def apply(self, params, tokens, positions=None, cache=None, at=None):
+            traced.append(tokens.shape)
+            return known.model.apply(params, tokens, positions, cache, at)
+
+    counted = Pretrained(Counted(), known.params, known.tokenizer, "tiny", "counted", None)
+    for length in (5, 50, 500):
+        generate(counted, [[1] * length], 4, batch_size=2, chunk=32)
+    assert sorted(traced) == [(2, 1), (2, 32), (2, 32)]  # decoding; reading with pads, and without
+
+
+def test_buckets_are_few_and_never_too_small() -> None:
+    sizes = [bucket(length) for length in range(1, 5000)]
+    assert all(length <= size <= 1.125 * length + 1 for length, size in enumerate(sizes, start=1))
+    assert len(set(sizes[511:4096])) <= 3 * 8 + 1
+
+
+def test_batches_hold_every_prompt_once_and_the_longest_first() -> None:
+    batches = list(by_length(prompts(), 2))
+    assert [[LENGTHS[index] for index in batch] for batch in batches] == [[41, 40], [17, 9], [3]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "words"),
+    [
+        (([[1]], 0), {}, "max_new_tokens=0; allowed: 1 or more"),
+        (([[1]], 1), {"chunk": 0}, "chunk=0; allowed: 1 or more"),
+        (([[1]], 1), {"temperature": -1.0}, "temperature=-1.0; allowed: 0"),
+        (([[1]], 1), {"stop": [""]}, "stop holds an empty string"),
+        (([[1], []], 1), {}, "prompt 1 is empty; give at least one token"),
+        (([[1], [2, 64]], 1), {}, "prompt 1 has tokens from 2 to 64; allowed: 0 to 63"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: tuple, settings: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        generate(pretrained("griffin"), *arguments, **settings)

@@ -1,0 +1,395 @@
+"""The CG-LRU and its gradients against complex NumPy in float64, and what any implementation of it must be."""
+
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from evalkit.kernels import cglru
+from evalkit.kernels.gates import CLOSED, cosine_and_sine
+from evalkit.models.mixers.cglru import CGLRU, ComplexRecurrentBlock
+from support.kernel_oracle import ALL, PALLAS, XLA
+
+ONE_OF_EACH = (*XLA, "triton_interpret", "mosaic_tpu_interpret")
+TOLERANCE = {jnp.float32: 5e-7, jnp.bfloat16: 1e-2}
+STEPS, CHANNELS = (1, 2, 63, 129), (1, 3, 32, 65)
+RESETS = ("none", "first", "last", "consecutive", "all")
+# All of them together are too many to compile in an ordinary run.
+COVERING = [
+    (1, 3, "none"), (1, 65, "all"), (1, 1, "consecutive"), (2, 32, "first"), (2, 1, "none"), (2, 3, "all"),
+    (63, 65, "last"), (63, 32, "consecutive"), (63, 1, "first"), (129, 32, "all"), (129, 3, "consecutive"),
+    (129, 65, "none"), (129, 1, "last"),
+]  # fmt: skip
+FEW = [(1, 1, "first"), (9, 3, "consecutive"), (38, 33, "last")]  # for kernels, slow to interpret: each edge of a block
+EVERYTHING = list(itertools.product(STEPS, CHANNELS, RESETS))
+
+
+class Given(NamedTuple):
+    """The differentiable arguments."""
+
+    x: np.ndarray
+    recurrence: np.ndarray
+    entry: np.ndarray
+    rate: np.ndarray
+    angle: np.ndarray
+    h0: np.ndarray
+
+
+class Expected(NamedTuple):
+    """Results and gradients in float64.
+
+    A sum over batch and time is as exact as its addends, which may cancel: `terms` has their norm in its place.
+    """
+
+    h: np.ndarray
+    last: np.ndarray
+    gradients: Given
+    terms: Given
+
+
+def inputs(steps: int, channels: int, dtype=jnp.float32, seed: int = 0, batch: int = 2) -> Given:
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> np.ndarray:
+        return np.asarray(jnp.asarray(rng.normal(size=shape), dtype))
+
+    return Given(
+        x=normal(batch, steps, 2 * channels),
+        recurrence=normal(batch, steps, channels),
+        entry=normal(batch, steps, channels),
+        rate=-(10 ** rng.uniform(-1, 0.5, channels)).astype(np.float32),
+        angle=rng.uniform(-1, 1, channels).astype(np.float32),
+        h0=rng.normal(size=(batch, 2 * channels)).astype(np.float32),
+    )
+
+
+def cotangents(given: Given, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    dh = np.asarray(jnp.asarray(rng.normal(size=given.x.shape), given.x.dtype))
+    return dh, rng.normal(size=given.h0.shape).astype(np.float32)
+
+
+def resets(kind: str, batch: int, steps: int) -> np.ndarray:
+    reset = np.zeros((batch, steps), bool)
+    if kind == "first":
+        reset[:, 0] = True
+    elif kind == "last":
+        reset[:, -1] = True
+    elif kind == "consecutive":
+        reset[0, steps // 2 : steps // 2 + 2] = True
+    elif kind == "all":
+        reset[:] = True
+    return reset
+
+
+def complex_of(x: np.ndarray) -> np.ndarray:
+    n = x.shape[-1] // 2
+    return x[..., :n] + 1j * x[..., n:]
+
+
+def real_of(z: np.ndarray) -> np.ndarray:
+    return np.concatenate([z.real, z.imag], axis=-1)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def gates(given: Given, reset: np.ndarray, unit_reset: bool) -> tuple[np.ndarray, ...]:
+    """a_t, the input's scale, and the scale's slope in log |a_t| with the root's capped at 1000."""
+    log_magnitude = sigmoid(given.recurrence) * given.rate
+    a = np.where(reset[..., None], 0, np.exp(log_magnitude + 1j * sigmoid(given.recurrence) * given.angle))
+    scale = np.sqrt(-np.expm1(2 * log_magnitude))
+    slope = -np.exp(2 * log_magnitude) * 2 * np.minimum(1000, 1 / np.maximum(2 * scale, 1e-300))
+    if unit_reset:
+        scale, slope = np.where(reset[..., None], 1, scale), np.where(reset[..., None], 0, slope)
+    return a, scale, slope
+
+
+def states(given: Given, reset: np.ndarray, unit_reset: bool) -> np.ndarray:
+    """h_0 and every state after it, complex, one step after the other (De et al. 2024, app. B)."""
+    a, scale, _ = gates(given, reset, unit_reset)
+    h = [complex_of(given.h0)]
+    for t in range(given.x.shape[1]):
+        h.append(a[:, t] * h[-1] + (scale * sigmoid(given.entry) * complex_of(given.x))[:, t])
+    return np.stack(h, axis=1)
+
+
+def oracle(given: Given, reset: np.ndarray, unit_reset: bool, dh: np.ndarray, dlast: np.ndarray) -> Expected:
+    """Values and the adjoint recurrence `g_t = dh_t + conj(a_{t+1}) g_{t+1}`."""
+    given, (dh, dlast) = Given(*(np.float64(value) for value in given)), (np.float64(dh), np.float64(dlast))
+    a, scale, slope = gates(given, reset, unit_reset)
+    h = states(given, reset, unit_reset)
+    r, i, x = sigmoid(given.recurrence), sigmoid(given.entry), complex_of(given.x)
+    g = np.zeros_like(x)
+    arriving = complex_of(dlast)
+    for t in reversed(range(x.shape[1])):
+        g[:, t] = complex_of(dh)[:, t] + arriving
+        arriving = np.conj(a[:, t]) * g[:, t]
+    da_over_a = np.conj(g) * a * h[:, :-1]
+    dinput = (np.conj(g) * x).real
+    dlog_magnitude, dturn = da_over_a.real + dinput * i * slope, -da_over_a.imag
+    gradients = Given(
+        x=real_of(scale * i * g),
+        recurrence=(dlog_magnitude * given.rate + dturn * given.angle) * r * (1 - r),
+        entry=dinput * scale * i * (1 - i),
+        rate=(dlog_magnitude * r).sum(axis=(0, 1)),
+        angle=(dturn * r).sum(axis=(0, 1)),
+        h0=real_of(arriving),
+    )
+    sizes = np.hypot(np.abs(da_over_a), dinput * i * slope), np.abs(da_over_a)
+    rate, angle = (np.sqrt(((size * r) ** 2).sum(axis=(0, 1))) for size in sizes)
+    terms = gradients._replace(rate=rate, angle=angle)
+    return Expected(real_of(h[:, 1:]), real_of(h[:, -1]), gradients, terms)
+
+
+def run(given: Given, reset: np.ndarray, dh: np.ndarray, dlast: np.ndarray, **settings):
+    """Values and gradients of the operation itself."""
+
+    @jax.jit
+    def both(given: Given, reset, dh, dlast):
+        value, pull = jax.vjp(lambda *arrays: cglru(*arrays, reset=reset, **settings), *given)
+        return value, Given(*pull((dh, dlast)))
+
+    return both(*jax.tree.map(jnp.asarray, (given, reset, dh, dlast)))
+
+
+def close(actual, expected: np.ndarray, tolerance: float, size: np.ndarray | None = None) -> None:
+    """Within `tolerance` of the largest value that is expected, or of the largest of `size`."""
+    scale = max(*(float(np.abs(value).max()) for value in (expected, expected if size is None else size)), 1.0)
+    np.testing.assert_allclose(np.asarray(actual, np.float64), expected, atol=tolerance * scale, rtol=0)
+
+
+def check_against_float64(steps: int, channels: int, kind: str, dtype, unit_reset: bool, implementation: str) -> None:
+    given = inputs(steps, channels, dtype)
+    reset, (dh, dlast) = resets(kind, 2, steps), cotangents(given)
+    (h, last), gradients = run(given, reset, dh, dlast, unit_reset=unit_reset, implementation=implementation)
+    expected = oracle(given, reset, unit_reset, dh, dlast)
+    assert (h.dtype, last.dtype) == (dtype, jnp.float32)
+    close(h, expected.h, TOLERANCE[dtype])
+    close(last, expected.last, TOLERANCE[dtype])
+    for name, got in gradients._asdict().items():
+        wanted, size = getattr(expected.gradients, name), getattr(expected.terms, name)
+        close(got, wanted, TOLERANCE[dtype] * (2 if name in ("rate", "angle") else 1), size)
+
+
+@pytest.mark.parametrize("implementation", XLA)
+@pytest.mark.parametrize(("steps", "channels", "kind"), COVERING)
+def test_values_and_gradients_match_float64(steps: int, channels: int, kind: str, implementation: str) -> None:
+    check_against_float64(steps, channels, kind, jnp.float32, steps % 2 == 0, implementation)
+
+
+@pytest.mark.parametrize("implementation", PALLAS.values(), ids=PALLAS)
+@pytest.mark.parametrize(("steps", "channels", "kind"), FEW)
+def test_the_kernels_match_float64(steps: int, channels: int, kind: str, implementation) -> None:
+    check_against_float64(steps, channels, kind, jnp.float32, steps == 9, implementation)
+
+
+@pytest.mark.parametrize("implementation", PALLAS.values(), ids=PALLAS)
+def test_the_kernels_in_bfloat16_are_as_close_as_its_digits(implementation) -> None:
+    check_against_float64(37, 5, "none", jnp.bfloat16, False, implementation)
+
+
+@pytest.mark.parametrize("implementation", XLA)
+@pytest.mark.parametrize("kind", ["none", "consecutive"])
+def test_bfloat16_is_as_close_as_its_digits(kind: str, implementation: str) -> None:
+    check_against_float64(63, 32, kind, jnp.bfloat16, True, implementation)
+
+
+@pytest.mark.kernels
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("unit_reset", [False, True])
+@pytest.mark.parametrize("implementation", ALL.values(), ids=ALL)
+@pytest.mark.parametrize(("steps", "channels", "kind"), EVERYTHING)
+def test_every_shape_matches_float64(steps: int, channels: int, kind: str, implementation, unit_reset, dtype) -> None:
+    check_against_float64(steps, channels, kind, dtype, unit_reset, implementation)
+
+
+@pytest.mark.parametrize("unit_reset", [False, True])
+def test_the_gradients_of_the_oracle_are_its_slopes(unit_reset: bool) -> None:
+    """By central differences of the values, in every argument: the adjoint above is not wrong in the same way twice."""
+    dh, dlast = (np.float64(value) for value in cotangents(inputs(5, 2)))
+    given = Given(*(np.float64(value) for value in inputs(5, 2)))
+    reset = resets("consecutive", 2, 5)
+
+    def loss(given: Given) -> float:
+        h = states(given, reset, unit_reset)
+        return float((real_of(h[:, 1:]) * dh).sum() + (real_of(h[:, -1]) * dlast).sum())
+
+    gradients = oracle(given, reset, unit_reset, dh, dlast).gradients
+    for name, gradient in gradients._asdict().items():
+        for index in np.ndindex(gradient.shape):
+            step = np.zeros_like(gradient)
+            step[index] = 1e-6
+            up, down = (given._replace(**{name: getattr(given, name) + side * step}) for side in (1, -1))
+            np.testing.assert_allclose(gradient[index], (loss(up) - loss(down)) / 2e-6, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("implementation", ONE_OF_EACH)
+def test_a_split_run_is_the_whole_run(implementation: str) -> None:
+    x, recurrence, entry, rate, angle, h0 = map(jnp.asarray, inputs(40, 8))
+    h, last = cglru(x, recurrence, entry, rate, angle, h0, implementation=implementation)
+    parts, state = [], h0
+    for part in (slice(13), slice(13, 14), slice(14, None)):
+        now, state = cglru(
+            x[:, part], recurrence[:, part], entry[:, part], rate, angle, state, implementation=implementation
+        )
+        parts.append(now)
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), h, atol=1e-6)
+    np.testing.assert_allclose(state, last, atol=1e-6)
+
+
+def test_it_is_linear_in_the_inputs_and_the_state() -> None:
+    one, other = (Given(*map(jnp.asarray, inputs(30, 8, seed=seed))) for seed in (0, 5))
+
+    def of(x, h0):
+        return cglru(x, *one[1:5], h0)[0]
+
+    mixed = of(one.x + 2 * other.x, one.h0 + 2 * other.h0)
+    np.testing.assert_allclose(mixed, of(one.x, one.h0) + 2 * of(other.x, other.h0), atol=1e-5)
+
+
+def test_multiplying_the_inputs_by_j_multiplies_the_states_by_j() -> None:
+    """Linear over the complex numbers, not only over the real ones."""
+    x, *rest, h0 = map(jnp.asarray, inputs(30, 8))
+
+    def turned(z):
+        re, im = jnp.split(z, 2, axis=-1)
+        return jnp.concatenate([-im, re], axis=-1)
+
+    np.testing.assert_allclose(cglru(turned(x), *rest, turned(h0))[0], turned(cglru(x, *rest, h0)[0]), atol=1e-6)
+
+
+def test_a_reset_is_two_runs() -> None:
+    x, recurrence, entry, rate, angle, h0 = map(jnp.asarray, inputs(20, 8))
+    reset = jnp.arange(20)[None].repeat(2, 0) == 7
+    whole, last = cglru(x, recurrence, entry, rate, angle, h0, reset=reset)
+    first, _ = cglru(x[:, :7], recurrence[:, :7], entry[:, :7], rate, angle, h0)
+    second, end = cglru(x[:, 7:], recurrence[:, 7:], entry[:, 7:], rate, angle)
+    np.testing.assert_allclose(whole, jnp.concatenate([first, second], axis=1), atol=1e-6)
+    np.testing.assert_allclose(last, end, atol=1e-6)
+
+
+def test_without_an_angle_both_parts_are_real_units_of_their_own() -> None:
+    """The scan of the RG-LRU's own kernel, on the gates of eqs. 1 to 4."""
+    from evalkit.kernels import linear_scan
+
+    x, recurrence, entry, rate, _, h0 = map(jnp.asarray, inputs(25, 8))
+    log_a = jnp.tile(jax.nn.sigmoid(recurrence) * rate[None, None], 2)
+    entering = jnp.sqrt(-jnp.expm1(2 * log_a)) * jnp.tile(jax.nn.sigmoid(entry), 2) * x
+    for got, wanted in zip(
+        cglru(x, recurrence, entry, rate, jnp.zeros_like(rate), h0),
+        linear_scan(entering, jnp.exp(log_a), h0),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ONE_OF_EACH)
+def test_as_the_decay_tends_to_one_nothing_breaks_and_the_gradient_is_bounded(implementation: str) -> None:
+    """|a| = 1 − 1e-12 … 1 − 1e-2 and 1 itself; the slope of the root is the capped one of the oracle."""
+    given = inputs(63, 12)._replace(rate=-np.float32([0, *np.logspace(-12, -2, 11)]))
+    reset, (dh, dlast) = resets("none", 2, 63), cotangents(inputs(63, 12))
+    (h, last), gradients = run(given, reset, dh, dlast, implementation=implementation)
+    expected = oracle(given, reset, False, dh, dlast)
+    # A state that does not decay keeps every rounding of its 63 turns.
+    for got, wanted in ((h, expected.h), (last, expected.last)):
+        close(got, wanted, 2e-6)
+    for got, wanted, size in zip(gradients, expected.gradients, expected.terms, strict=True):
+        close(got, wanted, 2e-6, size)
+
+
+@pytest.mark.parametrize("implementation", ONE_OF_EACH)
+def test_a_closed_recurrence_gate_leaves_the_state_exactly_as_it_is(implementation: str) -> None:
+    given = inputs(9, 8)._replace(recurrence=np.full((2, 9, 8), CLOSED, np.float32))
+    (h, last), gradients = run(given, resets("none", 2, 9), *cotangents(given), implementation=implementation)
+    np.testing.assert_array_equal(h, np.repeat(given.h0[:, None], 9, axis=1))
+    np.testing.assert_array_equal(last, given.h0)
+    for name in ("x", "recurrence", "entry", "rate", "angle"):
+        np.testing.assert_array_equal(getattr(gradients, name), 0)
+
+
+def test_it_works_under_vmap_and_checkpoint() -> None:
+    x, *rest = map(jnp.asarray, inputs(11, 4))
+    stacked = jax.vmap(lambda x: cglru(x, *rest)[0])(jnp.stack([x, 2 * x]))
+    np.testing.assert_allclose(stacked[1], cglru(2 * x, *rest)[0], atol=1e-6)
+
+    def loss(x):
+        return (cglru(x, *rest)[0] ** 2).sum()
+
+    np.testing.assert_allclose(jax.grad(jax.checkpoint(loss))(x), jax.grad(loss)(x), atol=1e-6)
+
+
+def test_cosine_and_sine_match_float64() -> None:
+    turn = np.float32(np.concatenate([np.linspace(-20, 20, 40_001), np.linspace(-1e4, 1e4, 40_001)]))
+    for got, wanted in zip(cosine_and_sine(jnp.asarray(turn)), (np.cos, np.sin), strict=True):
+        np.testing.assert_allclose(got, wanted(np.float64(turn)), atol=2.5e-7, rtol=0)
+
+
+def test_a_gpu_without_a_kernel_is_left_no_loop_over_time() -> None:
+    given = jax.tree.map(jnp.asarray, inputs(64, 8, jnp.bfloat16))
+
+    def loss(given):
+        return cglru(*given)[0].astype(jnp.float32).sum()
+
+    program = jax.jit(jax.grad(loss)).trace(given).lower(lowering_platforms=("rocm",)).as_text()
+    assert "custom_call" not in program and "stablehlo.while" not in program
+
+
+def test_what_cannot_be_is_refused() -> None:
+    given = Given(*map(jnp.asarray, inputs(3, 4)))
+    with pytest.raises(ValueError, match="at least one step"):
+        cglru(given.x[:, :0], given.recurrence[:, :0], given.entry[:, :0], given.rate, given.angle)
+    with pytest.raises(ValueError, match="x has 7 channels, the gates 4"):
+        cglru(given.x[..., :7], *given[1:5])
+    with pytest.raises(ValueError, match="allowed: auto, sequential, associative"):
+        cglru(*given, implementation="fastest")
+    with pytest.raises(ValueError, match="takes float32 and bfloat16, not float16; use implementation='sequential'"):
+        cglru(given.x.astype(jnp.float16), *given[1:], implementation="triton")
+
+
+def test_decay_and_angle_start_where_they_are_said_to() -> None:
+    unit = CGLRU(8192, 16, rngs=nnx.Rngs(0), angle_range=(0.1, 0.3))
+    magnitude, turn = np.asarray(jax.nn.sigmoid(unit.decay[...])) ** 8, 8 * np.asarray(unit.angle[...])
+    assert 0.9 <= magnitude.min() < 0.902 and 0.997 < magnitude.max() <= 0.9991
+    assert 0.1 <= turn.min() < 0.102 and 0.298 < turn.max() <= 0.3001
+
+
+def test_a_gate_sees_both_parts_of_the_channels_of_its_block_and_no_others() -> None:
+    unit = CGLRU(12, 3, rngs=nnx.Rngs(0))  # 6 complex channels in blocks of 2
+    x = jax.random.normal(jax.random.key(0), (1, 1, 12))
+
+    def of(x):
+        return jnp.concatenate(unit._before_sigmoid(x), axis=-1)[0, 0]
+
+    seen = np.asarray(jax.jacobian(of)(x))[:, 0, 0] != 0
+    block = np.arange(12) % 6 // 2
+    np.testing.assert_array_equal(seen, block[:, None] == block[None])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gate_blocks": 4}, "gate_blocks=4 does not divide the 6 complex channels of width 12; use a divisor of 6"),
+        ({"decay_range": (0.9, 1.0)}, "decay_range=\\(0.9, 1.0\\); allowed: 0 < low < high < 1"),
+        ({"angle_range": (1.0, 0.0)}, "angle_range=\\(1.0, 0.0\\); allowed: low <= high"),
+        ({"implementation": "fastest"}, "implementation='fastest'; allowed: auto, sequential, associative"),
+    ],
+)
+def test_an_impossible_unit_is_refused(settings: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ComplexRecurrentBlock(16, width_rnn=12, rngs=nnx.Rngs(0), **{"gate_blocks": 3, **settings})
+
+
+def test_a_block_runs_the_implementation_that_it_is_told_to() -> None:
+    x = jnp.zeros((1, 8, 16))
+    for implementation, loops in (("sequential", True), ("associative", False)):
+        block = ComplexRecurrentBlock(16, width_rnn=12, gate_blocks=3, rngs=nnx.Rngs(0), implementation=implementation)
+        graph, state = nnx.split(block)
+        program = jax.jit(lambda state, x, graph=graph: nnx.merge(graph, state)(x, None, None)[0]).lower(state, x)
+        assert ("stablehlo.while" in program.as_text()) is loops

@@ -1,0 +1,108 @@
+"""Every kernel lowers for the platform it is for, here where that platform is not."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+from evalkit.kernels import cglru, linear_scan, rglru
+
+# What JAX 0.11 says of the kernels that it still lowers.
+pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+
+CALL = {"cuda": "__gpu$xla.gpu.triton", "tpu": "tpu_custom_call"}
+DEVICE = {
+    "cuda": AbstractDevice("NVIDIA H200", 132, platform="gpu"),
+    "tpu": AbstractDevice("TPU v5e", 1, platform="tpu"),
+}
+
+
+def arrays(batch, steps, width, dtype):
+    """Arguments of the RG-LRU and resets, as shapes."""
+    x, h0 = jax.ShapeDtypeStruct((batch, steps, width), dtype), jax.ShapeDtypeStruct((batch, width), jnp.float32)
+    return x, x, x, jax.ShapeDtypeStruct((width,), jnp.float32), h0, jax.ShapeDtypeStruct((batch, steps), jnp.bool)
+
+
+def lowered(function, platform, *arguments):
+    """The program that `platform` would compile; newer JAX asks which device it is for."""
+    with use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=DEVICE[platform])):
+        return jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+
+
+def loss(x, recurrence, entry, rate, h0, reset, implementation="auto"):
+    """Both operations, with all that the kernels take."""
+    h, last = rglru(x, recurrence, entry, rate, h0, reset=reset, implementation=implementation)
+    plain, end = linear_scan(h, jax.nn.sigmoid(entry), last, reset=reset, implementation=implementation)
+    return plain.astype(jnp.float32).sum() + end.sum()
+
+
+@pytest.mark.parametrize("platform", CALL)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(8, 2048, 1024), (2, 300, 200), (3, 7, 3), (1, 1, 1)])
+def test_both_operations_and_their_gradients_lower(platform, dtype, shape):
+    text = lowered(jax.grad(loss, argnums=range(5)), platform, *arrays(*shape, dtype))
+    chunked = platform == "cuda" and shape[1] > 256  # a kernel for the chunks and one over them before each
+    assert text.count(f"@{CALL[platform]}") + text.count(f'@"{CALL[platform]}"') >= (8 if chunked else 4)
+
+
+def complex_arrays(batch, steps, channels, dtype):
+    """Arguments of the CG-LRU and resets, as shapes."""
+    x, gate, _, rate, _, reset = arrays(batch, steps, channels, dtype)
+    x = jax.ShapeDtypeStruct((batch, steps, 2 * channels), dtype)
+    return x, gate, gate, rate, rate, jax.ShapeDtypeStruct((batch, 2 * channels), jnp.float32), reset
+
+
+def complex_loss(x, recurrence, entry, rate, angle, h0, reset, implementation="auto"):
+    h, last = cglru(x, recurrence, entry, rate, angle, h0, reset=reset, implementation=implementation)
+    return h.astype(jnp.float32).sum() + last.sum()
+
+
+@pytest.mark.parametrize("platform", CALL)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(8, 2048, 512), (2, 300, 100), (3, 7, 3), (1, 1, 1)])
+def test_the_complex_unit_and_its_gradient_lower(platform, dtype, shape):
+    text = lowered(jax.grad(complex_loss, argnums=range(6)), platform, *complex_arrays(*shape, dtype))
+    chunked = platform == "cuda" and shape[1] > 256
+    assert text.count(f"@{CALL[platform]}") + text.count(f'@"{CALL[platform]}"') >= (4 if chunked else 2)
+    assert "stablehlo.while" not in text
+
+
+def test_mosaic_gpu_says_that_it_does_not_take_the_complex_unit():
+    unit = partial(complex_loss, implementation="mosaic_gpu")
+    with pytest.raises(ValueError, match="takes the real unit, not the complex one; use 'triton'"):
+        lowered(unit, "cuda", *complex_arrays(2, 300, 128, jnp.float32))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_mosaic_gpu_lowers_where_the_width_allows_and_says_so_where_not(dtype):
+    gradient = jax.grad(partial(loss, implementation="mosaic_gpu"), argnums=range(5))
+    assert lowered(gradient, "cuda", *arrays(2, 300, 256, dtype)).count("@mosaic_gpu") >= 4
+    with pytest.raises(ValueError, match="widths that are multiples of 128, not 200; use 'triton'"):
+        lowered(gradient, "cuda", *arrays(2, 300, 200, dtype))
+
+
+@pytest.mark.parametrize("platform", CALL)
+def test_they_lower_without_resets_under_vmap_and_reversed(platform):
+    x, _, _, rate, h0, _ = arrays(2, 100, 64, jnp.float32)
+
+    def states(x, rate, h0):
+        h, last = jax.vmap(lambda x: rglru(x, x, x, rate, h0))(jnp.stack([x, x]))
+        return linear_scan(h[0], h[1], last[0], reverse=True)[0].sum()
+
+    text = lowered(jax.grad(states), platform, x, rate, h0)
+    assert CALL[platform] in text and "stablehlo.while" not in text
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_float64_is_served_without_a_kernel(platform):
+    with jax.enable_x64():
+        x = jax.ShapeDtypeStruct((2, 5, 3), jnp.float64)
+        text = jax.jit(lambda x, a: linear_scan(x, a)).trace(x, x).lower(lowering_platforms=(platform,)).as_text()
+    assert "custom_call" not in text and "f64" in text
+
+
+def test_a_cpu_runs_no_kernel():
+    text = jax.jit(loss).trace(*arrays(2, 9, 4, jnp.float32)).lower(lowering_platforms=("cpu",)).as_text()
+    assert "custom_call" not in text and "while" in text

@@ -1,0 +1,170 @@
+"""`task=downstream`: benchmarks on a checkpoint of ours, its record, its calibration, and what is refused."""
+
+import json
+from pathlib import Path
+
+import datasets.config
+import pytest
+
+from evalkit.__main__ import main
+from evalkit.core.errors import UserError
+from evalkit.core.rows import read, value
+from evalkit.lm_eval import calibration, downstream, table1
+from evalkit.lm_eval import data_sets as hub
+from evalkit.lm_eval import model as lm_eval_model
+from support import benchmark_data, tiny
+from support.language_models import tiny_pretrained
+
+
+@pytest.fixture(autouse=True)
+def a_tiny_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(lm_eval_model, "load_for_text", lambda checkpoint, dtype: tiny_pretrained("griffin"))
+
+
+def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = benchmark_data.write(tmp_path / "data")
+    code = main(
+        [
+            *("task=downstream", "checkpoint=some/griffin", "tasks=[piqa,winogrande]", f"data.path={data}"),
+            *("wandb.mode=disabled", "hydra.run.dir=out", "format=json"),
+        ]
+    )
+    assert code == 0
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert printed["folder"] == "out"
+    rows = {row["metric"]: row for row in read("out")}
+    assert set(rows) == {"piqa/acc", "piqa/acc_norm", "winogrande/acc"}
+    for name, row in rows.items():
+        task, metric = name.split("/")
+        assert value(row) == printed["results"][task][f"{metric},none"]
+        assert (row["count"], row["task"], row["model"]) == (2, "downstream", "some/griffin")
+    for file in ("config.yaml", "environment.json", "results.json"):
+        assert (tmp_path / "out" / file).is_file()
+    with pytest.raises(UserError, match="out holds a run already"):
+        downstream.main(["checkpoint=some/griffin", "hydra.run.dir=out"])
+    assert main(["resume=out"]) == 2
+    assert "out is a run of lm-eval's tasks, which begin anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "checkpoint is missing; give checkpoint=FOLDER"),
+        (["checkpoint=x", "task.length=3"], "unknown key 'task'"),
+        (["checkpoint=x", "max_lenght=3"], "unknown key 'max_lenght'; the nearest valid one is 'max_length'"),
+        (["checkpoint=x", "limit=many"], "limit='many'; allowed: int or null"),
+        (["checkpoint=x", "tasks=[]"], "tasks=[] is empty"),
+        (["checkpoint=x", "tasks=[nothing]"], "task 'nothing' is unknown"),
+        (["checkpoint=x", "calibrate=gpt"], "calibrate='gpt' is not known; choose one of recurrentgemma-2b"),
+        (["checkpoint=x", "tasks=[piqa]", "data.path=nowhere"], "task piqa reads validation of baber/piqa"),
+        (["checkpoint=x", "wandb.mode=off"], "wandb.mode='off' is not known; choose one of auto"),
+        (["checkpoint=x", "data.pth=x"], "unknown key 'data.pth'; the nearest valid one is 'data.path'"),
+        (["checkpoint=x", "-m"], "one checkpoint at a time"),
+        (["checkpoint=x", "calibrate=gemma-2b", "limit=5"], "calibrate=gemma-2b with limit=5 compares with another"),
+        (["checkpoint=x", "calibrate=gemma-2b", "tasks=[piqa]"], "calibrate=gemma-2b needs MMLU, task mmlu; add it"),
+    ],
+)
+def test_what_cannot_be_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["task=downstream", *arguments]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("evalkit: ") and words in error
+    assert list(Path.cwd().iterdir()) == []
+
+
+def results_of(values: dict[str, float], count: int) -> dict:
+    """lm-eval's results with these percentages by column."""
+    tasks = {column: calibration.COLUMNS[column] for column in values}
+    return {
+        "results": {task: {f"{metric},none": values[column] / 100} for column, (task, metric) in tasks.items()},
+        "n-samples": {task: {"effective": count} for task, _ in tasks.values() if task != "mmlu"}
+        | {"mmlu_anatomy": {"effective": count}},
+        "group_subtasks": {"mmlu": ["mmlu_anatomy"]},
+    }
+
+
+def test_a_calibration_holds_within_one_standard_error() -> None:
+    published = dict(calibration.known("gemma-2b").values)
+    error = 100 * (0.773 * 0.227 / 999) ** 0.5
+    near = {**published, "PIQA": published["PIQA"] + 0.97 * error}
+    far = {**published, "PIQA": published["PIQA"] + 1.02 * error}
+    assert all(check.holds for check in calibration.checks("gemma-2b", results_of(near, 1000)))
+    assert [check.column for check in calibration.checks("gemma-2b", results_of(far, 1000)) if not check.holds] == [
+        "PIQA"
+    ]
+    assert "| PIQA | 77.3 |" in calibration.shown("gemma-2b", calibration.checks("gemma-2b", results_of(far, 1000)))
+
+
+def test_a_calibration_needs_its_tasks() -> None:
+    with pytest.raises(UserError, match="calibrate=gemma-2b needs MMLU, task mmlu; add it to tasks"):
+        calibration.checks("gemma-2b", results_of({"PIQA": 77.3}, 10))
+
+
+def test_results_of_another_model_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published = dict(calibration.known("mamba-2.8b-slimpj").values)
+    for shift, code, word in ((0.0, 0, "yes"), (9.0, 1, "NO")):
+        file = tmp_path / "results.json"
+        found = results_of({column: value + shift for column, value in published.items()}, 1000)
+        file.write_text(json.dumps(found), encoding="utf-8")
+        assert calibration.main(["mamba-2.8b-slimpj", str(file)]) == code
+        assert f"| {word} |" in capsys.readouterr().out
+    others = {
+        "empty": {},
+        "list": [],
+        "bare": {"results": {"mmlu": {}}, "n-samples": {}},
+        "lists": {"results": [], "n-samples": []},
+    }
+    for name, content in others.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    for name, words in (
+        *((name, "holds no results of lm-eval") for name in ("empty", "list", "lists")),
+        ("bare", "the results of task mmlu have no acc"),
+        ("nowhere", "cannot be read"),
+    ):
+        assert calibration.main(["gemma-2b", str(tmp_path / f"{name}.json")]) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1
+
+
+def test_the_page_lists_what_the_command_checks() -> None:
+    page = (tiny.ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
+    for name, published in calibration.PUBLISHED.items():
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        cells = [cell.strip() for cell in line.split("|")[2:8]]
+        assert cells == [
+            f"{published.values[column]:.1f}" if column in published.values else "–" for column in table1_columns()
+        ]
+
+
+def table1_columns() -> list[str]:
+    return ["MMLU", *table1.COLUMNS]
+
+
+def test_averages_are_shown_as_the_paper_prints_them() -> None:
+    printed = ["58.5", "65.3", "69.3", "54.4", "59.0", "64.2", "53.6", "59.5", "63.8", "57.2", "60.7", "65.8", "69.5"]
+    shown = table1.beside_the_paper({"piqa": {"acc_norm,none": 0.5}}).splitlines()[2:-1]
+    assert [line.split("|")[-2].strip() for line in shown] == printed
+
+
+@pytest.mark.slow
+def test_the_whole_of_table_1_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every subject of MMLU in both forms, with 5 questions shown, the rest with none; and a calibration that fails."""
+    index = hub.manager(["griffin_table1"], {})
+    tasks = hub.needed(index, ["griffin_table1"])
+    subjects = {config["dataset_name"] for config in tasks.values() if config["dataset_path"] == "cais/mmlu"}
+    data = benchmark_data.write(tmp_path / "data", subjects)
+    code = main(
+        [
+            *("task=downstream", "checkpoint=some/griffin", f"data.path={data}", "calibrate=gemma-2b"),
+            *("wandb.mode=disabled", "hydra.run.dir=out"),
+        ]
+    )
+    assert code == 1
+    printed = capsys.readouterr().out
+    assert "| here, MMLU by letters |" in printed and "| here, MMLU by answers |" in printed
+    assert "NO |" in printed and "folder: out" in printed
+    rows = {row["metric"]: row for row in read("out")}
+    assert rows["mmlu/acc"]["count"] == rows["griffin_mmlu_continuation/acc_norm"]["count"] == 2 * 57
+    for metric, shots in (("mmlu_anatomy/acc", 5), ("mmlu_virology_continuation/acc_norm", 5), ("piqa/acc_norm", 0)):
+        assert rows[metric]["extra"] == {"num_fewshot": shots}

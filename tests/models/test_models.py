@@ -1,0 +1,371 @@
+"""The contract of every model in `conf/model/`, shrunk: a new YAML is tested without writing a test."""
+
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from evalkit.configuration import catalogue
+from evalkit.configuration import experiment as config
+from evalkit.core.contracts import LanguageModel
+from evalkit.models import build
+from evalkit.models.layers.modules import BlockDiagonalLinear, gelu_times
+from evalkit.models.mixers.attention import MQA, Marks, attend, rope
+from evalkit.models.mixers.rglru import RecurrentBlock
+from support.shrunk import WINDOW, overrides_of
+
+MODELS = catalogue.options("model")
+VOCABULARY, STEPS = 16, 29
+TOLERANCE = 2e-5
+
+
+@lru_cache
+def model_of(name: str) -> LanguageModel:
+    return config.experiment(config.compose(["task=induction_heads", f"model={name}", *overrides_of(name)])).model
+
+
+@lru_cache
+def params_of(name: str):
+    return jax.jit(model_of(name).init)(jax.random.key(0))
+
+
+@lru_cache
+def applied(name: str):
+    return jax.jit(model_of(name).apply)
+
+
+def attention_of(name: str) -> list:
+    return [block for block in model_of(name).module(params_of(name)).blocks if isinstance(block.mixer, MQA)]
+
+
+def tokens_of(batch: int = 2, steps: int = STEPS, seed: int = 1):
+    return jax.random.randint(jax.random.key(seed), (batch, steps), 0, VOCABULARY)
+
+
+def full(name: str, tokens, positions=None):
+    return applied(name)(params_of(name), tokens, positions)[0]
+
+
+def through_cache(name: str, tokens, positions, sizes):
+    """Logits of `tokens` given in chunks of these sizes, and the cache after them."""
+    cache, start, logits = model_of(name).init_cache(tokens.shape[0], tokens.shape[1] + 1), 0, []
+    for size in sizes:
+        stop = start + size
+        part = None if positions is None else positions[:, start:stop]
+        out, cache = applied(name)(params_of(name), tokens[:, start:stop], part, cache)
+        logits.append(out)
+        start = stop
+    assert start == tokens.shape[1]
+    return jnp.concatenate(logits, axis=1), cache
+
+
+def close(actual, expected, tolerance=TOLERANCE):
+    np.testing.assert_allclose(actual, expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_causality_by_gradients(name: str) -> None:
+    """The loss at t depends on embeddings before and at t (non-zero gradient) and on none after it (exactly zero)."""
+    model, params = model_of(name), params_of(name)
+    at = 6  # within every window
+    distinct = jnp.arange(12)[None] % VOCABULARY
+
+    def loss(shift):
+        """Each position gets a token of its own, so the gradient of its row of the table is that position's."""
+        table = params["embedding"]["table"] + shift
+        moved = {**params, "embedding": {"table": table}}
+        return model.apply(moved, distinct, None)[0][0, at, VOCABULARY - 1]
+
+    gradient = np.abs(jax.jit(jax.grad(loss))(jnp.zeros_like(params["embedding"]["table"]))).sum(axis=1)
+    assert (gradient[: at + 1] > 0).all(), "a position does not see its past or itself"
+    assert (gradient[at + 1 : 12] == 0).all(), "a position sees its future"
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "sizes", [[STEPS], [1] * STEPS, [WINDOW - 1, WINDOW, WINDOW + 1, 1, 1, 3]], ids=["whole", "single", "window edges"]
+)
+def test_chunks_and_single_tokens_give_the_full_result(name: str, sizes: list[int]) -> None:
+    tokens = tokens_of()
+    close(through_cache(name, tokens, None, sizes)[0], full(name, tokens))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("left", [0, 3, 11, 15])
+def test_padding_on_either_side_changes_nothing(name: str, left: int) -> None:
+    tokens, right = tokens_of(), 15 - left
+    positions = jnp.pad(jnp.arange(STEPS)[None].repeat(2, 0), ((0, 0), (left, right)), constant_values=-1)
+    padded = jnp.pad(tokens, ((0, 0), (left, right)))
+    expected = full(name, tokens)
+    close(full(name, padded, positions)[:, left : left + STEPS], expected)
+    logits, cache = through_cache(name, padded, positions, [11] * 4)
+    close(logits[:, left : left + STEPS], expected)
+    # Decoding goes on from the last token, whatever padding came after it.
+    following = tokens_of(2, 1, seed=9)
+    step, _ = applied(name)(params_of(name), following, None, cache)
+    close(step, full(name, jnp.concatenate([tokens, following], axis=1))[:, -1:])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_ragged_batch_is_its_rows(name: str) -> None:
+    """Rows of 5, 17 and 29 tokens, left-padded, prefilled in chunks, then decoded: each as if it were alone."""
+    lengths, rows = (5, 17, 29), tokens_of(3, STEPS + 2)
+    pads = jnp.array([STEPS - n for n in lengths])[:, None]
+    positions = jnp.maximum(jnp.arange(STEPS)[None] - pads, -1)
+    positions = jnp.where(jnp.arange(STEPS)[None] < pads, -1, positions)
+    shifted = jnp.stack([jnp.roll(row[:STEPS], STEPS - n) for row, n in zip(rows, lengths, strict=True)])
+    cache, logits = model_of(name).init_cache(3, STEPS + 2), []
+    for start in range(0, STEPS, 10):
+        part = slice(start, min(start + 10, STEPS))
+        out, cache = applied(name)(params_of(name), shifted[:, part], positions[:, part], cache)
+        logits.append(out)
+    for offset in range(2):
+        nxt = jnp.stack([row[n + offset] for row, n in zip(rows, lengths, strict=True)])[:, None]
+        out, cache = applied(name)(params_of(name), nxt, None, cache)
+        logits.append(out)
+    logits = jnp.concatenate(logits, axis=1)
+    for row, n in enumerate(lengths):
+        close(logits[row, STEPS - n :], full(name, rows[row : row + 1, : n + 2])[0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("split", [1, WINDOW, 20])
+def test_packed_sequences_are_separate(name: str, split: int) -> None:
+    tokens = tokens_of()
+    positions = jnp.concatenate([jnp.arange(split), jnp.arange(STEPS - split)])[None].repeat(2, 0)
+    expected = jnp.concatenate([full(name, tokens[:, :split]), full(name, tokens[:, split:])], axis=1)
+    close(full(name, tokens, positions), expected)
+    close(through_cache(name, tokens, positions, [14, 15])[0], expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_alone_leaves_every_state_unchanged(name: str) -> None:
+    params, tokens = params_of(name), tokens_of()
+    _, cache = through_cache(name, tokens, None, [STEPS])
+    _, after = applied(name)(params, tokens[:, :3], jnp.full((2, 3), -1), cache)
+    for before, now in zip(jax.tree.leaves(cache), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(before, now)
+
+
+@pytest.mark.parametrize("window", [1, 2, WINDOW])
+def test_a_window_sees_itself_and_the_ones_just_before(window: int) -> None:
+    """By gradients: position t sees t − window + 1 and not t − window, in training and through the cache."""
+    from flax import nnx
+
+    mixer = MQA(16, heads=4, head_dim=4, window=window, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (1, 200, 16))
+    at = 150
+    for cached in (False, True):
+
+        def reach(x, cached=cached):
+            if not cached:
+                return mixer(x, None, None)[0][0, at].sum()
+            _, cache = mixer(x[:, :at], None, mixer.init_cache(1, 200))
+            return mixer(x[:, at:], None, cache)[0][0, 0].sum()
+
+        seen = np.abs(jax.jit(jax.grad(reach))(x)[0]).sum(axis=-1) > 0
+        assert np.flatnonzero(seen).tolist() == list(range(at - window + 1, at + 1))
+
+
+def test_blocks_of_queries_change_nothing() -> None:
+    """200 steps are four blocks of queries; one product over everything is the oracle."""
+    from flax import nnx
+
+    for window in (None, 5, 64, 100):
+        mixer = MQA(16, heads=4, head_dim=4, window=window, rope=False, rngs=nnx.Rngs(0))
+        x = jax.random.normal(jax.random.key(0), (2, 200, 16))
+        q, k, v = (np.asarray(part(x), np.float64) for part in (mixer.query, mixer.key, mixer.value))
+        scores = np.einsum("bqnh,bkh->bnqk", q.reshape(2, 200, 4, 4), k) / 2
+        distance = np.arange(200)[:, None] - np.arange(200)[None]
+        scores = np.where((distance >= 0) & (distance < (window or 200)), scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        y = np.einsum("bnqk,bkh->bqnh", weights / weights.sum(-1, keepdims=True), v).reshape(2, 200, 16)
+        close(jax.jit(lambda x, m=mixer: m(x, None, None)[0])(x), y @ np.asarray(mixer.output.kernel[...], np.float64))
+
+
+def test_rope_is_relative_and_exact_far_out() -> None:
+    """The product of a query and a key depends on their distance only, also at position 2^20."""
+    q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 16)) for i in range(2))
+
+    def product(at: int) -> float:
+        turned = [rope(x, jnp.array([[place]]), 10_000.0) for x, place in ((q, at), (k, at - 37))]
+        return float((turned[0] * turned[1]).sum())
+
+    assert abs(product(2**20) - product(37)) < 5e-3
+    assert abs(product(5000) - product(37)) < 1e-4
+
+
+def test_a_global_cache_that_overflows_raises_or_poisons() -> None:
+    model, params, tokens = model_of("mqa"), params_of("mqa"), tokens_of()
+    with pytest.raises(ValueError, match="the cache holds 10 keys and was given 29"):
+        model.apply(params, tokens, None, model.init_cache(2, 10))
+    assert np.isnan(jax.jit(model.apply)(params, tokens, None, model.init_cache(2, 10))[0]).all()
+
+
+def test_a_window_that_is_longer_than_the_text_needs_no_more_cache_than_the_text() -> None:
+    """A prompt in one piece, in pieces and with pads, then one token, from a cache with room for it and no more."""
+    from flax import nnx
+
+    mixer = MQA(16, heads=4, head_dim=4, window=100, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (2, 60, 16))
+    whole, _ = mixer(x, None, None)
+    for sizes in ((59, 1), (20, 39, 1)):
+        cache, start, parts = mixer.init_cache(2, 60), 0, []
+        assert cache.keys.shape[1] == 60
+        for size in sizes:
+            y, cache = jax.jit(lambda x, cache: mixer(x, None, cache))(x[:, start : start + size], cache)
+            parts.append(y)
+            start += size
+        close(jnp.concatenate(parts, axis=1), whole, 1e-6)
+    padded = jnp.concatenate([jnp.zeros((2, 7, 16)), x[:, :53]], axis=1)
+    positions = jnp.maximum(jnp.arange(60) - 7, -1)[None].repeat(2, 0)
+    y, cache = mixer(padded, positions, mixer.init_cache(2, 60))
+    close(y[:, 7:], whole[:, :53], 1e-6)
+    y, _ = mixer(x[:, 53:], None, cache)
+    close(y, whole[:, 53:], 1e-6)
+    assert np.isnan(jax.jit(lambda x: mixer(x, None, mixer.init_cache(2, 30))[0])(x)).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_state_is_float32_and_bounded_where_it_should_be(name: str) -> None:
+    model = model_of(name)
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(model.init_cache(1, length))) for length in (64, 128)]
+    grows = any(block.mixer.window is None for block in attention_of(name))
+    assert (sizes[0] == sizes[1]) is (not grows)
+    for leaf in jax.tree.leaves(model.init_cache(1, 8)):
+        assert leaf.dtype in (jnp.float32, jnp.int32)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_paper_sizes_decay_mask_and_logits_dtype(name: str) -> None:
+    model = config.experiment(config.compose(["task=induction_heads", f"model={name}"])).model
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    if name != "mamba":  # a control of its authors' size: two blocks without MLPs
+        assert 230_000 <= count <= 290_000
+    for path, decays in jax.tree_util.tree_leaves_with_path(model.decay_mask(params)):
+        key = jax.tree_util.keystr(path)
+        spared = any(word in key for word in ("scale", "bias", "table", "'decay'", "'angle'", "log_rate", "skip"))
+        assert decays is not spared, key
+
+
+def test_the_decay_starts_where_the_paper_says() -> None:
+    """`a^c` uniform in [0.9, 0.999], gates LeCun over a block (De et al. 2024, sec. 2.4)."""
+    from flax import nnx
+
+    block = RecurrentBlock(64, width_rnn=4096, gate_blocks=16, rngs=nnx.Rngs(0))
+    a_c = np.asarray(jax.nn.sigmoid(block.rglru.decay[...])) ** 8
+    assert 0.9 <= a_c.min() < 0.902 and 0.997 < a_c.max() <= 0.9991
+    assert abs(a_c.mean() - 0.9495) < 0.003
+    assert abs(float(block.rglru.input_gate.kernel[...].std()) * 256**0.5 - 1) < 0.01
+
+
+def test_a_dense_block_diagonal_product_is_the_blocked_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flax import nnx
+
+    layer = BlockDiagonalLinear(48, 6, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (2, 3, 48))
+    dense = layer(x)
+    monkeypatch.setattr("evalkit.models.layers.modules.DENSE_UP_TO", 0)
+    close(layer(x), dense, 1e-6)
+
+
+def test_gelu_times_is_jax_gelu_times() -> None:
+    x, y, dz = (jax.random.normal(key, (64,)) * 3 for key in jax.random.split(jax.random.key(0), 3))
+    wanted, pull = jax.vjp(lambda x, y: jax.nn.gelu(x) * y, x, y)
+    got, own = jax.vjp(gelu_times, x, y)
+    for one, other in zip((got, *own(dz)), (wanted, *pull(dz)), strict=True):
+        close(one, other, 1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_at_chosen_positions_are_those_of_all(name: str) -> None:
+    model, params = model_of(name), params_of(name)
+    tokens = tokens_of()
+    at = jnp.stack([jnp.array([0, tokens.shape[1] // 2, tokens.shape[1] - 1])] * tokens.shape[0])
+    whole, _ = model.apply(params, tokens)
+    some, _ = model.apply(params, tokens, None, None, at)
+    close(some, jnp.take_along_axis(whole, at[..., None], axis=1), 1e-6)
+
+
+@pytest.mark.parametrize("documents", [1, 2])
+@pytest.mark.parametrize("in_cache", [2**18, 1])
+def test_attention_and_its_gradient_are_the_plain_softmax(
+    documents: int, in_cache: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks, folded heads, one sequence after the other and the gradient that takes the weights again, against the
+    textbook in float64; every sequence with marks of its own, too."""
+    monkeypatch.setattr("evalkit.models.mixers.attention.IN_CACHE", in_cache)
+    batch, steps, heads, width, window = 2, 150, 2, 4, 40
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, dy = (jax.random.normal(key, (batch, steps, heads, width)) for key in keys[:2])
+    k, v = (jax.random.normal(key, (batch, steps, width)) for key in keys[2:])
+    where = jnp.arange(steps)[None]
+    marks, segments = Marks(where, where, None, None), jnp.zeros((1, steps), jnp.int32)
+    if documents == 2:
+        segments = jnp.stack([where[0] >= 30, where[0] >= 71]).astype(jnp.int32)
+        marks = Marks(where, where, segments, segments)
+
+    def plain(q, k, v):
+        distance = where[0][:, None] - where[0][None]
+        seen = ((distance >= 0) & (distance < window))[None] & (segments[:, :, None] == segments[:, None])
+        scores = jnp.where(seen[:, None], jnp.einsum("bqnh,bsh->bnqs", q, k) / 2, -jnp.inf)
+        return jnp.einsum("bnqs,bsh->bqnh", jax.nn.softmax(scores, axis=-1), v)
+
+    with jax.enable_x64():
+        value, pull = jax.vjp(plain, *(jnp.asarray(np.asarray(x), jnp.float64) for x in (q, k, v)))
+        wanted = [value, *pull(jnp.asarray(np.asarray(dy), jnp.float64))]
+    value, pull = jax.vjp(lambda q, k, v: attend(q, k, v, marks, window, aligned=True), q, k, v)
+    for got, want in zip((value, *pull(dy)), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_filling_cache_is_attended_like_a_full_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of keys with the last one cut short, empty ones left out, against all keys at once."""
+    model, params = model_of("mqa"), params_of("mqa")
+    tokens = jnp.concatenate([tokens_of()] * 3, axis=1)
+    cache = model.init_cache(tokens.shape[0], 2 * tokens.shape[1] + 3)
+    whole, _ = model.apply(params, tokens)
+    monkeypatch.setattr("evalkit.models.mixers.attention.KEYS_AT_A_TIME", 16)
+    half = tokens.shape[1] // 2
+    first, cache = model.apply(params, tokens[:, :half], None, cache)
+    second, _ = model.apply(params, tokens[:, half:], None, cache)
+    close(jnp.concatenate([first, second], axis=1), whole, 1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_gradients_are_finite_and_logits_float32(name: str) -> None:
+    shrunk = [*overrides_of(name), "model.dtype=bfloat16"]
+    model = config.experiment(config.compose(["task=induction_heads", f"model={name}", *shrunk])).model
+
+    def loss(params):
+        logits, _ = model.apply(params, tokens_of())
+        assert logits.dtype == jnp.float32
+        return (logits**2).mean()
+
+    gradients = jax.jit(jax.grad(loss))(params_of(name))
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+    close(jax.jit(model.apply)(params_of(name), tokens_of())[0], full(name, tokens_of()), 0.2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"pattern": ["b"]}, "names \\['b'\\]; mixers given: \\['a'\\]"),
+        ({"pattern": []}, "names nothing"),
+        ({"width": 0}, "width=0; allowed: 1 or more"),
+        ({"dtype": "float16"}, "allowed: float32, bfloat16"),
+        ({"mlp_expansion": -1}, "mlp_expansion=-1 makes an MLP of width -16"),
+        ({"mlp_expansion": 1.3}, "an MLP of width 20.8; use a whole one"),
+        ({"logits_soft_cap": 0.0}, "logits_soft_cap=0.0; allowed: above 0, or null"),
+    ],
+)
+def test_an_impossible_model_is_refused(sizes: dict, words: str) -> None:
+    def attention(width, rngs):
+        return MQA(width, heads=4, head_dim=4, rngs=rngs)
+
+    given = {"vocab_size": 16, "width": 16, "pattern": ["a"], "mixers": {"a": attention}, **sizes}
+    with pytest.raises(ValueError, match=words):
+        build(**given)

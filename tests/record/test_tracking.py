@@ -1,0 +1,280 @@
+"""What W&B is told is read back from its own offline files; whatever it does, a run goes on."""
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+
+from evalkit.core.errors import UserError
+from evalkit.core.rows import Row, row
+from evalkit.record.tracking import WandbLog, WandbSettings
+
+CONFIG = {"train": {"steps": 20, "length": 256}, "seed": 0}
+KEY = "0" * 40
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture(autouse=True)
+def own_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Each test has a W&B of its own, with no key, no settings and no files of the machine's user."""
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR", "WANDB_PROJECT", "WANDB_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home" / name))
+    wandb.teardown()
+    yield
+    wandb.teardown()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder
+
+
+def opened(folder: Path, seeds: tuple[int, ...] = (0,), **settings: Any) -> WandbLog:
+    return WandbLog(
+        WandbSettings(**settings), folder, CONFIG, seeds=seeds, task="copying", model="hawk", train_length=256
+    )
+
+
+def measured(split: str | None, metric: str, total: float | None, **fields: Any) -> Row:
+    return row(
+        **{"run": "r", "task": "copying", "model": "hawk", "seed": 0, "count": 4, **fields},
+        split=split,
+        metric=metric,
+        total=total,
+    )
+
+
+def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The records of each offline run under `folder`, by run id, in the order of starting."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in sorted((folder / "wandb").glob("offline-run-*")):
+        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(run)]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        entries = [json.loads(line) for line in lines]
+        found.setdefault(of("run", entries)[0]["run_id"], []).extend(entries)
+    return found
+
+
+def of(kind: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line[kind] for line in lines if line["type"] == kind]
+
+
+def history(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was logged, without W&B's own fields."""
+    items = [entry["item"] for entry in of("history", lines)]
+    return [{name: item[name] for name in item if not name.startswith("_")} for item in items]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What a user is told; W&B's own telemetry has loggers of its own."""
+    tracking = [record for record in caplog.records if record.name == "evalkit.record.tracking"]
+    return [record.getMessage() for record in tracking if record.levelno >= logging.WARNING]
+
+
+def test_rows_become_curves_of_each_seed(folder: Path) -> None:
+    log = opened(folder, seeds=(3, 4), mode="offline", tags=["fig6b"])
+    log.write([measured(None, "parameters", 1000, count=1, seed=None)])
+    for seed in (3, 4):
+        log.write(
+            [
+                measured("train", "loss", 8.0, seed=seed, step=10, length=256),
+                measured("train", "accuracy", 1.0, seed=seed, step=10, length=256),
+            ]
+        )
+        log.write(
+            [
+                measured("validation", "accuracy", 2.0, seed=seed, step=10, length=256),
+                measured("validation", "accuracy", seed, seed=seed, step=10, length=512),
+            ]
+        )
+        log.write(
+            [
+                measured("test", "accuracy", 4.0, seed=seed, step=20, length=256),
+                measured("test", "accuracy", 1.0, seed=seed, step=20, length=1024),
+                measured("test", "accuracy", 1.0, seed=seed, step=20, length=1024, position=7),
+                measured("test", "accuracy", None, seed=seed, step=20, length=4096, count=0),
+            ]
+        )
+    log.finish(0)
+
+    ids = json.loads((folder / "wandb.json").read_text())
+    runs = records(folder)
+    assert set(runs) == {ids["3"], ids["4"]}
+    for seed in (3, 4):
+        assert history(runs[ids[str(seed)]]) == [
+            {"parameters": 1000},
+            {"train/step": 10, "train/loss": 2.0, "train/accuracy": 0.25},
+            {"train/step": 10, "validation/accuracy": 0.5, "validation/accuracy@512": seed / 4},
+            {"eval/length": 256, "extrapolation/accuracy": 1.0},
+            {"eval/length": 1024, "extrapolation/accuracy": 0.25},
+        ]
+
+
+def test_each_seed_has_a_run_in_one_group_with_its_x_axes(folder: Path) -> None:
+    opened(folder, seeds=(0, 1), mode="offline", tags=["fig6b"]).finish(0)
+    runs = records(folder)
+    described = [of("run", lines)[0] for lines in runs.values()]
+    assert {run["display_name"] for run in described} == {"hawk-copying-s0", "hawk-copying-s1"}
+    assert {run["run_group"] for run in described} == {"hawk-copying-run"}
+    assert {run["job_type"] for run in described} == {"train"}
+    assert all(run["tags"] == ["fig6b"] for run in described)
+    for lines in runs.values():
+        axes = {line["glob_name"]: line["step_metric"] for line in of("metric", lines) if "glob_name" in line}
+        assert axes == {"train/*": "train/step", "validation/*": "train/step", "extrapolation/*": "eval/length"}
+
+
+def test_a_second_start_continues_the_same_runs(folder: Path) -> None:
+    for step in (10, 20):
+        log = opened(folder, seeds=(0, 1), mode="offline")
+        log.write([measured("train", "loss", 4.0, step=step)])
+        log.finish(0)
+    ids = json.loads((folder / "wandb.json").read_text())
+    runs = records(folder)
+    assert set(runs) == set(ids.values())
+    assert [entry["train/step"] for entry in history(runs[ids["0"]])] == [10, 20]
+
+
+def test_a_failed_run_says_so(folder: Path) -> None:
+    opened(folder, mode="offline").finish(143)
+    (lines,) = records(folder).values()
+    assert of("exit", lines)[0]["exit_code"] == 143
+
+
+def test_disabled_writes_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = opened(folder, mode="disabled")
+    log.write([measured("train", "loss", 4.0, step=10)])
+    log.finish(0)
+    assert list(folder.iterdir()) == []
+    assert warnings(caplog) == []
+
+
+def test_the_environment_may_turn_auto_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    opened(folder).finish(0)
+    assert list(folder.iterdir()) == []
+
+
+def test_the_environment_may_ask_for_offline(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    opened(folder).finish(0)
+    assert len(records(folder)) == 1
+    assert warnings(caplog) == []
+
+
+def test_without_a_key_auto_is_offline_with_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    opened(folder, seeds=(0, 1)).finish(0)
+    (warning,) = warnings(caplog)
+    assert "offline" in warning and "key" in warning
+    assert len(records(folder)) == 2
+
+
+@pytest.mark.parametrize("mode", ["auto", "online"])
+def test_without_a_server_the_log_is_offline_with_one_warning(
+    mode: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", NOWHERE)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    start = time.monotonic()
+    log = opened(folder, seeds=(0, 1), mode=mode)
+    seconds = time.monotonic() - start
+    log.write([measured("train", "loss", 4.0, step=10)])
+    log.finish(0)
+    assert seconds < 10
+    (warning,) = warnings(caplog)
+    assert "offline" in warning
+    assert len(records(folder)) == 2
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def refusing_server() -> Iterator[str]:
+    """The address of a server that knows no key."""
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(401)
+            self.end_headers()
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuse) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_server_that_refuses_the_key_leaves_the_log_offline_with_one_warning(
+    refusing_server: str, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", refusing_server)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    log = opened(folder, seeds=(0, 1))
+    log.write([measured("train", "loss", 4.0, step=10, seed=seed) for seed in (0, 1)])
+    log.finish(0)
+    (warning,) = warnings(caplog)
+    assert "offline" in warning and "401" in warning
+    runs = records(folder)
+    assert set(runs) == set(json.loads((folder / "wandb.json").read_text()).values())
+    assert all(history(lines) == [{"train/step": 10, "train/loss": 1.0}] for lines in runs.values())
+
+
+def test_a_failure_while_logging_is_one_warning_and_then_silence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(run: wandb.Run, data: dict[str, Any]) -> None:
+        raise OSError("no space left on device")
+
+    log = opened(folder, mode="offline")
+    monkeypatch.setattr(wandb.Run, "log", refuse)
+    for step in (10, 20):
+        log.write([measured("train", "loss", 4.0, step=step)])
+    log.finish(0)
+    (warning,) = warnings(caplog)
+    assert "no space left on device" in warning
+
+
+def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = opened(tmp_path / "missing", mode="offline")
+    log.write([measured("train", "loss", 4.0, step=10)])
+    log.finish(0)
+    assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: WandbSettings(mode="on"), "auto, online, offline, disabled"),
+        (lambda: WandbSettings(tags="fig6b"), "wandb.tags=[fig6b]"),
+    ],
+)
+def test_bad_settings_name_what_is_allowed(make: Callable[[], WandbSettings], named: str) -> None:
+    with pytest.raises(UserError, match="wandb") as error:
+        make()
+    assert named in str(error.value)
+
+
+def test_wandb_is_imported_only_by_a_run_that_uses_it() -> None:
+    code = "import sys, evalkit.tracking; sys.exit('wandb' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

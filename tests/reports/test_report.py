@@ -1,0 +1,234 @@
+"""What a report says is what the rows hold: the summary, the files and the table, whatever part of a run is missing."""
+
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.lines import Line2D
+from rich.console import Console
+
+from evalkit.core.errors import UserError
+from evalkit.core.rows import row
+from evalkit.core.statistics import wilson
+from evalkit.reports import page
+from evalkit.reports.accuracy.report import report
+from evalkit.reports.accuracy.summary import Curve, Point, extrapolation_curve, learning_curve, probe_lengths, summarise
+from evalkit.reports.curves import extrapolation_figure, learning_figure, length_label, save, svg
+from support.made_up_runs import LADDER, SEQUENCES, STEPS, falls, run_rows, scores, write_run
+
+NAMES: dict[str, Any] = {"run": "griffin-1", "task": "induction_heads", "model": "griffin"}
+
+
+def printed(folder: Path) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    report(folder, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+
+
+def test_steps_to_a_level_are_the_first_validation_that_has_it() -> None:
+    first, second = summarise(run_rows(seeds=(0, 1)))["seeds"]
+    assert first["steps_to"] == {"0.9": 50, "0.99": 100, "1.0": 100}
+    assert second["steps_to"] == {"0.9": 100, "0.99": 150, "1.0": 150}
+
+
+def test_a_level_that_was_not_reached_is_null_and_takes_the_mean_away() -> None:
+    rows = [entry for entry in run_rows(seeds=(0, 1)) if entry["step"] is None or entry["step"] < 150]
+    summary = summarise(rows)
+    assert summary["seeds"][1]["steps_to"] == {"0.9": 100, "0.99": None, "1.0": None}
+    assert summary["aggregate"]["steps_to"]["0.99"] == {
+        "mean": None,
+        "median": None,
+        "min": 100,
+        "max": None,
+        "seeds": 1,
+    }
+    assert summary["aggregate"]["steps_to"]["0.9"]["mean"] == 75
+
+
+def test_the_ladder_holds_each_length_and_seed_with_its_interval() -> None:
+    summary = summarise(run_rows(seeds=(0, 1), not_run=[2048]))
+    assert [(record["length"], record["seed"]) for record in summary["extrapolation"]] == [
+        (length, seed) for length in LADDER for seed in (0, 1)
+    ]
+    for record in summary["extrapolation"]:
+        right = falls(record["length"], record["seed"])
+        assert record["accuracy"] == right / SEQUENCES
+        assert (record["low"], record["high"]) == wilson(right, SEQUENCES)
+        assert record["sequences"] == SEQUENCES
+    assert summary["not_run"] == [{"length": 2048, "reason": "quadratic"}]
+    last = summary["aggregate"]["extrapolation"][-1]
+    assert (last["accuracy"]["min"], last["accuracy"]["max"]) == (15 / 64, 16 / 64)
+
+
+def test_validation_at_the_training_length_is_told_from_probes() -> None:
+    rows = run_rows()
+    assert probe_lengths(rows) == [512]
+    assert [point.x for point in learning_curve(rows).seeds[0]] == list(STEPS)
+    assert learning_curve(rows).seeds[0][-1].value == 1.0
+    assert learning_curve(rows, 512).seeds[0][-1].value == 0.5
+
+
+def test_a_later_evaluation_replaces_an_earlier_one_and_makes_up_for_a_length_not_run() -> None:
+    rows = (
+        run_rows(not_run=[2048]) + scores(3, "test", STEPS[-1], 64, 0, NAMES) + scores(2, "test", 9999, 2048, 0, NAMES)
+    )
+    summary, curve = summarise(rows), extrapolation_curve(rows)
+    assert [record["accuracy"] for record in summary["extrapolation"] if record["length"] == 64] == [3 / 64]
+    assert summary["not_run"] == []
+    assert (curve.seeds[0][0].value, curve.seeds[0][-1].x, list(curve.not_run)) == (3 / 64, 2048, [])
+
+
+def test_rows_of_another_task_and_of_single_positions_stay_out() -> None:
+    other = scores(1, "test", STEPS[-1], 64, 0, {**NAMES, "task": "phonebook"})
+    place: dict[str, Any] = {"split": "test", "length": 64, "step": STEPS[-1], "seed": 0, "position": 3, "count": 64}
+    rows = [*run_rows(), *other, row(**NAMES, **place, metric="accuracy", total=0)]
+    assert summarise(rows)["extrapolation"] == summarise(run_rows())["extrapolation"]
+
+
+def test_the_median_over_seeds_can_ask_for_every_seed() -> None:
+    both, one = Point(1, 0.5, 0, 1, 9), Point(2, 1.0, 0, 1, 9)
+    curve = Curve("", {0: [both, one], 1: [Point(1, 0.7, 0, 1, 9)]})
+    assert curve.over_seeds(complete=True) == [(1, pytest.approx(0.6), 0.5, 0.7)]
+    assert curve.over_seeds()[-1] == (2, 1.0, 1.0, 1.0)
+
+
+def test_a_report_writes_its_files_and_says_the_numbers(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", run_rows(not_run=[2048], notes=["Trained with a length curriculum."]))
+    text = printed(folder)
+    results = json.loads((folder / "results.json").read_text())
+    assert results == summarise(run_rows(not_run=[2048], notes=["Trained with a length curriculum."]))
+    assert (results["schema"], results["task"], results["model"]) == (1, "induction_heads", "griffin")
+    for said in ("243,776", "length curriculum", "256 (trained)", "0.943 – 1.000", "not run (quadratic): 2,048"):
+        assert said in text
+    for name in ("extrapolation.png", "training.png"):
+        width, height = png_size(folder / name)
+        assert width == 1920
+        assert 1000 < height < 1700
+
+
+def test_the_page_needs_nothing_from_outside_and_holds_the_numbers(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", run_rows(notes=["a <b> & c"]))
+    (folder / "environment.json").write_text('{"command": "python -m evalkit task=<x>", "jax": "0.10.2"}')
+    (folder / "config.yaml").write_text("seed: 7\n")
+    printed(folder)
+    html = (folder / "report.html").read_text()
+    assert not re.findall(r"https?:", re.sub(r'xmlns(:\w+)?="[^"]*"', "", html))
+    assert not re.findall(r'(?:src|href)="(?!#)', html)
+    assert html.count("<svg") == 2
+    for said in ("a &lt;b&gt; &amp; c", "task=&lt;x&gt;", "seed: 7", "prefers-color-scheme: dark"):
+        assert said in html
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', html))
+    assert {first or second for first, second in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', html)} <= set(ids)
+    embedded = re.search(r'id="results">(.*?)</script>', html, re.DOTALL)
+    assert embedded is not None
+    assert json.loads(embedded[1]) == json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize("kept", range(6))
+def test_a_run_that_stopped_early_still_reports(tmp_path: Path, kept: int) -> None:
+    rows = run_rows(not_run=[2048])
+    part = [rows[:0], rows[:1], rows[:2], rows[:7], rows[1:], rows[-1:]][kept]
+    folder = write_run(tmp_path / "run", part)
+    assert printed(folder)
+    assert json.loads((folder / "results.json").read_text())["schema"] == 1
+
+
+def test_a_loss_that_is_not_a_number_reports_as_missing(tmp_path: Path) -> None:
+    rows = [*run_rows()]
+    for entry in rows:
+        if entry["metric"] == "loss":
+            entry["total"] = math.nan
+    folder = write_run(tmp_path / "run", rows)
+    printed(folder)
+    assert json.loads((folder / "results.json").read_text())["extrapolation"][0]["loss"] is None
+
+
+def test_a_total_rounded_beyond_its_count_still_has_an_interval() -> None:
+    rows = run_rows()
+    rows[-2]["total"] = SEQUENCES + 1e-5
+    assert summarise(rows)["extrapolation"][-1]["high"] == 1.0
+
+
+def test_a_folder_without_rows_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no metrics\.jsonl in"):
+        printed(tmp_path)
+
+
+def test_figures_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from made_up_runs import run_rows\n"
+        "from evalkit.report import run_figures; from evalkit.figures import save\n"
+        "for name, figure in run_figures(run_rows(seeds=(0, 1))).items():\n"
+        "    [save(figure, Path(sys.argv[1]) / f'{name}{kind}') for kind in ('.svg', '.png')]\n"
+    )
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        path = f"import sys; sys.path[:0] = {sys.path!r}\n"
+        subprocess.run([sys.executable, "-c", path + program, str(tmp_path / name)], check=True)
+    files = sorted(path.name for path in (tmp_path / "first").iterdir())
+    assert files == ["extrapolation.png", "extrapolation.svg", "training.png", "training.svg"]
+    for name in files:
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+
+def test_a_figure_draws_no_point_outside_the_paper(tmp_path: Path) -> None:
+    points = [Point(2**power, 1.0, 0.9, 1.0, 64) for power in range(6, 21)]
+    curves = [Curve(f"a rather long name, number {index}", {0: points}, [2**21]) for index in range(8)]
+    figure = extrapolation_figure(curves, [256, 512], [128, None, 1024], 1 / 16, "title", ["a note " * 60])
+    page = figure.bbox
+    for text in [*figure.texts, *figure.axes[0].texts, *figure.axes[0].get_xticklabels()]:
+        extent = text.get_window_extent()
+        assert page.x0 <= extent.x0 < extent.x1 <= page.x1
+        assert page.y0 <= extent.y0 < extent.y1 <= page.y1
+    assert svg(figure, "a-").startswith("<svg")
+    with pytest.raises(UserError, match=r"cannot write .*missing"):
+        save(figure, tmp_path / "missing" / "figure.png")
+
+
+@pytest.mark.parametrize("curves", [7, 32])
+def test_no_two_curves_of_a_search_are_drawn_alike(curves: int) -> None:
+    points = [Point(64, 0.5, 0.4, 0.6, 64), Point(128, 0.6, 0.5, 0.7, 64)]
+    lines = [Curve(f"trial_{number}", {0: points}) for number in range(curves)]
+    for figure in (extrapolation_figure(lines, 128), learning_figure(lines)):
+        legend = figure.axes[0].get_legend()
+        assert legend is not None
+        keys = [key for key in legend.legend_handles if isinstance(key, Line2D)]
+        assert len({(key.get_color(), str(vars(key)["_unscaled_dash_pattern"])) for key in keys}) == curves
+
+
+@pytest.mark.parametrize(
+    ("task", "title"), [("induction_heads", "Induction heads"), ("books", "Books"), ("arxiv", "arXiv")]
+)
+def test_tasks_are_titled_as_people_write_them(task: str, title: str) -> None:
+    assert page.spoken(task) == title
+
+
+@pytest.mark.parametrize(
+    ("length", "label"),
+    [
+        (64, "64"),
+        (1000, "1000"),
+        (1024, "1K"),
+        (16384, "16K"),
+        (2**20, "2^20"),
+        (3 * 2**20, "3072K"),
+        (10001, "10,001"),
+    ],
+)
+def test_lengths_are_labelled_as_people_say_them(length: int, label: str) -> None:
+    assert length_label(length) == label

@@ -1,0 +1,202 @@
+"""`experiment=…`: what is missing is run, what is done is left alone, and what cannot be is refused before anything."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from evalkit.__main__ import main
+from evalkit.configuration import catalogue
+from evalkit.configuration import experiment as config
+from evalkit.core.errors import UserError
+from evalkit.core.rows import read
+from evalkit.session import experiments, run
+from support import tiny
+
+EXPERIMENT = """
+# @package _global_
+# Two tiny runs and a control.
+defaults:
+  - override /task: induction_heads
+runs:
+  one: [model=griffin]
+  other: [model=griffin, train.learning_rate=1e-3]
+controls:
+  forgetful: [evaluate=one, eval.reset_every=8, "eval.lengths=[16]"]
+"""
+SETTINGS = [text for text in tiny.OVERRIDES if not text.startswith(("task=", "model="))]
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Callable[..., int]:
+    """Runs an experiment of a folder of the user's own, into `tmp_path/out`."""
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+
+    def runs(*overrides: str, text: str = EXPERIMENT) -> int:
+        (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(text.lstrip())
+        search = f"hydra.searchpath=['file://{tmp_path / 'conf'}']"
+        return main(["experiment=mine", search, *SETTINGS, f"hydra.run.dir={tmp_path / 'out'}", *overrides])
+
+    return runs
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("metrics.jsonl"))}
+
+
+def test_it_runs_what_is_missing_and_draws_it_together(experiment: Callable[..., int], tmp_path: Path) -> None:
+    assert experiment() == 0
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == {"one", "other", "forgetful", "runs", "controls"}
+    controls = (out / "controls" / "compare.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[1] for line in controls] == ["forgetful"], "not called after its place in the experiment"
+    for name in ("compare.png", "learning.png", "compare.csv", "compare.html"):
+        assert (out / "runs" / name).is_file()
+    header, *lines = (out / "runs" / "compare.csv").read_text().splitlines()
+    assert {line.split(",")[0] for line in lines} == {"one", "other"} and header.startswith("run,model")
+    forgetful = [entry for entry in read(out / "forgetful") if entry["metric"] == "accuracy"]
+    assert [(entry["length"], entry["extra"]) for entry in forgetful] == [(16, {"reset_every": 8})]
+    before = stamps(out)
+    assert experiment() == 0
+    assert stamps(out) == before, "a finished run was run again"
+
+
+def test_it_goes_on_with_a_run_that_was_stopped(experiment: Callable[..., int], tmp_path: Path) -> None:
+    assert experiment() == 0
+    (tmp_path / "out" / "other" / "results.json").unlink()  # as if stopped before its end
+    called: list[Path] = []
+    with pytest.MonkeyPatch.context() as patch:
+        original = run.resume
+        patch.setattr(run, "resume", lambda folder, rest: (called.append(folder), original(folder, rest))[1])
+        assert experiment() == 0
+    assert called == [tmp_path / "out" / "other"]
+    assert config.from_file(called[0] / "config.yaml").train.learning_rate == 1e-3
+
+
+def test_other_settings_in_the_same_folder_are_refused(
+    experiment: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert experiment() == 0
+    capsys.readouterr()
+    before = stamps(tmp_path / "out")
+    assert experiment("train.steps=8") == 2
+    said = capsys.readouterr().err
+    assert (
+        said.count("\n") == 1
+        and "out/one was begun with another train.steps; give another hydra.run.dir=FOLDER" in said
+    )
+    assert stamps(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "words"),
+    [
+        (
+            EXPERIMENT.replace("evaluate=one", "evaluate=two"),
+            [],
+            "forgetful evaluates two, which is not trained in this",
+        ),
+        (
+            EXPERIMENT.replace("learning_rate=1e-3", "learning_rat=1e-3"),
+            [],
+            "the nearest valid one is 'train.learning_rate'",
+        ),
+        (EXPERIMENT.split("runs:")[0], [], "names no runs"),
+        (EXPERIMENT, ["-m"], "experiment= has its own runs; leave -m out"),
+        (EXPERIMENT, ["eval.lengths=[0]"], "length 0"),
+        (EXPERIMENT.replace("reset_every=8", "reset_evry=8"), [], "the nearest valid one is 'eval.reset_every'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    experiment: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    overrides: list[str],
+    words: str,
+) -> None:
+    assert experiment(*overrides, text=text) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and words in said, said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_fails_does_not_keep_the_others_from_running(
+    experiment: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rate that makes the loss infinite is as likely as any in a search."""
+    wild = EXPERIMENT.replace("one: [model=griffin]", "one: [model=griffin, train.learning_rate=1e30]")
+    assert experiment(text=wild.split("controls:")[0]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not finite" in said and said.endswith("failed: one")
+    assert (tmp_path / "out" / "other" / "results.json").is_file()
+    assert "one" not in (tmp_path / "out" / "runs" / "compare.csv").read_text().replace("none", "")
+
+
+def test_an_interrupted_evaluation_is_done_anew(experiment: Callable[..., int], tmp_path: Path) -> None:
+    assert experiment() == 0
+    forgetful = tmp_path / "out" / "forgetful"
+    whole = (forgetful / "metrics.jsonl").read_bytes()
+    (forgetful / "results.json").unlink()
+    (forgetful / "metrics.jsonl").write_bytes(whole[: len(whole) // 2])
+    assert experiment() == 0
+    assert (forgetful / "metrics.jsonl").read_bytes() == whole
+
+
+def test_a_figure_with_recipes_of_its_own_takes_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    for model in ([], ["model=hawk"]):  # all of its runs, or one
+        assert main(["experiment=fig6b", "preset=text", *model]) == 2
+        said = capsys.readouterr().err
+        assert "fig6b has no recipe conf/figure/fig6b/text/hawk.yaml, which its protocol chooses" in said
+
+
+@pytest.mark.parametrize(
+    ("figure", "preset"),
+    [(folder.parent.name, folder.name) for folder in sorted((catalogue.directory() / "figure").glob("*/*"))],
+)
+def test_every_run_of_a_figure_can_be(figure: str, preset: str, tmp_path: Path) -> None:
+    """A control's recipe that does not compose would refuse the whole figure."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiments, "_do", Mock(return_value=0))
+        assert main([f"experiment={figure}", f"preset={preset}", f"hydra.run.dir={tmp_path}"]) == 0
+
+
+def test_what_evaluates_a_run_waits_for_its_end(
+    experiment: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else an evaluation of what a failed run left would stand as that of the whole run."""
+    assert experiment() == 0
+    (tmp_path / "out" / "one" / "results.json").unlink()
+    shutil.rmtree(tmp_path / "out" / "forgetful")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "resume", Mock(side_effect=UserError("cannot write")))
+        assert experiment() == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "it evaluates one, which is not finished" in said and said.endswith("failed: one, forgetful")
+    assert not (tmp_path / "out" / "forgetful").exists()
+
+
+def test_a_run_that_was_given_more_steps_stays_the_same_run(experiment: Callable[..., int], tmp_path: Path) -> None:
+    assert experiment() == 0
+    one = tmp_path / "out" / "one"
+    before = config.from_file(one / "config.yaml").train.steps
+    assert run.resume(one, [f"train.steps={before + 4}"]) == 0
+    assert experiment() == 0
+    assert config.from_file(one / "config.yaml").train.steps == before + 4
+
+
+def test_a_run_that_goes_on_is_not_finished(experiment: Callable[..., int], tmp_path: Path) -> None:
+    assert experiment() == 0
+    one = tmp_path / "out" / "one"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.Session, "train_and_evaluate", Mock(side_effect=UserError("a full disk")))
+        with pytest.raises(UserError, match="a full disk"):
+            run.resume(one, [])
+    assert not (one / "results.json").exists()
+
+
+def test_one_of_its_runs_alone_is_an_ordinary_run(experiment: Callable[..., int], tmp_path: Path) -> None:
+    assert experiment("model=griffin") == 0
+    assert (tmp_path / "out" / "results.json").is_file(), "not in the run's own folder"

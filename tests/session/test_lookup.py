@@ -1,0 +1,135 @@
+"""`task=phonebook checkpoint=…`: its record, its figure, going on with it, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evalkit.__main__ import main
+from evalkit.checkpoints import pretrained as checkpoints
+from evalkit.core.rows import FILE, read
+from evalkit.evaluations.phonebook import METRICS
+from evalkit.reports import comparison as compare
+from evalkit.reports.phonebook import LABELS, lookup_figure
+from evalkit.session import lookup, on_checkpoint
+from support import tiny
+from support.language_models import Reader, pretrained
+
+SETTINGS = ("lengths=[200,400]", "prompts=3", "new_tokens=12", "batch_size=3", "chunk=64", "wandb.mode=disabled")
+
+
+@pytest.fixture(autouse=True)
+def a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that looks answers up within 250 characters, in place of any checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoints, "load_for_text", lambda checkpoint, dtype: pretrained(Reader(250), {}))
+
+
+def look_up(*overrides: str) -> int:
+    return main(["task=phonebook", "checkpoint=some/reader", *SETTINGS, *overrides])
+
+
+def test_a_lookup_writes_rows_numbers_a_figure_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert look_up("hydra.run.dir=out", "book.depth=1", "format=json") == 0
+    rows = read("out")
+    assert rows[0]["metric"] == "parameters" and rows[0]["extra"] is not None
+    assert (rows[0]["extra"]["window"], rows[0]["extra"]["train_length"]) == (250, 256)
+    wanted = {(metric, where) for metric in METRICS for where in ("all", "inside")}  # the last entry is near the end
+    assert {(entry["metric"], (entry["extra"] or {})["answer"]) for entry in rows[1:]} == wanted
+    assert {(entry["length"], entry["count"]) for entry in rows[1:]} == {(200, 3), (400, 3)}
+    assert Path("out/lookup.png").stat().st_size > 10_000 and "depth: 1" in Path("out/config.yaml").read_text()
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert "exact match" in printed.err and found.pop("folder") == "out"
+    assert found == json.loads(Path("out/results.json").read_text())
+    assert [record["all"]["exact_match"] for record in found["lengths"]] == [1.0, 1.0]
+    assert found["lengths"][0]["outside"] is None
+
+
+def test_a_lookup_that_was_stopped_goes_on_after_its_last_whole_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look_up("hydra.run.dir=whole") == look_up("hydra.run.dir=out") == 0
+    log = Path("out") / FILE
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:-2]))
+    Path("out/lookup.png").unlink()
+    seen = []
+    monkeypatch.setattr(lookup.EvaluationProgress, "describe", lambda self, length, done, of: seen.append(length))
+    assert main(["resume=out"]) == 0
+    assert log.read_text() == "".join(lines) and set(seen) == {400} and Path("out/lookup.png").exists()
+    assert [{**entry, "run": "out"} for entry in read("whole")] == read("out")
+    assert main(["resume=out", "prompts=5"]) == 2
+
+
+def test_a_lookup_does_not_go_on_with_other_parameters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert look_up("hydra.run.dir=out") == 0
+    log = Path("out") / FILE
+    log.write_text(log.read_text().replace('"identity":"', '"identity":"1'))
+    assert main(["resume=out"]) == 2
+    assert "some/reader is another model than out began with; start a new run" in capsys.readouterr().err
+    assert main(["evaluate=out"]) == 2
+    assert "out was measured on a checkpoint; give task= and checkpoint= again" in capsys.readouterr().err
+
+
+def test_the_figure_marks_the_window_and_the_training_length_and_has_a_line_a_group() -> None:
+    assert look_up("hydra.run.dir=out", "lengths=[300,600]", "prompts=12") == 0
+    axes = lookup_figure(read("out")).axes[0]
+    words = [text.get_text() for text in axes.texts]
+    assert any("window 250" in word for word in words) and any("trained at 256" in word for word in words)
+    legend = axes.get_legend()
+    assert legend is not None and axes.get_ylabel() == "exact match"
+    assert [text.get_text() for text in legend.get_texts()] == list(LABELS.values())
+
+
+def test_lookups_of_several_models_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        assert main(["task=phonebook", f"checkpoint=some/{name}", *SETTINGS, f"hydra.run.dir=runs/{name}"]) == 0
+    capsys.readouterr()
+    assert compare.main(["runs/one", "runs/two", "--out", "together"]) == 0
+    printed = capsys.readouterr().out
+    assert "one" in printed and "two" in printed and Path("together/compare.png").stat().st_size > 10_000
+    assert len(Path("together/compare.csv").read_text().splitlines()) == 1 + 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["book.dept=1"], "unknown key 'book.dept'; the nearest valid one is 'book.depth'"),
+        (["prompts=0"], "prompts=0; allowed: 1 or more"),
+        (["lengths=[]"], "lengths=[]; allowed: one length or more"),
+        (["book.variant=x"], "book.variant='x'; allowed: jelassi"),
+        (["chunk=many"], "chunk='many'; allowed: int"),
+        (["lengths=[20]"], "length=20; allowed: at least"),
+        (["format=xml"], "format='xml'; allowed: text, json"),
+        (["-m"], "task=phonebook takes one checkpoint at a time"),
+        (["task.length=3"], "unknown key 'task'"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_line(
+    settings: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert look_up(*settings) == 2
+    message = capsys.readouterr().err
+    assert words in message and message.count("\n") == 1
+
+
+def test_a_checkpoint_goes_with_a_task_that_reads_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["task=induction_heads", "checkpoint=x"]) == 2
+    told = capsys.readouterr().err
+    assert "checkpoint= goes with task=downstream, task=phonebook, task=books, task=arxiv, not with task=ind" in told
+    assert main(["task=phonebook", "lengths=[200]"]) == 2  # trains the twin, which has no such key
+    assert "model is missing" in capsys.readouterr().err
+
+
+def test_a_run_that_knows_no_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    run = tiny.trained(tmp_path / "tokens", "train.steps=2")
+    with pytest.raises(checkpoints.UserError, match="has 16 tokens, which stand for no text"):
+        checkpoints.load_for_text(str(run))
+
+
+def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).touch()
+    with pytest.raises(checkpoints.UserError, match="holds a run already; give another"):
+        on_checkpoint.refuse_used(tmp_path)

@@ -1,0 +1,122 @@
+"""Which trial a search chooses: the rule that its protocol states, on trials made up for it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalkit.configuration import experiment as config
+from evalkit.core.rows import read, value
+from evalkit.session.selection import Trial, main, ranked, select, tokens_after
+from support import tiny
+
+
+def trial(name: str, tokens: int | None, loss: float | None, finished: bool = True) -> Trial:
+    return Trial(name, "hawk", finished, None if tokens is None else tokens // 10, tokens, 1.0, loss)
+
+
+def order(*trials: Trial) -> str:
+    return "".join(one.name for one in ranked(trials))
+
+
+def test_the_fewest_tokens_win_and_within_a_tenth_the_lowest_loss() -> None:
+    assert order(trial("a", 120, 0.1), trial("b", 100, 0.9), trial("c", 110, 0.2)) == "cba"
+    assert order(trial("a", 300, 0.5), trial("b", 200, 0.9), trial("c", 300, 0.1)) == "bca"
+
+
+def test_what_never_got_there_comes_behind_and_what_failed_last() -> None:
+    lost = trial("n", 1, None)
+    unfinished = trial("u", 1, 0.0, finished=False)
+    assert order(unfinished, lost, trial("y", None, 2.0), trial("x", None, 1.0), trial("a", 10**9, 3.0))[:3] == "axy"
+    assert order(trial("x", None, 1.0), unfinished) == "xu"
+
+
+@pytest.mark.slow
+def test_a_search_is_read_from_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = "train.curriculum=[{length:8,steps:2,batch_size:8}]"
+    tiny.trained(tmp_path / "one", "train.steps=8", "train.eval_every=2", stages)
+    (found,) = select(tmp_path, level=1.0)["griffin"]
+    validation = [row for row in read(tmp_path / "one") if row["split"] == "validation" and row["step"] == 8]
+    assert (found.accuracy, found.loss) == tuple(
+        value(row) for name in ("accuracy", "loss") for row in validation if row["metric"] == name
+    )
+    assert (found.name, found.finished, found.steps, found.tokens) == ("one", True, None, None)
+    experiment = config.from_file(tmp_path / "one" / "config.yaml")
+    answer = experiment.task.answer_length
+    assert tokens_after(experiment, 2) == 2 * 8 * (8 + answer)
+    assert tokens_after(experiment, 6) == 2 * 8 * (8 + answer) + 4 * 4 * (32 + answer)
+    assert main([str(tmp_path), "--level", "0.9"]) == 0
+    (kept,) = json.loads((tmp_path / "selection.json").read_text())["trials"]["griffin"]
+    assert kept["tokens"] is None and kept["loss"] == found.loss
+    assert "griffin" in capsys.readouterr().out
+
+
+def test_a_folder_without_trials_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert "no metrics.jsonl in the folders of" in capsys.readouterr().err
+
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "synthetic"
+# What a recipe freezes; its steps and curriculum follow from the tokens that the protocol gives to every run.
+FROZEN = ("batch_size", "learning_rate", "schedule", "weight_decay", "warmup_steps", "b1", "b2", "clip")
+
+
+def recipe_of(*overrides: str) -> Mapping[str, Any]:
+    return config.experiment(config.compose(overrides)).config
+
+
+@pytest.mark.parametrize(("figure", "level"), [("fig6b", 1.0), ("fig6a", 0.99)])
+def test_the_recipes_of_a_figure_are_those_that_its_search_chose(figure: str, level: float) -> None:
+    """By the rows kept with the results: no recipe was mended after its figure was seen."""
+    for model, trials in select(RESULTS / f"{figure}_search", level).items():
+        chosen = config.from_file(RESULTS / f"{figure}_search" / trials[0].name / "config.yaml").config
+        chosen["model"]["mixers"].get("attention", {}).pop("window", None)
+        for preset in ("cpu", "paper"):
+            recipe = recipe_of(f"experiment={figure}", f"model={model}", f"preset={preset}")
+            assert recipe["selected_by"] == trials[0].name
+            assert {key: recipe["train"][key] for key in FROZEN} == {key: chosen["train"][key] for key in FROZEN}
+            window = recipe["model"]["mixers"].get("attention", {}).pop("window", None)
+            assert window == (None if model != "griffin" else recipe["task"]["length"] // 2)
+            assert recipe["model"] == chosen["model"]
+
+
+@pytest.mark.parametrize(("control", "model"), [("mqa_local", "mqa"), ("hawk_ungated", "hawk")])
+def test_a_control_is_trained_by_the_recipe_of_its_model(control: str, model: str) -> None:
+    recipes = [recipe_of("experiment=fig6b", f"model={name}", "preset=cpu") for name in (control, model)]
+    assert recipes[0]["train"] == recipes[1]["train"]
+    assert recipes[0]["selected_by"] == recipes[1]["selected_by"]
+
+
+def test_the_input_scaled_otherwise_is_trained_by_the_recipe_of_hawk() -> None:
+    scaled = recipe_of("experiment=fig6b_convex", "model=hawk_convex", "preset=cpu")
+    frozen = recipe_of("experiment=fig6b", "model=hawk", "preset=cpu")
+    assert (scaled["train"], scaled["eval"]) == (frozen["train"], frozen["eval"])
+
+
+@pytest.mark.parametrize("model", ["hawk", "griffin"])
+def test_the_control_and_what_is_trained_by_its_recipe_differ_in_the_model_alone(model: str) -> None:
+    given = recipe_of("experiment=fig6b_published", f"model={model}", "preset=cpu")
+    control = recipe_of("experiment=fig6b", "model=mamba", "preset=cpu")
+    assert (given["train"], given["eval"]) == (control["train"], control["eval"])
+
+
+@pytest.mark.parametrize("model", ["hawk", "griffin"])
+def test_the_recipes_beyond_the_protocol_are_those_that_carried_furthest(model: str) -> None:
+    """What was chosen on extrapolation, and says so, is the trial with the best rows at 4,096."""
+    carried = {
+        folder.name: next(
+            value(row)
+            for row in read(folder)
+            if (row["split"], row["length"], row["metric"]) == ("test", 4096, "accuracy")
+        )
+        for folder in (RESULTS / "fig6b_search_far").glob(f"{model}_*")
+    }
+    furthest = max(carried, key=lambda name: carried[name])
+    chosen = config.from_file(RESULTS / "fig6b_search" / furthest / "config.yaml").config
+    recipe = recipe_of("experiment=fig6b_constant", f"model={model}", "preset=cpu")
+    assert recipe["selected_by"] == furthest
+    assert {key: recipe["train"][key] for key in FROZEN} == {key: chosen["train"][key] for key in FROZEN}
+    frozen = recipe_of("experiment=fig6b", f"model={model}", "preset=cpu")
+    assert (recipe["model"], recipe["train"]["steps"]) == (frozen["model"], frozen["train"]["steps"])

@@ -1,0 +1,229 @@
+"""A run on text from end to end: what it writes, how it goes on, what it refuses, and runs side by side."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from evalkit.__main__ import main
+from evalkit.configuration import experiment as config
+from evalkit.core import batches as feeds
+from evalkit.core.errors import UserError
+from evalkit.core.rows import read
+from evalkit.record import text_rows
+from evalkit.reports import comparison as compare
+from evalkit.reports.text.summary import table_of
+from evalkit.session import run
+from evalkit.training.trainer import Trainer
+from support import tiny
+
+EVAL = (
+    "eval.length=64",
+    "eval.windows=2",
+    "eval.contexts=[8,32,64]",
+    "eval.passages=3",
+    "eval.passage=4",
+    "eval.gaps=[16]",
+    "eval.chunk=32",
+)
+WRITTEN = (
+    "config.yaml",
+    "metrics.jsonl",
+    "results.json",
+    "positions.png",
+    "context.png",
+    "training.png",
+    "report.html",
+)
+
+
+def texts(folder: Path, seed: int = 0) -> Path:
+    """Two documents to train on and three that are held out, of words in no order."""
+    folder.mkdir(exist_ok=True)
+    words = [f"{chr(97 + i % 26)}{chr(97 + i // 26)}" for i in range(200)]
+    for number, name in enumerate(["train-a", "train-b", "heldout-a", "heldout-b", "heldout-c"]):
+        chosen = np.random.default_rng([seed, number]).choice(words, 1500)
+        (folder / f"{name}.txt").write_text(" ".join(chosen), encoding="utf-8")
+    return folder
+
+
+def overrides(data: Path, *more: str) -> list[str]:
+    return [
+        *("task=books", "task.length=32", f"data.path={data}", f"task.cache={data.parent}/cache", "preset=cpu"),
+        *tiny.MODEL,
+        *tiny.TRAIN,
+        *EVAL,
+        "wandb.mode=disabled",
+        *more,
+    ]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return texts(tmp_path_factory.mktemp("data") / "texts")
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds."""
+    folder = tmp_path_factory.mktemp("runs") / "two"
+    assert run.start(config.experiment(config.compose(overrides(data, "seeds=2"))), folder) == 0
+    return folder
+
+
+def test_a_run_leaves_what_it_promises(trained: Path) -> None:
+    assert [name for name in WRITTEN if not (trained / name).is_file()] == []
+    rows, results = read(trained), json.loads((trained / "results.json").read_text())
+    assert {entry["metric"] for entry in rows if entry["split"] == "test"} == set(text_rows.RAW)
+    assert {entry["metric"] for entry in rows if entry["split"] == "validation"} == {
+        "loss",
+        "accuracy",
+        "bits_per_byte",
+    }
+    assert results["text"]["used"].startswith("text: 2 documents, 8,998 bytes, from ")
+    assert results["seeds"] == [0, 1] and results["not_run"] == []
+    assert [found["position"] for found in results["paired"]["difference"]] == [8, 32, 64]
+    assert [found["position"] for found in results["paired_after_a_window"]["difference"]] == [8, 28, 64]
+    assert results["paired"]["against"] == 28 and len(results["by_position"]) == 12
+    bits = {
+        entry["seed"]: results["validation"]["loss"][str(entry["seed"])] / np.log(2) for entry in rows if entry["seed"]
+    }
+    for seed, expected in bits.items():  # a token is a byte
+        assert results["validation"]["bits_per_byte"][str(seed)] == pytest.approx(expected)
+
+
+def test_seeds_read_other_windows_and_a_resumed_step_the_same(data: Path) -> None:
+    experiment = config.experiment(config.compose(overrides(data)))
+    feed = feeds.feed_of(experiment.task)
+    whole, later = (feed.load([0, 1], first, 3, 4, 32) for first in (0, 2))
+    assert whole.tokens.shape == (2, 3, 4, 32)
+    np.testing.assert_array_equal(whole.tokens[:, 2], later.tokens[:, 0])
+    assert (whole.tokens[0] != whole.tokens[1]).any()
+
+
+def test_positions_are_read_only_where_a_document_begins(data: Path) -> None:
+    """Told or not, the windows of one document are the same training."""
+    experiment = config.experiment(config.compose(overrides(data)))
+    feed = feeds.feed_of(experiment.task)
+    found = [feed.load([0], step, 1, 4, 32) for step in range(200)]
+    inside, across = ([one for one in found if (one.positions is None) == whole] for whole in (True, False))
+    assert inside and across and all((one.positions[..., 1:] == 0).any() for one in across)
+    trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
+    part = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, 0]), inside[0])
+    told = part._replace(positions=jnp.broadcast_to(jnp.arange(32), (4, 32)))
+    params = experiment.model.init(jax.random.key(0))
+    for one, other in zip(*(jax.tree.leaves(trainer.gradient(params, each)) for each in (part, told)), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_dispatches_change_nothing(data: Path) -> None:
+    """Two steps and two, or four at once: the same parameters, bit for bit."""
+    ends = []
+    for log_every in (2, 4):
+        settings = [f"train.{name}_every={log_every}" for name in ("log", "eval", "checkpoint")]
+        experiment = config.experiment(config.compose(overrides(data, "train.steps=4", *settings)))
+        trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
+        (stage,), state = experiment.train.stages(32), trainer.init()
+        for _ in range(4 // log_every):
+            state, _ = trainer.advance(state, stage, log_every)
+        ends.append(trainer.layout.vectors(state.params))
+    for one, other in zip(*(map(np.asarray, end) for end in ends), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_it_is_evaluated_again_and_compared(trained: Path, tmp_path: Path) -> None:
+    assert main([f"evaluate={trained}", "eval.length=32", "eval.contexts=[]", "eval.gaps=[]"]) == 0
+    (again,) = (trained / "evaluate").iterdir()
+    assert json.loads((again / "results.json").read_text())["paired"]["difference"] == []
+    compare.compare([trained, again], tmp_path / "out", Console(quiet=True))
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        *("positions.png", "context.png", "training.png", "compare.csv", "compare.html")
+    }
+
+
+def test_another_text_is_refused_when_a_run_goes_on(data: Path, tmp_path: Path) -> None:
+    folder, mine = tmp_path / "run", texts(tmp_path / "texts")
+    assert run.start(config.experiment(config.compose(overrides(mine))), folder) == 0
+    texts(mine, seed=1)
+    with pytest.raises(UserError, match=r"began with another text \(text: 2 documents"):
+        run.resume(folder, ["train.steps=8"])
+
+
+def test_a_checkpoint_is_read_with_its_own_tokenizer(trained: Path, data: Path, tmp_path: Path) -> None:
+    """The run itself as a checkpoint: the same losses as its own evaluation found, and both in one comparison."""
+    given = [f"checkpoint={trained}", f"data.path={data}", "wandb.mode=disabled", f"hydra.run.dir={tmp_path}/again"]
+    assert main(["task=books", *given, *EVAL]) == 0
+    again, before = tmp_path / "again", [entry for entry in read(trained) if entry["seed"] == 0]
+    for metric in (text_rows.LOSS, text_rows.PAIRED, text_rows.REPEATED):
+        wanted, found = (table_of(rows, metric) for rows in (before, read(again)))
+        for position, documents in wanted.items():
+            for document, losses in documents.items():
+                assert found[position][document][0] == pytest.approx(losses[0], abs=1e-5)
+    compare.compare([trained, again], tmp_path / "out", Console(quiet=True))
+    assert (tmp_path / "out" / "positions.png").is_file()
+    assert main(["task=books", *given]) == 2
+
+
+def test_what_was_trained_on_is_not_held_out(
+    trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither of the run again, nor of the run as a checkpoint, unless it is wanted."""
+    other = texts(tmp_path / "other", seed=7)
+    (other / "heldout-z.txt").write_text((data / "train-b.txt").read_text())
+    for given in (
+        [f"evaluate={trained}"],
+        ["task=books", f"checkpoint={trained}", f"hydra.run.dir={tmp_path}/again", "wandb.mode=disabled", *EVAL],
+    ):
+        assert main([*given, f"data.path={other}"]) == 2
+        assert "1 of 4 held-out texts were trained on in this run; give others" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+    wanted = ["task.allow_shared=true", "eval.length=32", "eval.contexts=[]", "eval.gaps=[]"]
+    assert main([f"evaluate={trained}", f"data.path={other}", *wanted]) == 0
+
+
+def test_a_run_evaluated_on_another_task_keeps_its_training_length(trained: Path, data: Path) -> None:
+    experiment = config.from_file(trained / "config.yaml", ["task=arxiv", f"data.path={data}"], run.EVALUABLE)
+    assert experiment.task_name == "arxiv" and experiment.task.length == 32
+    with pytest.raises(UserError, match=r"task.length is what this run was trained at; give eval.lengths"):
+        config.from_file(trained / "config.yaml", ["task.length=64"], run.EVALUABLE)
+
+
+def test_runs_on_different_texts_are_told_apart(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = texts(tmp_path / "other", seed=7)
+    small = ["eval.length=32", "eval.contexts=[]", "eval.gaps=[]"]
+    again = tmp_path / "again"
+    assert run.evaluate(trained, [f"data.path={other}", *small], again) == 0
+    compare.compare([trained, again], tmp_path / "out", Console())
+    assert "The held-out texts differ, so the lines do not compare" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["task=induction_heads", "data.path=x"], "data.path=x, but induction_heads is drawn, not read"),
+        (["task=books", "eval=extrapolation"], "give eval=loss_by_position"),
+        (["task=induction_heads", "eval=loss_by_position"], "loss by position needs a text"),
+        (["task=books", "data.path=nowhere"], "path=nowhere is no folder"),
+    ],
+)
+def test_what_cannot_be_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "model=griffin"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("evalkit: ") and words in error and error.count("\n") == 1
+
+
+def test_a_silent_hub_is_told_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(feeds, "HUB", "http://127.0.0.1:9")
+    assert main(["task=books", "model=griffin", "task.hub.name=some/texts"]) == 2
+    assert main(["task=books", "checkpoint=x", "task.hub.name=some/texts"]) == 2
+    assert (
+        capsys.readouterr().err.count("some/texts is not in the cache and the hub (http://127.0.0.1:9) does not") == 2
+    )
+    assert main(["task=books", "model=griffin", "task.hub.name=some/texts"]) == 2
+    assert "some/texts is not in the cache and the hub (http://127.0.0.1:9) does not answer" in capsys.readouterr().err

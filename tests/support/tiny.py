@@ -1,0 +1,127 @@
+"""A run that is as small as can be: its overrides, and how the tests start it, here and in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from evalkit.checkpoints import loading
+from evalkit.configuration import experiment as config
+from evalkit.configuration.experiment import Experiment
+from evalkit.core.rows import Row, read
+from evalkit.session import run
+
+ROOT = Path(__file__).parents[2]
+TASK = ("task=induction_heads", "task.length=32")
+MODEL = (
+    "model=griffin",
+    "model.width=16",
+    "model.mlp_expansion=1",
+    "model.pattern=[recurrent,attention]",
+    "model.mixers.recurrent.width_rnn=16",
+    "model.mixers.recurrent.gate_blocks=4",
+    "model.mixers.attention.head_dim=4",
+    "model.mixers.attention.window=8",
+)
+TRAIN = (
+    "train.steps=6",
+    "train.batch_size=4",
+    "train.warmup_steps=2",
+    "train.log_every=2",
+    "train.eval_every=2",
+    "train.checkpoint_every=2",
+    "train.validation_sequences=4",
+)
+EVAL = ("eval.lengths=[16,32]", "eval.sequences=4", "eval.batch_size=4", "eval.during=[]")
+OVERRIDES = (*TASK, *MODEL, *TRAIN, *EVAL, "wandb.mode=disabled")
+
+
+def experiment(*overrides: str) -> Experiment:
+    """The tiny run with `overrides` on top."""
+    return config.experiment(config.compose([*OVERRIDES, *overrides]))
+
+
+def trained(folder: Path, *overrides: str) -> Path:
+    """The tiny run, done in `folder` in this process."""
+    assert run.start(experiment(*overrides), folder) == 0
+    return folder
+
+
+def environment() -> dict[str, str]:
+    """What a process of its own needs: the code, and of `conftest.py` the CPU and the programs compiled already.
+
+    Not its single device: these processes are what a user starts, with a device of every core.
+    """
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    return {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": " ".join(flags)}
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line of evalkit."""
+    return [sys.executable, "-m", "evalkit", *arguments]
+
+
+def new(folder: Path, *overrides: str) -> list[str]:
+    """The command line that starts the tiny run in `folder`."""
+    return command(*OVERRIDES, *overrides, f"hydra.run.dir={folder}")
+
+
+def finished(arguments: Sequence[str], largest_file: int | None = None) -> subprocess.CompletedProcess[str]:
+    """The process, when it has ended; with `largest_file` in bytes, one that finds the disk full beyond it."""
+    settings = environment()
+    if largest_file is not None:
+        del settings["JAX_COMPILATION_CACHE_DIR"]
+        set_limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({largest_file}, {largest_file}))"
+        then_run = "os.execv(sys.argv[1], sys.argv[1:])"
+        arguments = [sys.executable, "-c", f"import os, resource, sys; {set_limit}; {then_run}", *arguments]
+    return subprocess.run(arguments, env=settings, capture_output=True, text=True, timeout=300, check=False)
+
+
+def signalled(arguments: Sequence[str], number: int, folder: Path, when: Callable[[list[Row]], bool]) -> int:
+    """Starts a process, sends it a signal as soon as its rows are as they should be, and returns its exit code."""
+    silent = subprocess.DEVNULL
+    with subprocess.Popen(arguments, env=environment(), stdout=silent, stderr=silent) as process:
+        while process.poll() is None and not ((folder / "metrics.jsonl").exists() and when(read(folder))):
+            time.sleep(0.01)
+        process.send_signal(number)
+        return process.wait(120)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """A run's rows without the name of its folder."""
+    return [{name: value for name, value in entry.items() if name != "run"} for entry in read(folder)]
+
+
+def last_step(entries: Sequence[Row]) -> int:
+    """The last step that training has rows of."""
+    return max((entry["step"] or 0 for entry in entries if entry["split"] == "train"), default=0)
+
+
+def state(folder: Path) -> Any:
+    """Everything in a run's newest checkpoint."""
+    return loading.restore(config.from_file(folder / "config.yaml"), folder)[0]
+
+
+def assert_identical(one: Any, other: Any) -> None:
+    """Two pytrees of arrays, bit for bit."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for mine, theirs in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The contents of every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def results(folder: Path) -> Any:
+    """A run's `results.json`."""
+    return json.loads((folder / "results.json").read_text())

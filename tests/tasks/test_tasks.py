@@ -1,0 +1,138 @@
+"""Tasks: the jitted sampler against the rule in plain NumPy, and batches that never change within a version."""
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalkit.configuration import experiment as config
+from evalkit.core import streams
+from evalkit.tasks.induction_heads import InductionHeads
+from evalkit.tasks.selective_copying import NOISE, SelectiveCopying
+from support.shrunk import DRAWN
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "batches.json"
+VARIANTS = {
+    "induction": InductionHeads(),
+    "induction-prefix": InductionHeads(trigger="prefix"),
+    "induction-fixed": InductionHeads(trigger="fixed"),
+    "induction-triggers": InductionHeads(triggers=3),
+    "induction-all": InductionHeads(loss="all", vocab_size=40),
+    "copying": SelectiveCopying(length=64),
+    "copying-mad": SelectiveCopying(length=64, layout="mad"),
+    "copying-lm": SelectiveCopying(length=64, layout="lm", data_tokens=5),
+    "copying-total": SelectiveCopying(length=64, length_includes_answer=True),
+    **{f"conf-{name}": config.build_task(name) for name in DRAWN},
+}
+
+
+@lru_cache
+def sampler(name: str, length: int):
+    return jax.jit(lambda seed: VARIANTS[name].sample(jax.random.key(seed), length))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31 - 1), length=st.sampled_from([33, 64, 200]))
+def test_the_sampler_follows_the_rule(name: str, seed: int, length: int) -> None:
+    task = VARIANTS[name]
+    example = jax.device_get(sampler(name, length)(seed))
+    assert example.tokens.shape == example.targets.shape == example.mask.shape == (length + task.answer_length,)
+    assert example.tokens.min() >= 0 and example.tokens.max() < task.vocab_size
+    targets, mask = task.solve(example.tokens)
+    assert mask.any() and task.scored in (mask.sum(), None)
+    np.testing.assert_array_equal(example.mask, mask)
+    np.testing.assert_array_equal(example.targets[mask], targets[mask])
+    assert len(task.describe(example.tokens).split()) == len(example.tokens)
+
+
+def batch(task, count=400, length=64):
+    keys = jax.random.split(jax.random.key(3), count)
+    return jax.device_get(jax.jit(jax.vmap(lambda key: task.sample(key, length)))(keys))
+
+
+def test_the_special_token_stands_twice_and_anywhere():
+    task = InductionHeads()
+    tokens = batch(task).tokens
+    special = tokens == task.special
+    assert (special.sum(axis=1) == 2).all() and special[:, -1].all()
+    places = special[:, :-1].argmax(axis=1)
+    assert places.min() <= 2 and places.max() == 61  # the last place that leaves room for the answer
+    assert 26 < places.mean() < 35
+
+
+def test_the_answer_is_any_ordinary_token_about_equally_often():
+    answers = batch(InductionHeads()).targets[:, -1]
+    counts = np.bincount(answers, minlength=15)
+    assert len(counts) == 15 and counts.min() > 8
+
+
+def test_copying_spreads_its_data_evenly():
+    """Uniform places (MAD's own scheme leaves nearly regular gaps, a different and easier task)."""
+    task = SelectiveCopying()
+    example = batch(task, length=256)
+    data = example.tokens[:, :256] != NOISE
+    assert (data.sum(axis=1) == 16).all()
+    gaps = np.diff(np.argwhere(data)[:, 1].reshape(-1, 16), axis=1)
+    assert gaps.std() > 10  # 3.6 with near-regular gaps
+    assert abs(data.mean(axis=0).reshape(4, 64).sum(axis=1) - 4).max() < 0.5
+
+
+def test_training_validation_and_test_are_different_streams():
+    task = InductionHeads(length=64)
+    train = streams.train_batch(task, np.uint32(0), 0, 32, 64).tokens
+    validation = streams.held_out_batch(task, streams.VALIDATION, 0, 32, 64).tokens
+    test = streams.held_out_batch(task, streams.TEST, 0, 32, 64).tokens
+    rows = {tuple(row) for part in (train, validation, test) for row in np.asarray(part).tolist()}
+    assert len(rows) == 96
+
+
+def test_a_held_out_sequence_does_not_depend_on_the_batch():
+    task = SelectiveCopying(length=64)
+    whole = streams.held_out_batch(task, streams.TEST, 0, 8, 64).tokens
+    part = streams.held_out_batch(task, streams.TEST, 5, 2, 64).tokens
+    np.testing.assert_array_equal(whole[5:7], part)
+
+
+def digest(task) -> str:
+    example = jax.device_get(streams.train_batch(task, np.uint32(0), 0, 4, task.length))
+    data = b"".join(np.asarray(field).astype("<i4").tobytes() for field in example[:3])
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("name", sorted({key.split()[0] for key in json.loads(GOLDEN.read_text())}))
+def test_the_first_batch_is_what_it_always_was(name: str) -> None:
+    task = config.build_task(name)
+    golden = json.loads(GOLDEN.read_text())
+    key = f"{name} v{task.version}"
+    assert golden.get(key) == digest(task), (
+        f"the first training batch of {key} is not the one in {GOLDEN.name}. If the task is meant to change, "
+        f"raise its `version` and add {json.dumps({f'{name} vN': digest(task)})}; results of the two versions "
+        "must not be compared. If it is not meant to, this is a defect (or JAX changed its random bits)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: InductionHeads(vocab_size=2), "vocab_size=2; allowed: at least 3"),
+        (lambda: InductionHeads(length=2), "length=2 is too short"),
+        (lambda: InductionHeads(trigger="end"), "allowed: uniform, prefix, fixed"),
+        (lambda: InductionHeads(loss="some"), "allowed: answer, all"),
+        (lambda: InductionHeads(triggers=0), "triggers=0; allowed: 1 or more"),
+        (lambda: SelectiveCopying(length=8), "data_tokens=16 do not fit in a context of 8"),
+        (lambda: SelectiveCopying(data_tokens=0), "data_tokens=0; allowed: 1 or more"),
+        (lambda: SelectiveCopying(layout="x"), "allowed: markers, mad, lm"),
+        (lambda: SelectiveCopying(vocab_size=3), "allowed: at least 4"),
+        (lambda: SelectiveCopying().sample(jax.random.key(0), 4), "do not fit in a context of 4"),
+    ],
+)
+def test_an_impossible_task_is_refused(make, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()

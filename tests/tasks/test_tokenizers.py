@@ -1,0 +1,97 @@
+"""Tokenizers: text comes back from its tokens, a name says which it is, and a wrong file is one line."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalkit.tasks.text import tokenizers
+from evalkit.tasks.text.tokenizers import Bytes, Numbers, from_file
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text())
+def test_bytes_come_back_as_the_text(text: str) -> None:
+    tokens = Bytes().encode(text)
+    assert Bytes().decode([Bytes.bos, *tokens, Bytes.eos]) == text
+    assert all(0 <= token < Bytes.vocab_size for token in tokens)
+
+
+def test_numbers_are_their_own_text() -> None:
+    numbers = Numbers(16)
+    assert numbers.decode(numbers.encode("3 0  15")) == "3 0 15"
+    for text in ("16", "-1", "three"):
+        with pytest.raises(ValueError, match="0 to 15"):
+            numbers.encode(text)
+
+
+def test_no_file_is_bytes() -> None:
+    assert isinstance(from_file(None), Bytes)
+
+
+def json_file(path: Path, *tokens: str) -> Path:
+    """A `tokenizer.json` of these characters and one for all others."""
+    made = pytest.importorskip("tokenizers")
+    vocabulary = {token: number for number, token in enumerate(["?", *tokens])}
+    fast = made.Tokenizer(made.models.WordLevel(vocabulary, unk_token="?"))
+    fast.pre_tokenizer = made.pre_tokenizers.Split("", "isolated")
+    fast.decoder = made.decoders.Fuse()
+    fast.save(str(path))
+    return path
+
+
+def test_a_file_is_named_by_its_content(tmp_path: Path) -> None:
+    one, two = json_file(tmp_path / "one.json", "a", "b"), json_file(tmp_path / "two.json", "b", "a")
+    (tmp_path / "copy.json").write_bytes(one.read_bytes())
+    first, second, copy = (from_file(str(path)) for path in (one, two, tmp_path / "copy.json"))
+    assert first.encode("abba") == [1, 2, 2, 1] and first.vocab_size == 3
+    assert first.decode(first.encode("abba")) == "abba"
+    assert first.name == copy.name != second.name
+    assert len({first.name, second.name, Bytes().name, Numbers(3).name, Numbers(4).name}) == 5
+
+
+def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    json_file(tmp_path / "mine.json", "a")
+    assert from_file("~/mine.json").vocab_size == 2
+
+
+def test_a_sentencepiece_file_is_read(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 50)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text.txt"),
+        model_prefix=str(tmp_path / "small"),
+        vocab_size=60,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    found = from_file(str(tmp_path / "small.model"))
+    assert found.decode(found.encode("the lazy fox")) == "the lazy fox"
+    assert max(found.encode("the quick dog")) < found.vocab_size and found.name.startswith("sentencepiece-")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("nothing.json", None, "is no file"),
+        ("nothing.model", None, "is no file"),
+        ("words.txt", b"", "allowed: a tokenizer.json, a tokenizer.model, null for bytes"),
+        ("broken.json", b"{", "cannot be read"),
+        ("broken.model", b"{", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path: Path, name: str, content: bytes | None, words: str) -> None:
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("sentencepiece")
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError) as refused:
+        from_file(str(tmp_path / name))
+    assert words in str(refused.value) and name in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("known", [Bytes(), Numbers(3)])
+def test_it_is_a_tokenizer(known: tokenizers.Tokenizer) -> None:
+    assert isinstance(known, tokenizers.Tokenizer)
