@@ -1,12 +1,6 @@
-"""`python -m evalkit.archive RUN FOLDER`: a run small enough to be kept beside its results.
+"""A run small enough to be kept beside its results: its record, figures and last parameters."""
 
-Its record, figures and last parameters: `evaluate=FOLDER`, `evalkit.load(FOLDER)` and `evalkit.compare` read it as they
-read the run; going on with it takes the run itself.
-"""
-
-import argparse
 import shutil
-import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,26 +75,5 @@ def read(experiment: Experiment, folder: Path, seeds: Sequence[int]) -> tuple[Tr
     return TrainState(stacked, None, jnp.full((len(found),), step)), step
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m evalkit.archive", description=__doc__)
-    parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("folder", type=Path, help="where to write; made if it is not there")
-    parser.add_argument("--step", type=int, help="of the checkpoints that were kept; by default the newest")
-    given = parser.parse_args(arguments)
-    try:
-        archive(given.run, given.folder, given.step)
-    except UserError as error:
-        print(f"evalkit: {error}", file=sys.stderr)
-        return error.exit_code
-    size = sum(path.stat().st_size for path in given.folder.rglob("*") if path.is_file())
-    print(f"written to {given.folder} ({size / 2**20:.1f} MiB)")
-    return 0
-
-
 def _name(path: Sequence[object]) -> str:
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,5 @@
-"""`python -m evalkit.export RUN FOLDER`: a run of model=griffin_released as a folder for transformers."""
+"""A run of model=griffin_released as a folder for transformers."""
 
-import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +28,3 @@ def export(run: str, folder: Path) -> None:
             raise UserError(f"{run}: {error}") from error
         if isinstance(tokenizer, Bytes):
             tokenizer_files.write_bytes(folder)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m evalkit.export", description=__doc__)
-    parser.add_argument("run", help="the folder of a run")
-    parser.add_argument("folder", type=Path, help="where to write; made if it is not there")
-    given = parser.parse_args(arguments)
-    try:
-        export(given.run, given.folder)
-    except UserError as error:
-        print(f"evalkit: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"written to {given.folder}; transformers.RecurrentGemmaForCausalLM.from_pretrained reads it")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

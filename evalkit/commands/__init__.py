@@ -1,1 +1,25 @@
-"""The verbs of the command line, a file each."""
+"""The verbs of the command line, a file each; nothing heavy is imported to list them."""
+
+from typing import NamedTuple
+
+
+class Verb(NamedTuple):
+    """The module of this room whose `main(arguments)` does it, and what it does."""
+
+    module: str
+    purpose: str
+
+
+VERBS = {
+    "run": Verb("run", "train and evaluate; the verb may be left out"),
+    "resume": Verb("resume", "go on with a run that was stopped, exactly where it stopped"),
+    "evaluate": Verb("evaluate", "evaluate a run again, at other lengths or on another task"),
+    "compare": Verb("compare", "the curves of several runs in one figure"),
+    "example": Verb("example", "list the tasks, or show an example of one, decoded"),
+    "bench": Verb("bench", "how fast: a training step, the evaluation, the start, the recurrence alone"),
+    "export": Verb("export", "a run of model=griffin_released as a folder for transformers"),
+    "archive": Verb("archive", "the record and last parameters of a run, to be kept beside its results"),
+    "select": Verb("select", "which trial of a search its protocol chooses"),
+    "calibrate": Verb("calibrate", "lm-eval's results of a released model against the published ones"),
+    "lm-eval": Verb("lm_eval", "lm-eval's own command with our models and tasks in it"),
+}

@@ -1,11 +1,8 @@
 """What can be chosen: the options in `conf/`, found without importing JAX or Hydra."""
 
-import importlib.util
 from pathlib import Path
 
 from evalkit.core.errors import UserError
-
-PACKAGES = ("kernels", "models", "tasks")
 
 
 def directory() -> Path:
@@ -30,18 +27,3 @@ def headline(group: str, option: str) -> str:
         if line.startswith("# ") and not line.startswith("# @"):
             return line[2:]
     return ""
-
-
-def refuse_foreign_packages() -> None:
-    """Raises UserError if a package of the current folder would be imported in place of one of ours."""
-    home = Path(__file__).resolve().parent.parent
-    for name in PACKAGES:
-        spec = importlib.util.find_spec(name)
-        if spec is None:
-            raise UserError(f"the package {name!r} is missing beside {home / 'evalkit'}; install griffin-evalkit again")
-        found = [*(spec.submodule_search_locations or []), *([spec.origin] if spec.origin else [])]
-        if not any(Path(place).resolve() in (home / name, home / name / "__init__.py") for place in found):
-            raise UserError(
-                f"{found[0]} hides this project's package {name!r}; "
-                "run from another folder, or use the command `evalkit` in place of `python -m evalkit`"
-            )

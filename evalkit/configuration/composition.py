@@ -1,34 +1,68 @@
-"""Hydra: from overrides as they are typed to one composed configuration, its errors as one line each."""
+"""Hydra: from words as they are typed to one composed configuration; its errors as one line each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from evalkit.configuration import catalogue
 from evalkit.configuration.schema import nearest
 from evalkit.core.errors import UserError
 
-GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe", "scale", "figure")
+GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe", "scale", "figure", "on_checkpoint")
 NAMES = ("task_name", "model_name")
+CHECKPOINT = "checkpoint"
+# What only a run that trains has; the parameters of a checkpoint are trained already.
+OF_TRAINING = ("model", "train", "seed", "seeds", "runs", "controls", "selected_by")
 
 
-def compose(overrides: Sequence[str]) -> DictConfig:
-    """The composed configuration with Hydra's own part and the choices' names, values unchecked; raises UserError."""
-    with one_line(), initialize_config_dir(version_base="1.3", config_dir=str(catalogue.directory())):
-        config = hydra_compose("config", overrides=list(overrides), return_hydra_config=True)
-    for group, name in zip(("task", "model"), NAMES, strict=True):
-        config[name] = config.hydra.runtime.choices.get(group)
-    return config
+class Composed(NamedTuple):
+    """One composed configuration.
+
+    `config` has no part of Hydra's own. `base` is the same as plain data, without the values that the user typed.
+    `folder` is where a run of it would write; `choices` are the options that were taken, by group.
+    """
+
+    config: DictConfig
+    base: dict[str, Any]
+    folder: Path
+    choices: Mapping[str, Any]
+
+
+def compose(overrides: Sequence[str]) -> Composed:
+    """The configuration that `overrides` describe, keys and types not yet checked; raises UserError.
+
+    Hydra composes once, with the options alone. The values are set afterwards, so that what was there before them is
+    known: a misspelt key is told by that.
+    """
+    parsed = parse(overrides)
+    for override in parsed:
+        _refuse_unfit(override)
+    config = _hydra(_options(list(zip(overrides, parsed, strict=True))))
+    values = [override for override in parsed if not chooses(override)]
+    of_hydra = [override for override in values if override.is_hydra_override()]
+    _refuse_unknown_hydra_keys(of_hydra, config)
+    base = plain(OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"]), resolve=False)
+    apply(config, values)
+    _name(config)
+    HydraConfig.instance().set_config(config)  # which the resolver ${hydra:…} reads
+    with one_line():
+        folder = Path(config.hydra.run.dir).absolute()
+    choices = dict(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
+    return Composed(config, base, folder, choices)
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
@@ -39,13 +73,16 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
     """The runs of a sweep, as Hydra's own sweeper forms them."""
-    with one_line(), initialize_config_dir(version_base="1.3", config_dir=str(catalogue.directory())):
+    with one_line(), _initialised():
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         return BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)[0]
 
 
 def forced(overrides: Sequence[str]) -> list[str]:
-    """`key=value` and `+key=value` as `++key=value`: the constructor says which keys exist, not what YAML lists."""
+    """`key=value` and `+key=value` as `++key=value`, for a sweep, which Hydra composes by itself.
+
+    The constructor says which keys exist, not what YAML lists.
+    """
     return [
         text if is_choice(override) or override.is_hydra_override() or override.is_delete() else f"++{text.lstrip('+')}"
         for text, override in zip(overrides, parse(overrides), strict=True)
@@ -65,20 +102,24 @@ def chooses(override: Override) -> bool:
     return is_choice(override) or override.key_or_group == "hydra.searchpath"
 
 
-def refuse_unknown_hydra_keys(parsed: Sequence[Override], base: DictConfig) -> None:
-    """Raises UserError for a `hydra.` key that the composed `base` has not."""
-    valid = list(_paths(OmegaConf.to_container(base.hydra, resolve=False), "hydra"))
-    for override in parsed:
-        key = override.key_or_group
-        if key.startswith("hydra.") and override.type is OverrideType.CHANGE and key not in valid:
-            raise UserError(f"unknown key {key!r}; the nearest valid one is {nearest(key, valid)!r}")
+def apply(config: DictConfig, values: Sequence[Override]) -> None:
+    """Sets each value, known key or not, or deletes it; `schema.verify` judges the keys."""
+    for override in values:
+        if override.is_sweep_override():
+            raise UserError(f"{override.input_line!r}: give one value here, as key=value")
+        with one_line(), open_dict(config):
+            if override.is_delete():
+                _delete(config, override.key_or_group)
+            else:
+                OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
 
 
-def _paths(node: Any, path: str) -> Iterator[str]:
-    for name, value in node.items():
-        yield f"{path}.{name}"
-        if isinstance(value, dict):
-            yield from _paths(value, f"{path}.{name}")
+def plain(config: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
+    """The configuration as plain data; raises UserError for an interpolation that leads nowhere."""
+    with one_line():
+        found = OmegaConf.to_container(config, resolve=resolve)
+    assert isinstance(found, dict)
+    return {str(name): value for name, value in found.items()}
 
 
 @contextmanager
@@ -93,3 +134,82 @@ def one_line() -> Iterator[None]:
         raise UserError(f"cannot read {error.override!r}; give key=value, special characters in quotes") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(str(error).splitlines()[0]) from error
+
+
+def _hydra(options: Sequence[str]) -> DictConfig:
+    """What Hydra composes of these options, its own part included."""
+    with one_line(), _initialised():
+        return hydra_compose("config", overrides=list(options), return_hydra_config=True)
+
+
+def _initialised() -> initialize_config_dir:
+    return initialize_config_dir(version_base="1.3", config_dir=str(catalogue.directory()))
+
+
+def _options(typed: Sequence[tuple[str, Override]]) -> list[str]:
+    """The words that pick options. With a checkpoint, the task says what is measured on one (`conf/on_checkpoint`)."""
+    options = [text for text, override in typed if chooses(override)]
+    tasks = [override for _, override in typed if override.key_or_group == "task" and is_choice(override)]
+    given = [override.value() for _, override in typed if override.key_or_group == CHECKPOINT]
+    on_checkpoint = catalogue.options("on_checkpoint")
+    if not given or given[-1] is None:
+        if tasks and tasks[-1].value() in set(on_checkpoint) - set(catalogue.options("task")):
+            raise UserError("checkpoint is missing; give checkpoint=FOLDER, such as runs/<task>/<model>/<time>")
+        return options
+    _refuse_training([override for _, override in typed], given[-1])
+    if not tasks or tasks[-1].value() not in on_checkpoint:
+        known = ", ".join(f"task={name}" for name in on_checkpoint)
+        wrong = tasks[-1].input_line if tasks else "no task"
+        raise UserError(f"checkpoint= goes with {known}, not with {wrong}; give one of them")
+    typed_tasks = [override.input_line for override in tasks]
+    return [text for text in options if text not in typed_tasks] + [f"on_checkpoint={tasks[-1].value()}"]
+
+
+def _refuse_training(parsed: Sequence[Override], checkpoint: Any) -> None:
+    for override in parsed:
+        if override.key_or_group.partition(".")[0] in OF_TRAINING:
+            raise UserError(
+                f"{override.input_line}, but checkpoint={checkpoint} is trained already; leave one of the two out"
+            )
+
+
+def _name(config: DictConfig) -> None:
+    """The names of task and model: the options that were taken; on a checkpoint, its own."""
+    choices, checkpoint = config.hydra.runtime.choices, OmegaConf.select(config, CHECKPOINT)
+    with open_dict(config):
+        if choices.get("task") is not None or checkpoint is None:
+            config.task_name = choices.get("task")
+        config.model_name = choices.get("model") if checkpoint is None else Path(str(checkpoint)).name
+
+
+def _refuse_unfit(override: Override) -> None:
+    key = override.key_or_group
+    if key in NAMES:
+        raise UserError(f"{key} follows from the choice; give {key.removesuffix('_name')}=…")
+    if override.is_sweep_override():
+        raise UserError(f"{override.input_line!r} gives several values; add -m to run each, or write a list as [a,b]")
+
+
+def _refuse_unknown_hydra_keys(parsed: Sequence[Override], base: DictConfig) -> None:
+    """Raises UserError for a `hydra.` key that the composed `base` has not."""
+    valid = list(_paths(OmegaConf.to_container(base.hydra, resolve=False), "hydra"))
+    for override in parsed:
+        key = override.key_or_group
+        if not override.is_add() and not override.is_delete() and key not in valid:
+            raise UserError(f"unknown key {key!r}; the nearest valid one is {nearest(key, valid)!r}")
+
+
+def _delete(config: DictConfig, key: str) -> None:
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    if not isinstance(node, DictConfig) or name not in node:
+        raise UserError(f"~{key} deletes what is not there; leave it out")
+    with open_dict(node):
+        del node[name]
+
+
+def _paths(node: Any, path: str) -> Iterator[str]:
+    for name, value in node.items():
+        yield f"{path}.{name}"
+        if isinstance(value, dict):
+            yield from _paths(value, f"{path}.{name}")

@@ -1,51 +1,50 @@
-"""Configuration: from the command line or a run's folder to built objects; no `DictConfig` leaves this module."""
+"""What a run is: one configuration, held to the constructors that it names, and everything that it builds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from hydra.core.override_parser.types import Override
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from omegaconf import DictConfig, OmegaConf
 
 from evalkit.configuration import catalogue, composition
-from evalkit.configuration.composition import NAMES
+from evalkit.configuration.composition import Composed
 from evalkit.configuration.schema import locate, verify
-from evalkit.core.batches import check_length, is_text, prepare
-from evalkit.core.contracts import Evaluation, LanguageModel, Task, Texts
+from evalkit.core.batches import feed_of
+from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task, Texts
 from evalkit.core.errors import UserError
+from evalkit.core.rows import FILE
 from evalkit.record.tracking import WandbSettings
-from evalkit.training.trainer import Training
+from evalkit.training.settings import Training
 
 PRECISIONS = ("default", "high", "highest")
 FORMATS = ("text", "json")
-
-RESUMABLE = ("wandb", "eval", "train.steps", "format")
-EVALUABLE = ("eval", "task", "data", "wandb", "format")
 
 
 @dataclass(frozen=True)
 class Experiment:
     """Everything that a run needs, built; raises ValueError for a value that cannot be.
 
-    `data`: where a task's text is. `paper`: what the paper's own setting is, where this one differs. `runs`,
-    `controls`: the overrides of each run that belongs to an `experiment=`; `selected_by`: the trial that chose the
-    recipe of one of its runs. `config`: the same, as plain resolved data.
+    With a `checkpoint` nothing is trained: `model` and `train` are None, and `dtype` is that of its activations.
+    `data` says where a task's text is. `paper` is the paper's own setting, where this one differs. `runs` and
+    `controls` are the overrides of each run of an `experiment=`; `selected_by` is the trial that chose the recipe.
+    `config` is the same as plain resolved data.
     """
 
-    task: Task | Texts
-    model: LanguageModel
-    train: Training
+    task: Any
+    model: LanguageModel | None
+    train: Training | None
     eval: Evaluation
     wandb: WandbSettings
     seed: int
     seeds: int
     preset: str
+    checkpoint: str | None
+    dtype: str
     data: dict[str, Any]
     paper: dict[str, Any]
     runs: dict[str, Any]
@@ -66,43 +65,63 @@ class Experiment:
             raise ValueError(f"matmul_precision={self.matmul_precision!r}; allowed: {', '.join(PRECISIONS)}")
         if self.format not in FORMATS:
             raise ValueError(f"format={self.format!r}; allowed: {', '.join(FORMATS)}")
-        if self.data["path"] is not None and not is_text(self.task):
+        if self.data["path"] is not None and "path" not in self.config["task"]:
             raise ValueError(f"data.path={self.data['path']}, but {self.task_name} is drawn, not read; leave it out")
-        stages = self.train.stages(self.task.length)
+        if self.train is not None:
+            self._check_stages(self.train)
+        self.eval.check(self.task)
+
+    @cached_property
+    def feed(self) -> Feed:
+        """How the task gives its sequences."""
+        return feed_of(self.task)
+
+    @property
+    def all_seeds(self) -> list[int]:
+        """Seed i of S is `seed + i`."""
+        return list(range(self.seed, self.seed + self.seeds))
+
+    @property
+    def trained(self) -> tuple[LanguageModel, Training]:
+        """The model, and how it is trained; raises UserError for an experiment on a checkpoint, which trains nothing."""
+        if self.model is None or self.train is None:
+            raise UserError(f"checkpoint={self.checkpoint} is trained already; give the folder of a run")
+        return self.model, self.train
+
+    def _check_stages(self, train: Training) -> None:
+        stages = train.stages(self.task.length)
         for stage in stages:
-            check_length(self.task, stage.length)
+            self.feed.check_length(stage.length)
         if stages[-1].length != self.task.length:
             raise ValueError(
-                f"train.steps={self.train.steps} end within the curriculum, at length {stages[-1].length} of "
+                f"train.steps={train.steps} end within the curriculum, at length {stages[-1].length} of "
                 f"{self.task.length}; give more steps, or train.curriculum=[]"
             )
-        self.eval.check(self.task)
 
 
 SETTINGS = {name: annotation for name, annotation in get_type_hints(Experiment).items() if name != "config"}
 """The keys of a configuration's first level."""
 
-LATER: Mapping[str, Any] = {"data": {"path": None}, "runs": {}, "controls": {}, "selected_by": None}
-"""Those that the configurations of older runs lack, with what they stood for."""
 
-
-def compose(overrides: Sequence[str]) -> DictConfig:
+def compose(overrides: Sequence[str]) -> Composed:
     """The configuration of one run, its keys and types checked; raises UserError with one line."""
-    return _composed(overrides)[0]
+    composed = composition.compose(overrides)
+    _refuse_missing(composed)
+    hold(composed.config, composed.base)
+    return composed
 
 
-def check(overrides: Sequence[str], *, sweep: bool = False) -> None:
-    """Composes and builds what `overrides` ask for, each combination of a sweep; raises UserError, writes nothing."""
-    for combination in composition.combinations(overrides) if sweep else [overrides]:
-        config, folder = _composed(combination)
-        if not sweep:
-            refuse_used(folder)
-        prepare(experiment(config).task)
+def prepared(composed: Composed) -> Experiment:
+    """Builds what `composed` describes and reads its texts; raises UserError before anything is written."""
+    built = experiment(composed.config)
+    if built.checkpoint is None:
+        built.feed.prepare()
+    return built
 
 
 def refuse_used(folder: Path) -> None:
     """Raises UserError if `folder` is a run's already."""
-    if (folder / "metrics.jsonl").exists():
+    if (folder / FILE).exists():
         raise UserError(
             f"{folder} holds a run already; go on with it by resume={folder}, or give another hydra.run.dir"
         )
@@ -110,129 +129,60 @@ def refuse_used(folder: Path) -> None:
 
 def experiment(config: DictConfig) -> Experiment:
     """Builds everything; raises UserError with the constructor's own message and the key's path."""
-    plain = _plain(config)
+    plain = composition.plain(config)
     missing = [name for name in SETTINGS if name not in plain]
     if missing:
         raise UserError(f"{missing[0]} is missing from the configuration; leave ~{missing[0]} out")
     built = {name: build(plain, name) for name in ("task", "train", "eval", "wandb")}
-    with _explained(plain["model"], "model"):
-        model = instantiate(plain["model"], _convert_="all")(vocab_size=built["task"].vocab_size)
-    values = {name: plain[name] for name in plain if name not in built and name != "model"}
+    built["model"] = _model(plain["model"], built["task"])
     try:
-        return Experiment(**built, **values, model=model, config=plain)
+        return Experiment(**{**plain, **built}, config=plain)
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
 def build_task(name: str, overrides: Sequence[str] = ()) -> Task | Texts:
     """The task `conf/task/<name>.yaml`, with its own settings as `key=value`; raises UserError."""
-    base = composition.compose([f"task={name}"]).task
-    settings = OmegaConf.create(_plain(base))
-    _apply(settings, composition.parse(overrides))
-    plain = {"task": _plain(settings)}
-    verify(plain, {"task": _plain(base)}, {"task": Task | Texts})
+    base = composition.compose([f"task={name}"]).config.task
+    settings = OmegaConf.create(composition.plain(base))
+    composition.apply(settings, composition.parse(overrides))
+    plain = {"task": composition.plain(settings)}
+    verify(plain, {"task": composition.plain(base)}, {"task": Task | Texts})
     return build(plain, "task")
-
-
-def from_file(path: Path, overrides: Sequence[str] = (), allowed: Sequence[str] = ()) -> Experiment:
-    """The experiment of a run's saved `config.yaml`, with `overrides` of keys that begin with one of `allowed`.
-
-    A choice that the run has already (`model=` its own model) may always be given. Raises UserError.
-    """
-    config = _load(path)
-    choices = {"task": config.task_name, "model": config.model_name, "preset": config.preset}
-    search = [text for text in overrides if text.startswith("hydra.searchpath=")]
-    parsed = composition.parse([text for text in overrides if text not in search])
-    changes = [o for o in parsed if o.key_or_group not in choices or o.value() != choices[o.key_or_group]]
-    trained_on = _plain(config.task)
-    for override in filter(composition.is_choice, changes):
-        _refuse_fixed(override, choices, allowed)
-        _choose(config, override, search)
-    base = _plain(config)
-    values = [override for override in changes if not composition.is_choice(override)]
-    _apply(config, values)
-    if "path" in config.task and any(override.key_or_group == "data.path" for override in values):
-        config.task.path = config.data.path  # as in conf/task, where the one stands for the other
-    _verify(config, base)
-    for override in values:
-        _refuse_fixed(override, choices, allowed)
-    result = experiment(config)
-    _refuse_other_vocabulary(trained_on, result)
-    return result
-
-
-def save(config: Mapping[str, Any], path: Path) -> None:
-    """Writes `Experiment.config` as the YAML that `from_file` reads; a full disk leaves an earlier one as it was."""
-    new = path.with_suffix(".yaml.new")
-    new.write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
-    new.replace(path)
-
-
-def _composed(overrides: Sequence[str]) -> tuple[DictConfig, Path]:
-    """The configuration, and the folder that its run would write to."""
-    parsed = composition.parse(overrides)
-    for override in parsed:
-        _refuse_unfit(override)
-    typed = zip(overrides, parsed, strict=True)
-    base = composition.compose([text for text, override in typed if composition.chooses(override)])
-    for group in ("task", "model"):
-        if base.hydra.runtime.choices.get(group) is None:
-            allowed = " or ".join(f"{group}={name}" for name in catalogue.options(group))
-            raise UserError(f"{group} is missing; give {allowed}")
-    composition.refuse_unknown_hydra_keys(parsed, base)
-    config = composition.compose(composition.forced(overrides))
-    _refuse_without_recipe(config)
-    with composition.one_line():
-        folder = Path(config.hydra.run.dir)
-    for composed in (config, base):
-        with open_dict(composed):
-            del composed["hydra"]
-    _verify(config, _plain(base))
-    return config, folder
-
-
-def _refuse_without_recipe(config: DictConfig) -> None:
-    """Raises UserError for a run of a figure whose protocol has not chosen its recipe."""
-    if config.selected_by == "":
-        choices = config.hydra.runtime.choices
-        raise UserError(
-            f"{choices['experiment']} has no recipe conf/figure/{choices['figure@_global_']}.yaml, which its protocol "
-            f"chooses; give a preset or a model that has one, or your own settings and selected_by=…"
-        )
-
-
-def _refuse_unfit(override: Override) -> None:
-    key = override.key_or_group
-    if key in NAMES:
-        raise UserError(f"{key} follows from the choice; give {key.removesuffix('_name')}=…")
-    if override.is_sweep_override():
-        raise UserError(f"{override.input_line!r} gives several values; add -m to run each, or write a list as [a,b]")
-
-
-def _apply(config: DictConfig, values: Sequence[Override]) -> None:
-    """Sets each value, known key or not; `verify` judges the keys."""
-    for override in values:
-        if override.is_sweep_override() or override.is_delete():
-            raise UserError(f"{override.input_line!r}: give one value here, as key=value")
-        with composition.one_line():
-            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
-
-
-def _plain(config: DictConfig) -> dict[str, Any]:
-    with composition.one_line():
-        plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
-    return {str(name): value for name, value in plain.items()}
-
-
-def _verify(config: DictConfig, base: Mapping[str, Any]) -> None:
-    verify(_plain(config), base, SETTINGS)
 
 
 def build(plain: Mapping[str, Any], name: str) -> Any:
     """What the part `name` of a plain configuration describes; raises UserError with the constructor's own message."""
+    if plain[name] is None:
+        return None
     with _explained(plain[name], name):
         return instantiate(plain[name], _convert_="all")
+
+
+def hold(config: DictConfig, base: Mapping[str, Any]) -> None:
+    """Holds every key and type to the constructors; `base` is the configuration before what the user typed."""
+    verify(composition.plain(config), base, SETTINGS)
+
+
+def _model(node: Mapping[str, Any] | None, task: Any) -> LanguageModel | None:
+    if node is None:
+        return None
+    with _explained(node, "model"):
+        return instantiate(node, _convert_="all")(vocab_size=task.vocab_size)
+
+
+def _refuse_missing(composed: Composed) -> None:
+    """Raises UserError for a run without a task or a model, or of a figure whose protocol chose no recipe for it."""
+    config, choices = composed.config, composed.choices
+    for group in ("task", "model") if config.checkpoint is None else ():
+        if choices.get(group) is None:
+            allowed = " or ".join(f"{group}={name}" for name in catalogue.options(group))
+            raise UserError(f"{group} is missing; give {allowed}")
+    if config.selected_by == "":
+        raise UserError(
+            f"{choices['experiment']} has no recipe conf/figure/{choices['figure@_global_']}.yaml, which its protocol "
+            f"chooses; give a preset or a model that has one, or your own settings and selected_by=…"
+        )
 
 
 @contextmanager
@@ -249,56 +199,3 @@ def _explained(node: Mapping[str, Any], path: str) -> Iterator[None]:
         if not isinstance(cause, InstantiationException | TypeError | ValueError):
             raise
         raise UserError(locate(node, path, " ".join(str(cause).split()))) from error
-
-
-def _load(path: Path) -> DictConfig:
-    """A run's saved configuration."""
-    if not path.parent.is_dir():
-        raise UserError(f"{path.parent} does not exist; give the folder of a run, such as runs/<task>/<model>/<time>")
-    if not path.is_file():
-        raise UserError(
-            f"{path.parent} has no {path.name}, so it is no run; give one such as runs/<task>/<model>/<time>"
-        )
-    try:
-        config = OmegaConf.load(path)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    missing = [name for name in SETTINGS if name not in config and name not in LATER]
-    if missing or not isinstance(config, DictConfig):
-        raise UserError(f"{path} is no run's configuration: it has no {missing[0]!r}")
-    for name in LATER.keys() - config.keys():
-        config[name] = LATER[name]
-    return config
-
-
-def _refuse_fixed(override: Override, choices: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    key = override.key_or_group
-    if key == "task.length":
-        raise UserError("task.length is what this run was trained at; give eval.lengths=[…] or eval.length=…")
-    if any(key == prefix or key.startswith(f"{prefix}.") for prefix in allowed):
-        return
-    if key in choices:
-        raise UserError(
-            f"{key}={override.value()}, but this run has {key}={choices[key]}; start a new run for another {key}"
-        )
-    raise UserError(f"{key} is fixed in an existing run; allowed here: {', '.join(allowed)}")
-
-
-def _choose(config: DictConfig, override: Override, search: Sequence[str]) -> None:
-    """Puts another option in place of a whole group; what a run was trained at stays its length."""
-    group, option = override.key_or_group, override.value()
-    length = config.task.length
-    config[group] = composition.compose([f"{group}={option}", *search])[group]
-    if "length" in config.task:
-        config.task.length = length
-    if f"{group}_name" in NAMES:
-        config[f"{group}_name"] = option
-
-
-def _refuse_other_vocabulary(before: Mapping[str, Any], result: Experiment) -> None:
-    size = build({"task": before}, "task").vocab_size
-    if size != result.task.vocab_size:
-        raise UserError(
-            f"task {result.task_name} has vocab_size={result.task.vocab_size}, "
-            f"but this run's model was trained on {size}; choose a task of the same vocabulary"
-        )

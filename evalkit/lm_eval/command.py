@@ -1,6 +1,6 @@
 """lm-eval's own command with this project's models and tasks in it:
 
-`python -m evalkit.lm_eval run --model evalkit --model_args pretrained=CHECKPOINT --tasks griffin_table1`
+`python -m evalkit lm-eval run --model evalkit --model_args pretrained=CHECKPOINT --tasks griffin_table1`
 """
 
 import argparse
@@ -20,9 +20,9 @@ from lm_eval.utils import setup_logging
 
 from evalkit.core import devices
 from evalkit.core.errors import UserError
-from evalkit.lm_eval import data_sets as hub
+from evalkit.downstream import data_sets, table1
+from evalkit.downstream.evaluation import read
 from evalkit.lm_eval import model as lm_eval_model
-from evalkit.lm_eval import table1
 
 Results = dict[str, Any]
 
@@ -30,7 +30,7 @@ Results = dict[str, Any]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs lm-eval's command and returns its exit code; what a user can mend is one line on stderr.
 
-    Two flags more than lm-eval's: `--data_path FOLDER` for data sets on disk (see `hub.localise`), and
+    Two flags more than lm-eval's: `--data_path FOLDER` for data sets on disk (see `data_sets.localise`), and
     `--bootstrap_iters N`, which lm-eval sets to 100,000 and which is 0 here, as its processes fork under JAX.
     """
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -58,7 +58,7 @@ def _run(harness: HarnessCLI, parsed: argparse.Namespace, given: argparse.Namesp
     """lm-eval's `run`, with the data sets found before it indexes its tasks and builds a model."""
     kept: list[Results] = []
     with TemporaryDirectory() as localised:
-        include = [hub.TASKS, *map(Path, [parsed.include_path] if parsed.include_path else []), Path(localised)]
+        include = [data_sets.TASKS, *map(Path, [parsed.include_path] if parsed.include_path else []), Path(localised)]
         names = [name for text in parsed.tasks or [] for name in text.split(",")]
         unclear = [name for name in names if set(name) & set("*?[/") or name.endswith(".yaml")]
         if unclear and given.data_path is not None:
@@ -73,12 +73,12 @@ def _run(harness: HarnessCLI, parsed: argparse.Namespace, given: argparse.Namesp
 
 
 def _find_data(names: Sequence[str], include: Sequence[Path], data_path: Path | None, shots: int | None) -> None:
-    index = hub.manager(names, {}, include[1:-1])
-    tasks = hub.needed(index, names)
+    index = data_sets.manager(names, {}, include[1:-1])
+    tasks = data_sets.needed(index, names)
     if data_path is None:
-        hub.refuse_unreachable(tasks)
+        data_sets.refuse_unreachable(tasks)
     else:
-        hub.localise(index, tasks, data_path, include[-1], shots=shots)
+        data_sets.localise(index, tasks, data_path, include[-1], shots=shots)
 
 
 def _kept_evaluation(kept: list[Results], bootstrap_iters: int, **settings: Any) -> Results:
@@ -100,9 +100,7 @@ def evaluate(
 
     A response cache is of one checkpoint and its settings: their fingerprint becomes part of its name.
     """
-    loaded = task_manager.load(list(tasks))
-    children = {name for names in loaded.get("group_map", {}).values() for name in names}
-    objects = [*loaded.get("groups", {}).items(), *loaded["tasks"].items()]
+    objects = read(task_manager, tasks)
     chosen: Any = model
     if model == "evalkit":
         chosen = lm_eval_model.build(model_args)
@@ -110,7 +108,7 @@ def evaluate(
     results = evaluator.simple_evaluate(
         model=chosen,
         model_args=dict(model_args),
-        tasks=[found for name, found in objects if name not in children],
+        tasks=objects,
         task_manager=task_manager,
         use_cache=use_cache,
         bootstrap_iters=bootstrap_iters,
@@ -140,7 +138,3 @@ def _as_command_line(arguments: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = argv
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,20 +5,18 @@ The same command again leaves finished runs alone and goes on with one that was 
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.text import Text
 
 from evalkit.configuration import catalogue, composition
-from evalkit.configuration import experiment as config
+from evalkit.configuration.experiment import Experiment, compose, experiment
+from evalkit.configuration.saved import EVALUABLE, changed, from_file
 from evalkit.core.errors import UserError
-from evalkit.core.rows import read
 from evalkit.record.files import RESULTS
 from evalkit.reports.comparison import compare
-from evalkit.reports.recall.summary import is_recall
 from evalkit.session import run
 
 EVALUATE, STEP, FOLDER = "evaluate=", "step=", "hydra.run.dir="
@@ -27,12 +25,16 @@ DECIDING = ("task", "model", "train", "eval", "seed", "seeds", "matmul_precision
 
 
 class Member(NamedTuple):
-    """One run of an experiment: trained with `overrides`, or, of another one `evaluated`, only evaluated with them."""
+    """One run of an experiment, built.
+
+    `evaluated` is the trained run that it evaluates, with `overrides`; None for a run that trains.
+    """
 
     group: str
     name: str
     overrides: list[str]
     evaluated: str | None
+    experiment: Experiment
 
 
 def main(overrides: Sequence[str]) -> int:
@@ -43,18 +45,15 @@ def main(overrides: Sequence[str]) -> int:
     """
     given = [text for text in overrides if not text.lstrip("+").startswith(FOLDER)]
     folders = [text.lstrip("+").removeprefix(FOLDER).strip("'\"") for text in overrides if text not in given]
-    chosen = composition.compose([text for text in given if composition.chooses(composition.parse([text])[0])])
-    choices = chosen.hydra.runtime.choices
-    folder = Path(folders[-1]) if folders else Path("runs", choices["experiment"], choices["preset"])
-    members = _members(chosen, given)
-    trained = {
-        m.name: config.experiment(config.compose(m.overrides)).config for m in members.values() if not m.evaluated
-    }
-    for member in members.values():
-        _check(folder, member, trained)
+    options = [text for text in given if composition.chooses(composition.parse([text])[0])]
+    chosen = composition.compose(options)
+    folder = Path(folders[-1]) if folders else Path("runs", chosen.choices["experiment"], chosen.config.preset)
+    members = _members(chosen.config, given)
+    for member in members:
+        _refuse_begun_otherwise(folder, member)
     console = Console()
     failed = []
-    for number, member in enumerate(members.values(), 1):
+    for number, member in enumerate(members, 1):
         console.print(Text(f"{folder / member.name} ({number} of {len(members)})", style="bold"), soft_wrap=True)
         try:
             code = _do(folder, member)
@@ -64,43 +63,50 @@ def main(overrides: Sequence[str]) -> int:
             continue
         if code:
             return code
-    for group in ("runs", "controls"):
-        finished = [folder / m.name for m in members.values() if m.group == group and _is_finished(folder / m.name)]
-        drawn = [path for path in finished if not is_recall(read(path))]
-        if drawn:
-            compare(drawn, folder / group, console, {path: path.name for path in drawn})
+    _draw(folder, members, console)
     if failed:
         console.print(Text(f"failed: {', '.join(failed)}", style="red"), soft_wrap=True)
     return 1 if failed else 0
 
 
-def _members(chosen: Any, given: Sequence[str]) -> dict[str, Member]:
-    """The runs by name, the user's own settings last in what is trained; raises UserError if there are none."""
-    members = {}
-    for group in ("runs", "controls"):
-        plans = OmegaConf.to_container(chosen[group])
-        assert isinstance(plans, Mapping)
-        for name, plan in plans.items():
-            evaluated = next((text.removeprefix(EVALUATE) for text in plan if text.startswith(EVALUATE)), None)
-            own = [text for text in plan if not text.startswith(EVALUATE)]
-            members[str(name)] = Member(group, str(name), own if evaluated else [*own, *given], evaluated)
+def _members(chosen: DictConfig, given: Sequence[str]) -> list[Member]:
+    """The runs in order, the user's own settings last in what is trained; raises UserError if there are none."""
+    members: dict[str, Member] = {}
+    for group, name, plan in _plans(chosen):
+        evaluated = next((text.removeprefix(EVALUATE) for text in plan if text.startswith(EVALUATE)), None)
+        own = [text for text in plan if not text.startswith(EVALUATE)]
+        if evaluated is None:
+            typed = [*own, *given]
+            members[name] = Member(group, name, typed, None, experiment(compose(typed).config))
+            continue
+        trained = [member.name for member in members.values() if member.evaluated is None]
+        if evaluated not in trained:
+            known = ", ".join(trained)
+            raise UserError(f"{name} evaluates {evaluated}, which is not trained in this experiment: {known}")
+        settings = [text for text in own if not text.startswith(STEP)]
+        built = changed(members[evaluated].experiment.config, settings, EVALUABLE)
+        members[name] = Member(group, name, own, evaluated, built)
     if not any(member.group == "runs" for member in members.values()):
         allowed = " or ".join(f"experiment={name}" for name in catalogue.options("experiment"))
         raise UserError(f"{' '.join(given)} names no runs; give {allowed}")
-    return members
+    return list(members.values())
 
 
-def _check(folder: Path, member: Member, trained: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises UserError for a run that cannot be, or was begun in `folder` with other settings than in `trained`."""
-    wanted = trained.get(member.evaluated or member.name)
-    if wanted is None:
-        known = ", ".join(trained)
-        raise UserError(f"{member.name} evaluates {member.evaluated}, which is not trained in this experiment: {known}")
-    if member.evaluated is not None:
-        wanted = _evaluated(wanted, [text for text in member.overrides if not text.startswith(STEP)])
-    path = folder / member.name / "config.yaml"
+def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:
+    """Group, name and overrides of each run, those that train first."""
+    plans = []
+    for group in ("runs", "controls"):
+        named = OmegaConf.to_container(chosen[group])
+        assert isinstance(named, Mapping)
+        plans += [(group, str(name), plan) for name, plan in named.items()]
+    return sorted(plans, key=lambda found: any(text.startswith(EVALUATE) for text in found[2]))
+
+
+def _refuse_begun_otherwise(folder: Path, member: Member) -> None:
+    """Raises UserError for a run that was begun in `folder` with other settings."""
+    path, wanted = folder / member.name / "config.yaml", member.experiment.config
     if path.is_file():
-        begun = config.from_file(path).config
+        begun = from_file(path).config
         other = [key for key in DECIDING if _decided(begun, key) != _decided(wanted, key)]
         if not other and begun["train"]["steps"] < wanted["train"]["steps"]:
             other = ["train.steps"]
@@ -108,19 +114,8 @@ def _check(folder: Path, member: Member, trained: Mapping[str, Mapping[str, Any]
             raise UserError(f"{path.parent} was begun with another {other[0]}; give another {FOLDER}FOLDER")
 
 
-def _evaluated(trained: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:
-    """The configuration of an evaluation of a run that is `trained` so; raises UserError as that would."""
-    with TemporaryDirectory() as folder:
-        config.save(trained, Path(folder) / "config.yaml")
-        return config.from_file(Path(folder) / "config.yaml", overrides, config.EVALUABLE).config
-
-
 def _decided(config: Mapping[str, Any], key: str) -> Any:
     return {**config[key], "steps": None} if key == "train" else config[key]
-
-
-def _is_finished(folder: Path) -> bool:
-    return (folder / RESULTS).is_file()
 
 
 def _do(folder: Path, member: Member) -> int:
@@ -134,4 +129,19 @@ def _do(folder: Path, member: Member) -> int:
         return run.evaluate(folder / member.evaluated, member.overrides, target)
     if (target / "config.yaml").is_file():
         return run.resume(target, [])
-    return run.start(config.experiment(config.compose(member.overrides)), target)
+    member.experiment.feed.prepare()
+    return run.start(member.experiment, target)
+
+
+def _draw(folder: Path, members: Sequence[Member], console: Console) -> None:
+    """One comparison of the runs and one of the controls, of those evaluations that its runs share."""
+    kind = next(member.experiment.eval.kind for member in members if member.group == "runs")
+    for group in ("runs", "controls"):
+        own = [member for member in members if member.group == group and member.experiment.eval.kind == kind]
+        drawn = [folder / member.name for member in own if _is_finished(folder / member.name)]
+        if drawn:
+            compare(drawn, folder / group, console, {path: path.name for path in drawn})
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / RESULTS).is_file()

@@ -1,14 +1,7 @@
-"""`python -m evalkit.selection FOLDER`: which trial of a search its protocol chooses, model by model.
+"""Which trial of a search its protocol chooses, by validation at the training length alone."""
 
-By validation at the training length alone: the fewest tokens to `--level` of the answers; among trials within a tenth
-of the fewest, the lowest loss at the end. Trials that did not get there come behind, by that loss; those that ended
-otherwise, or without a finite one, last. Prints a table a model and writes `selection.json`.
-"""
-
-import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +13,7 @@ from evalkit.configuration.experiment import Experiment, from_file
 from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, read
 from evalkit.record.files import RESULTS, write_text
-from evalkit.reports.accuracy.summary import LEVELS, summarise
+from evalkit.reports.accuracy.summary import summarise
 from evalkit.reports.terminal import print_table
 
 WITHIN = 1.1
@@ -97,25 +90,17 @@ def tokens_after(experiment: Experiment, steps: int) -> int:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m evalkit.selection", description=__doc__)
-    parser.add_argument("folder", type=Path, help="of a search: a folder a trial")
-    parser.add_argument("--level", type=float, choices=LEVELS, default=1.0, help="what the fewest tokens are to reach")
-    given = parser.parse_args(arguments)
+def write(folder: Path, level: float) -> None:
+    """Writes `selection.json` into `folder` and prints a table a model; raises UserError for a folder without trials."""
+    found = select(folder, level)
+    record = {model: [trial._asdict() for trial in trials] for model, trials in found.items()}
+    write_text(
+        folder / "selection.json", json.dumps({"level": level, "trials": record}, indent=2, allow_nan=False) + "\n"
+    )
     console = Console()
-    try:
-        found = select(given.folder, given.level)
-        record = {model: [trial._asdict() for trial in trials] for model, trials in found.items()}
-        text = json.dumps({"level": given.level, "trials": record}, indent=2, allow_nan=False)
-        write_text(given.folder / "selection.json", text + "\n")
-    except UserError as error:
-        print(f"evalkit.session.selection: {error}", file=sys.stderr)
-        return error.exit_code
     for model, trials in found.items():
         console.print(Text(model, style="bold"))
         print_table(console, HEADER, [_cells(trial) for trial in trials])
-    return 0
 
 
 def _cells(trial: Trial) -> list[str]:
@@ -123,7 +108,3 @@ def _cells(trial: Trial) -> list[str]:
     accuracy = DASH if trial.accuracy is None else f"{trial.accuracy:.4f}"
     loss = DASH if trial.loss is None else f"{trial.loss:.5f}"
     return [trial.name, reached, accuracy, loss, "" if trial.finished else "not finished"]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,19 +1,14 @@
-"""Published results of released models: what a run of lm-eval here must come to before Table 1 is spoken of.
+"""Published results of released models: what lm-eval must come to here before Table 1 is spoken of."""
 
-`python -m evalkit.calibration NAME RESULTS.json` holds what any of lm-eval's models came to against them.
-"""
-
-import argparse
 import json
 import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evalkit.core.errors import UserError
-from evalkit.lm_eval import table1
+from evalkit.downstream import table1
 
 COLUMNS = {"MMLU": table1.MMLU_LETTERS, **table1.COLUMNS}
 
@@ -113,24 +108,8 @@ def shown(name: str, found: list[Check]) -> str:
     return "\n".join([f"{name}: {known(name).source}", *lines]) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the checks of a results file that lm-eval wrote; returns 1 if one does not hold, 2 for what cannot be."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evalkit.calibration", description="Hold lm-eval's results against published ones."
-    )
-    parser.add_argument("name", help=", ".join(PUBLISHED))
-    parser.add_argument("results", type=Path, help="results_….json, of lm-eval's --output_path")
-    given = parser.parse_args(arguments)
-    try:
-        found = checks(given.name, _read(given.results))
-    except UserError as error:
-        print(f"evalkit: {error}", file=sys.stderr)
-        return error.exit_code
-    print(shown(given.name, found), end="")
-    return 0 if all(check.holds for check in found) else 1
-
-
-def _read(path: Path) -> Mapping[str, Any]:
+def read(path: Path) -> Mapping[str, Any]:
+    """What lm-eval wrote into a results file; raises UserError for a file that holds no results."""
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -139,7 +118,3 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not all(isinstance(part, Mapping) for part in parts):
         raise UserError(f"{path} holds no results of lm-eval; give a results_….json of its --output_path")
     return results
-
-
-if __name__ == "__main__":
-    sys.exit(main())

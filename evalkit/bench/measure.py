@@ -1,15 +1,11 @@
-"""`python -m evalkit.bench train|evaluate|start|scan [key=value …]`; `format=json` ends with one JSON object."""
+"""What `evalkit bench` measures, and how it is shown."""
 
-import argparse
-import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from evalkit.configuration import catalogue
 from evalkit.core.errors import UserError
 
 # The bench's own settings, with their defaults; every other key is the experiment's.
@@ -28,33 +24,7 @@ PURPOSE = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
-    own = "; ".join(f"{name}: " + ", ".join(f"{k}={v}" for k, v in OWN[name].items()) for name in OWN)
-    parser = argparse.ArgumentParser(
-        prog="python -m evalkit.bench",
-        description="Measure. " + "; ".join(f"{name}: {text}" for name, text in PURPOSE.items()) + ".",
-        epilog=f"The bench's own settings and their defaults are {own}. Every other key=value is the experiment's, "
-        "of which scan has none; kernel=NAME chooses the implementation of the recurrence that train measures.",
-    )
-    parser.add_argument("what", choices=list(OWN))
-    parser.add_argument("settings", nargs="*", metavar="key=value")
-    given = parser.parse_args(arguments)
-    try:
-        catalogue.refuse_foreign_packages()
-        own, rest = _split(given.what, given.settings)
-        result, shape = _measure(given.what, own, rest)
-    except UserError as error:
-        print(f"evalkit: {error}", file=sys.stderr)
-        return error.exit_code
-    json_wanted = shape == "json"
-    _show(Console(stderr=json_wanted, highlight=False), result)
-    if json_wanted:
-        print(json.dumps(result), flush=True)
-    return 0
-
-
-def _split(what: str, settings: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+def split(what: str, settings: Sequence[str]) -> tuple[dict[str, int], list[str]]:
     """The bench's own settings, and the experiment's overrides."""
     own, rest = dict(OWN[what]), []
     for text in settings:
@@ -70,7 +40,7 @@ def _split(what: str, settings: Sequence[str]) -> tuple[dict[str, int], list[str
     return own, rest
 
 
-def _measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
+def measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
     """The result, and the format in which it is wanted."""
     import jax
 
@@ -85,7 +55,7 @@ def _measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[
     from evalkit.configuration.experiment import compose, experiment
 
     devices.use_every_core()
-    built = experiment(compose(overrides))
+    built = experiment(compose(overrides).config)
     jax.config.update("jax_default_matmul_precision", built.matmul_precision)
     if what == "start":
         result = start.measure(overrides, **own)
@@ -105,7 +75,7 @@ def _format(settings: Sequence[str]) -> str:
     return "json" if "format=json" in settings else "text"
 
 
-def _show(console: Console, result: dict[str, Any]) -> None:
+def show(console: Console, result: dict[str, Any]) -> None:
     for name, value in result.items():
         if name not in ("parts", "rows", "environment"):
             console.print(f"{name:<30} {_text(name, value)}")
@@ -148,7 +118,3 @@ def _text(name: str, value: Any) -> str:
         if isinstance(value, float)
         else str(value)
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,20 @@
+"""`python -m evalkit calibrate NAME RESULTS.json`: results of any of lm-eval's models against the published ones."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the checks of a results file that lm-eval wrote; returns 1 if one does not hold. Raises UserError."""
+    from evalkit.downstream import calibration
+
+    parser = argparse.ArgumentParser(
+        prog="python -m evalkit calibrate", description="Hold lm-eval's results against published ones."
+    )
+    parser.add_argument("name", help=", ".join(calibration.PUBLISHED))
+    parser.add_argument("results", type=Path, help="results_….json, of lm-eval's --output_path")
+    given = parser.parse_args(arguments)
+    found = calibration.checks(given.name, calibration.read(given.results))
+    print(calibration.shown(given.name, found), end="")
+    return 0 if all(check.holds for check in found) else 1

@@ -1,0 +1,24 @@
+"""`python -m evalkit select FOLDER`: which trial of a search its protocol chooses, model by model.
+
+Only validation at the training length counts. The trial with the fewest tokens to `--level` of the answers is chosen;
+among trials within a tenth of the fewest, the one with the lowest loss at the end. Trials that did not reach the level
+rank behind, by that loss. Those that did not finish, or ended without a finite loss, come last.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints a table a model, writes `selection.json` and returns 0; raises UserError for a folder without trials."""
+    from evalkit.session import selection
+
+    parser = argparse.ArgumentParser(prog="python -m evalkit select", description=__doc__)
+    parser.add_argument("folder", type=Path, help="of a search: a folder a trial")
+    parser.add_argument(
+        "--level", type=float, choices=selection.LEVELS, default=1.0, help="what the fewest tokens are to reach"
+    )
+    given = parser.parse_args(arguments)
+    selection.write(given.folder, given.level)
+    return 0

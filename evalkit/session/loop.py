@@ -1,0 +1,95 @@
+"""The training loop: from fresh parameters, or a checkpoint, to the last step."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from evalkit.core.rows import Row, value
+from evalkit.evaluations.extrapolation import score
+from evalkit.record.progress import Progress
+from evalkit.session import subjects
+from evalkit.session.session import Session
+from evalkit.training.checkpoints import Checkpoints, Restored
+from evalkit.training.trainer import Sums, Trainer, TrainState, refuse_non_finite
+
+SOLVED = 1.0
+# As in the evaluation: few enough sequences at a time that a core keeps their activations in its cache.
+VALIDATION_CHUNK, VALIDATION_BATCH = 256, 8
+
+
+def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, restored: Restored | None) -> TrainState:
+    """Trains to the last step and returns the state there; raises Interrupted after a signal, the state saved.
+
+    A stopped run that is `restored` takes the very same steps as one that was never stopped: batches are functions of
+    seed and step, and its rows were cut to what the checkpoint knows.
+    """
+    training, task = trainer.training, trainer.task
+    if restored is None:
+        state, step, solved, tokens = trainer.start(), 0, 0, 0
+        session.begin(subjects.header(session, subjects.of_state(session, state, step)))
+    else:
+        state, step, solved, tokens = restored.state, restored.step, restored.meta["solved"], restored.meta["tokens"]
+        session.say(f"going on from step {step}")
+    with session.timed("training"), Progress(session.console, training.steps, "training") as progress:
+        began = time.perf_counter()
+        for stage in training.stages(task.length):
+            while step < stage.stop and not _is_solved(trainer, solved):
+                # One dispatch: the device takes `log_every` steps, data included, before Python hears of them.
+                steps = min(training.log_every - step % training.log_every, stage.stop - step)
+                state, sums = trainer.advance(state, stage, steps)
+                refuse_non_finite(sums, trainer.seeds, checkpoints.latest)
+                session.timing.setdefault("first_dispatch", time.perf_counter() - began)
+                step += steps
+                sequences = steps * stage.batch_size
+                total = sequences * len(trainer.seeds)
+                tokens += total * (stage.length + task.answer_length)
+                session.write(_rows(session, sums, step, stage.length, sequences))
+                progress.update(step, float(sums.loss.sum()) / total, float(sums.accuracy.sum()) / total, tokens)
+                last = step == training.steps
+                if step % training.eval_every == 0 or last:
+                    solved = solved + 1 if validate(session, state, step) else 0
+                # A signal waits for the end of a dispatch, so that the state on disk is one between two steps.
+                stops = last or _is_solved(trainer, solved) or session.watch.received
+                if step % training.checkpoint_every == 0 or stops:
+                    # The length of the record goes with the state: a resumed run deletes the rows after it.
+                    checkpoints.save(state, step, {"rows": session.log.sync(), "solved": solved, "tokens": tokens})
+                session.watch.check()
+    return state
+
+
+def validate(session: Session, state: TrainState, step: int) -> bool:
+    """Writes validation at the training length and the evaluation's quick look; says if every seed has all right."""
+    experiment = session.experiment
+    _, training = experiment.trained
+    subject = subjects.of_state(session, state, step, interruptible=False)
+    rows: list[Row] = []
+    for seed, params in zip(subject.seeds, subject.params, strict=True):
+        rows += score(
+            subject,
+            params,
+            seed,
+            "validation",
+            experiment.task.length,
+            training.validation_sequences,
+            chunk=VALIDATION_CHUNK,
+            batch_size=VALIDATION_BATCH,
+        )
+    session.write([*rows, *experiment.eval.probe(subject)])
+    return all(value(entry) >= SOLVED for entry in rows if entry["metric"] == "accuracy")
+
+
+def _is_solved(trainer: Trainer, solved: int) -> bool:
+    wanted = trainer.training.stop_when_solved
+    return wanted is not None and solved >= wanted
+
+
+def _rows(session: Session, sums: Sums, step: int, length: int, count: int) -> list[Row]:
+    """Loss and accuracy of a dispatch, by seed."""
+    loss, accuracy = np.asarray(sums.loss), np.asarray(sums.accuracy)
+    at: dict[str, Any] = {"step": step, "split": "train", "length": length, "count": count}
+    return [
+        session.make_row(metric=metric, seed=seed, total=total[index], **at)
+        for index, seed in enumerate(session.experiment.all_seeds)
+        for metric, total in (("loss", loss), ("accuracy", accuracy))
+    ]

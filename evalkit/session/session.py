@@ -1,0 +1,160 @@
+"""One process's work on one run: where its rows go, what its user sees, and its signals."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.logging import RichHandler
+
+from evalkit.configuration.experiment import Experiment
+from evalkit.core.contracts import Verdict
+from evalkit.core.errors import writing
+from evalkit.core.rows import FILE, Header, Row, RowLog, row
+from evalkit.record import environment
+from evalkit.record.tracking import WandbLog
+from evalkit.reports.writer import report
+from evalkit.training.interrupt import Interrupted, Watch
+
+TIMES = "timing.json"
+
+
+class Session:
+    """Where the work on one run writes, shows and listens; use it as a context manager.
+
+    Rows after the first `offset` bytes of `metrics.jsonl` belong to an interrupted attempt and are deleted.
+    `resume_hint` is printed on Ctrl-C.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path, *, offset: int, resume_hint: str):
+        jax.config.update("jax_default_matmul_precision", experiment.matmul_precision)
+        self.experiment, self.folder, self.resume_hint = experiment, folder, resume_hint
+        # With format=json the last line of stdout is the result and the only one.
+        self.console = Console(stderr=experiment.format == "json")
+        self.watch = Watch()
+        self.timing: dict[str, float] = _times_of(folder) if offset else {}
+        self._handlers = _log_to(folder, self.console)
+        self.log = RowLog.open(folder / FILE, offset)
+        self.wandb = WandbLog(
+            experiment.wandb,
+            folder,
+            experiment.config,
+            seeds=experiment.all_seeds,
+            task=experiment.task_name,
+            model=experiment.model_name,
+            train_length=getattr(experiment.task, "length", 0),
+        )
+        self.make_row = partial(row, run=folder.name, task=experiment.task_name, model=experiment.model_name)
+
+    def __enter__(self) -> "Session":
+        self.watch.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.watch.__exit__(*error)
+        self.log.close()
+        for handler in self._handlers:
+            logging.getLogger("evalkit").removeHandler(handler)
+            handler.close()
+
+    def guard(self, work: Callable[[], Verdict]) -> int:
+        """Does the work, reports, and returns the exit code: a signal's own, or what the evaluation's verdict says.
+
+        Any failure ends the W&B runs as failed.
+        """
+        code = 1
+        try:
+            self._describe_machine()
+            verdict = work()
+            self._report(verdict)
+            code = verdict.exit_code
+        except Interrupted as stop:
+            code = stop.exit_code
+            self.say(f"stopped by {stop}; {self.resume_hint}")
+        finally:
+            self._keep_times()
+            self.wandb.finish(code)
+        return code
+
+    def begin(self, header: Header) -> None:
+        """Writes the first line of the record: what the run is."""
+        self.log.begin(header)
+        self.wandb.begin(header)
+
+    def write(self, rows: Iterable[Row]) -> list[Row]:
+        """Writes rows to the file, then to W&B; returns them."""
+        kept = list(rows)
+        self.log.write(kept)
+        self.wandb.write(kept)
+        return kept
+
+    def say(self, *lines: str) -> None:
+        """Prints each line as it is."""
+        for line in lines:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the seconds that pass within, however it ends."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.timing[name] = self.timing.get(name, 0.0) + time.perf_counter() - began
+
+    def _describe_machine(self) -> None:
+        facts = environment.describe(self.experiment.matmul_precision)
+        with writing(self.folder):
+            (self.folder / "environment.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        self.say(
+            f"{facts['device']} × {facts['devices']} ({facts['cores']} cores), "
+            f"float32 products: {self.experiment.matmul_precision}"
+        )
+
+    def _report(self, verdict: Verdict) -> None:
+        """The report, and with format=json its numbers as the last line of the output."""
+        summary = report(self.folder, self.console)
+        if verdict.text:
+            self.say(verdict.text)
+        for name, seconds in self.timing.items():
+            self.console.print(f"{name.replace('_', ' ')}: {seconds:.0f} s", highlight=False)
+        if self.experiment.format == "json":
+            sys.stdout.write(json.dumps({**summary, "folder": str(self.folder)}, allow_nan=False) + "\n")
+            sys.stdout.flush()
+
+    def _keep_times(self) -> None:
+        """Writes the seconds of every session on this run, added up."""
+        # A full disk ended the work and was told then; it is not told twice.
+        with suppress(OSError):
+            (self.folder / TIMES).write_text(json.dumps(self.timing, indent=2) + "\n", encoding="utf-8")
+
+
+def _times_of(folder: Path) -> dict[str, float]:
+    """What earlier sessions took."""
+    try:
+        return json.loads((folder / TIMES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _log_to(folder: Path, console: Console) -> list[logging.Handler]:
+    """Warnings to the console, everything to `evalkit.log`."""
+    # A full disk is told once, by what could not be written; the log itself must not add its own tracebacks.
+    logging.raiseExceptions = False
+    # Orbax logs a traceback of what it also raises.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    logger = logging.getLogger("evalkit")
+    logger.setLevel(logging.INFO)
+    file = logging.FileHandler(folder / "evalkit.log", encoding="utf-8")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    shown = RichHandler(logging.WARNING, console, show_path=False, show_time=False)
+    for handler in (file, shown):
+        logger.addHandler(handler)
+    return [file, shown]

@@ -1,0 +1,124 @@
+"""What an evaluation is given: the parameters of a run at one step, or those of a checkpoint; and what is said of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from evalkit.checkpoints.pretrained import load_for_text
+from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.notes import notes_of
+from evalkit.configuration.saved import from_file
+from evalkit.core.contracts import Feed, Pretrained, Progress, Trained
+from evalkit.core.rows import Header, Row
+from evalkit.session.session import Session
+from evalkit.training.trainer import TrainState, params_of
+
+
+class Silent:
+    """Progress that is not shown: a look while training is short."""
+
+    def describe(self, length: int, done: int, of: int) -> None:
+        """Says nothing."""
+
+
+class Opened(NamedTuple):
+    """A checkpoint, the feed of the task in its own tokens, and what a reader must know of the two."""
+
+    pretrained: Pretrained
+    feed: Feed
+    notes: list[str]
+
+
+def open_checkpoint(experiment: Experiment) -> Opened:
+    """Reads what `experiment.checkpoint` names; raises UserError, before anything is written, for what cannot be.
+
+    The held-out texts are read too, and held to those that a run of ours was trained on.
+    """
+    assert experiment.checkpoint is not None
+    own = experiment.feed
+    own.refuse_unreachable()  # before the weights, which take minutes
+    pretrained = load_for_text(experiment.checkpoint, experiment.dtype)
+    feed = own.in_tokens_of(pretrained.tokenizer)
+    run = Path(experiment.checkpoint).expanduser() / "config.yaml"
+    unknown = feed.refuse_trained_on(from_file(run).feed) if run.is_file() else None
+    return Opened(pretrained, feed, [] if unknown is None else [unknown])
+
+
+def of_state(
+    session: Session, state: TrainState, step: int, progress: Progress | None = None, *, interruptible: bool = True
+) -> Trained:
+    """The parameters of a run at one step, every seed."""
+    experiment, seeds = session.experiment, session.experiment.all_seeds
+    model, _ = experiment.trained
+    feed = experiment.feed
+    return Trained(
+        task=experiment.task,
+        model=model,
+        params=[params_of(state, index) for index in range(len(seeds))],
+        seeds=seeds,
+        step=step,
+        make_row=session.make_row,
+        check_interrupt=session.watch.check if interruptible else _go_on,
+        progress=progress or Silent(),
+        feed=feed,
+        tokenizer=feed.tokenizer,
+        train_length=experiment.task.length,
+        folder=session.folder,
+    )
+
+
+def of_checkpoint(session: Session, opened: Opened, kept: Sequence[Row], progress: Progress) -> Trained:
+    """The parameters of a checkpoint; `kept` are the rows of an interrupted evaluation that stay."""
+    found = opened.pretrained
+    return Trained(
+        task=session.experiment.task,
+        model=found.model,
+        params=[found.params],
+        seeds=session.experiment.all_seeds,
+        step=None,
+        make_row=session.make_row,
+        check_interrupt=session.watch.check,
+        progress=progress,
+        feed=opened.feed,
+        tokenizer=found.tokenizer,
+        train_length=found.train_length,
+        folder=session.folder,
+        source=found.source,
+        digest=found.digest,
+        settings=found.settings,
+        kept=kept,
+    )
+
+
+def header(session: Session, subject: Trained, notes: Sequence[str] = ()) -> Header:
+    """The first line of the record: what the run is, and with `notes` what a reader must know before its numbers."""
+    experiment, task = session.experiment, session.experiment.task
+    shared = {
+        "run": session.folder.name,
+        "task": experiment.task_name,
+        "model": experiment.model_name,
+        "kind": experiment.eval.kind,
+        "parameters": sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(subject.params[0])),
+        "train_length": subject.train_length,
+        "window": subject.model.window,
+        "text": subject.feed.facts(),
+        "notes": [*notes, *notes_of(experiment, subject.model)],
+    }
+    if experiment.train is None:
+        found = subject.pretrained()
+        return Header(**shared, source=found.source, identity=found.identity, digest=found.digest)
+    return Header(
+        **shared,
+        answer_length=task.answer_length,
+        chance=task.chance,
+        seeds=experiment.all_seeds,
+        steps=experiment.train.steps,
+        preset=experiment.preset,
+    )
+
+
+def _go_on() -> None:
+    """In place of a look at the signals."""
