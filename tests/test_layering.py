@@ -1,96 +1,178 @@
-"""Who may import whom: the table in `docs/architecture.md`, held by reading the imports of every file."""
+"""Who may import whom: one table of rooms, held by every import and by every name that `conf/` gives to Hydra."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("kernels", "models", "tasks", "evalkit")
-MAY_IMPORT = {
-    "kernels": {"kernels"},
-    "models": {"models", "kernels"},
-    "tasks": {"tasks"},
-    "evalkit": {"evalkit", "models", "tasks", "kernels"},
-}
+# A room imports rooms on lower floors alone: never upward, never one on its own floor.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("evalkit.kernels", "evalkit.tasks", "evalkit.tasks.text"),
+    ("evalkit.models.layers",),
+    ("evalkit.models.mixers",),
+    ("evalkit.models",),
+    ("evalkit.models.formats",),
+    ("evalkit.core",),
+    ("evalkit.training", "evalkit.inference", "evalkit.record"),
+    ("evalkit.evaluations", "evalkit.downstream", "evalkit.reports"),
+    ("evalkit.downstream.tasks", "evalkit.reports.accuracy", "evalkit.reports.recall", "evalkit.reports.text"),
+    ("evalkit.configuration",),
+    ("evalkit.checkpoints",),
+    ("evalkit.session", "evalkit.bench"),
+    ("evalkit.lm_eval",),
+    ("evalkit", "evalkit.commands"),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+# Pairs that never meet, whatever their floors: what is measured knows no model, and a model no task.
+APART = {("evalkit.models", "evalkit.tasks"), ("evalkit.core", "evalkit.kernels")}
+MOST_FILES = 14
 NEVER = {
-    "kernels": {"flax", "optax", "orbax", "hydra", "omegaconf", "wandb", "rich", "matplotlib"},
-    "models": {"optax", "hydra", "omegaconf", "wandb", "rich", "matplotlib"},
-    "tasks": {"flax", "optax", "orbax", "hydra", "omegaconf", "wandb", "rich", "matplotlib"},
-    "evalkit": {"flax"},
+    "evalkit.kernels": {"flax", "optax", "orbax", "hydra", "omegaconf", "wandb", "rich", "matplotlib"},
+    "evalkit.models": {"optax", "hydra", "omegaconf", "wandb", "rich", "matplotlib"},
+    "evalkit.tasks": {"flax", "optax", "orbax", "hydra", "omegaconf", "wandb", "rich", "matplotlib"},
 }
-# What `evalkit` may take by name: the type that every task gives, the text that lm-eval's task is made of, tokenizers,
-# and the doors to other projects' files, behind which `models` decides what is there. The rest reaches it through
-# `conf/`.
-TOKENIZERS = {"Bytes", "Numbers", "SentencePiece", "Tokenizer", "TokenizerJson", "WithoutBos"}
+"""Libraries that a package never imports; the rooms of `evalkit/` never import Flax."""
 SHARED = {
-    "tasks.Example",
-    "evalkit.tasks.phonebook.Phonebook",
+    "evalkit.tasks",
+    "evalkit.tasks.phonebook",
+    "evalkit.tasks.text.corpus",
+    "evalkit.tasks.text.documents",
+    "evalkit.tasks.text.tokenizers",
     "evalkit.models.formats.export",
     "evalkit.models.formats.released",
-} | {f"evalkit.tasks.text.tokenizers.{name}" for name in TOKENIZERS}
+}
+"""The modules of tasks and models that the rooms of `evalkit/` may take by name."""
 
 
-def imported(source: str) -> Iterator[str]:
-    """The dotted name of everything that the code imports from other packages, wherever in the file it does so."""
-    for node in ast.walk(ast.parse(source)):
+
+def room_of(module: str) -> str:
+    """The innermost room that a module, or a name in it, lies in."""
+    while module not in FLOOR:
+        module = module.rpartition(".")[0]
+    return module
+
+
+@cache
+def files() -> dict[str, Path]:
+    """Every module of the four packages by its dotted name."""
+    found = {}
+    for folder in ("evalkit", "kernels", "models", "tasks"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not any(parent.is_symlink() for parent in path.parents):
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                name = ".".join(parts if parts[0] == "evalkit" else ("evalkit", *parts)).removesuffix(".__init__")
+                found[name] = path
+    return found
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules of ours that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in files() or whole in FLOOR else str(node.module)
 
 
-def files(package: str) -> list[Path]:
-    return sorted((ROOT / package).rglob("*.py"))
+def targets() -> list[str]:
+    """Every name that a YAML in `conf/` gives to Hydra to build."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "conf").rglob("*.yaml")))
+    return sorted(set(re.findall(r"_target_: ([\w.]+)", text)))
 
 
-def imports(package: str) -> list[tuple[str, str]]:
-    """(file, dotted name) of every import in the package."""
-    return [
-        (str(path.relative_to(ROOT)), name)
-        for path in files(package)
-        for name in imported(path.read_text(encoding="utf-8"))
-    ]
+def refusals() -> Iterator[str]:
+    arrows = [(name, imported) for name, path in files().items() for imported in imports(path)]
+    arrows += [("evalkit.configuration", target) for target in targets()]  # which is who asks Hydra to build them
+    for name, imported in arrows:
+        if not imported.startswith("evalkit") or name == imported or imported == "evalkit":
+            continue
+        here, there = room_of(name), room_of(imported)
+        if here != there and FLOOR[there] >= FLOOR[here]:
+            yield f"{name} (floor {FLOOR[here]}) imports {imported} (floor {FLOOR[there]})"
+        if any(here.startswith(one) and there.startswith(other) for one, other in APART):
+            yield f"{name} imports {imported}, which it is to know nothing of"
 
 
-def test_imports_are_read_wherever_they_stand() -> None:
-    source = "import a.b as c\ndef f():\n    from d.e import g, h\n    from . import i\n"
-    assert set(imported(source)) == {"a.b", "d.e.g", "d.e.h"}
+def test_every_file_is_in_a_room() -> None:
+    folders = {str(path.parent.relative_to(ROOT)) for path in files().values()}
+    rooms = {room.removeprefix("evalkit.").replace(".", "/") for room in FLOOR}
+    for folder in folders:
+        assert folder.removeprefix("evalkit/") in rooms, f"{folder} is no room; give it a floor in FLOORS"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_the_package_has_files(package: str) -> None:
-    assert files(package)
+def test_a_room_imports_lower_floors_alone_through_conf_too() -> None:
+    assert list(refusals()) == []
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_packages_import_only_what_lies_below_them(package: str) -> None:
-    others = set(PACKAGES) - MAY_IMPORT[package]
-    wrong = [f"{file} imports {name}" for file, name in imports(package) if name.split(".")[0] in others]
-    assert not wrong, f"{package} may import {sorted(MAY_IMPORT[package])}"
+@pytest.mark.parametrize("room", sorted(FLOOR))
+def test_a_room_is_not_crowded(room: str) -> None:
+    own = [name for name in files() if room_of(name) == room and name != room]
+    assert len(own) <= MOST_FILES, own
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_packages_know_nothing_of_what_is_not_theirs(package: str) -> None:
-    wrong = [f"{file} imports {name}" for file, name in imports(package) if name.split(".")[0] in NEVER[package]]
-    assert not wrong, f"{package} may not know {sorted(NEVER[package])}"
+def test_packages_know_nothing_of_what_is_not_theirs() -> None:
+    for name, path in files().items():
+        root = ".".join(name.split(".")[:2])
+        foreign = NEVER.get(root, {"flax"} if name.startswith("evalkit") else set())
+        assert not foreign & {found.split(".")[0] for found in imports(path)}, name
 
 
 def test_evalkit_names_no_concrete_task_or_mixer() -> None:
-    wrong = [
-        f"{file} imports {name}"
-        for file, name in imports("evalkit")
-        if name.split(".")[0] in ("tasks", "models") and name not in SHARED
-    ]
-    assert not wrong, f"evalkit may take {sorted(SHARED)}; tasks and models reach it through conf/"
+    """Tasks and models reach it through `conf/`; other projects' files have two doors, `released` and `export`."""
+    for name, path in files().items():
+        if not name.startswith(("evalkit.models", "evalkit.tasks")):
+            used = {found for found in imports(path) if found.startswith(("evalkit.models", "evalkit.tasks"))}
+            assert used <= SHARED, (name, used - SHARED)
+
+
+def test_classes_and_functions_fit_a_screen() -> None:
+    """No class above 150 lines, no function above 70."""
+    for name, path in files().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                most = 150 if isinstance(node, ast.ClassDef) else 70
+                assert length <= most, f"{name}.{node.name} has {length} lines"
+
+
+def test_what_is_text_is_decided_in_one_place() -> None:
+    asked = [name for name, path in files().items() if re.search(r"is_text|Readable|isinstance\(.*Texts", path.read_text())]
+    assert len(asked) <= 2, asked
+
+
+def test_the_packages_have_one_name() -> None:
+    """A bare `models` is never imported: in a user's folder that name is the user's own."""
+    code = (
+        "import sys, pkgutil, evalkit\n"
+        "for found in pkgutil.walk_packages(evalkit.__path__, 'evalkit.'):\n"
+        "    if not found.name.startswith(('evalkit.downstream.tasks', 'evalkit.__main__')): __import__(found.name)\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('models', 'tasks', 'kernels')])"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+    for path in files().values():
+        for imported in imports(path):
+            assert imported.split(".")[0] not in ("models", "tasks", "kernels"), path
+
+
+def test_importing_evalkit_needs_no_jax() -> None:
+    code = "import sys, evalkit; print([name for name in ('jax', 'flax', 'hydra', 'matplotlib') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
 
 
 def test_importing_kernels_is_light() -> None:
     """Nothing but JAX is loaded, and of JAX no Pallas: a plain scan must not pay for kernels that it does not use."""
     heavy = ["flax", "optax", "orbax", "hydra", "wandb", "matplotlib", "jax.experimental.pallas"]
-    code = f"import sys, kernels; print(*[name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, evalkit.kernels; print(*[name for name in {heavy} if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert loaded.stdout.split() == []
