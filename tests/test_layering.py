@@ -50,7 +50,6 @@ SHARED = {
 """The modules of tasks and models that the rooms of `evalkit/` may take by name."""
 
 
-
 def room_of(module: str) -> str:
     """The innermost room that a module, or a name in it, lies in."""
     while module not in FLOOR:
@@ -145,7 +144,9 @@ def test_classes_and_functions_fit_a_screen() -> None:
 
 
 def test_what_is_text_is_decided_in_one_place() -> None:
-    asked = [name for name, path in files().items() if re.search(r"is_text|Readable|isinstance\(.*Texts", path.read_text())]
+    asked = [
+        name for name, path in files().items() if re.search(r"is_text|Readable|isinstance\(.*Texts", path.read_text())
+    ]
     assert len(asked) <= 2, asked
 
 
@@ -165,7 +166,9 @@ def test_the_packages_have_one_name() -> None:
 
 
 def test_importing_evalkit_needs_no_jax() -> None:
-    code = "import sys, evalkit; print([name for name in ('jax', 'flax', 'hydra', 'matplotlib') if name in sys.modules])"
+    code = (
+        "import sys, evalkit; print([name for name in ('jax', 'flax', 'hydra', 'matplotlib') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 

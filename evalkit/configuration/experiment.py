@@ -111,6 +111,11 @@ def compose(overrides: Sequence[str]) -> Composed:
     return composed
 
 
+def built(overrides: Sequence[str]) -> Experiment:
+    """What `overrides` describe, built; raises UserError with one line."""
+    return experiment(compose(overrides).config)
+
+
 def prepared(composed: Composed) -> Experiment:
     """Builds what `composed` describes and reads its texts; raises UserError before anything is written."""
     built = experiment(composed.config)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from evalkit.bench import command as bench
+from evalkit.__main__ import main
 from evalkit.bench import recurrence
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import spread, times
@@ -35,7 +35,7 @@ def test_times_are_taken_in_turn_after_a_first_call() -> None:
 
 
 def test_training_is_measured_and_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["train", *TINY, "repeats=1", "steps=1", "format=json"]) == 0
+    assert main(["bench", "train", *TINY, "repeats=1", "steps=1", "format=json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
     result = json.loads(lines[0])
@@ -51,13 +51,13 @@ def test_training_is_measured_and_taken_apart(capsys: pytest.CaptureFixture[str]
 
 
 def test_evaluation_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["evaluate", *TINY, "repeats=1", "length=64", "chunk=32", "format=json"]) == 0
+    assert main(["bench", "evaluate", *TINY, "repeats=1", "length=64", "chunk=32", "format=json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["tokens_per_s"] == pytest.approx(64 / result["s"])
 
 
 def test_the_recurrence_is_measured_by_every_implementation(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["scan", "batch=1", "width=8", "shortest=16", "longest=32", "repeats=1", "format=json"]) == 0
+    assert main(["bench", "scan", "batch=1", "width=8", "shortest=16", "longest=32", "repeats=1", "format=json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert {(row["length"], row["pass"]) for row in result["rows"]} == {
         (length, way) for length in (16, 32) for way in ("forward", "forward+backward")
@@ -87,6 +87,6 @@ def test_a_length_that_is_not_run_says_why(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(arguments) == 2
+    assert main(["bench", *arguments]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and words in said[0]

@@ -6,14 +6,14 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from hydra.core.singleton import Singleton
 
-import evalkit
 from evalkit.__main__ import main
-from evalkit.commands import example as tasks_command
+from evalkit.commands import VERBS
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core.errors import UserError
@@ -64,7 +64,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     stand_in, module = Run(), types.ModuleType("evalkit.session.run")
     module.__dict__.update(start=stand_in.start, resume=stand_in.resume, evaluate=stand_in.evaluate)
     monkeypatch.setitem(sys.modules, "evalkit.session.run", module)
-    monkeypatch.setattr(evalkit, "run", module, raising=False)
+    monkeypatch.setattr("evalkit.session.run", module)
     return stand_in
 
 
@@ -194,36 +194,52 @@ def test_options_are_completed(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert capsys.readouterr().out.split() == [f"model={name}" for name in catalogue.options("model")]
 
 
-@pytest.mark.parametrize("command", ["evalkit", "evalkit.commands.example"])
-def test_a_foreign_package_in_the_current_folder_is_named(command: str, tmp_path: Path) -> None:
+def test_a_package_of_the_users_own_with_one_of_our_names_is_left_alone(tmp_path: Path) -> None:
+    """`tasks/` in the current folder is the user's: nothing of it is imported."""
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "__init__.py").touch()
+    (tmp_path / "tasks" / "__init__.py").write_text("raise SystemExit('imported')")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", command], env=environment, cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert str(tmp_path / "tasks") in done.stderr and "'tasks'" in done.stderr
+    command = [sys.executable, "-m", "evalkit", "example", "induction_heads"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_word_that_is_no_verb_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'comapre' is no command; choose one of run, resume" in refused(capsys, "comapre", "a", "b")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_is_a_file(verb: str) -> None:
+    assert callable(import_module(f"evalkit.commands.{VERBS[verb].module}").main)
+
+
+@pytest.mark.parametrize("verb", ["resume", "evaluate"])
+def test_a_run_is_given_as_a_word_or_as_a_setting(run: Run, verb: str) -> None:
+    folder = Path("here")
+    folder.mkdir()
+    (folder / "config.yaml").touch()
+    assert main([verb, "here", "eval.lengths=[8]"]) == main([f"{verb}=here", "eval.lengths=[8]"])
+    assert run.existing == [(verb, folder, ["eval.lengths=[8]"])] * 2
 
 
 def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tasks_command.main([]) == 0
+    assert main(["example"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in catalogue.options("task")) and "vocabulary 16" in listed
 
 
 @pytest.mark.parametrize("name", catalogue.options("task"))
 def test_an_example_is_shown_with_its_answers(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    assert tasks_command.main([name, "seed=1"]) == 0
+    assert main(["example", name, "seed=1"]) == 0
     shown = capsys.readouterr().out
-    assert tasks_command.main([name, "seed=1"]) == 0
+    assert main(["example", name, "seed=1"]) == 0
     assert capsys.readouterr().out == shown
-    assert tasks_command.main([name, "seed=2"]) == 0
+    assert main(["example", name, "seed=2"]) == 0
     assert capsys.readouterr().out != shown
 
 
 def test_the_answer_stands_below_its_position(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tasks_command.main(["induction_heads", "length=12", "trigger=fixed"]) == 0
+    assert main(["example", "induction_heads", "length=12", "trigger=fixed"]) == 0
     tokens, answers = capsys.readouterr().out.splitlines()[-2:]
     assert len(tokens.split()) == 12 and tokens.split()[5] == tokens.split()[-1] == "★"
     assert answers.split() == [tokens.split()[6]] and len(answers) == len(tokens)
@@ -241,6 +257,6 @@ def test_the_answer_stands_below_its_position(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_a_wrong_task_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
-    assert tasks_command.main(arguments) == 2
+    assert main(["example", *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1 and said in printed.err

@@ -9,9 +9,9 @@ import pytest
 from evalkit.__main__ import main
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read, value
-from evalkit.lm_eval import calibration, downstream, table1
-from evalkit.lm_eval import data_sets as hub
-from evalkit.lm_eval import model as lm_eval_model
+from evalkit.downstream import calibration, table1
+from evalkit.downstream import data_sets as hub
+from evalkit.session import subjects
 from support import benchmark_data, tiny
 from support.language_models import tiny_pretrained
 
@@ -20,20 +20,20 @@ from support.language_models import tiny_pretrained
 def a_tiny_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(lm_eval_model, "load_for_text", lambda checkpoint, dtype: tiny_pretrained("griffin"))
+    monkeypatch.setattr(subjects, "load_for_text", lambda checkpoint, dtype: tiny_pretrained("griffin"))
 
 
 def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = benchmark_data.write(tmp_path / "data")
     code = main(
         [
-            *("task=downstream", "checkpoint=some/griffin", "tasks=[piqa,winogrande]", f"data.path={data}"),
+            *("task=downstream", "checkpoint=some/griffin", "task.names=[piqa,winogrande]", f"data.path={data}"),
             *("wandb.mode=disabled", "hydra.run.dir=out", "format=json"),
         ]
     )
     assert code == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert printed["folder"] == "out"
+    assert printed["folder"] == str(tmp_path / "out")
     rows = {row["metric"]: row for row in read("out")}
     assert set(rows) == {"piqa/acc", "piqa/acc_norm", "winogrande/acc"}
     for name, row in rows.items():
@@ -42,28 +42,49 @@ def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert (row["count"], row["task"], row["model"]) == (2, "downstream", "some/griffin")
     for file in ("config.yaml", "environment.json", "results.json"):
         assert (tmp_path / "out" / file).is_file()
-    with pytest.raises(UserError, match="out holds a run already"):
-        downstream.main(["checkpoint=some/griffin", "hydra.run.dir=out"])
-    assert main(["resume=out"]) == 2
-    assert "out is a run of lm-eval's tasks, which begin anew" in capsys.readouterr().err
+    assert (
+        main(
+            [
+                "task=downstream",
+                "checkpoint=some/griffin",
+                "task.names=[piqa]",
+                f"data.path={data}",
+                "hydra.run.dir=out",
+            ]
+        )
+        == 2
+    )
+    assert "out holds a run already" in capsys.readouterr().err
+    before = (tmp_path / "out" / "metrics.jsonl").read_text()
+    assert main(["resume=out"]) == 0, "benchmarks begin anew"
+    assert (tmp_path / "out" / "metrics.jsonl").read_text() == before
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], "checkpoint is missing; give checkpoint=FOLDER"),
-        (["checkpoint=x", "task.length=3"], "unknown key 'task'"),
-        (["checkpoint=x", "max_lenght=3"], "unknown key 'max_lenght'; the nearest valid one is 'max_length'"),
-        (["checkpoint=x", "limit=many"], "limit='many'; allowed: int or null"),
-        (["checkpoint=x", "tasks=[]"], "tasks=[] is empty"),
-        (["checkpoint=x", "tasks=[nothing]"], "task 'nothing' is unknown"),
-        (["checkpoint=x", "calibrate=gpt"], "calibrate='gpt' is not known; choose one of recurrentgemma-2b"),
-        (["checkpoint=x", "tasks=[piqa]", "data.path=nowhere"], "task piqa reads validation of baber/piqa"),
+        (["checkpoint=x", "task.length=3"], "unknown key 'task.length'"),
+        (
+            ["checkpoint=x", "eval.max_lenght=3"],
+            "unknown key 'eval.max_lenght'; the nearest valid one is 'eval.max_length'",
+        ),
+        (["checkpoint=x", "task.limit=many"], "task.limit='many'; allowed: int or null"),
+        (["checkpoint=x", "task.names=[]"], "names=[] is empty"),
+        (["checkpoint=x", "task.names=[nothing]"], "task 'nothing' is unknown"),
+        (["checkpoint=x", "eval.calibrate=gpt"], "calibrate='gpt' is not known; choose one of recurrentgemma-2b"),
+        (["checkpoint=x", "task.names=[piqa]", "data.path=nowhere"], "task piqa reads validation of baber/piqa"),
         (["checkpoint=x", "wandb.mode=off"], "wandb.mode='off' is not known; choose one of auto"),
         (["checkpoint=x", "data.pth=x"], "unknown key 'data.pth'; the nearest valid one is 'data.path'"),
         (["checkpoint=x", "-m"], "one checkpoint at a time"),
-        (["checkpoint=x", "calibrate=gemma-2b", "limit=5"], "calibrate=gemma-2b with limit=5 compares with another"),
-        (["checkpoint=x", "calibrate=gemma-2b", "tasks=[piqa]"], "calibrate=gemma-2b needs MMLU, task mmlu; add it"),
+        (
+            ["checkpoint=x", "eval.calibrate=gemma-2b", "task.limit=5"],
+            "calibrate=gemma-2b with limit=5 compares with another",
+        ),
+        (
+            ["checkpoint=x", "eval.calibrate=gemma-2b", "task.names=[piqa]"],
+            "calibrate=gemma-2b needs MMLU, task mmlu; add it",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +128,7 @@ def test_results_of_another_model_are_checked(tmp_path: Path, capsys: pytest.Cap
         file = tmp_path / "results.json"
         found = results_of({column: value + shift for column, value in published.items()}, 1000)
         file.write_text(json.dumps(found), encoding="utf-8")
-        assert calibration.main(["mamba-2.8b-slimpj", str(file)]) == code
+        assert main(["calibrate", "mamba-2.8b-slimpj", str(file)]) == code
         assert f"| {word} |" in capsys.readouterr().out
     others = {
         "empty": {},
@@ -122,7 +143,7 @@ def test_results_of_another_model_are_checked(tmp_path: Path, capsys: pytest.Cap
         ("bare", "the results of task mmlu have no acc"),
         ("nowhere", "cannot be read"),
     ):
-        assert calibration.main(["gemma-2b", str(tmp_path / f"{name}.json")]) == 2
+        assert main(["calibrate", "gemma-2b", str(tmp_path / f"{name}.json")]) == 2
         error = capsys.readouterr().err
         assert words in error and error.count("\n") == 1
 
@@ -156,7 +177,7 @@ def test_the_whole_of_table_1_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     data = benchmark_data.write(tmp_path / "data", subjects)
     code = main(
         [
-            *("task=downstream", "checkpoint=some/griffin", f"data.path={data}", "calibrate=gemma-2b"),
+            *("task=downstream", "checkpoint=some/griffin", f"data.path={data}", "eval.calibrate=gemma-2b"),
             *("wandb.mode=disabled", "hydra.run.dir=out"),
         ]
     )

@@ -13,11 +13,11 @@ from lm_eval.api.instance import Instance
 
 from evalkit.checkpoints.pretrained import load
 from evalkit.core.errors import UserError
+from evalkit.downstream import data_sets as hub
+from evalkit.downstream import table1
 from evalkit.inference.scoring import Request, Scorer
 from evalkit.lm_eval import command as lm_eval
-from evalkit.lm_eval import data_sets as hub
 from evalkit.lm_eval import model as lm_eval_model
-from evalkit.lm_eval import table1
 from evalkit.lm_eval.model import EvalkitLM
 from support import benchmark_data, tiny
 from support.language_models import Reader, logits_of, tiny_pretrained

@@ -191,7 +191,7 @@ def test_a_run_that_goes_on_is_not_finished(experiment: Callable[..., int], tmp_
     assert experiment() == 0
     one = tmp_path / "out" / "one"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run.Session, "train_and_evaluate", Mock(side_effect=UserError("a full disk")))
+        patch.setattr(run, "_train_and_measure", Mock(side_effect=UserError("a full disk")))
         with pytest.raises(UserError, match="a full disk"):
             run.resume(one, [])
     assert not (one / "results.json").exists()

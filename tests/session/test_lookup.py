@@ -7,22 +7,25 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.checkpoints import pretrained as checkpoints
+from evalkit.configuration.experiment import refuse_used
 from evalkit.core.rows import FILE, read
 from evalkit.evaluations.phonebook import METRICS
-from evalkit.reports import comparison as compare
 from evalkit.reports.phonebook import LABELS, lookup_figure
-from evalkit.session import lookup, on_checkpoint
+from evalkit.session import run, subjects
 from support import tiny
 from support.language_models import Reader, pretrained
 
-SETTINGS = ("lengths=[200,400]", "prompts=3", "new_tokens=12", "batch_size=3", "chunk=64", "wandb.mode=disabled")
+SETTINGS = (
+    *("eval.lengths=[200,400]", "eval.prompts=3", "eval.new_tokens=12", "eval.batch_size=3", "eval.chunk=64"),
+    "wandb.mode=disabled",
+)
 
 
 @pytest.fixture(autouse=True)
 def a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that looks answers up within 250 characters, in place of any checkpoint."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checkpoints, "load_for_text", lambda checkpoint, dtype: pretrained(Reader(250), {}))
+    monkeypatch.setattr(subjects, "load_for_text", lambda checkpoint, dtype: pretrained(Reader(250), {}))
 
 
 def look_up(*overrides: str) -> int:
@@ -30,7 +33,7 @@ def look_up(*overrides: str) -> int:
 
 
 def test_a_lookup_writes_rows_numbers_a_figure_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert look_up("hydra.run.dir=out", "book.depth=1", "format=json") == 0
+    assert look_up("hydra.run.dir=out", "task.depth=1", "format=json") == 0
     rows = read("out")
     assert rows[0]["metric"] == "parameters" and rows[0]["extra"] is not None
     assert (rows[0]["extra"]["window"], rows[0]["extra"]["train_length"]) == (250, 256)
@@ -40,7 +43,7 @@ def test_a_lookup_writes_rows_numbers_a_figure_and_a_table(capsys: pytest.Captur
     assert Path("out/lookup.png").stat().st_size > 10_000 and "depth: 1" in Path("out/config.yaml").read_text()
     printed = capsys.readouterr()
     found = json.loads(printed.out)
-    assert "exact match" in printed.err and found.pop("folder") == "out"
+    assert "exact match" in printed.err and found.pop("folder") == str(Path("out").absolute())
     assert found == json.loads(Path("out/results.json").read_text())
     assert [record["all"]["exact_match"] for record in found["lengths"]] == [1.0, 1.0]
     assert found["lengths"][0]["outside"] is None
@@ -53,11 +56,11 @@ def test_a_lookup_that_was_stopped_goes_on_after_its_last_whole_length(monkeypat
     log.write_text("".join(lines[:-2]))
     Path("out/lookup.png").unlink()
     seen = []
-    monkeypatch.setattr(lookup.EvaluationProgress, "describe", lambda self, length, done, of: seen.append(length))
+    monkeypatch.setattr(run.EvaluationProgress, "describe", lambda self, length, done, of: seen.append(length))
     assert main(["resume=out"]) == 0
     assert log.read_text() == "".join(lines) and set(seen) == {400} and Path("out/lookup.png").exists()
     assert [{**entry, "run": "out"} for entry in read("whole")] == read("out")
-    assert main(["resume=out", "prompts=5"]) == 2
+    assert main(["resume=out", "eval.prompts=5"]) == 2
 
 
 def test_a_lookup_does_not_go_on_with_other_parameters(
@@ -73,7 +76,7 @@ def test_a_lookup_does_not_go_on_with_other_parameters(
 
 
 def test_the_figure_marks_the_window_and_the_training_length_and_has_a_line_a_group() -> None:
-    assert look_up("hydra.run.dir=out", "lengths=[300,600]", "prompts=12") == 0
+    assert look_up("hydra.run.dir=out", "eval.lengths=[300,600]", "eval.prompts=12") == 0
     axes = lookup_figure(read("out")).axes[0]
     words = [text.get_text() for text in axes.texts]
     assert any("window 250" in word for word in words) and any("trained at 256" in word for word in words)
@@ -86,7 +89,7 @@ def test_lookups_of_several_models_are_compared(capsys: pytest.CaptureFixture[st
     for name in ("one", "two"):
         assert main(["task=phonebook", f"checkpoint=some/{name}", *SETTINGS, f"hydra.run.dir=runs/{name}"]) == 0
     capsys.readouterr()
-    assert compare.main(["runs/one", "runs/two", "--out", "together"]) == 0
+    assert main(["compare", "runs/one", "runs/two", "--out", "together"]) == 0
     printed = capsys.readouterr().out
     assert "one" in printed and "two" in printed and Path("together/compare.png").stat().st_size > 10_000
     assert len(Path("together/compare.csv").read_text().splitlines()) == 1 + 2 * 2
@@ -95,15 +98,16 @@ def test_lookups_of_several_models_are_compared(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["book.dept=1"], "unknown key 'book.dept'; the nearest valid one is 'book.depth'"),
-        (["prompts=0"], "prompts=0; allowed: 1 or more"),
-        (["lengths=[]"], "lengths=[]; allowed: one length or more"),
-        (["book.variant=x"], "book.variant='x'; allowed: jelassi"),
-        (["chunk=many"], "chunk='many'; allowed: int"),
-        (["lengths=[20]"], "length=20; allowed: at least"),
+        (["task.dept=1"], "unknown key 'task.dept'; the nearest valid one is 'task.depth'"),
+        (["eval.prompts=0"], "prompts=0; allowed: 1 or more"),
+        (["eval.lengths=[]"], "lengths=[]; allowed: one length or more"),
+        (["task.variant=x"], "task.variant='x'; allowed: jelassi"),
+        (["eval.chunk=many"], "eval.chunk='many'; allowed: int"),
+        (["eval.lengths=[20]"], "length=20; allowed: at least"),
         (["format=xml"], "format='xml'; allowed: text, json"),
         (["-m"], "task=phonebook takes one checkpoint at a time"),
-        (["task.length=3"], "unknown key 'task'"),
+        (["task.length=3"], "unknown key 'task.length'"),
+        (["train.steps=3"], "train.steps=3, but checkpoint=some/reader is trained already"),
     ],
 )
 def test_a_setting_that_cannot_be_is_one_line(
@@ -117,8 +121,8 @@ def test_a_setting_that_cannot_be_is_one_line(
 def test_a_checkpoint_goes_with_a_task_that_reads_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["task=induction_heads", "checkpoint=x"]) == 2
     told = capsys.readouterr().err
-    assert "checkpoint= goes with task=downstream, task=phonebook, task=books, task=arxiv, not with task=ind" in told
-    assert main(["task=phonebook", "lengths=[200]"]) == 2  # trains the twin, which has no such key
+    assert "checkpoint= goes with task=arxiv, task=books, task=downstream, task=phonebook, not with task=ind" in told
+    assert main(["task=phonebook", "eval.lengths=[200]"]) == 2
     assert "model is missing" in capsys.readouterr().err
 
 
@@ -131,5 +135,5 @@ def test_a_run_that_knows_no_text_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).touch()
-    with pytest.raises(checkpoints.UserError, match="holds a run already; give another"):
-        on_checkpoint.refuse_used(tmp_path)
+    with pytest.raises(checkpoints.UserError, match="holds a run already; go on with it by resume="):
+        refuse_used(tmp_path)

@@ -109,7 +109,7 @@ def test_a_stop_after_every_dispatch_changes_nothing(
 ) -> None:
     folder = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(run, "Watch", StopAfterOneDispatch)
+        patched.setattr("evalkit.session.session.Watch", StopAfterOneDispatch)
         assert run.start(tiny.experiment(), folder) == 130
         for step in (2, 4):
             assert Checkpoints(folder).latest == step

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import evalkit
-from evalkit.checkpoints import archives as archive
+from evalkit.__main__ import main
 from evalkit.checkpoints.loading import trainer_of
 from evalkit.core.errors import UserError
 from evalkit.session import run
@@ -160,7 +160,7 @@ def test_parameters_do_not_depend_on_the_steps_in_a_dispatch() -> None:
 
 @pytest.mark.slow
 def test_a_run_ends_when_it_is_solved_often_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run.Session, "_validate", lambda self, state, step: step != 2)
+    monkeypatch.setattr("evalkit.session.loop.validate", lambda session, state, step: step != 2)
     folder = tiny.trained(tmp_path / "run", "train.steps=20", "train.stop_when_solved=2")
     assert Checkpoints(folder).latest == 6
     assert tiny.results(folder)["extrapolation"][0]["step"] == 6
@@ -194,7 +194,7 @@ def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, kept = tiny.trained(tmp_path / "run", "seeds=2"), tmp_path / "kept"
-    assert archive.main([str(folder), str(kept)]) == 0
+    assert main(["archive", str(folder), str(kept)]) == 0
     assert (kept / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
     assert sorted(path.name for path in (kept / "parameters").iterdir()) == ["seed-0.npz", "seed-1.npz"]
     for seed in (0, 1):
@@ -210,16 +210,16 @@ def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
         run.evaluate(kept, ["step=2"], tmp_path / "none")
     assert (kept / "metrics.jsonl").read_bytes() == before
     capsys.readouterr()
-    assert archive.main([str(folder), str(kept)]) == 2
+    assert main(["archive", str(folder), str(kept)]) == 2
     assert "is not empty; give another folder" in one_line(capsys.readouterr().err)
-    assert archive.main([str(folder), str(kept / "config.yaml")]) == 2
+    assert main(["archive", str(folder), str(kept / "config.yaml")]) == 2
     assert "cannot write" in one_line(capsys.readouterr().err)
-    assert archive.main([str(folder), str(tmp_path / "at"), "--step", "4"]) == 0
+    assert main(["archive", str(folder), str(tmp_path / "at"), "--step", "4"]) == 0
     with np.load(tmp_path / "at" / "parameters" / "seed-1.npz") as arrays:
         assert arrays["step"] == 4
     (folder / "results.json").unlink()
     capsys.readouterr()
-    assert archive.main([str(folder), str(tmp_path / "half")]) == 2
+    assert main(["archive", str(folder), str(tmp_path / "half")]) == 2
     assert "is not finished; go on with it by resume=" in one_line(capsys.readouterr().err)
     (kept / "parameters" / "seed-1.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match=r"seed-1.npz cannot be read"):
