@@ -110,14 +110,11 @@ def _lines(above: Sequence[str], below: Sequence[str], width: int) -> list[tuple
 
 def _shown_length(task: "Task | Texts") -> int:
     """A length that a line can show, or the task's own where that is too short for it, or text."""
-    from evalkit.core.batches import check_length, is_text
-
-    if is_text(task):
-        return task.length
+    from evalkit.core.batches import feed_of
 
     try:
-        check_length(task, SHOWN_LENGTH)
-    except ValueError:
+        feed_of(task).check_answers(SHOWN_LENGTH)
+    except ValueError:  # also of a text, which has no answers
         return task.length
     return SHOWN_LENGTH
 

@@ -16,11 +16,11 @@ from yaml import YAMLError
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration.composition import NAMES
 from evalkit.configuration.schema import locate, verify
-from evalkit.core.batches import check_length, is_text, prepare
+from evalkit.core.batches import feed_of
 from evalkit.core.contracts import Evaluation, LanguageModel, Task, Texts
 from evalkit.core.errors import UserError
 from evalkit.record.tracking import WandbSettings
-from evalkit.training.trainer import Training
+from evalkit.training.settings import Training
 
 PRECISIONS = ("default", "high", "highest")
 FORMATS = ("text", "json")
@@ -66,11 +66,15 @@ class Experiment:
             raise ValueError(f"matmul_precision={self.matmul_precision!r}; allowed: {', '.join(PRECISIONS)}")
         if self.format not in FORMATS:
             raise ValueError(f"format={self.format!r}; allowed: {', '.join(FORMATS)}")
-        if self.data["path"] is not None and not is_text(self.task):
-            raise ValueError(f"data.path={self.data['path']}, but {self.task_name} is drawn, not read; leave it out")
+        if self.data["path"] is not None:
+            try:
+                feed_of(self.task).check_documents()
+            except ValueError as error:
+                path = self.data["path"]
+                raise ValueError(f"data.path={path}, but {self.task_name} is drawn, not read; leave it out") from error
         stages = self.train.stages(self.task.length)
         for stage in stages:
-            check_length(self.task, stage.length)
+            feed_of(self.task).check_length(stage.length)
         if stages[-1].length != self.task.length:
             raise ValueError(
                 f"train.steps={self.train.steps} end within the curriculum, at length {stages[-1].length} of "
@@ -97,7 +101,7 @@ def check(overrides: Sequence[str], *, sweep: bool = False) -> None:
         config, folder = _composed(combination)
         if not sweep:
             refuse_used(folder)
-        prepare(experiment(config).task)
+        feed_of(experiment(config).task).prepare()
 
 
 def refuse_used(folder: Path) -> None:

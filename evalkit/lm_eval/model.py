@@ -13,7 +13,8 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 from tqdm import tqdm
 
-from evalkit.checkpoints.pretrained import Pretrained, load_for_text
+from evalkit.checkpoints.pretrained import load_for_text
+from evalkit.core.contracts import Pretrained
 from evalkit.core.errors import UserError
 from evalkit.inference.generation import generate
 from evalkit.inference.scoring import Request, Scorer, Tokens, fit
@@ -63,7 +64,14 @@ class EvalkitLM(TemplateLM):
             raise UserError(
                 f"add_bos=true, but the tokenizer of {self.checkpoint.source} has no such token; leave it out"
             )
-        self.scorer = Scorer(self.checkpoint, share_prefixes, tokens_per_batch, chunk)
+        self.scorer = Scorer(
+            self.checkpoint.model,
+            self.checkpoint.params,
+            self.checkpoint.tokenizer.vocab_size,
+            share_prefixes,
+            tokens_per_batch,
+            chunk,
+        )
         self.truncated = 0
 
     @property

@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.text import Text
 
 from evalkit.checkpoints import pretrained
-from evalkit.checkpoints.pretrained import Pretrained
 from evalkit.configuration import experiment as config_of
 from evalkit.configuration.experiment import FORMATS
+from evalkit.core.batches import feed_of
+from evalkit.core.contracts import Pretrained, Trained
 from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, Row, encode, read, row
-from evalkit.evaluations.phonebook import Book, Retrieval
+from evalkit.evaluations import phonebook
 from evalkit.record.files import write_results
 from evalkit.record.progress import EvaluationProgress
 from evalkit.record.tracking import WandbSettings
@@ -29,6 +30,7 @@ from evalkit.reports.curves import save
 from evalkit.reports.phonebook import TASK, is_complete, lookup_figure, lookup_table, results
 from evalkit.reports.terminal import print_table
 from evalkit.session import on_checkpoint
+from evalkit.tasks.phonebook import Phonebook
 
 CONFIG = "lookup"
 
@@ -39,7 +41,7 @@ class Lookup:
 
     checkpoint: str
     dtype: str
-    book: Book
+    book: Phonebook
     lengths: list[int]
     prompts: int
     new_tokens: int
@@ -52,13 +54,13 @@ class Lookup:
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise UserError(f"format={self.format!r}; allowed: {', '.join(FORMATS)}")
-        _ = self.retrieval  # which refuses what it cannot do
+        _ = self.evaluation  # which refuses what it cannot do
 
     @property
-    def retrieval(self) -> Retrieval:
+    def evaluation(self) -> phonebook.Lookup:
         """The evaluation; raises ValueError for a value that cannot be."""
-        return Retrieval(
-            self.book, self.lengths, self.prompts, self.new_tokens, self.batch_size, self.chunk, self.cache_gib
+        return phonebook.Lookup(
+            self.lengths, self.prompts, self.new_tokens, self.batch_size, self.chunk, self.cache_gib
         )
 
 
@@ -109,9 +111,23 @@ def _evaluate(settings: Lookup, held: Pretrained, config: Mapping[str, Any], fol
         if not kept:
             record.write([on_checkpoint.facts(held, make_row, {"digest": held.digest})])
         with EvaluationProgress(console, len(set(settings.lengths) - done), "phonebook") as progress:
+            trained = Trained(
+                task=settings.book,
+                model=held.model,
+                params=[held.params],
+                seeds=[0],
+                step=None,
+                make_row=make_row,
+                check_interrupt=lambda: None,
+                progress=progress,
+                feed=feed_of(settings.book),
+                tokenizer=held.tokenizer,
+                train_length=held.train_length,
+                kept=kept[1:],
+            )
             try:
-                for entries in settings.retrieval.run(held, make_row, progress.describe, done=done):
-                    record.write(entries)
+                for entry in settings.evaluation.run(trained):
+                    record.write([entry])
             except ValueError as error:
                 raise UserError(str(error)) from error
     _report(folder, console, settings.format)

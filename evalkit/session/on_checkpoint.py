@@ -11,10 +11,10 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from evalkit.checkpoints.pretrained import Pretrained
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration.experiment import save
 from evalkit.configuration.schema import verify
+from evalkit.core.contracts import Pretrained
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import FILE, Row, RowLog
 from evalkit.record import environment

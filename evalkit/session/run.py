@@ -20,20 +20,20 @@ from evalkit.checkpoints.archives import is_archive
 from evalkit.checkpoints.loading import restore, seeds_of, trainer_of
 from evalkit.configuration.experiment import EVALUABLE, RESUMABLE, Experiment, from_file, save
 from evalkit.configuration.notes import notes_of
-from evalkit.core.batches import is_text, prepare, refuse_trained_on
-from evalkit.core.contracts import Texts, Trained
+from evalkit.core.batches import feed_of
+from evalkit.core.contracts import Trained
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import FILE, Row, RowLog, read, row, value
 from evalkit.evaluations.extrapolation import score
 from evalkit.record import environment
 from evalkit.record.files import RESULTS
 from evalkit.record.progress import EvaluationProgress, Progress
-from evalkit.record.text_rows import digest_of
 from evalkit.record.tracking import WandbLog
 from evalkit.reports.accuracy.report import report
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.interrupt import Interrupted, Watch
-from evalkit.training.trainer import Sums, Trainer, TrainState, params_of, refuse_non_finite
+from evalkit.training.state import Sums, TrainState, params_of, refuse_non_finite
+from evalkit.training.trainer import Trainer
 
 SOLVED = 1.0
 TIMES = "timing.json"
@@ -73,7 +73,7 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
         raise UserError(f"step={', '.join(at)}; give one number of training steps, or leave step= out for the newest")
     rest = [text for text in overrides if not text.startswith("step=")]
     experiment = from_file(folder / "config.yaml", rest, EVALUABLE)
-    prepare(experiment.task)
+    feed_of(experiment.task).prepare()
     unknown = _refuse_trained_on(experiment, folder)
     state, step = restore(experiment, folder, int(at[0]) if at else None)
     target = target or folder / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
@@ -88,11 +88,8 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
 
 def _refuse_trained_on(experiment: Experiment, folder: Path) -> str | None:
     """Raises UserError if a run is to be evaluated on text that it was trained on; says what could not be looked at."""
-    before, task = from_file(folder / "config.yaml"), experiment.task
-    # The run's own texts were held to each other when they were read.
-    if not is_text(before.task) or not is_text(task) or before.config["task"] == experiment.config["task"]:
-        return None
-    return refuse_trained_on(before.task, task, task.contents(held_out=True))
+    before = from_file(folder / "config.yaml")
+    return feed_of(experiment.task).refuse_trained_on(feed_of(before.task))
 
 
 def _session(experiment: Experiment, folder: Path) -> int:
@@ -100,7 +97,7 @@ def _session(experiment: Experiment, folder: Path) -> int:
     trainer = trainer_of(experiment)
     restored = checkpoints.restore(trainer.abstract)
     offset = 0 if restored is None else restored.meta["rows"]
-    prepare(experiment.task)
+    feed_of(experiment.task).prepare()
     if restored is not None:
         _refuse_other_text(experiment, folder)
     (folder / RESULTS).unlink(missing_ok=True)  # of an earlier end: what has one is finished
@@ -114,9 +111,10 @@ def _session(experiment: Experiment, folder: Path) -> int:
 
 def _refuse_other_text(experiment: Experiment, folder: Path) -> None:
     """Raises UserError if a run would go on with another text than it began with."""
-    if is_text(experiment.task):
+    facts = feed_of(experiment.task).facts()
+    if facts is not None:
         before = (read(folder)[0]["extra"] or {})["text"]
-        if before["digest"] != experiment.task.digest():
+        if before["digest"] != facts["digest"]:
             raise UserError(f"{folder} began with another text ({before['used']}); bring it back, or start a new run")
 
 
@@ -266,6 +264,9 @@ class Session:
             make_row=self._row,
             check_interrupt=lambda: None if isinstance(progress, Silent) else self.watch.check(),
             progress=progress,
+            feed=feed_of(self.experiment.task),
+            tokenizer=feed_of(self.experiment.task).tokenizer,
+            train_length=self.experiment.task.length,
         )
 
     def _train_rows(self, sums: Sums, step: int, length: int, count: int) -> list[Row]:
@@ -288,7 +289,7 @@ class Session:
                 "answer_length": task.answer_length,
                 "window": self.experiment.model.window,
                 "chance": task.chance,
-                "text": _text(task) if is_text(task) else None,
+                "text": feed_of(task).facts(),
                 "notes": notes_of(self.experiment),
                 "seeds": self.seeds,
                 "steps": training.steps,
@@ -305,11 +306,12 @@ class Session:
         shapes = jax.eval_shape(experiment.model.init, jax.random.key(0))
         count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
         seeds = f"seed {self.seeds[0]}" if len(self.seeds) == 1 else f"seeds {self.seeds[0]}–{self.seeds[-1]}"
+        text = feed_of(experiment.task).facts()
         lines = [
             f"{experiment.task_name} · {experiment.model_name} · {count:,} parameters · {seeds}",
             f"{facts['device']} × {facts['devices']} ({facts['cores']} cores), "
             f"float32 products: {experiment.matmul_precision}",
-            *([experiment.task.used()] if is_text(experiment.task) else []),
+            *([] if text is None else [text["used"]]),
             *notes_of(experiment),
             f"folder: {self.folder}",
         ]
@@ -344,12 +346,6 @@ class Silent:
 
     def describe(self, length: int, done: int, of: int) -> None:
         """Says nothing."""
-
-
-def _text(task: Texts) -> dict[str, str]:
-    """What a run on text reads: in words, all of it, and the held-out texts alone, whatever their tokens."""
-    held_out = digest_of(task.contents(held_out=True))
-    return {"used": task.used(), "digest": task.digest(), "held_out": held_out}
 
 
 def _times_of(folder: Path) -> dict[str, float]:

@@ -5,43 +5,28 @@ Its configuration is `conf/texts.yaml`; its folder has what a run on text has, b
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from evalkit.checkpoints import pretrained
-from evalkit.checkpoints.pretrained import Pretrained
 from evalkit.configuration import experiment as config_of
 from evalkit.configuration.experiment import FORMATS
-from evalkit.core import batches as feeds
-from evalkit.core.contracts import Texts
+from evalkit.core.batches import Reread, feed_of, refuse_unreachable
+from evalkit.core.contracts import Pretrained, Texts, Trained
 from evalkit.core.errors import UserError
 from evalkit.core.rows import row
-from evalkit.evaluations.loss_by_position import LossByPosition, Subject, score
-from evalkit.record import text_rows
+from evalkit.evaluations.loss_by_position import LossByPosition
 from evalkit.record.progress import EvaluationProgress
 from evalkit.record.tracking import WandbSettings
 from evalkit.reports.accuracy.report import report
 from evalkit.session import on_checkpoint
-from evalkit.tasks.text.tokenizers import Tokenizer
 
 CONFIG = "texts"
-
-
-class Held(NamedTuple):
-    """A held-out document in a checkpoint's own tokens."""
-
-    tokens: np.ndarray
-    size: int
-    source: str
-    content: str
-    """Its SHA-256."""
 
 
 @dataclass(frozen=True)
@@ -69,42 +54,26 @@ def main(overrides: Sequence[str]) -> int:
     config, folder = on_checkpoint.composed(CONFIG, [*overrides, *named], OnText)
     on_checkpoint.refuse_used(folder)
     settings = OnText(**{**config, **{name: config_of.build(config, name) for name in ("task", "eval", "wandb")}})
-    feeds.refuse_unreachable(settings.task.streamed)
+    refuse_unreachable(settings.task.streamed)
     held = pretrained.load_for_text(settings.checkpoint, settings.dtype)
-    try:
-        documents = list(documents_of(settings.task, held.tokenizer))
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    if not documents:
-        raise UserError(f"no held-out text in {settings.task.origin}; give data.path=FOLDER with files held-out-*.txt")
-    notes = _refuse_trained_on(settings, documents)
+    feed = Reread(settings.task, held.tokenizer)
+    feed.prepare()
+    notes = _refuse_trained_on(settings, feed)
     on_checkpoint.describe(folder, config)
-    return _evaluate(settings, held, documents, config, folder, notes)
+    return _evaluate(settings, held, feed, config, folder, notes)
 
 
-def documents_of(task: Texts, tokenizer: Tokenizer) -> Iterator[Held]:
-    """The held-out documents in the tokens of `tokenizer`, in whose file it says what begins a text."""
-    for document in task.texts():
-        if document.text.strip():
-            text = document.text.encode()
-            tokens = np.asarray(tokenizer.encode(document.text), np.int32)
-            yield Held(tokens, len(text), document.source, sha256(text).hexdigest())
-
-
-def _refuse_trained_on(settings: OnText, documents: Sequence[Held]) -> list[str]:
+def _refuse_trained_on(settings: OnText, feed: Reread) -> list[str]:
     """Raises UserError if the checkpoint is a run of ours on these very texts; says what could not be looked at."""
     path = Path(settings.checkpoint).expanduser() / "config.yaml"
-    before = config_of.from_file(path).task if path.is_file() else None
-    if before is None or not feeds.is_text(before):
-        return []
-    unknown = feeds.refuse_trained_on(before, settings.task, [document.content for document in documents])
+    unknown = feed.refuse_trained_on(feed_of(config_of.from_file(path).task)) if path.is_file() else None
     return [] if unknown is None else [unknown]
 
 
 def _evaluate(
     settings: OnText,
     held: Pretrained,
-    documents: Sequence[Held],
+    feed: Reread,
     config: Mapping[str, Any],
     folder: Path,
     notes: Sequence[str],
@@ -115,15 +84,26 @@ def _evaluate(
     limits = [f"held-out text: {settings.task.origin}", *notes, *evaluation.limits(held.model)]
     for line in limits:
         console.print(line, soft_wrap=True)
-    subject = Subject(partial(make_row, seed=0, split="test"), partial(score, held, evaluation.chunk, _nothing))
     with on_checkpoint.recorded(
         folder, config, settings.wandb, task=settings.task_name, model=name, train_length=held.train_length
     ) as record:
-        more = {"notes": limits[1:], "text": _text(documents, settings.task.origin)}
+        more = {"notes": limits[1:], "text": feed.facts()}
         record.write([on_checkpoint.facts(held, make_row, more)])
         with EvaluationProgress(console, evaluation.pieces, "evaluation") as progress:
-            done = lambda tokens: progress.describe(tokens, 1, 1)  # noqa: E731
-            for entry in evaluation.measure(documents, [subject], held.model, held.train_length, done):
+            trained = Trained(
+                task=settings.task,
+                model=held.model,
+                params=[held.params],
+                seeds=[0],
+                step=None,
+                make_row=make_row,
+                check_interrupt=_nothing,
+                progress=progress,
+                feed=feed,
+                tokenizer=held.tokenizer,
+                train_length=held.train_length,
+            )
+            for entry in evaluation.run(trained):
                 record.write([entry])
     summary = report(folder, console)
     if settings.format == "json":
@@ -133,13 +113,3 @@ def _evaluate(
 
 def _nothing() -> None:
     """A signal ends the process: nothing is lost that a new start would not measure again."""
-
-
-def _text(documents: Sequence[Held], origin: str) -> dict[str, str]:
-    """The held-out texts in words, as tokens, and whatever their tokens."""
-    size = sum(document.size for document in documents)
-    return {
-        "used": f"held-out text: {origin} ({len(documents)} documents, {size / 1e6:,.1f} MB)",
-        "digest": sha256(b"".join(document.tokens.tobytes() for document in documents)).hexdigest(),
-        "held_out": text_rows.digest_of([document.content for document in documents]),
-    }
