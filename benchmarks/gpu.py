@@ -24,7 +24,8 @@ from evalkit.models.mixers.attention import MQA
 from evalkit.models.mixers.rglru import RecurrentBlock
 from evalkit.record import environment
 from evalkit.tasks.induction_heads import InductionHeads
-from evalkit.training.trainer import Trainer, Training
+from evalkit.training.settings import Training
+from evalkit.training.trainer import Trainer
 from support import kernel_oracle as oracle
 
 SECONDS = {"oracle": 90, "marks": 60, "autotune": 120, "scan": 120, "train": 140}

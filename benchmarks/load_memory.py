@@ -51,11 +51,9 @@ def make_up(folder: Path, layers: int) -> int:
 
 def measure(folder: Path, tokens: int) -> None:
     """Loads the checkpoint, scores that many tokens if any, and prints seconds and bytes as JSON."""
-    from evalkit.checkpoints.pretrained import Pretrained
     from evalkit.core.devices import spare_memory, use_every_core
     from evalkit.inference.scoring import Request, Scorer
     from evalkit.models.formats import released
-    from evalkit.tasks.text.tokenizers import Numbers
 
     use_every_core()
     spare_memory()
@@ -65,9 +63,8 @@ def measure(folder: Path, tokens: int) -> None:
     params = found.read()
     seconds = {"load": time.perf_counter() - start}
     if tokens:
-        held = Pretrained(found.model, params, Numbers(found.model.vocab_size), "made up", "0", None)
         start = time.perf_counter()
-        Scorer(held).scores([Request((2,), (3,) * tokens)])
+        Scorer(found.model, params, found.model.vocab_size).scores([Request((2,), (3,) * tokens)])
         seconds["score"] = time.perf_counter() - start
     print(json.dumps({"seconds": seconds, "bytes": peak() - before}))
 

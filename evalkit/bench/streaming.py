@@ -8,10 +8,10 @@ import jax
 
 from evalkit.bench.stopwatch import spread, times
 from evalkit.configuration.experiment import Experiment
-from evalkit.core import batches as feeds
 from evalkit.core import streams
+from evalkit.core.batches import feed_of
 from evalkit.core.errors import UserError
-from evalkit.evaluations.extrapolation import stream_tally
+from evalkit.inference.streaming import stream_tally
 
 
 def measure(experiment: Experiment, repeats: int, length: int, batch_size: int, chunk: int) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def measure(experiment: Experiment, repeats: int, length: int, batch_size: int, 
     """
     params = experiment.model.init(jax.random.key(experiment.seed))
     try:
-        example = feeds.held_out_batch(experiment.task, streams.TEST, 0, batch_size, length)
+        example = feed_of(experiment.task).held_out(streams.TEST, 0, batch_size, length)
     except ValueError as error:  # the task's own word on a length that it cannot have
         raise UserError(str(error).splitlines()[0]) from error
 

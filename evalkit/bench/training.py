@@ -15,7 +15,9 @@ from evalkit.bench.machine import rates
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import Spread, spread, times
 from evalkit.core.devices import AXIS
-from evalkit.training.trainer import Stage, Trainer, TrainState
+from evalkit.training.settings import Stage
+from evalkit.training.state import TrainState
+from evalkit.training.trainer import Trainer
 
 
 def measure(trainer: Trainer, repeats: int, steps: int) -> dict[str, Any]:
@@ -77,9 +79,9 @@ def counted_bytes(trainer: Trainer, stage: Stage) -> float:
 
     A micro-batch is counted and multiplied; a loop in it (the recurrence in time) counts as one of its steps.
     """
-    size = trainer.microbatch(stage.batch_size // trainer.shards, stage.length + trainer.task.answer_length)
+    size = trainer.step.microbatch(stage.batch_size // trainer.shards, stage.length + trainer.task.answer_length)
     params = jax.eval_shape(trainer.model.init, jax.random.key(0))
-    costs = jax.jit(trainer.gradient).lower(params, trainer.example(size, stage.length)).compile().cost_analysis()
+    costs = jax.jit(trainer.step.gradient).lower(params, trainer.example(size, stage.length)).compile().cost_analysis()
     assert costs is not None, "this backend does not count bytes"
     return costs["bytes accessed"] * stage.batch_size / size
 
@@ -117,7 +119,7 @@ def _as_in_a_step(trainer: Trainer, function: Callable[..., Any]) -> Callable[..
             return jax.tree.map(jnp.add, total, gradient), rest
 
         sequences, length = arrays[0].shape[:2]
-        size = trainer.microbatch(sequences, length)
+        size = trainer.step.microbatch(sequences, length)
         split = jax.tree.map(lambda x: x.reshape(sequences // size, size, *x.shape[1:]), arrays)
         return lax.scan(one, jax.tree.map(jnp.zeros_like, params), split)
 
@@ -145,7 +147,7 @@ def _data(trainer: Trainer, stage: Stage) -> Callable[..., Any]:
 
 
 def _update(trainer: Trainer) -> Callable[[], Any]:
-    params = trainer.layout.vectors(trainer.model.init(jax.random.key(0)))
+    params = trainer.step.layout.vectors(trainer.model.init(jax.random.key(0)))
     gradient = jax.tree.map(jnp.ones_like, params)
-    update = jax.jit(trainer.optimizer.update)
-    return partial(update, gradient, trainer.optimizer.init(params), params)
+    update = jax.jit(trainer.step.optimizer.update)
+    return partial(update, gradient, trainer.step.optimizer.init(params), params)

@@ -13,7 +13,7 @@ import numpy as np
 from evalkit.configuration.experiment import Experiment, from_file
 from evalkit.core.errors import UserError, writing
 from evalkit.record.files import RESULTS
-from evalkit.training.trainer import TrainState
+from evalkit.training.state import TrainState
 
 RECORD = ("config.yaml", "metrics.jsonl", RESULTS, "environment.json", "timing.json")
 PARAMETERS = "parameters"
@@ -26,7 +26,7 @@ def archive(run: Path, folder: Path, step: int | None = None) -> None:
     Raises UserError for what is no run, a run that is not finished, and a folder that is in use.
     """
     from evalkit.checkpoints.loading import restore, seeds_of  # which reads archives
-    from evalkit.training.trainer import params_of
+    from evalkit.training.state import params_of
 
     with writing(folder):
         if folder.exists() and any(folder.iterdir()):

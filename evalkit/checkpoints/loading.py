@@ -10,7 +10,8 @@ from evalkit.configuration.experiment import Experiment, from_file
 from evalkit.core.contracts import Params, Task, Texts
 from evalkit.core.errors import UserError
 from evalkit.training.checkpoints import FOLDER, Checkpoints
-from evalkit.training.trainer import Trainer, TrainState, params_of
+from evalkit.training.state import TrainState, params_of
+from evalkit.training.trainer import Trainer
 
 
 def load(run: str | Path, seed: int | None = None) -> tuple[Callable[..., Any], Params, Task | Texts]:

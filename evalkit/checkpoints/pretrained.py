@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -15,35 +14,14 @@ from evalkit.checkpoints import hub as hub_checkpoints
 from evalkit.checkpoints import tokenizer_files
 from evalkit.checkpoints.loading import restore
 from evalkit.configuration.experiment import from_file
-from evalkit.core.batches import is_text
-from evalkit.core.contracts import LanguageModel, Params
+from evalkit.core.batches import feed_of
+from evalkit.core.contracts import Params, Pretrained
 from evalkit.core.errors import UserError
 from evalkit.models.formats import released
-from evalkit.tasks.text.tokenizers import Bytes, Numbers, Tokenizer, WithoutBos
-from evalkit.training.trainer import params_of
+from evalkit.tasks.text.tokenizers import Bytes, Numbers
+from evalkit.training.state import params_of
 
 PUBLISHED_VOCABULARY, PUBLISHED_TRAIN_LENGTH = 256_000, 8192  # of RecurrentGemma and Gemma v1 alike
-
-
-@dataclass(frozen=True)
-class Pretrained:
-    """`source` is the folder or hub name; `digest` names the parameters; `train_length` is None where unknown.
-
-    `settings` is the text of everything else that decides an answer: the model's configuration and the tokenizer.
-    """
-
-    model: LanguageModel
-    params: Params
-    tokenizer: Tokenizer
-    source: str
-    digest: str
-    train_length: int | None
-    settings: str = ""
-
-    @property
-    def identity(self) -> str:
-        """SHA-256 of the parameters and settings, in hexadecimal: two with the same one answer alike."""
-        return hashlib.sha256(f"{self.digest} {self.settings}".encode()).hexdigest()
 
 
 def load(checkpoint: str, dtype: str = "float32") -> Pretrained:
@@ -91,10 +69,7 @@ def _run(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
     size = experiment.task.vocab_size
     state, _ = restore(experiment, folder)
     params = params_of(state, 0)
-    if is_text(experiment.task):
-        tokenizer: Tokenizer = WithoutBos(experiment.task.tokenizer_)
-    else:
-        tokenizer = Bytes() if size == Bytes.vocab_size else Numbers(size)
+    tokenizer = feed_of(experiment.task).tokenizer
     settings = json.dumps([experiment.config["model"], size, tokenizer.name], sort_keys=True, default=str)
     return Pretrained(experiment.model, params, tokenizer, checkpoint, digest(params), experiment.task.length, settings)
 

@@ -2,7 +2,10 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from functools import cached_property
+from hashlib import sha256
+from math import log
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,38 +15,31 @@ from jax.typing import ArrayLike
 from typing_extensions import TypeIs
 
 from evalkit.core import streams
-from evalkit.core.contracts import Readable, Task, Texts, Window
+from evalkit.core.contracts import AnyTask, Feed, Illustration, Readable, Task, Texts
 from evalkit.core.errors import UserError
 from evalkit.core.network import answers
 from evalkit.tasks import Example
+from evalkit.tasks.text.corpus import Span, Window
+from evalkit.tasks.text.tokenizers import Bytes, Numbers, Tokenizer, WithoutBos
 
 HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 ANSWER_SECONDS = 1.0
+SHOWN_LENGTH = 24
 
 
-def is_text(task: Task | Texts) -> TypeIs[Texts]:
+def is_text(task: AnyTask) -> TypeIs[Texts]:
     """Whether `task` is read, not drawn."""
     return isinstance(task, Readable)
 
 
-@runtime_checkable
-class Feed(Protocol):
-    """The training batches of one task: a pure function of seed and step, so that resuming needs only the step."""
-
-    def load(self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int) -> Any:
-        """What the program needs for steps `first`, … of each seed `[s, steps, b, …]`: arrays, or nothing."""
-        ...
-
-    def shapes(self, seeds: int, steps: int, batch: int, length: int) -> Any:
-        """The shapes and dtypes of what `load` returns."""
-        ...
-
-    def batch(self, loaded: Any, index: Array, seed: ArrayLike, step: Array, batch: int, length: int) -> Example:
-        """Inside the program: the batch `[b, t]` of `step`, the one at `index` of what was `loaded` for a seed."""
-        ...
+def feed_of(task: AnyTask) -> Feed:
+    """What `task` gives to training and to evaluations."""
+    if is_text(task):
+        return Read(task)
+    return Drawn(task) if isinstance(task, Task) else Feed()
 
 
-class Drawn:
+class Drawn(Feed):
     """A synthetic task: every batch is drawn in the step itself."""
 
     def __init__(self, task: Task):
@@ -61,20 +57,57 @@ class Drawn:
         """Drawn from the key of `seed` and `step`."""
         return streams.train_batch(self.task, seed, step, batch, length)
 
+    def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
+        """Drawn from the key of the stream and the sequence's number."""
+        return streams.held_out_batch(self.task, stream, first, batch, length)
 
-class Read:
+    def check_length(self, length: int) -> None:
+        """Raises ValueError, the task's own, for a length that it cannot have."""
+        streams.check_length(self.task, length)
+
+    def check_answers(self, length: int) -> None:
+        """Every length that the task can have has answers."""
+        self.check_length(length)
+
+    def illustrate(self, seed: int, length: int | None) -> Illustration:
+        """Each token as a symbol, and below it the answer that is due there."""
+        length = self._shown_length() if length is None else length
+        example = self.task.sample(jax.random.key(seed), length)
+        tokens, targets, mask = (np.asarray(field) for field in example[:3])
+        symbols, answers = ([self.task.describe(row[i : i + 1]) for i in range(len(row))] for row in (tokens, targets))
+        due = [symbol if scored else "" for symbol, scored in zip(answers, mask, strict=True)]
+        return Illustration("the answers stand below the positions where they are due", length, symbols, due)
+
+    def _shown_length(self) -> int:
+        """A length that a line can show, or the task's own where that is too short for it."""
+        try:
+            self.check_length(SHOWN_LENGTH)
+        except ValueError:
+            return self.task.length
+        return SHOWN_LENGTH
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Bytes for a task on as many tokens as bytes have; else tokens stand for no text."""
+        size = self.task.vocab_size
+        return Bytes() if size == Bytes.vocab_size else Numbers(size)
+
+
+class Read(Feed):
     """A text: windows are read on the host."""
 
     def __init__(self, task: Texts):
         self.task = task
 
     def load(self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int) -> Example:
-        """The windows of every seed and step; without positions where no document begins within any of them, since a
-        model that is told none has less to look at (a sixth of MQA's step)."""
+        """The windows of every seed and step; without positions where no document begins within any of them.
+
+        Leaving positions out skips the masks, a sixth of MQA's step.
+        """
         numbers = range(int(first), int(first) + steps)
         found = _stacked(
             [
-                _stacked([example_of(self.task.windows(int(seed), number, batch, length)) for number in numbers])
+                _stacked([_example_of(self.task.windows(int(seed), number, batch, length)) for number in numbers])
                 for seed in seeds
             ]
         )
@@ -90,27 +123,138 @@ class Read:
         """The one that was loaded."""
         return jax.tree.map(lambda leaf: leaf[index], loaded)
 
+    def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
+        """Windows of what is kept for validation, whatever the stream."""
+        return _example_of(self.task.validation_windows(first, batch, length))
 
-def feed_of(task: Task | Texts) -> Feed:
-    """How `task` gives its batches."""
-    return Read(task) if is_text(task) else Drawn(task)
+    def check_length(self, length: int) -> None:
+        """Any length may fit: how long the texts are is known when they are read."""
+
+    def check_answers(self, length: int) -> None:
+        """Raises ValueError: every token is predicted."""
+        _refuse_answers()
+
+    def check_documents(self) -> None:
+        """Every text has held-out documents."""
+
+    def prepare(self) -> None:
+        """Reads and tokenises the texts, unless their tokens are there already."""
+        refuse_unreachable(self.task.remote)
+        try:
+            self.task.prepare()
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    def documents(self) -> Sequence[Span]:
+        """The held-out documents in the task's tokens."""
+        return self.task.documents()
+
+    def facts(self) -> dict[str, str]:
+        """Of training and held-out texts."""
+        held_out = _digest_of(self.task.contents(held_out=True))
+        return {"used": self.task.used(), "digest": self.task.digest(), "held_out": held_out}
+
+    def reported(self, totals: dict[str, float]) -> dict[str, float]:
+        """With bits a byte, and without the exact match of a whole window, which is always 0."""
+        kept = {metric: total for metric, total in totals.items() if metric != "exact_match"}
+        return kept | {"bits_per_byte": totals["loss"] / (log(2) * self.task.bytes_per_token())}
+
+    def refuse_unreachable(self) -> None:
+        """Only what is streamed from a hub each time can be out of reach."""
+        refuse_unreachable(self.task.streamed)
+
+    def in_tokens_of(self, tokenizer: Tokenizer) -> "Reread":
+        """Read at once, so that what cannot be read is told before anything is written."""
+        feed = Reread(self.task, tokenizer)
+        feed.prepare()
+        return feed
+
+    def illustrate(self, seed: int, length: int | None) -> Illustration:
+        """The beginning of a training window as text."""
+        self.prepare()
+        length = self.task.length if length is None else length
+        window = self.task.windows(seed, 0, 1, length)
+        shown = self.task.describe(window.tokens[0])
+        return Illustration("each token is predicted from those before it", length, [shown], [""], self.task.used())
+
+    def refuse_trained_on(self, before: Feed) -> str | None:
+        """A run's own texts were compared with each other when they were read."""
+        if not isinstance(before, Read) or before.task == self.task:
+            return None
+        return _refuse_trained_on(before.task, self.task, self.task.contents(held_out=True))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The task's; no token stands for a beginning, since none did in training."""
+        return WithoutBos(self.task.tokenizer_)
 
 
-def check_length(task: Task | Texts, length: int) -> None:
-    """Raises ValueError for a length that `task` cannot have; draws and reads nothing."""
-    if not is_text(task):
-        streams.check_length(task, length)
+class Reread(Feed):
+    """The held-out documents of a text in a checkpoint's own tokens; nothing is trained on them."""
+
+    def __init__(self, task: Texts, tokenizer: Tokenizer):
+        self.task, self._tokenizer = task, tokenizer
+
+    def check_answers(self, length: int) -> None:
+        """Raises ValueError: every token is predicted."""
+        _refuse_answers()
+
+    def check_documents(self) -> None:
+        """Every text has held-out documents."""
+
+    def prepare(self) -> None:
+        """Reads and tokenises the held-out documents, which must be there."""
+        refuse_unreachable(self.task.streamed)
+        try:
+            found = self._found
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        if not found:
+            origin = self.task.origin
+            raise UserError(f"no held-out text in {origin}; give data.path=FOLDER with files held-out-*.txt")
+
+    def documents(self) -> Sequence[Span]:
+        """Those with any text in them."""
+        return [document.span for document in self._found]
+
+    def facts(self) -> dict[str, str]:
+        """Of the held-out documents alone."""
+        size = sum(document.span.size for document in self._found)
+        return {
+            "used": f"held-out text: {self.task.origin} ({len(self._found)} documents, {size / 1e6:,.1f} MB)",
+            "digest": sha256(b"".join(document.span.tokens.tobytes() for document in self._found)).hexdigest(),
+            "held_out": _digest_of(self._contents),
+        }
+
+    def refuse_trained_on(self, before: Feed) -> str | None:
+        """Compares the texts themselves, whatever their tokens."""
+        return _refuse_trained_on(before.task, self.task, self._contents) if isinstance(before, Read) else None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's; in its file it says what begins a text."""
+        return self._tokenizer
+
+    @property
+    def _contents(self) -> Sequence[str]:
+        return [document.content for document in self._found]
+
+    @cached_property
+    def _found(self) -> "Sequence[_Tokenised]":
+        found = []
+        for source, text in self.task.texts():
+            if text.strip():
+                encoded = text.encode()
+                span = Span(np.asarray(self._tokenizer.encode(text), np.int32), len(encoded), source)
+                found.append(_Tokenised(span, sha256(encoded).hexdigest()))
+        return found
 
 
-def prepare(task: Task | Texts) -> None:
-    """Reads what a text is made of, before anything is written; raises UserError, in one line, for what cannot be."""
-    if not is_text(task):
-        return
-    refuse_unreachable(task.remote)
-    try:
-        task.prepare()
-    except ValueError as error:
-        raise UserError(str(error)) from error
+class _Tokenised(NamedTuple):
+    """A document in a checkpoint's tokens, and the SHA-256 of its text."""
+
+    span: Span
+    content: str
 
 
 def refuse_unreachable(data_set: str | None) -> None:
@@ -122,11 +266,12 @@ def refuse_unreachable(data_set: str | None) -> None:
         )
 
 
-def refuse_trained_on(before: Texts, task: Texts, contents: Sequence[str]) -> str | None:
-    """Raises UserError if a text of these `contents`, held out by `task`, was trained on in a run on `before`.
+def _refuse_answers() -> None:
+    raise ValueError("a text has no answer to be right about; give eval=loss_by_position")
 
-    Returns what could not be looked at, in one line: the training texts may be gone.
-    """
+
+def _refuse_trained_on(before: Texts, task: Texts, contents: Sequence[str]) -> str | None:
+    """`contents` are the SHA-256 of the documents that `task` holds out."""
     if task.allow_shared:
         return None
     try:
@@ -142,14 +287,12 @@ def refuse_trained_on(before: Texts, task: Texts, contents: Sequence[str]) -> st
     return None
 
 
-def held_out_batch(task: Task | Texts, stream: int, first: int, batch: int, length: int) -> Example:
-    """Sequences `first`, `first + 1`, … of a held-out stream: the same for every seed, model and batch size."""
-    if is_text(task):
-        return example_of(task.validation_windows(first, batch, length))
-    return streams.held_out_batch(task, stream, first, batch, length)
+def _digest_of(contents: Sequence[str]) -> str:
+    """Names a set of texts by the SHA-256 of each, in whatever order."""
+    return sha256("\n".join(sorted(contents)).encode()).hexdigest()
 
 
-def example_of(window: Window) -> Example:
+def _example_of(window: Window) -> Example:
     """A window as an example, on the host."""
     return Example(window.tokens, window.targets, window.mask, window.positions)  # type: ignore[arg-type]
 

@@ -1,14 +1,20 @@
 """What the harness asks of a task, a model and an evaluation, and nothing more."""
 
+import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
 from evalkit.core.rows import Row
 from evalkit.tasks import Example
+from evalkit.tasks.text.corpus import Span, Window
+from evalkit.tasks.text.documents import Document
 from evalkit.tasks.text.tokenizers import Tokenizer
 
 Params = Any  # nested dictionaries of arrays
@@ -87,66 +93,6 @@ class Recalls(Protocol):
 
 
 @runtime_checkable
-class Window(Protocol):
-    """Windows of text `[b, t]` on the host: the fields of an `Example`, positions included."""
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """What is read."""
-        ...
-
-    @property
-    def targets(self) -> np.ndarray:
-        """The next token of each."""
-        ...
-
-    @property
-    def mask(self) -> np.ndarray:
-        """Which are asked for."""
-        ...
-
-    @property
-    def positions(self) -> np.ndarray:
-        """In the window, or in the document that begins in it."""
-        ...
-
-
-@runtime_checkable
-class Document(Protocol):
-    """One held-out document."""
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """All of them."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Bytes of UTF-8."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """Where it comes from."""
-        ...
-
-
-@runtime_checkable
-class Text(Protocol):
-    """One document as it was read."""
-
-    @property
-    def source(self) -> str:
-        """Where it comes from."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        ...
-
-
-@runtime_checkable
 class Readable(Protocol):
     """What sets a text apart from a synthetic task: it is read, not drawn. The numbers decide what is read."""
 
@@ -158,11 +104,11 @@ class Readable(Protocol):
         """Windows `first`, `first + 1`, … of what is kept for validation, the same for every seed and batch size."""
         ...
 
-    def documents(self) -> Sequence[Document]:
+    def documents(self) -> Sequence[Span]:
         """The held-out documents."""
         ...
 
-    def texts(self) -> Iterator[Text]:
+    def texts(self) -> Iterator[Document]:
         """The held-out documents as text; raises ValueError, in one line, for what cannot be read."""
         ...
 
@@ -215,6 +161,99 @@ class Texts(TaskFacts, Readable, Protocol):
     def bytes_per_token(self) -> float:
         """Of what is kept for validation."""
         ...
+
+
+AnyTask = Any
+"""What a run may be about: a `Task`, `Texts`, or what only checkpoints are asked, such as a phonebook in text."""
+
+UNTRAINED = "no model is trained on this task; give checkpoint=FOLDER to evaluate one on it"
+
+
+class Feed:
+    """What a task gives to training and to evaluations: the one place that knows a text from a synthetic task.
+
+    `feed_of(task)` makes one. This base class is the feed of a task that no model is trained on.
+    """
+
+    def load(self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int) -> Any:
+        """What the program needs for steps `first`, … of each seed `[s, steps, b, …]`: arrays, or nothing.
+
+        It is a pure function of the seeds and the steps, so that a resumed run needs only its step.
+        """
+        raise ValueError(UNTRAINED)
+
+    def shapes(self, seeds: int, steps: int, batch: int, length: int) -> Any:
+        """The shapes and dtypes of what `load` returns."""
+        raise ValueError(UNTRAINED)
+
+    def batch(self, loaded: Any, index: Array, seed: ArrayLike, step: Array, batch: int, length: int) -> Example:
+        """Inside the program: the batch `[b, t]` of `step`, the one at `index` of what was `loaded` for a seed."""
+        raise ValueError(UNTRAINED)
+
+    def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
+        """Sequences `first`, `first + 1`, … of a held-out stream: the same for every seed, model and batch size."""
+        raise ValueError(UNTRAINED)
+
+    def check_length(self, length: int) -> None:
+        """Raises ValueError for a training length that cannot be; draws and reads nothing."""
+        raise ValueError(UNTRAINED)
+
+    def check_answers(self, length: int) -> None:
+        """Raises ValueError if sequences of `length` have no answer that is right or wrong; draws and reads nothing."""
+        raise ValueError(UNTRAINED)
+
+    def check_documents(self) -> None:
+        """Raises ValueError if there are no held-out documents; reads nothing."""
+        raise ValueError("loss by position needs a text; give task=books, or eval=extrapolation")
+
+    def prepare(self) -> None:
+        """Reads what is to be read, before anything is written; raises UserError, in one line, for what cannot be."""
+
+    def documents(self) -> Sequence[Span]:
+        """The held-out documents; raises ValueError as `check_documents`."""
+        self.check_documents()
+        return []
+
+    def facts(self) -> dict[str, str] | None:
+        """What text is read: `used` in words, `digest` of all of it, `held_out` of those documents; None if none is."""
+        return None
+
+    def reported(self, totals: dict[str, float]) -> dict[str, float]:
+        """The sums over sequences that a report shows, by metric, of those that were measured."""
+        return totals
+
+    def refuse_trained_on(self, before: "Feed") -> str | None:
+        """Raises UserError if a model trained on the feed `before` saw the held-out documents of this one.
+
+        Returns one line if the training texts can no longer be read, else None.
+        """
+        return None
+
+    def refuse_unreachable(self) -> None:
+        """Raises UserError for held-out texts on a hub that does not answer; asked before weights are read."""
+
+    def in_tokens_of(self, tokenizer: Tokenizer) -> "Feed":
+        """The same held-out texts in the tokens of a checkpoint; raises UserError if there are none."""
+        return self
+
+    def illustrate(self, seed: int, length: int | None) -> "Illustration":
+        """One example for human eyes, at a length that a line can show where none is given."""
+        raise ValueError(UNTRAINED)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What turns text into the tokens of a model trained on this task."""
+        raise ValueError(UNTRAINED)
+
+
+class Illustration(NamedTuple):
+    """An example for human eyes: what it shows, its symbols with the answers due below them, and its source."""
+
+    sentence: str
+    length: int
+    symbols: Sequence[str]
+    answers: Sequence[str]
+    source: str = ""
 
 
 @runtime_checkable
@@ -272,41 +311,106 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What an evaluation is given: a model with one set of parameters a seed, at some step."""
+class Pretrained:
+    """One set of parameters with all that is needed to run it on text.
 
-    task: Task | Texts
+    `source` is the folder or hub name; `digest` names the parameters; `train_length` is None where unknown.
+    `settings` is the text of everything else that decides an answer: the model's configuration and the tokenizer.
+    """
+
+    model: LanguageModel
+    params: Params
+    tokenizer: Tokenizer
+    source: str
+    digest: str
+    train_length: int | None
+    settings: str = ""
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of the parameters and settings, in hexadecimal: two with the same one answer alike."""
+        return hashlib.sha256(f"{self.digest} {self.settings}".encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What an evaluation is given: a model with one set of parameters a seed, and what it is evaluated on.
+
+    `step` is None for the parameters of a checkpoint, which are of no step of a run of ours. `check_interrupt` raises
+    when the user asked to stop, and is called between batches. `folder` is where the rows go, for a file beside them.
+    `kept` are rows of an earlier, interrupted evaluation.
+    """
+
+    task: AnyTask
     model: LanguageModel
     params: Sequence[Params]
     seeds: Sequence[int]
-    step: int
+    step: int | None
     make_row: Callable[..., Row]
     check_interrupt: Callable[[], None]
-    """Raises when the user asked to stop; called between batches."""
     progress: Progress
+    feed: Feed
+    tokenizer: Tokenizer
+    train_length: int | None
+    folder: Path
+    source: str = ""
+    digest: str = ""
+    settings: str = ""
+    kept: Sequence[Row] = ()
+
+    def pretrained(self, index: int = 0) -> Pretrained:
+        """The parameters of one seed with their tokenizer, as generation and scoring take them."""
+        return Pretrained(
+            self.model,
+            self.params[index],
+            self.tokenizer,
+            self.source,
+            self.digest,
+            self.train_length,
+            self.settings,
+        )
 
 
-@runtime_checkable
-class Evaluation(Protocol):
-    """One file in `evalkit/`, one YAML in `conf/eval/`."""
+class Verdict(NamedTuple):
+    """What an evaluation says after its report, and the exit code of the command."""
+
+    text: str = ""
+    exit_code: int = 0
+
+
+class Evaluation(ABC):
+    """What is measured of a trained model: a subclass gives `kind` and `run`, and a YAML in `conf/eval/` names it.
+
+    `kind` is the dotted name of the report that draws its rows, such as `evalkit.reports.accuracy`.
+    """
+
+    kind: ClassVar[str]
 
     @property
     def pieces(self) -> int:
         """How many pieces (lengths) `run` reports progress of, for one seed."""
-        ...
+        return 1
 
-    def check(self, task: Task | Texts) -> None:
+    def check(self, task: AnyTask) -> None:
         """Raises ValueError if it asks of `task` what that cannot give, before anything is trained."""
-        ...
+        return None
 
     def limits(self, model: LanguageModel) -> Sequence[str]:
         """What it will not do of what was asked for, and why: known before it starts, a line each."""
-        ...
+        return []
 
     def probe(self, trained: Trained) -> Iterator[Row]:
         """Rows of a quick look while training (split `validation`)."""
-        ...
+        return iter(())
 
+    def kept(self, rows: Sequence[Row]) -> int:
+        """How many of the first `rows` of an interrupted evaluation stay: those of pieces that were finished."""
+        return 0
+
+    @abstractmethod
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of the whole evaluation (split `test`)."""
-        ...
+
+    def verdict(self, trained: Trained) -> Verdict:
+        """What is said once all rows are there; an exit code other than 0 says that what was promised does not hold."""
+        return Verdict()

@@ -1,42 +1,40 @@
-"""Accuracy against length: the model runs chunk by chunk through its cache, so memory does not grow with length."""
+"""Accuracy against length: does a model trained on 256 tokens still work on 16,384?"""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, PartitionSpec
 
-from evalkit.core import batches as feeds
 from evalkit.core import streams
-from evalkit.core.contracts import Cache, LanguageModel, Params, Task, Texts, Trained
-from evalkit.core.devices import AXIS, copied, mesh_for, split
-from evalkit.core.objective import Tally, tally
+from evalkit.core.batches import feed_of
+from evalkit.core.checks import at_least, at_least_or_null, between_or_null
+from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, Trained
 from evalkit.core.rows import Row
 from evalkit.core.statistics import wilson
-from evalkit.tasks import Example
+from evalkit.inference.streaming import stream_tally
 
 LOOK_EVERY = 32
 
 
 @dataclass(frozen=True)
-class Extrapolation:
+class Extrapolation(Evaluation):
     """A ladder of lengths, each on its own held-out sequences, the same ones for every model and seed.
 
-    `sequences` at each length, `long_sequences` from `long_from` tokens on. Lengths above `max_length` are marked not
-    run (a global cache grows with length). `during` are the lengths looked at while training, with
-    `during_sequences` each, at validations whose step is a multiple of `during_every` (null: at all). `chunk` tokens
-    of `batch_size` sequences are in memory at a time. `interval`: take no more sequences once the 95% interval of the
-    accuracy is no wider than this and holds none of `marks` inside (0.99 takes 381 sequences without an error), looked
-    at every 32 sequences; null: take them all. `reset_every`: a control that forgets everything every so many tokens;
-    null: never.
-    Raises ValueError for a value that cannot be.
+    `sequences` are scored at each length, `long_sequences` from `long_from` tokens on. Lengths above `max_length` are
+    marked not run, since a global cache grows with length. `chunk` tokens of `batch_size` sequences are in memory at a
+    time. Raises ValueError for a value that cannot be.
+
+    While training: `during_sequences` at each of the lengths `during`, at validations whose step is a multiple of
+    `during_every` (null: at all of them).
+
+    `interval` ends a length early: once the 95% interval of the accuracy is no wider and holds none of `marks` inside.
+    It is looked at every 32 sequences, and 0.99 takes 381 sequences without an error; null takes them all.
+    `reset_every` is a control experiment: every state is forgotten after so many tokens; null: never.
     """
+
+    kind = "evalkit.reports.accuracy"
 
     lengths: list[int]
     sequences: int = 256
@@ -53,29 +51,23 @@ class Extrapolation:
     reset_every: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("sequences", "long_sequences", "long_from", "chunk", "batch_size", "during_sequences"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
+        at_least(self, 1, "sequences", "long_sequences", "long_from", "chunk", "batch_size", "during_sequences")
         for length in (*self.lengths, *self.during):
             if length < 1:
                 raise ValueError(f"length {length} in lengths or during; allowed: 1 or more")
-        for name in ("max_length", "reset_every", "during_every"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more, or null")
-        if self.interval is not None and not 0 < self.interval < 1:
-            raise ValueError(f"interval={self.interval}; allowed: between 0 and 1, or null")
+        at_least_or_null(self, 1, "max_length", "reset_every", "during_every")
+        between_or_null(self, 0, 1, "interval")
 
     @property
     def pieces(self) -> int:
         """The lengths that are run."""
         return len([length for length in set(self.lengths) if self._runs(length)])
 
-    def check(self, task: Task | Texts) -> None:
-        """Raises ValueError, the task's own, for a length that it cannot have."""
-        if feeds.is_text(task):
-            raise ValueError("a text has no answer to be right about; give eval=loss_by_position")
+    def check(self, task: AnyTask) -> None:
+        """Raises ValueError for a task without answers, and the task's own for a length that it cannot have."""
+        feed = feed_of(task)
         for length in (*filter(self._runs, self.lengths), *self.during):
-            streams.check_length(task, length)
+            feed.check_answers(length)
 
     def limits(self, model: LanguageModel) -> list[str]:
         """That everything is forgotten, where it is; what is left out has rows that say so."""
@@ -83,7 +75,7 @@ class Extrapolation:
 
     def probe(self, trained: Trained) -> Iterator[Row]:
         """Rows of the few lengths looked at while training."""
-        if self.during_every is not None and trained.step % self.during_every:
+        if self.during_every is not None and (trained.step or 0) % self.during_every:
             return
         for length in self.during:
             yield from self._rows(trained, "validation", length, self.during_sequences, None)
@@ -91,22 +83,19 @@ class Extrapolation:
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of the whole ladder, shortest first; what is left out says why."""
         for length in sorted(set(self.lengths)):
-            if not self._runs(length):
-                reason = f"longer than eval.max_length={self.max_length}"
-                for seed in trained.seeds:
-                    yield trained.make_row(
-                        metric="accuracy",
-                        seed=seed,
-                        step=trained.step,
-                        split="test",
-                        length=length,
-                        count=0,
-                        extra={"not_run": reason},
-                    )
-            else:
+            if self._runs(length):
                 sequences = self.sequences if length < self.long_from else self.long_sequences
                 enough = None if self.interval is None else self._enough
                 yield from self._rows(trained, "test", length, sequences, enough)
+            else:
+                yield from self._left_out(trained, length)
+
+    def _left_out(self, trained: Trained, length: int) -> Iterator[Row]:
+        extra = {"not_run": f"longer than eval.max_length={self.max_length}"}
+        for seed in trained.seeds:
+            yield trained.make_row(
+                metric="accuracy", seed=seed, step=trained.step, split="test", length=length, count=0, extra=extra
+            )
 
     def _runs(self, length: int) -> bool:
         return self.max_length is None or length <= self.max_length
@@ -157,7 +146,7 @@ def score(
     done = 0
     while done < sequences:
         trained.check_interrupt()
-        example = feeds.held_out_batch(trained.task, stream, done, batch_size, length)
+        example = trained.feed.held_out(stream, done, batch_size, length)
         if reset_every is not None:
             example = example._replace(positions=_restarting(example.tokens.shape, reset_every))
         scores = stream_tally(trained.model, params, example, chunk, trained.check_interrupt).scores()
@@ -169,11 +158,8 @@ def score(
         trained.progress.describe(length, done, sequences)
         if enough is not None and done % LOOK_EVERY == 0 and enough(totals["accuracy"], done):
             break
-    if feeds.is_text(trained.task):
-        del totals["exact_match"]  # of a whole window: always 0
-        totals["bits_per_byte"] = totals["loss"] / (math.log(2) * trained.task.bytes_per_token())
     extra = None if reset_every is None else {"reset_every": reset_every}
-    for metric, total in totals.items():
+    for metric, total in trained.feed.reported(totals).items():
         yield trained.make_row(
             metric=metric,
             seed=seed,
@@ -189,54 +175,3 @@ def score(
 def _restarting(shape: tuple[int, ...], every: int) -> Array:
     """Positions that begin anew, and with them every state, every so many tokens."""
     return jnp.broadcast_to(jnp.arange(shape[1]) % every, shape)
-
-
-def stream_tally(
-    model: LanguageModel,
-    params: Params,
-    example: Example,
-    chunk: int,
-    check_interrupt: Callable[[], None] = lambda: None,
-) -> Tally:
-    """The tally of examples `[b, t]`, `chunk` tokens at a time through the cache; the last chunk is padded.
-
-    Rows are split over the devices. The program does not depend on `t` unless the cache does.
-    """
-    batch, length = example.tokens.shape
-    chunk = min(chunk, length)
-    padding = -length % chunk
-    # Padding is never scored, and packed text says of it that it is no token.
-    empty = Example(0, 0, False, None if example.positions is None else -1)  # type: ignore[arg-type]
-    whole = jax.tree.map(lambda x, fill: _padded(x, padding, fill), example, empty)
-    mesh = mesh_for(batch)
-    params = jax.device_put(params, copied(mesh))
-    # Never smaller than a window, so that all lengths of a model with one share a program.
-    cache = jax.device_put(model.init_cache(batch, max(length + padding, model.window or 0)), split(mesh))
-    total = jax.device_put(Tally(*(jnp.zeros(batch) for _ in Tally._fields)), split(mesh))
-    for start in range(0, length, chunk):
-        check_interrupt()
-        part = jax.tree.map(lambda x, start=start: jax.device_put(x[:, start : start + chunk], split(mesh)), whole)
-        scored = bool(whole.mask[:, start : start + chunk].any())
-        cache, total = advance(model, mesh, params, part, cache, total, scored)
-    return total
-
-
-def _padded(field: Any, padding: int, fill: int) -> np.ndarray:
-    return np.pad(np.asarray(field), ((0, 0), (0, padding)), constant_values=fill)
-
-
-@partial(jax.jit, static_argnames=("model", "mesh", "scored"), donate_argnames=("cache", "total"))
-def advance(
-    model: LanguageModel, mesh: Mesh, params: Params, part: Example, cache: Cache, total: Tally, scored: bool
-) -> tuple[Cache, Tally]:
-    """The cache and the tally after a chunk; where nothing in it is `scored`, no logits are computed."""
-
-    def on_device(params: Params, part: Example, cache: Cache, total: Tally) -> tuple[Cache, Tally]:
-        nowhere = None if scored else jnp.zeros((part.tokens.shape[0], 0), jnp.int32)
-        logits, cache = model.apply(params, part.tokens, part.positions, cache, nowhere)
-        return cache, total + tally(logits, part) if scored else total
-
-    rows = PartitionSpec(AXIS)
-    return jax.shard_map(
-        on_device, mesh=mesh, in_specs=(PartitionSpec(), rows, rows, rows), out_specs=(rows, rows), check_vma=False
-    )(params, part, cache, total)

@@ -1,10 +1,10 @@
 """How well a pretrained model looks an answer up in its prompt, against the prompt's length in tokens."""
 
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,52 +13,15 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int
 
-from evalkit.checkpoints.pretrained import Pretrained
-from evalkit.core.contracts import LanguageModel, Params
+from evalkit.core.checks import above, at_least
+from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, Pretrained, Trained
 from evalkit.core.devices import AXIS, bytes_of, mesh_sharing
 from evalkit.core.rows import Row
 from evalkit.inference.generation import decode
 from evalkit.inference.prefill import Prefilled, bucket, by_length, placed, prefill
 from evalkit.record.phonebook_rows import ALL, INSIDE, METRICS, OUTSIDE
+from evalkit.tasks import phonebook
 from evalkit.tasks.text.tokenizers import Tokenizer
-
-
-@runtime_checkable
-class Lookup(Protocol):
-    """A prompt and the digits that answer it; `place` counts the characters before the entry that holds them."""
-
-    @property
-    def prompt(self) -> str:
-        """What the model reads; the answer follows after a space."""
-        ...
-
-    @property
-    def answer(self) -> str:
-        """What it should say."""
-        ...
-
-    @property
-    def entries(self) -> int:
-        """Entries of the book."""
-        ...
-
-    @property
-    def place(self) -> int:
-        """Characters of the prompt before the entry that answers."""
-        ...
-
-
-@runtime_checkable
-class Book(Protocol):
-    """Lookups of any size, each a function of its size and number."""
-
-    def example(self, entries: int, index: int) -> Lookup:
-        """Lookup `index` in a book of `entries`."""
-        ...
-
-    def entries_for(self, tokens: int, count: Callable[[str], int]) -> int:
-        """The entries that give prompts of about `tokens` tokens; ValueError if none do."""
-        ...
 
 
 class Question(NamedTuple):
@@ -71,17 +34,18 @@ class Question(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Retrieval:
+class Lookup(Evaluation):
     """Lookups at each of `lengths` (tokens of the prompt, the first one included), `prompts` of each.
 
     The model reads the prompt and says up to `new_tokens` greedily; what stands before the first newline, stripped, is
-    its answer (Jelassi et al. 2024). `chunk` tokens of `batch_size` prompts are in memory at a time, or of so many
-    fewer prompts, down to one a device, that their caches take at most `cache_gib`.
+    its answer (Jelassi et al. 2024). `chunk` tokens of `batch_size` prompts are in memory at a time. Fewer prompts are,
+    down to one a device, where their caches would take more than `cache_gib`.
     Raises ValueError for a value that cannot be.
     """
 
-    book: Book
-    lengths: Sequence[int]
+    kind = "evalkit.reports.phonebook"
+
+    lengths: list[int]
     prompts: int = 400
     new_tokens: int = 50
     batch_size: int = 8
@@ -89,48 +53,59 @@ class Retrieval:
     cache_gib: float = 4.0
 
     def __post_init__(self) -> None:
-        if not self.cache_gib > 0:
-            raise ValueError(f"cache_gib={self.cache_gib}; allowed: above 0")
-        for name in ("prompts", "new_tokens", "batch_size", "chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
+        above(self, 0, "cache_gib")
+        at_least(self, 1, "prompts", "new_tokens", "batch_size", "chunk")
         if not self.lengths or min(self.lengths) < 1:
             raise ValueError(f"lengths={list(self.lengths)}; allowed: one length or more, each at least 1")
 
-    def run(
-        self,
-        pretrained: Pretrained,
-        make_row: Callable[..., Row],
-        describe: Callable[[int, int, int], None] = lambda length, done, of: None,
-        *,
-        done: Collection[int] = (),
-    ) -> Iterator[list[Row]]:
-        """The rows of each length that is not `done`, the shortest first; `describe` hears how many prompts are.
+    @property
+    def pieces(self) -> int:
+        """The lengths."""
+        return len(set(self.lengths))
 
-        At a length, `exact_match`, `digit_accuracy` and `log_probability` (of the right answer, nats), each over those
-        prompts whose answer lies inside and outside of the model's window, where it has one, and last over all;
+    def check(self, task: AnyTask) -> None:
+        """Raises ValueError for a task that is no phonebook in text."""
+        if not isinstance(task, phonebook.Phonebook):
+            raise ValueError("a lookup needs a phonebook in text; give task=phonebook checkpoint=FOLDER")
+
+    def kept(self, rows: Sequence[Row]) -> int:
+        """The rows up to the last length that was finished."""
+        ends = [number for number, row in enumerate(rows, 1) if _ends_a_length(row)]
+        return ends[-1] if ends else 0
+
+    def run(self, trained: Trained) -> Iterator[Row]:
+        """The rows of each length that `trained.kept` has not, the shortest first.
+
+        At a length, `exact_match`, `digit_accuracy` and `log_probability` (of the right answer, nats). Each is given
+        over the prompts whose answer is inside and outside of the model's window, where it has one, and last over all;
         `extra` says which (`answer`), the book's `entries` and the mean `prompt_tokens`. Raises ValueError for a length
         that the book cannot have.
         """
-        pretrained = placed(pretrained, self.batch_size)
+        assert isinstance(trained.task, phonebook.Phonebook)
+        done = {row["length"] for row in trained.kept}
+        pretrained = placed(trained.pretrained(), self.batch_size)
         count = partial(_count, pretrained.tokenizer)
-        sizes = {length: self.book.entries_for(length, count) for length in sorted(set(self.lengths))}
+        # All first, so that a length that cannot be is refused before the others are run.
+        sizes = {length: trained.task.entries_for(length, count) for length in sorted(set(self.lengths))}
         for length, entries in sizes.items():
-            if length in done:
-                continue
-            questions = [question(pretrained, self.book.example(entries, index)) for index in range(self.prompts)]
-            scores = self._scores(pretrained, questions, partial(describe, length))
-            rows = []
-            for which, chosen in _groups(questions, pretrained.model.window).items():
-                tokens = np.mean([len(questions[index].prompt) for index in chosen])
-                extra = {"answer": which, "entries": entries, "prompt_tokens": round(float(tokens), 1)}
-                sums = {metric: float(scores[metric][chosen].sum()) for metric in METRICS}
-                make = partial(make_row, split="test", length=length, count=len(chosen), extra=extra)
-                rows += [make(metric=metric, total=total) for metric, total in sums.items()]
-            yield rows
+            if length not in done:
+                yield from self._rows(trained, pretrained, length, entries)
+
+    def _rows(self, trained: Trained, pretrained: Pretrained, length: int, entries: int) -> Iterator[Row]:
+        assert isinstance(trained.task, phonebook.Phonebook)
+        questions = [question(pretrained, trained.task.example(entries, index)) for index in range(self.prompts)]
+        scores = self._scores(trained, pretrained, length, questions)
+        for which, chosen in _groups(questions, pretrained.model.window).items():
+            tokens = np.mean([len(questions[index].prompt) for index in chosen])
+            extra = {"answer": which, "entries": entries, "prompt_tokens": round(float(tokens), 1)}
+            for metric in METRICS:
+                total = float(scores[metric][chosen].sum())
+                yield trained.make_row(
+                    metric=metric, split="test", length=length, total=total, count=len(chosen), extra=extra
+                )
 
     def _scores(
-        self, pretrained: Pretrained, questions: Sequence[Question], describe: Callable[[int, int], None]
+        self, trained: Trained, pretrained: Pretrained, length: int, questions: Sequence[Question]
     ) -> Mapping[str, Float[np.ndarray, " n"]]:
         """One number a question and metric. Every batch is of one shape, so that each length has one program."""
         scores = {metric: np.zeros(len(questions)) for metric in METRICS}
@@ -138,6 +113,7 @@ class Retrieval:
         size = bucket(max(len(question.prompt) for question in questions) + max(self.new_tokens, longest))
         rows, done = self.rows(pretrained, size), 0
         for indices in by_length([question.prompt for question in questions], rows):
+            trained.check_interrupt()
             batch = [questions[index] for index in indices]
             prompts = [question.prompt for question in batch]
             read = prefill(pretrained, prompts, rows=rows, size=size, chunk=self.chunk)
@@ -150,7 +126,7 @@ class Retrieval:
                 scores["exact_match"][index] = said == answer
                 scores["digit_accuracy"][index] = np.mean([said[i : i + 1] == digit for i, digit in enumerate(answer)])
             done += len(indices)
-            describe(done, len(questions))
+            trained.progress.describe(length, done, len(questions))
         return scores
 
     def rows(self, pretrained: Pretrained, size: int) -> int:
@@ -162,7 +138,7 @@ class Retrieval:
         return rows
 
 
-def question(pretrained: Pretrained, lookup: Lookup) -> Question:
+def question(pretrained: Pretrained, lookup: phonebook.Lookup) -> Question:
     """A lookup as the tokens that the model reads, its tokenizer's first one included, and those of the answer."""
     tokenizer, window = pretrained.tokenizer, pretrained.model.window
     first = [] if tokenizer.bos is None else [tokenizer.bos]
@@ -218,6 +194,11 @@ def _log_probabilities(
     return jax.shard_map(on_device, mesh=mesh, in_specs=(PartitionSpec(), rows, rows), out_specs=rows, check_vma=False)(
         params, read, tokens
     )
+
+
+def _ends_a_length(row: Row) -> bool:
+    """Whether it is the last row of a length."""
+    return row["metric"] == METRICS[-1] and (row["extra"] or {}).get("answer") == ALL
 
 
 def _count(tokenizer: Tokenizer, text: str) -> int:

@@ -11,8 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int
 
-from evalkit.checkpoints.pretrained import Pretrained
-from evalkit.core.contracts import LanguageModel, Params
+from evalkit.core.contracts import LanguageModel, Params, Pretrained
 from evalkit.core.devices import AXIS, mesh_sharing
 from evalkit.inference.prefill import Prefilled, bucket, by_length, check, placed, prefill
 from evalkit.tasks.text.tokenizers import Tokenizer

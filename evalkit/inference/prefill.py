@@ -12,8 +12,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int
 
-from evalkit.checkpoints.pretrained import Pretrained
-from evalkit.core.contracts import Cache, LanguageModel, Params
+from evalkit.core.contracts import Cache, LanguageModel, Params, Pretrained
 from evalkit.core.devices import AXIS, copied, mesh_sharing, split
 
 PER_OCTAVE = 8

@@ -11,7 +11,7 @@ from jax import Array
 from evalkit.core.contracts import Cache, LanguageModel, Params
 from evalkit.core.devices import copied, mesh_for, split
 from evalkit.core.objective import Tally
-from evalkit.evaluations.extrapolation import advance
+from evalkit.inference.streaming import advance
 from evalkit.tasks import Example
 
 

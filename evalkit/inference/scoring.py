@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Bool, Float, Int
 
-from evalkit.checkpoints.pretrained import Pretrained
+from evalkit.core.checks import at_least
 from evalkit.core.contracts import Cache, LanguageModel, Params
 from evalkit.core.devices import AXIS, bytes_of, copied, mesh_sharing, split
 from evalkit.core.errors import UserError
@@ -94,7 +94,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores requests on one checkpoint.
+    """Scores requests on one set of parameters of a model whose vocabulary has `vocab_size` tokens.
 
     `share_prefixes`: a context that several continuations follow is read once and its state reused for each; without
     it, once for each distinct `context + continuation[:-1]`. A batch has `tokens_per_batch` tokens whatever their
@@ -102,15 +102,15 @@ class Scorer:
     with length. Float32 products are true float32. Raises ValueError for sizes below 1.
     """
 
-    pretrained: Pretrained
+    model: LanguageModel
+    params: Params
+    vocab_size: int
     share_prefixes: bool = True
     tokens_per_batch: int = 8192
     chunk: int = 2048
 
     def __post_init__(self) -> None:
-        for name in ("tokens_per_batch", "chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
+        at_least(self, 1, "tokens_per_batch", "chunk")
 
     def scores(self, requests: Sequence[Request]) -> list[Score]:
         """The score of each request; raises UserError for an empty context or continuation."""
@@ -178,12 +178,12 @@ class Scorer:
 
     def _longest(self, answers: int) -> int:
         """Tokens of a row that are read together: fewer where each may be an answer and the vocabulary is large."""
-        fitting = max(MULTIPLE, LOGITS_AT_A_TIME // self.pretrained.tokenizer.vocab_size)
+        fitting = max(MULTIPLE, LOGITS_AT_A_TIME // self.vocab_size)
         return self.chunk if answers <= fitting else min(self.chunk, fitting)
 
     def _size(self, chunk: int, places: int, room: int, rows: int) -> int:
         """Rows of a batch: no more than there are or than fit, a power of two times the devices."""
-        fitting = [self.tokens_per_batch // chunk, LOGITS_AT_A_TIME // (places * self.pretrained.tokenizer.vocab_size)]
+        fitting = [self.tokens_per_batch // chunk, LOGITS_AT_A_TIME // (places * self.vocab_size)]
         if room:
             fitting.append(CACHE_AT_A_TIME // self._cache_bytes(room))
         devices = self._mesh.size
@@ -206,7 +206,7 @@ class Scorer:
             where = positions if batch.room and (positions < 0).any() else None
             given = jax.device_put((tokens, where, at, targets), split(self._mesh))
             with jax.default_matmul_precision("highest"):
-                logprobs, greedy, cache = read(self.pretrained.model, self._mesh, self._params, cache, *given)
+                logprobs, greedy, cache = read(self.model, self._mesh, self._placed, cache, *given)
             if not asked:
                 continue
             logprobs, greedy = np.asarray(logprobs), np.asarray(greedy)
@@ -218,19 +218,19 @@ class Scorer:
     def _empty_cache(self, batch: Batch) -> Cache | None:
         if not batch.room:
             return None
-        return _empty(self.pretrained.model, self._mesh, batch.size, batch.room)
+        return _empty(self.model, self._mesh, batch.size, batch.room)
 
     def _cache_bytes(self, room: int) -> int:
         """Of the cache of one row."""
-        return max(1, bytes_of(jax.eval_shape(lambda: self.pretrained.model.init_cache(1, room))))
+        return max(1, bytes_of(jax.eval_shape(lambda: self.model.init_cache(1, room))))
 
     @cached_property
     def _mesh(self) -> Mesh:
-        return mesh_sharing(self.pretrained.params, jax.device_count())
+        return mesh_sharing(self.params, jax.device_count())
 
     @cached_property
-    def _params(self) -> Params:
-        return jax.device_put(self.pretrained.params, copied(self._mesh))
+    def _placed(self) -> Params:
+        return jax.device_put(self.params, copied(self._mesh))
 
 
 def rounded(length: int) -> int:

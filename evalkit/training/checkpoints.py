@@ -10,7 +10,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from evalkit.core.errors import UserError
-from evalkit.training.trainer import TrainState
+from evalkit.training.state import TrainState
 
 FOLDER = "checkpoints"
 KEPT = 2

@@ -12,7 +12,7 @@ from evalkit.configuration import experiment as config
 from evalkit.configuration.schema import annotations
 from evalkit.core.errors import UserError
 from evalkit.record.tracking import WandbSettings
-from evalkit.training.trainer import Training
+from evalkit.training.settings import Training
 from support.shrunk import DRAWN
 
 GRIFFIN = ("task=induction_heads", "model=griffin")

@@ -1,7 +1,5 @@
 """Streamed evaluation: chunks change nothing, sequences are counted once, and memory does not grow with length."""
 
-from functools import partial
-
 import jax
 import numpy as np
 import pytest
@@ -9,11 +7,10 @@ import pytest
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core import streams
-from evalkit.core.contracts import Trained
 from evalkit.core.objective import tally
-from evalkit.core.rows import row
-from evalkit.evaluations.extrapolation import Extrapolation, stream_tally
-from evalkit.session.run import Silent
+from evalkit.evaluations.extrapolation import Extrapolation
+from evalkit.inference.streaming import stream_tally
+from support.evaluated import trained_of
 from support.shrunk import overrides_of
 
 
@@ -31,11 +28,6 @@ def test_streaming_gives_the_whole_result(model: str, chunk: int) -> None:
     streamed = stream_tally(experiment.model, params, example, chunk)
     for one, other in zip(whole, streamed, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-
-
-def trained_of(experiment: config.Experiment) -> Trained:
-    params = jax.jit(experiment.model.init)(jax.random.key(0))
-    return Trained(experiment.task, experiment.model, [params], [0], 7, partial(row, run="r"), lambda: None, Silent())
 
 
 def rows_of(experiment: config.Experiment, evaluation: Extrapolation) -> list:
@@ -64,7 +56,7 @@ def test_memory_does_not_grow_with_length(model: str) -> None:
     """The program that advances by a chunk is given the chunk and the cache, and nothing of either is of the length."""
     from evalkit.core.devices import mesh_for
     from evalkit.core.objective import Tally
-    from evalkit.evaluations.extrapolation import advance
+    from evalkit.inference.streaming import advance
 
     experiment = shrunk(model)
     params = jax.eval_shape(experiment.model.init, jax.random.key(0))

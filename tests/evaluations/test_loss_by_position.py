@@ -2,34 +2,27 @@
 
 import math
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evalkit.checkpoints.pretrained import Pretrained
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
-from evalkit.core.contracts import LanguageModel
+from evalkit.core.contracts import LanguageModel, Pretrained
 from evalkit.core.rows import Row, row, value
-from evalkit.evaluations.loss_by_position import LossByPosition, Subject, cache_bytes, edges_of, score, short_names
+from evalkit.evaluations.held_out import Subject, longest_of, losses_of, short_names
+from evalkit.evaluations.loss_by_position import LossByPosition, cache_bytes, edges_of
 from evalkit.record import text_rows
 from evalkit.reports.text.summary import base_context, bits_per_byte, differences, levels, table_of, verdict
+from evalkit.tasks.text.corpus import Span
 from evalkit.tasks.text.tokenizers import Numbers
 from support.shrunk import overrides_of
 
 VOCABULARY = 64
 MAKE = partial(row, run="r", seed=0, step=1, split="test")
-
-
-class Document(NamedTuple):
-    """A held-out document."""
-
-    tokens: np.ndarray
-    size: int
-    source: str
 
 
 @lru_cache
@@ -57,7 +50,7 @@ def whole(held: Pretrained, tokens: np.ndarray) -> np.ndarray:
 def test_the_streamed_loss_at_4096_is_the_unstreamed_one(name: str) -> None:
     held, tokens = tiny_pretrained(name), tokens_of(4097)
     for chunk in (512, 1000):
-        (found,) = score(held, chunk, lambda: None, [tokens], 4096)
+        (found,) = losses_of(held, chunk, lambda: None, [tokens], 4096)
         expected = whole(held, tokens)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(found.mean(), expected.mean(), rtol=0, atol=1e-6)
@@ -66,7 +59,7 @@ def test_the_streamed_loss_at_4096_is_the_unstreamed_one(name: str) -> None:
 @pytest.mark.parametrize("name", catalogue.options("model"))
 def test_the_streamed_loss_of_every_model_is_the_unstreamed_one(name: str) -> None:
     held, tokens = tiny_pretrained(name), tokens_of(200)
-    (found,) = score(held, 64, lambda: None, [tokens], 199)
+    (found,) = losses_of(held, 64, lambda: None, [tokens], 199)
     np.testing.assert_allclose(found, whole(held, tokens), atol=1e-5)
 
 
@@ -89,12 +82,14 @@ class Remembering:
         return [np.arange(len(sequence) - scored, len(sequence), dtype=float) for sequence in sequences]
 
 
-def rows_of(evaluation: LossByPosition, documents: list[Document], losses: Any) -> list[Row]:
-    return list(evaluation._by_position(evaluation.chosen(documents), Subject(MAKE, losses), evaluation.length))
+def rows_of(evaluation: LossByPosition, documents: list[Span], losses: Any) -> list[Row]:
+    return list(
+        evaluation.by_position(longest_of(documents, evaluation.documents), Subject(MAKE, losses), evaluation.length)
+    )
 
 
 def test_the_bins_of_a_window_sum_to_its_mean() -> None:
-    documents = [Document(tokens_of(300, 1), 600, "a/one.txt"), Document(tokens_of(260, 2), 260, "two.txt")]
+    documents = [Span(tokens_of(300, 1), 600, "a/one.txt"), Span(tokens_of(260, 2), 260, "two.txt")]
     held = tiny_pretrained("griffin")
     losses = Remembering()
     evaluation = LossByPosition(length=100, windows=3)
@@ -106,7 +101,7 @@ def test_the_bins_of_a_window_sum_to_its_mean() -> None:
         assert sum(sizes) == 100
         total = sum(size * value(entry) for size, entry in zip(sizes, mine, strict=True))
         assert total / 100 == pytest.approx(np.mean(np.arange(1, 101)))
-    scored = rows_of(evaluation, documents[:1], partial(score, held, 64, lambda: None))
+    scored = rows_of(evaluation, documents[:1], partial(losses_of, held, 64, lambda: None))
     mean = np.mean([whole(held, window).mean() for window in losses.read[:3]])
     sizes = [(entry["position"] or 0) - entry["extra"]["after"] for entry in scored]
     assert sum(size * value(entry) for size, entry in zip(sizes, scored, strict=True)) / 100 == pytest.approx(
@@ -115,13 +110,13 @@ def test_the_bins_of_a_window_sum_to_its_mean() -> None:
 
 
 def test_a_document_that_is_too_short_is_said() -> None:
-    rows = rows_of(LossByPosition(length=100), [Document(tokens_of(100), 100, "in/short.txt")], Remembering())
+    rows = rows_of(LossByPosition(length=100), [Span(tokens_of(100), 100, "in/short.txt")], Remembering())
     assert [entry["count"] for entry in rows] == [0]
     assert rows[0]["extra"] == {"document": "short.txt", "not_run": "100 tokens, fewer than the 101 of a window"}
     assert table_of(rows, text_rows.LOSS) == {}
 
 
-def measured(documents: list[Document], losses: Any, trained: int | None = 32, **settings: Any) -> list[Row]:
+def measured(documents: list[Span], losses: Any, trained: int | None = 32, **settings: Any) -> list[Row]:
     evaluation = LossByPosition(**{"length": 64, "passage": 4, "passages": 5, **settings})
     subjects = [Subject(MAKE, losses)]
     return list(evaluation.measure(documents, subjects, tiny_pretrained("griffin").model, trained, lambda _: None))
@@ -129,7 +124,7 @@ def measured(documents: list[Document], losses: Any, trained: int | None = 32, *
 
 def test_the_same_passages_stand_after_every_context() -> None:
     """Also after as many tokens as make a training window of context and passage: 28 and 4 of 32."""
-    documents = [Document(tokens_of(400, seed), 400, f"{seed}.txt") for seed in range(3)]
+    documents = [Span(tokens_of(400, seed), 400, f"{seed}.txt") for seed in range(3)]
     losses = Remembering()
     rows = measured(documents, losses, contexts=[8, 32, 128])
     read = losses.read[2 * 3 :]  # after two windows a document
@@ -147,7 +142,7 @@ def test_the_same_passages_stand_after_every_context() -> None:
 
 
 def test_foreign_context_ends_in_the_documents_own() -> None:
-    documents = [Document(np.full(400, seed, np.int32), 400, f"{seed}.txt") for seed in range(3)]
+    documents = [Span(np.full(400, seed, np.int32), 400, f"{seed}.txt") for seed in range(3)]
     losses = Remembering()
     rows = measured(documents, losses, contexts=[8, 64], passages=2)
     foreign = [sequence for sequence in losses.read if len(sequence) == 68 and len(set(sequence.tolist())) > 1]
@@ -163,14 +158,14 @@ def test_foreign_context_ends_in_the_documents_own() -> None:
     [(1, 32, "one document alone is long enough"), (3, 64, "no context is longer than own=64")],
 )
 def test_a_control_that_cannot_be_says_so(count: int, trained: int, words: str) -> None:
-    documents = [Document(tokens_of(400, seed), 400, f"{seed}.txt") for seed in range(count)]
+    documents = [Span(tokens_of(400, seed), 400, f"{seed}.txt") for seed in range(count)]
     rows = measured(documents, Remembering(), trained, contexts=[8, 64])
     assert [entry["extra"] for entry in rows if entry["metric"] == text_rows.FOREIGN] == [{"not_run": words}]
 
 
 @pytest.mark.parametrize("length", [100, 500])
 def test_a_planted_repeat_is_the_passage_itself_and_stands_nowhere_else(length: int) -> None:
-    document = Document(np.arange(length, dtype=np.int32), length, "a.txt")
+    document = Span(np.arange(length, dtype=np.int32), length, "a.txt")
     losses = Remembering()
     rows = measured([document], losses, passages=20, gaps=[50])
     assert [entry["metric"] for entry in rows[-2:]] == [text_rows.REPEATED, text_rows.FRESH]
@@ -185,16 +180,16 @@ def test_documents_of_one_name_are_told_apart() -> None:
     assert short_names(["/x/held/emma/1.txt", "/x/held/dracula/1.txt"]) == ["emma/1.txt", "dracula/1.txt"]
     assert short_names(["/x/emma.txt"]) == ["emma.txt"]
     assert short_names(["idlelib/config.py", "logging/config.py"]) == ["idlelib/config.py", "logging/config.py"]
-    documents = [Document(tokens_of(100, seed), 100, f"/x/{seed}/a.txt") for seed in range(2)]
+    documents = [Span(tokens_of(100, seed), 100, f"/x/{seed}/a.txt") for seed in range(2)]
     assert (
         len({entry["extra"]["document"] for entry in rows_of(LossByPosition(length=64), documents, Remembering())}) == 2
     )
 
 
 def test_of_many_documents_the_longest_take_part_and_their_places_stay() -> None:
-    documents = [Document(tokens_of(100 + 10 * seed, seed), 100 + 10 * seed, f"{seed}.txt") for seed in range(6)]
+    documents = [Span(tokens_of(100 + 10 * seed, seed), 100 + 10 * seed, f"{seed}.txt") for seed in range(6)]
     some = LossByPosition(length=64, documents=2)
-    assert [held.name for held in some.chosen(documents[::-1])] == ["5.txt", "4.txt"]
+    assert [document.name for document in longest_of(documents[::-1], some.documents)] == ["5.txt", "4.txt"]
     few, many = Remembering(), Remembering()
     rows_of(some, documents, few)
     rows_of(LossByPosition(length=64), documents, many)
@@ -203,7 +198,7 @@ def test_of_many_documents_the_longest_take_part_and_their_places_stay() -> None
 
 def test_a_model_with_less_room_reads_the_beginning_of_the_same_windows() -> None:
     model: LanguageModel = tiny_pretrained("mqa").model
-    documents = [Document(tokens_of(length, 1), length, f"{length}.txt") for length in (600, 300)]
+    documents = [Span(tokens_of(length, 1), length, f"{length}.txt") for length in (600, 300)]
     whole_windows, beginnings = Remembering(), Remembering()
     for losses, gib in ((whole_windows, 2.0), (beginnings, cache_bytes(model, 256) / 2**30)):
         evaluation = LossByPosition(length=512, cache_gib=gib)
@@ -225,7 +220,7 @@ def test_a_cache_that_is_too_large_is_known_before() -> None:
         "without contexts of 65536 tokens",
         "without gaps of 131072 tokens",
     ]
-    documents = [Document(tokens_of(500, seed), 500, f"{seed}.txt") for seed in range(2)]
+    documents = [Span(tokens_of(500, seed), 500, f"{seed}.txt") for seed in range(2)]
     rows = list(far.measure(documents, [Subject(MAKE, Remembering())], model, 32, lambda _: None))
     assert {entry["position"] for entry in rows if entry["metric"] == text_rows.PAIRED} == {8}
 

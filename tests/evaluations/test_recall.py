@@ -12,9 +12,11 @@ from flax import nnx
 from rich.console import Console
 
 from evalkit.configuration import experiment as config
-from evalkit.core.contracts import Recalls, Trained
+from evalkit.core.contracts import Recalls
 from evalkit.core.rows import read, row, value
-from evalkit.evaluations.recall import Recall, planted, undone
+from evalkit.evaluations.forgetting import undone
+from evalkit.evaluations.planting import planted
+from evalkit.evaluations.recall import Recall
 from evalkit.inference.reader import Reader
 from evalkit.models.layers.mixer import Decaying
 from evalkit.models.mixers.cglru import ComplexRecurrentBlock
@@ -35,10 +37,10 @@ from evalkit.record.recall_rows import (
 from evalkit.reports.recall.report import report
 from evalkit.reports.recall.summary import decayed, summarise
 from evalkit.session import run
-from evalkit.session.run import Silent
 from evalkit.tasks.induction_heads import InductionHeads
 from evalkit.tasks.selective_copying import SelectiveCopying
 from support import tiny
+from support.evaluated import trained_of
 from support.shrunk import overrides_of
 
 WIDTH = 8
@@ -53,12 +55,6 @@ MIXERS = {
 
 def shrunk(model: str) -> config.Experiment:
     return config.experiment(config.compose(["task=induction_heads", f"model={model}", *overrides_of(model)]))
-
-
-def trained_of(experiment: config.Experiment, seeds: int = 1) -> Trained:
-    params = [jax.jit(experiment.model.init)(jax.random.key(seed)) for seed in range(seeds)]
-    named = partial(row, run="r", task="induction_heads", model="m")
-    return Trained(experiment.task, experiment.model, params, range(seeds), 7, named, lambda: None, Silent())
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -112,8 +108,8 @@ def test_a_question_to_a_copy_of_the_cache_is_a_question_at_the_end(model: str) 
     tokens, answers = planted(experiment.task, np.arange(4), np.full(4, 5), 64)
     query = experiment.task.query
     asked = list(recall._answers(trained, trained.params[0], tokens, answers, query, 5))
-    assert recall.asked(5) == [2, 4, 8, 16, 32] and len(asked) == 5
-    for distance, right in zip(recall.asked(5), asked, strict=True):
+    assert recall.distances_after(5) == [2, 4, 8, 16, 32] and len(asked) == 5
+    for distance, right in zip(recall.distances_after(5), asked, strict=True):
         whole = tokens.at[:, 5 + distance].set(query)[:, : 5 + distance + 1]
         said = jax.jit(experiment.model.apply)(trained.params[0], whole)[0][:, -1].argmax(axis=-1)
         np.testing.assert_array_equal(right, np.asarray(said == answers))

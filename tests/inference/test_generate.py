@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from evalkit.checkpoints.pretrained import Pretrained
 from evalkit.configuration import experiment as config
+from evalkit.core.contracts import Pretrained
 from evalkit.inference.generation import finished, generate
 from evalkit.inference.prefill import bucket, by_length
 from evalkit.tasks.text.tokenizers import Bytes

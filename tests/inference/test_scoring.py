@@ -5,11 +5,11 @@ from functools import lru_cache, partial
 import numpy as np
 import pytest
 
-from evalkit.checkpoints.pretrained import Pretrained
 from evalkit.configuration import catalogue
+from evalkit.core.contracts import Pretrained
 from evalkit.core.errors import UserError
-from evalkit.inference.scoring import Request, Scorer, _advance, _finish, _near, fit
-from support.language_models import logits_of, tiny_pretrained
+from evalkit.inference.scoring import Request, _advance, _finish, _near, fit
+from support.language_models import logits_of, scorer_of, tiny_pretrained
 
 TOLERANCE = 1e-5
 
@@ -44,7 +44,7 @@ def expected(model: str) -> tuple[list[Request], list[np.ndarray]]:
 )
 def test_scores_are_those_of_one_unpadded_request_at_a_time(model: str, share: bool, chunk: int) -> None:
     requests, want = expected(model)
-    scores = Scorer(tiny_pretrained(model), share, tokens_per_batch=128, chunk=chunk).scores(requests)
+    scores = scorer_of(tiny_pretrained(model), share_prefixes=share, tokens_per_batch=128, chunk=chunk).scores(requests)
     for score, logprobs in zip(scores, want, strict=True):
         np.testing.assert_allclose(score.logprobs, logprobs, atol=TOLERANCE, rtol=0)
         assert score.logprob == pytest.approx(logprobs.sum(), abs=TOLERANCE * len(logprobs))
@@ -53,7 +53,7 @@ def test_scores_are_those_of_one_unpadded_request_at_a_time(model: str, share: b
 @pytest.mark.parametrize("tokens_per_batch", [1, 4096])
 def test_the_batch_changes_no_number(tokens_per_batch: int) -> None:
     requests, want = expected("griffin")
-    scores = Scorer(tiny_pretrained("griffin"), tokens_per_batch=tokens_per_batch, chunk=64).scores(requests)
+    scores = scorer_of(tiny_pretrained("griffin"), tokens_per_batch=tokens_per_batch, chunk=64).scores(requests)
     for score, logprobs in zip(scores, want, strict=True):
         np.testing.assert_allclose(score.logprobs, logprobs, atol=TOLERANCE, rtol=0)
 
@@ -65,7 +65,7 @@ def test_greedy_is_what_the_model_would_write() -> None:
     for _ in range(4):
         written += (int(logits_of(pretrained, context + written)[-1].argmax()),)
     other = (*written[:-1], (written[-1] + 1) % 256)
-    scores = Scorer(pretrained).scores([Request(context, written), Request(context, other)])
+    scores = scorer_of(pretrained).scores([Request(context, written), Request(context, other)])
     assert scores[0].is_greedy and not scores[1].is_greedy
     assert scores[1].greedy.tolist() == [True, True, True, False]
 
@@ -88,22 +88,22 @@ class Counted:
 def test_choices_of_one_token_cost_one_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     for share in (True, False):
         counted = Counted(monkeypatch)
-        Scorer(tiny_pretrained("griffin"), share).scores(requests_of((20,), (1, 1, 1, 1)))
+        scorer_of(tiny_pretrained("griffin"), share_prefixes=share).scores(requests_of((20,), (1, 1, 1, 1)))
         assert counted.real == 20
 
 
 def test_a_shared_context_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(monkeypatch)
-    Scorer(tiny_pretrained("griffin")).scores(requests_of((20,), (6, 6, 6, 6)))
+    scorer_of(tiny_pretrained("griffin")).scores(requests_of((20,), (6, 6, 6, 6)))
     assert counted.real == 20 + 4 * 5
     counted = Counted(monkeypatch)
-    Scorer(tiny_pretrained("griffin"), share_prefixes=False).scores(requests_of((20,), (6, 6, 6, 6)))
+    scorer_of(tiny_pretrained("griffin"), share_prefixes=False).scores(requests_of((20,), (6, 6, 6, 6)))
     assert counted.real == 4 * 25
 
 
 def test_no_logits_are_taken_where_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(monkeypatch)
-    Scorer(tiny_pretrained("griffin"), chunk=16).scores(requests_of((64,), (3,)))
+    scorer_of(tiny_pretrained("griffin"), chunk=16).scores(requests_of((64,), (3,)))
     assert [places for _, _, places in counted.shapes] == [0, 0, 0, 4, 4]
 
 
@@ -112,7 +112,7 @@ def test_a_row_of_several_chunks_has_room_for_the_answers_of_each(monkeypatch: p
     counted = Counted(monkeypatch)
     pretrained = tiny_pretrained("griffin")
     (request,) = requests_of((50,), (21,))
-    (score,) = Scorer(pretrained, chunk=64).scores([request])
+    (score,) = scorer_of(pretrained, chunk=64).scores([request])
     np.testing.assert_allclose(score.logprobs, alone(pretrained, request), atol=TOLERANCE)
     assert {length for _, length, _ in counted.shapes} == {40}
 
@@ -123,7 +123,7 @@ def test_there_are_no_more_places_than_tokens(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("evalkit.inference.scoring.LOGITS_AT_A_TIME", 24 * 258)
     pretrained = tiny_pretrained("griffin")
     (request,) = requests_of((1,), (70,))
-    (score,) = Scorer(pretrained).scores([request])
+    (score,) = scorer_of(pretrained).scores([request])
     np.testing.assert_allclose(score.logprobs, alone(pretrained, request), atol=TOLERANCE)
     assert {(length, places) for _, length, places in counted.shapes} == {(24, 24)}
 
@@ -132,7 +132,7 @@ def test_many_lengths_are_few_programs_with_little_padding(monkeypatch: pytest.M
     """100 requests of all lengths from 4 to 53: a new length only where the last is more than an eighth too long."""
     counted = Counted(monkeypatch)
     requests = [request for length in range(1, 51) for request in requests_of((length,), (4, 4))]
-    Scorer(tiny_pretrained("hawk"), share_prefixes=False, tokens_per_batch=64).scores(requests)
+    scorer_of(tiny_pretrained("hawk"), share_prefixes=False, tokens_per_batch=64).scores(requests)
     assert {length for _, length, _ in counted.shapes} <= {8, 16, 24, 32, 40, 48, 56}
     assert len(set(counted.shapes)) <= 9
 
@@ -147,7 +147,7 @@ def test_lengths_hold_what_they_are_for() -> None:
 @pytest.mark.parametrize(("request_", "words"), [(Request((), (1,)), "context"), (Request((1,), ()), "continuation")])
 def test_an_empty_part_is_refused(request_: Request, words: str) -> None:
     with pytest.raises(UserError, match=f"request 0 has an empty {words}"):
-        Scorer(tiny_pretrained("hawk")).scores([request_])
+        scorer_of(tiny_pretrained("hawk")).scores([request_])
 
 
 def test_a_request_that_is_too_long_is_refused() -> None:
@@ -169,4 +169,4 @@ def test_truncation_keeps_the_first_token_and_counts() -> None:
 @pytest.mark.parametrize("name", ["tokens_per_batch", "chunk"])
 def test_an_impossible_size_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}=0; allowed: 1 or more"):
-        Scorer(tiny_pretrained("hawk"), **{name: 0})
+        scorer_of(tiny_pretrained("hawk"), **{name: 0})

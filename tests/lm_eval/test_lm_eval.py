@@ -15,12 +15,12 @@ from evalkit.checkpoints.pretrained import load
 from evalkit.core.errors import UserError
 from evalkit.downstream import data_sets as hub
 from evalkit.downstream import table1
-from evalkit.inference.scoring import Request, Scorer
+from evalkit.inference.scoring import Request
 from evalkit.lm_eval import command as lm_eval
 from evalkit.lm_eval import model as lm_eval_model
 from evalkit.lm_eval.model import EvalkitLM
 from support import benchmark_data, tiny
-from support.language_models import Reader, logits_of, tiny_pretrained
+from support.language_models import Reader, logits_of, scorer_of, tiny_pretrained
 from support.language_models import pretrained as reading
 
 BOS = 256
@@ -94,7 +94,9 @@ PROMPTS = {
 def test_what_the_benchmarks_ask_is_what_is_scored(results: dict[str, Any], task: str) -> None:
     """The first choices of the first document, from its raw fields, begun once, scored one by one."""
     first = next(sample for sample in results["samples"][task] if sample["doc_id"] == 0)
-    wanted = Scorer(tiny_pretrained("hawk"), False).scores([text(*prompt) for prompt in PROMPTS[task]])
+    wanted = scorer_of(tiny_pretrained("hawk"), share_prefixes=False).scores(
+        [text(*prompt) for prompt in PROMPTS[task]]
+    )
     assert [tuple(arguments) for arguments in first["arguments"][:2]] == PROMPTS[task]
     for answer, score in zip(first["filtered_resps"], wanted, strict=False):
         assert answer[0] == pytest.approx(score.logprob, abs=1e-4)
@@ -244,7 +246,7 @@ def test_what_is_too_long_is_refused_or_cut_and_counted() -> None:
     model = EvalkitLM(tiny_pretrained("hawk"), max_length=4, truncate=True)
     (cut, _), (whole, _) = model.loglikelihood(asked, disable_tqdm=True)
     assert model.get_model_info()["truncated_requests"] == 1
-    wanted = Scorer(tiny_pretrained("hawk")).scores([text("fgh", "i"), text("a", "b")])
+    wanted = scorer_of(tiny_pretrained("hawk")).scores([text("fgh", "i"), text("a", "b")])
     assert [cut, whole] == [pytest.approx(score.logprob, abs=1e-5) for score in wanted]
 
 

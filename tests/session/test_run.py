@@ -15,7 +15,8 @@ from evalkit.checkpoints.loading import trainer_of
 from evalkit.core.errors import UserError
 from evalkit.session import run
 from evalkit.training.checkpoints import Checkpoints
-from evalkit.training.trainer import Trainer, TrainState, params_of
+from evalkit.training.state import TrainState, params_of
+from evalkit.training.trainer import Trainer
 from support import tiny
 
 PROMISED = (

@@ -116,7 +116,9 @@ def test_positions_are_read_only_where_a_document_begins(data: Path) -> None:
     part = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, 0]), inside[0])
     told = part._replace(positions=jnp.broadcast_to(jnp.arange(32), (4, 32)))
     params = experiment.model.init(jax.random.key(0))
-    for one, other in zip(*(jax.tree.leaves(trainer.gradient(params, each)) for each in (part, told)), strict=True):
+    for one, other in zip(
+        *(jax.tree.leaves(trainer.step.gradient(params, each)) for each in (part, told)), strict=True
+    ):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
@@ -130,7 +132,7 @@ def test_dispatches_change_nothing(data: Path) -> None:
         (stage,), state = experiment.train.stages(32), trainer.init()
         for _ in range(4 // log_every):
             state, _ = trainer.advance(state, stage, log_every)
-        ends.append(trainer.layout.vectors(state.params))
+        ends.append(trainer.step.layout.vectors(state.params))
     for one, other in zip(*(map(np.asarray, end) for end in ends), strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evalkit.checkpoints.pretrained import Pretrained, digest
+from evalkit.checkpoints.pretrained import digest
 from evalkit.configuration import experiment as config
+from evalkit.core.contracts import Pretrained
+from evalkit.inference.scoring import Scorer
 from evalkit.tasks.text.tokenizers import Bytes
 from support.shrunk import overrides_of
 
@@ -70,6 +72,10 @@ def tiny_pretrained(model: str) -> Pretrained:
     built = config.experiment(config.compose(overrides)).model
     params = jax.jit(built.init)(jax.random.key(0))
     return Pretrained(built, params, Bytes(), "tiny", digest(params), 256)
+
+
+def scorer_of(pretrained: Pretrained, **settings: Any) -> Scorer:
+    return Scorer(pretrained.model, pretrained.params, pretrained.tokenizer.vocab_size, **settings)
 
 
 def logits_of(pretrained: Pretrained, tokens: tuple[int, ...]) -> np.ndarray:

@@ -22,7 +22,8 @@ from evalkit.core.objective import Tally, tally
 from evalkit.tasks import Example
 from evalkit.tasks.selective_copying import SelectiveCopying
 from evalkit.training import optimizer
-from evalkit.training.trainer import Stage, Trainer, Training
+from evalkit.training.settings import Stage, Training
+from evalkit.training.trainer import Trainer
 from support.shrunk import overrides_of
 
 ROOT = Path(__file__).parents[2]
@@ -152,7 +153,7 @@ def test_only_scored_positions_are_computed_and_the_step_is_the_same() -> None:
     every = Trainer(everything, experiment.model, experiment.train, [0])
     params = experiment.model.init(jax.random.key(0))
     example = streams.train_batch(experiment.task, 0, 0, 4, 32)
-    for one, other in zip(*(jax.tree.leaves(t.gradient(params, example)) for t in (some, every)), strict=True):
+    for one, other in zip(*(jax.tree.leaves(t.step.gradient(params, example)) for t in (some, every)), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 

@@ -1,5 +1,6 @@
 """Lookup in text: one who looks up has it all right, one who forgets only what is within reach, and nobody by luck."""
 
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -7,12 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from evalkit.checkpoints.pretrained import Pretrained
 from evalkit.configuration import experiment as config
+from evalkit.core.contracts import Pretrained
 from evalkit.core.rows import Row, row, value
-from evalkit.evaluations.phonebook import METRICS, Retrieval, log_probabilities, question
+from evalkit.evaluations.phonebook import METRICS, Lookup, log_probabilities, question
 from evalkit.inference.prefill import prefill
 from evalkit.tasks.phonebook import VARIANTS, Phonebook
+from support.evaluated import checkpoint_of
 from support.language_models import Reader, pretrained
 from support.shrunk import overrides_of
 
@@ -20,8 +22,9 @@ SETTINGS: dict[str, Any] = {"prompts": 12, "new_tokens": 14, "batch_size": 5, "c
 
 
 def rows_of(held: Pretrained, book: Phonebook, **settings: Any) -> dict[tuple[int, str, str], Row]:
-    lengths = Retrieval(book, **{"lengths": [300, 600], **SETTINGS, **settings}).run(held, partial(row, run="r"))
-    return {(entry["length"], entry["metric"], entry["extra"]["answer"]): entry for rows in lengths for entry in rows}
+    lookup = Lookup(**{"lengths": [300, 600], **SETTINGS, **settings})
+    rows = lookup.run(checkpoint_of(held, book, partial(row, run="r")))
+    return {(entry["length"], entry["metric"], entry["extra"]["answer"]): entry for entry in rows}
 
 
 @lru_cache
@@ -114,16 +117,26 @@ def test_memory_does_not_grow_with_length() -> None:
 
 
 def test_what_is_done_is_not_done_again() -> None:
-    retrieval = Retrieval(Phonebook(), lengths=[600, 300, 450], **SETTINGS)
-    rows = [rows[0]["length"] for rows in retrieval.run(pretrained(Reader()), partial(row, run="r"), done={450})]
-    assert rows == [300, 600]
+    lookup = Lookup(lengths=[450, 300], **SETTINGS)
+    trained = checkpoint_of(pretrained(Reader()), Phonebook(), partial(row, run="r"))
+    rows = list(lookup.run(trained))
+    assert [entry["length"] for entry in rows] == [300] * 3 + [450] * 3
+    assert [lookup.kept(rows[:count]) for count in range(7)] == [0, 0, 0, 3, 3, 3, 6]
+    assert list(lookup.run(replace(trained, kept=rows[:3]))) == rows[3:]
+    assert list(lookup.run(replace(trained, kept=rows))) == []
 
 
 def test_fewer_prompts_at_a_time_where_caches_are_large() -> None:
     """The reader's cache has 4 bytes a token; Griffin's stops at its window."""
-    small = Retrieval(Phonebook(), [600], **{**SETTINGS, "batch_size": 8}, cache_gib=2**-10)
+    small = Lookup([600], **{**SETTINGS, "batch_size": 8}, cache_gib=2**-10)
     assert [small.rows(pretrained(Reader()), size) for size in (64, 2**17, 2**20)] == [8, 1, 1]
     assert small.rows(pretrained(Reader()), 2**15) == 4
     assert small.rows(griffin(), 4096) == small.rows(griffin(), 2**20)
     with pytest.raises(ValueError, match="cache_gib=0; allowed: above 0"):
-        Retrieval(Phonebook(), [600], cache_gib=0)
+        Lookup([600], cache_gib=0)
+
+
+def test_it_needs_a_phonebook_in_text() -> None:
+    with pytest.raises(ValueError, match="a lookup needs a phonebook in text; give task=phonebook checkpoint=FOLDER"):
+        Lookup([600]).check(config.build_task("phonebook"))
+    Lookup([600]).check(Phonebook())

@@ -1,0 +1,66 @@
+"""Examples of any length read chunk by chunk through the cache, so that memory does not grow with length."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from evalkit.core.contracts import Cache, LanguageModel, Params
+from evalkit.core.devices import AXIS, copied, mesh_for, split
+from evalkit.core.objective import Tally, tally
+from evalkit.tasks import Example
+
+
+def stream_tally(
+    model: LanguageModel,
+    params: Params,
+    example: Example,
+    chunk: int,
+    check_interrupt: Callable[[], None] = lambda: None,
+) -> Tally:
+    """The tally of examples `[b, t]`, `chunk` tokens at a time through the cache; the last chunk is padded.
+
+    Rows are split over the devices. The program does not depend on `t` unless the cache does.
+    """
+    batch, length = example.tokens.shape
+    chunk = min(chunk, length)
+    padding = -length % chunk
+    # Padding is never scored, and packed text says of it that it is no token.
+    empty = Example(0, 0, False, None if example.positions is None else -1)  # type: ignore[arg-type]
+    whole = jax.tree.map(lambda x, fill: _padded(x, padding, fill), example, empty)
+    mesh = mesh_for(batch)
+    params = jax.device_put(params, copied(mesh))
+    # Never smaller than a window, so that all lengths of a model with one share a program.
+    cache = jax.device_put(model.init_cache(batch, max(length + padding, model.window or 0)), split(mesh))
+    total = jax.device_put(Tally(*(jnp.zeros(batch) for _ in Tally._fields)), split(mesh))
+    for start in range(0, length, chunk):
+        check_interrupt()
+        part = jax.tree.map(lambda x, start=start: jax.device_put(x[:, start : start + chunk], split(mesh)), whole)
+        scored = bool(whole.mask[:, start : start + chunk].any())
+        cache, total = advance(model, mesh, params, part, cache, total, scored)
+    return total
+
+
+def _padded(field: Any, padding: int, fill: int) -> np.ndarray:
+    return np.pad(np.asarray(field), ((0, 0), (0, padding)), constant_values=fill)
+
+
+@partial(jax.jit, static_argnames=("model", "mesh", "scored"), donate_argnames=("cache", "total"))
+def advance(
+    model: LanguageModel, mesh: Mesh, params: Params, part: Example, cache: Cache, total: Tally, scored: bool
+) -> tuple[Cache, Tally]:
+    """The cache and the tally after a chunk; where nothing in it is `scored`, no logits are computed."""
+
+    def on_device(params: Params, part: Example, cache: Cache, total: Tally) -> tuple[Cache, Tally]:
+        nowhere = None if scored else jnp.zeros((part.tokens.shape[0], 0), jnp.int32)
+        logits, cache = model.apply(params, part.tokens, part.positions, cache, nowhere)
+        return cache, total + tally(logits, part) if scored else total
+
+    rows = PartitionSpec(AXIS)
+    return jax.shard_map(
+        on_device, mesh=mesh, in_specs=(PartitionSpec(), rows, rows, rows), out_specs=(rows, rows), check_vma=False
+    )(params, part, cache, total)

@@ -1,0 +1,43 @@
+"""What training changes, and what a dispatch of steps says of itself."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from evalkit.core.contracts import Params
+from evalkit.core.errors import UserError
+
+
+class TrainState(NamedTuple):
+    """Everything that training changes; the leaves of all seeds are stacked on axis 0."""
+
+    params: Params
+    optimizer: Any
+    step: Array
+
+
+class Sums(NamedTuple):
+    """Over a dispatch, `[seeds]`: sums over sequences, the first step with a loss or gradient not finite (or −1)."""
+
+    loss: Array
+    accuracy: Array
+    bad_step: Array
+
+
+def params_of(state: TrainState, index: int) -> Params:
+    """The parameters of one seed."""
+    return jax.tree.map(lambda leaf: leaf[index], state.params)
+
+
+def refuse_non_finite(sums: Sums, seeds: Sequence[int], last_checkpoint: int | None) -> None:
+    """Raises UserError that names the step, the seed and the last good checkpoint if a loss was not finite."""
+    for seed, step in zip(seeds, np.asarray(sums.bad_step).tolist(), strict=True):
+        if step >= 0:
+            kept = "no checkpoint was kept yet" if last_checkpoint is None else f"checkpoint {last_checkpoint} is kept"
+            raise UserError(
+                f"the loss or its gradient was not finite at step {step}, seed {seed}; {kept}; "
+                "lower train.learning_rate or train.clip"
+            )
