@@ -9,7 +9,6 @@ import jax
 from evalkit.bench.stopwatch import spread, times
 from evalkit.configuration.experiment import Experiment
 from evalkit.core import streams
-from evalkit.core.batches import feed_of
 from evalkit.core.errors import UserError
 from evalkit.inference.streaming import stream_tally
 
@@ -19,14 +18,15 @@ def measure(experiment: Experiment, repeats: int, length: int, batch_size: int, 
 
     Raises UserError for a length that the task cannot have.
     """
-    params = experiment.model.init(jax.random.key(experiment.seed))
+    model, _ = experiment.trained
+    params = model.init(jax.random.key(experiment.seed))
     try:
-        example = feed_of(experiment.task).held_out(streams.TEST, 0, batch_size, length)
+        example = experiment.feed.held_out(streams.TEST, 0, batch_size, length)
     except ValueError as error:  # the task's own word on a length that it cannot have
         raise UserError(str(error).splitlines()[0]) from error
 
     def score() -> Any:
-        return stream_tally(experiment.model, params, example, chunk)
+        return stream_tally(model, params, example, chunk)
 
     began = time.perf_counter()
     jax.block_until_ready(score())

@@ -10,43 +10,41 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evalkit.configuration.experiment import Experiment, from_file
+from evalkit.configuration.experiment import Experiment
 from evalkit.core.errors import UserError, writing
 from evalkit.record.files import RESULTS
-from evalkit.training.state import TrainState
+from evalkit.training.state import TrainState, params_of
 
 RECORD = ("config.yaml", "metrics.jsonl", RESULTS, "environment.json", "timing.json")
 PARAMETERS = "parameters"
 STEP = "step"
 
 
-def archive(run: Path, folder: Path, step: int | None = None) -> None:
-    """Writes the record and the parameters of `run`, a file a seed, into `folder`; those at `step`, if it was kept.
+def write(folder: Path, run: Path, seeds: Sequence[int], state: TrainState, step: int) -> None:
+    """Writes the record of `run` and the parameters of `state`, a file a seed, into `folder`.
 
-    Raises UserError for what is no run, a run that is not finished, and a folder that is in use.
+    Raises UserError for a folder that is in use, or cannot be written.
     """
-    from evalkit.checkpoints.loading import restore, seeds_of  # which reads archives
-    from evalkit.training.state import params_of
-
     with writing(folder):
-        if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"{folder} is not empty; give another folder")
-    experiment = from_file(run / "config.yaml")
-    if not (run / RESULTS).is_file():
-        raise UserError(f"{run} is not finished; go on with it by resume={run} first")
-    state, step = restore(experiment, run, step)
-    with writing(folder):
+        refuse_used(folder)
         (folder / PARAMETERS).mkdir(parents=True)
         for path in (*(run / name for name in RECORD), *run.glob("*.png"), run / "report.html"):
             if path.is_file():
                 shutil.copy(path, folder / path.name)
-        for index, seed in enumerate(seeds_of(experiment)):
+        for index, seed in enumerate(seeds):
             leaves = jax.tree_util.tree_leaves_with_path(params_of(state, index))
             arrays: dict[str, Any] = {
                 STEP: np.asarray(step),
                 **{_name(path): np.asarray(leaf) for path, leaf in leaves},
             }
             np.savez_compressed(folder / PARAMETERS / f"seed-{seed}.npz", **arrays)
+
+
+def refuse_used(folder: Path) -> None:
+    """Raises UserError if there is anything in `folder`."""
+    with writing(folder):
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty; give another folder")
 
 
 def is_archive(folder: Path) -> bool:
@@ -56,7 +54,8 @@ def is_archive(folder: Path) -> bool:
 
 def read(experiment: Experiment, folder: Path, seeds: Sequence[int]) -> tuple[TrainState, int]:
     """The parameters of every seed, without what only training needs, and their step; raises UserError."""
-    shapes = jax.eval_shape(experiment.model.init, jax.random.key(0))
+    model, _ = experiment.trained
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
     found, step = [], 0
     for seed in seeds:
         path = folder / PARAMETERS / f"seed-{seed}.npz"

@@ -13,8 +13,7 @@ import numpy as np
 from evalkit.checkpoints import hub as hub_checkpoints
 from evalkit.checkpoints import tokenizer_files
 from evalkit.checkpoints.loading import restore
-from evalkit.configuration.experiment import from_file
-from evalkit.core.batches import feed_of
+from evalkit.configuration.saved import from_file
 from evalkit.core.contracts import Params, Pretrained
 from evalkit.core.errors import UserError
 from evalkit.models.formats import released
@@ -66,12 +65,13 @@ def digest(params: Params) -> str:
 def _run(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
     """A run of ours: on text, on as many tokens as bytes have, or on tokens that stand for no text."""
     experiment = from_file(folder / "config.yaml", [f"model.dtype={dtype}"], ("model.dtype",))
+    model, _ = experiment.trained
     size = experiment.task.vocab_size
     state, _ = restore(experiment, folder)
     params = params_of(state, 0)
-    tokenizer = feed_of(experiment.task).tokenizer
+    tokenizer = experiment.feed.tokenizer
     settings = json.dumps([experiment.config["model"], size, tokenizer.name], sort_keys=True, default=str)
-    return Pretrained(experiment.model, params, tokenizer, checkpoint, digest(params), experiment.task.length, settings)
+    return Pretrained(model, params, tokenizer, checkpoint, digest(params), experiment.task.length, settings)
 
 
 def _theirs(folder: Path, checkpoint: str, dtype: str) -> Pretrained:

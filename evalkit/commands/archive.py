@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, help="where to write; made if it is not there")
     parser.add_argument("--step", type=int, help="of the checkpoints that were kept; by default the newest")
     given = parser.parse_args(arguments)
-    from evalkit.checkpoints.archives import archive
+    from evalkit.checkpoints.loading import archive
 
     archive(given.run, given.folder, given.step)
     size = sum(path.stat().st_size for path in given.folder.rglob("*") if path.is_file())

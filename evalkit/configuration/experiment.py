@@ -83,7 +83,7 @@ class Experiment:
 
     @property
     def trained(self) -> tuple[LanguageModel, Training]:
-        """The model, and how it is trained; raises UserError for an experiment on a checkpoint, which trains nothing."""
+        """The model, and how it is trained; raises UserError for an experiment on a checkpoint."""
         if self.model is None or self.train is None:
             raise UserError(f"checkpoint={self.checkpoint} is trained already; give the folder of a run")
         return self.model, self.train

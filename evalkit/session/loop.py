@@ -11,7 +11,8 @@ from evalkit.record.progress import Progress
 from evalkit.session import subjects
 from evalkit.session.session import Session
 from evalkit.training.checkpoints import Checkpoints, Restored
-from evalkit.training.trainer import Sums, Trainer, TrainState, refuse_non_finite
+from evalkit.training.state import Sums, TrainState, refuse_non_finite
+from evalkit.training.trainer import Trainer
 
 SOLVED = 1.0
 # As in the evaluation: few enough sequences at a time that a core keeps their activations in its cache.

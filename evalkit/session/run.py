@@ -25,7 +25,8 @@ from evalkit.session import subjects
 from evalkit.session.loop import train
 from evalkit.session.session import Session
 from evalkit.training.checkpoints import Checkpoints, Restored
-from evalkit.training.trainer import Trainer, TrainState
+from evalkit.training.state import TrainState
+from evalkit.training.trainer import Trainer
 
 AGAIN = "give the same command again"
 
@@ -88,7 +89,7 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
 
 def _trained(experiment: Experiment, folder: Path) -> int:
     """Trains from the newest checkpoint, or from the beginning, and evaluates."""
-    model, training = experiment.trained
+    _, training = experiment.trained
     checkpoints = Checkpoints(folder, training.keep_every)
     with closing(checkpoints):
         trainer = trainer_of(experiment)

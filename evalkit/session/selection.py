@@ -9,7 +9,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from evalkit.configuration.experiment import Experiment, from_file
+from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.saved import from_file
 from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, read
 from evalkit.record.files import RESULTS, write_text
@@ -83,15 +84,15 @@ def _finite(measured: float | None) -> float | None:
 
 def tokens_after(experiment: Experiment, steps: int) -> int:
     """The tokens that a run has trained on after so many steps, its answers among them."""
-    task = experiment.task
+    task, (_, training) = experiment.task, experiment.trained
     return sum(
         max(0, min(stage.stop, steps) - stage.start) * stage.batch_size * (stage.length + task.answer_length)
-        for stage in experiment.train.stages(task.length)
+        for stage in training.stages(task.length)
     )
 
 
 def write(folder: Path, level: float) -> None:
-    """Writes `selection.json` into `folder` and prints a table a model; raises UserError for a folder without trials."""
+    """Writes `selection.json` into `folder` and prints a table a model; raises UserError if there are no trials."""
     found = select(folder, level)
     record = {model: [trial._asdict() for trial in trials] for model, trials in found.items()}
     write_text(

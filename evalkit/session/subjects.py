@@ -14,7 +14,7 @@ from evalkit.configuration.saved import from_file
 from evalkit.core.contracts import Feed, Pretrained, Progress, Trained
 from evalkit.core.rows import Header, Row
 from evalkit.session.session import Session
-from evalkit.training.trainer import TrainState, params_of
+from evalkit.training.state import TrainState, params_of
 
 
 class Silent:
