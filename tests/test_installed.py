@@ -1,4 +1,4 @@
-"""The wheel in a folder that has its own `models/`, `tasks/` and `kernels/`: a run, `load`, a mixer of the user's own."""
+"""The wheel in a folder that has its own `models/`, `tasks/` and `kernels/`: a run, `load`, a user's own mixer."""
 
 import json
 import os

@@ -12,12 +12,13 @@ from pathlib import Path
 
 def main(arguments: Sequence[str]) -> int:
     """Prints a table a model, writes `selection.json` and returns 0; raises UserError for a folder without trials."""
+    from evalkit.reports.accuracy.summary import LEVELS
     from evalkit.session import selection
 
     parser = argparse.ArgumentParser(prog="python -m evalkit select", description=__doc__)
     parser.add_argument("folder", type=Path, help="of a search: a folder a trial")
     parser.add_argument(
-        "--level", type=float, choices=selection.LEVELS, default=1.0, help="what the fewest tokens are to reach"
+        "--level", type=float, choices=LEVELS, default=1.0, help="what the fewest tokens are to reach"
     )
     given = parser.parse_args(arguments)
     selection.write(given.folder, given.level)

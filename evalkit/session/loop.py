@@ -39,7 +39,7 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, restored
                 # One dispatch: the device takes `log_every` steps, data included, before Python hears of them.
                 steps = min(training.log_every - step % training.log_every, stage.stop - step)
                 state, sums = trainer.advance(state, stage, steps)
-                refuse_non_finite(sums, trainer.seeds, checkpoints.latest)
+                refuse_non_finite(sums, session.experiment.all_seeds, checkpoints.latest)
                 session.timing.setdefault("first_dispatch", time.perf_counter() - began)
                 step += steps
                 sequences = steps * stage.batch_size

@@ -95,9 +95,9 @@ def write(folder: Path, level: float) -> None:
     """Writes `selection.json` into `folder` and prints a table a model; raises UserError if there are no trials."""
     found = select(folder, level)
     record = {model: [trial._asdict() for trial in trials] for model, trials in found.items()}
-    write_text(
-        folder / "selection.json", json.dumps({"level": level, "trials": record}, indent=2, allow_nan=False) + "\n"
-    )
+    text = json.dumps({"level": level, "trials": record}, indent=2, allow_nan=False)
+    write_text(folder / "selection.json", text + "
+")
     console = Console()
     for model, trials in found.items():
         console.print(Text(model, style="bold"))

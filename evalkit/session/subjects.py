@@ -1,4 +1,4 @@
-"""What an evaluation is given: the parameters of a run at one step, or those of a checkpoint; and what is said of them."""
+"""What an evaluation is given: the parameters of a run at one step, or of a checkpoint; and what is said of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
