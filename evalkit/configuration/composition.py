@@ -7,6 +7,7 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
@@ -18,17 +19,39 @@ from evalkit.configuration import catalogue
 from evalkit.configuration.schema import nearest
 from evalkit.core.errors import UserError
 
-GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe", "scale", "figure")
+GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe")
 NAMES = ("task_name", "model_name")
+
+# Hydra's defaults list, which picks the recipe, follows options of groups and no values. So each preset is an option
+# without a file, which sets the plain key `preset` to its name.
+for _preset in catalogue.PRESETS:
+    ConfigStore.instance().store(group="preset", name=_preset, node={"preset": _preset}, package="_global_")
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The composed configuration with Hydra's own part and the choices' names, values unchecked; raises UserError."""
     with one_line(), initialize_config_dir(version_base="1.3", config_dir=str(catalogue.directory())):
         config = hydra_compose("config", overrides=list(overrides), return_hydra_config=True)
+        _refuse_recipe_of_no_preset(config, overrides)
     for group, name in zip(("task", "model"), NAMES, strict=True):
         config[name] = config.hydra.runtime.choices.get(group)
     return config
+
+
+def _refuse_recipe_of_no_preset(config: DictConfig, overrides: Sequence[str]) -> None:
+    """Raises UserError for a recipe in the folder of no preset, where Hydra would not see it."""
+    chosen = config.hydra.runtime.choices
+    task, model, preset = chosen.get("task"), chosen.get("model"), chosen.get("preset")
+
+    def options(group: str) -> list[str]:
+        return (
+            GlobalHydra.instance().config_loader().get_group_options(group, config_name="config", overrides=overrides)
+        )
+
+    if model in options(f"recipe/{task}") and model not in options("preset"):
+        raise UserError(
+            f"recipe/{task}/{model}.yaml is a recipe of no preset; move it to recipe/{task}/{preset}/{model}.yaml"
+        )
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:

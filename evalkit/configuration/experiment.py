@@ -196,8 +196,8 @@ def _refuse_without_recipe(config: DictConfig) -> None:
     if config.selected_by == "":
         choices = config.hydra.runtime.choices
         raise UserError(
-            f"{choices['experiment']} has no recipe conf/figure/{choices['figure@_global_']}.yaml, which its protocol "
-            f"chooses; give a preset or a model that has one, or your own settings and selected_by=…"
+            f"{choices['experiment']} has no recipe conf/experiment/{choices['experiment@_global_']}.yaml, "
+            f"which its protocol chooses; give a preset or a model that has one, or your own settings and selected_by=…"
         )
 
 
