@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evalkit.configuration.experiment import Experiment, from_file
+from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.saved import from_file
 from evalkit.core.errors import UserError, writing
 from evalkit.record.files import RESULTS
 from evalkit.training.trainer import TrainState

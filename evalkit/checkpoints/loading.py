@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.checkpoints import archives as archive
-from evalkit.configuration.experiment import Experiment, from_file
+from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.saved import from_file
 from evalkit.core.contracts import Params, Task, Texts
 from evalkit.core.errors import UserError
 from evalkit.training.checkpoints import FOLDER, Checkpoints

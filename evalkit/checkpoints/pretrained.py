@@ -14,7 +14,7 @@ import numpy as np
 from evalkit.checkpoints import hub as hub_checkpoints
 from evalkit.checkpoints import tokenizer_files
 from evalkit.checkpoints.loading import restore
-from evalkit.configuration.experiment import from_file
+from evalkit.configuration.saved import from_file
 from evalkit.core.batches import is_text
 from evalkit.core.contracts import LanguageModel, Params
 from evalkit.core.errors import UserError

@@ -44,9 +44,8 @@ def _refuse_recipe_of_no_preset(config: DictConfig, overrides: Sequence[str]) ->
     task, model, preset = chosen.get("task"), chosen.get("model"), chosen.get("preset")
 
     def options(group: str) -> list[str]:
-        return (
-            GlobalHydra.instance().config_loader().get_group_options(group, config_name="config", overrides=overrides)
-        )
+        loader = GlobalHydra.instance().config_loader()
+        return loader.get_group_options(group, config_name="config", overrides=list(overrides))
 
     if model in options(f"recipe/{task}") and model not in options("preset"):
         raise UserError(
@@ -102,6 +101,23 @@ def _paths(node: Any, path: str) -> Iterator[str]:
         yield f"{path}.{name}"
         if isinstance(value, dict):
             yield from _paths(value, f"{path}.{name}")
+
+
+def set_values(config: DictConfig, values: Sequence[Override]) -> None:
+    """Sets each value, known key or not, for the schema to judge; raises UserError."""
+    for override in values:
+        if override.is_sweep_override() or override.is_delete():
+            raise UserError(f"{override.input_line!r}: give one value here, as key=value")
+        with one_line():
+            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """As plain resolved data; raises UserError."""
+    with one_line():
+        content = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(content, dict)
+    return {str(name): value for name, value in content.items()}
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration.composition import NAMES
+from evalkit.configuration.composition import plain as _plain
+from evalkit.configuration.composition import set_values as _apply
 from evalkit.configuration.schema import locate, verify
 from evalkit.core.batches import check_length, is_text, prepare
 from evalkit.core.contracts import Evaluation, LanguageModel, Task, Texts
@@ -24,9 +24,6 @@ from evalkit.training.trainer import Training
 
 PRECISIONS = ("default", "high", "highest")
 FORMATS = ("text", "json")
-
-RESUMABLE = ("wandb", "eval", "train.steps", "format")
-EVALUABLE = ("eval", "task", "data", "wandb", "format")
 
 
 @dataclass(frozen=True)
@@ -82,9 +79,6 @@ class Experiment:
 SETTINGS = {name: annotation for name, annotation in get_type_hints(Experiment).items() if name != "config"}
 """The keys of a configuration's first level."""
 
-LATER: Mapping[str, Any] = {"data": {"path": None}, "runs": {}, "controls": {}, "selected_by": None}
-"""Those that the configurations of older runs lack, with what they stood for."""
-
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration of one run, its keys and types checked; raises UserError with one line."""
@@ -134,40 +128,6 @@ def build_task(name: str, overrides: Sequence[str] = ()) -> Task | Texts:
     return build(plain, "task")
 
 
-def from_file(path: Path, overrides: Sequence[str] = (), allowed: Sequence[str] = ()) -> Experiment:
-    """The experiment of a run's saved `config.yaml`, with `overrides` of keys that begin with one of `allowed`.
-
-    A choice that the run has already (`model=` its own model) may always be given. Raises UserError.
-    """
-    config = _load(path)
-    choices = {"task": config.task_name, "model": config.model_name, "preset": config.preset}
-    search = [text for text in overrides if text.startswith("hydra.searchpath=")]
-    parsed = composition.parse([text for text in overrides if text not in search])
-    changes = [o for o in parsed if o.key_or_group not in choices or o.value() != choices[o.key_or_group]]
-    trained_on = _plain(config.task)
-    for override in filter(composition.is_choice, changes):
-        _refuse_fixed(override, choices, allowed)
-        _choose(config, override, search)
-    base = _plain(config)
-    values = [override for override in changes if not composition.is_choice(override)]
-    _apply(config, values)
-    if "path" in config.task and any(override.key_or_group == "data.path" for override in values):
-        config.task.path = config.data.path  # as in conf/task, where the one stands for the other
-    _verify(config, base)
-    for override in values:
-        _refuse_fixed(override, choices, allowed)
-    result = experiment(config)
-    _refuse_other_vocabulary(trained_on, result)
-    return result
-
-
-def save(config: Mapping[str, Any], path: Path) -> None:
-    """Writes `Experiment.config` as the YAML that `from_file` reads; a full disk leaves an earlier one as it was."""
-    new = path.with_suffix(".yaml.new")
-    new.write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
-    new.replace(path)
-
-
 def _composed(overrides: Sequence[str]) -> tuple[DictConfig, Path]:
     """The configuration, and the folder that its run would write to."""
     parsed = composition.parse(overrides)
@@ -209,22 +169,6 @@ def _refuse_unfit(override: Override) -> None:
         raise UserError(f"{override.input_line!r} gives several values; add -m to run each, or write a list as [a,b]")
 
 
-def _apply(config: DictConfig, values: Sequence[Override]) -> None:
-    """Sets each value, known key or not; `verify` judges the keys."""
-    for override in values:
-        if override.is_sweep_override() or override.is_delete():
-            raise UserError(f"{override.input_line!r}: give one value here, as key=value")
-        with composition.one_line():
-            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
-
-
-def _plain(config: DictConfig) -> dict[str, Any]:
-    with composition.one_line():
-        plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
-    return {str(name): value for name, value in plain.items()}
-
-
 def _verify(config: DictConfig, base: Mapping[str, Any]) -> None:
     verify(_plain(config), base, SETTINGS)
 
@@ -249,56 +193,3 @@ def _explained(node: Mapping[str, Any], path: str) -> Iterator[None]:
         if not isinstance(cause, InstantiationException | TypeError | ValueError):
             raise
         raise UserError(locate(node, path, " ".join(str(cause).split()))) from error
-
-
-def _load(path: Path) -> DictConfig:
-    """A run's saved configuration."""
-    if not path.parent.is_dir():
-        raise UserError(f"{path.parent} does not exist; give the folder of a run, such as runs/<task>/<model>/<time>")
-    if not path.is_file():
-        raise UserError(
-            f"{path.parent} has no {path.name}, so it is no run; give one such as runs/<task>/<model>/<time>"
-        )
-    try:
-        config = OmegaConf.load(path)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    missing = [name for name in SETTINGS if name not in config and name not in LATER]
-    if missing or not isinstance(config, DictConfig):
-        raise UserError(f"{path} is no run's configuration: it has no {missing[0]!r}")
-    for name in LATER.keys() - config.keys():
-        config[name] = LATER[name]
-    return config
-
-
-def _refuse_fixed(override: Override, choices: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    key = override.key_or_group
-    if key == "task.length":
-        raise UserError("task.length is what this run was trained at; give eval.lengths=[…] or eval.length=…")
-    if any(key == prefix or key.startswith(f"{prefix}.") for prefix in allowed):
-        return
-    if key in choices:
-        raise UserError(
-            f"{key}={override.value()}, but this run has {key}={choices[key]}; start a new run for another {key}"
-        )
-    raise UserError(f"{key} is fixed in an existing run; allowed here: {', '.join(allowed)}")
-
-
-def _choose(config: DictConfig, override: Override, search: Sequence[str]) -> None:
-    """Puts another option in place of a whole group; what a run was trained at stays its length."""
-    group, option = override.key_or_group, override.value()
-    length = config.task.length
-    config[group] = composition.compose([f"{group}={option}", *search])[group]
-    if "length" in config.task:
-        config.task.length = length
-    if f"{group}_name" in NAMES:
-        config[f"{group}_name"] = option
-
-
-def _refuse_other_vocabulary(before: Mapping[str, Any], result: Experiment) -> None:
-    size = build({"task": before}, "task").vocab_size
-    if size != result.task.vocab_size:
-        raise UserError(
-            f"task {result.task_name} has vocab_size={result.task.vocab_size}, "
-            f"but this run's model was trained on {size}; choose a task of the same vocabulary"
-        )

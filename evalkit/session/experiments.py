@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.text import Text
 
-from evalkit.configuration import catalogue, composition
+from evalkit.configuration import catalogue, composition, saved
 from evalkit.configuration import experiment as config
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
@@ -100,7 +100,7 @@ def _check(folder: Path, member: Member, trained: Mapping[str, Mapping[str, Any]
         wanted = _evaluated(wanted, [text for text in member.overrides if not text.startswith(STEP)])
     path = folder / member.name / "config.yaml"
     if path.is_file():
-        begun = config.from_file(path).config
+        begun = saved.from_file(path).config
         other = [key for key in DECIDING if _decided(begun, key) != _decided(wanted, key)]
         if not other and begun["train"]["steps"] < wanted["train"]["steps"]:
             other = ["train.steps"]
@@ -111,8 +111,8 @@ def _check(folder: Path, member: Member, trained: Mapping[str, Mapping[str, Any]
 def _evaluated(trained: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:
     """The configuration of an evaluation of a run that is `trained` so; raises UserError as that would."""
     with TemporaryDirectory() as folder:
-        config.save(trained, Path(folder) / "config.yaml")
-        return config.from_file(Path(folder) / "config.yaml", overrides, config.EVALUABLE).config
+        saved.save(trained, Path(folder) / "config.yaml")
+        return saved.from_file(Path(folder) / "config.yaml", overrides, saved.EVALUABLE).config
 
 
 def _decided(config: Mapping[str, Any], key: str) -> Any:

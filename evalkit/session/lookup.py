@@ -23,6 +23,7 @@ from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, Row, encode, read, row
 from evalkit.evaluations.phonebook import Book, Retrieval
 from evalkit.record.files import write_results
+from evalkit.record.moved import renamed
 from evalkit.record.progress import EvaluationProgress
 from evalkit.record.tracking import WandbSettings
 from evalkit.reports.curves import save
@@ -76,7 +77,7 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
     """Goes on with the evaluation in `folder`: lengths that are done stay. Raises UserError for another setting."""
     if overrides:
         raise UserError(f"{overrides[0]!r}: a lookup goes on with its own settings; leave it out")
-    config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    config: Any = renamed(OmegaConf.to_container(OmegaConf.load(folder / "config.yaml")))
     if "book" not in config:
         raise UserError(f"{folder} is a run of lm-eval's tasks, which begin anew: give task=downstream checkpoint=…")
     settings = build(config)

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from evalkit.checkpoints.pretrained import Pretrained
 from evalkit.configuration import catalogue, composition
-from evalkit.configuration.experiment import save
+from evalkit.configuration.saved import save
 from evalkit.configuration.schema import verify
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import FILE, Row, RowLog

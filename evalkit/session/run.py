@@ -18,8 +18,9 @@ from rich.logging import RichHandler
 
 from evalkit.checkpoints.archives import is_archive
 from evalkit.checkpoints.loading import restore, seeds_of, trainer_of
-from evalkit.configuration.experiment import EVALUABLE, RESUMABLE, Experiment, from_file, save
+from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.notes import notes_of
+from evalkit.configuration.saved import EVALUABLE, RESUMABLE, from_file, save
 from evalkit.core.batches import is_text, prepare, refuse_trained_on
 from evalkit.core.contracts import Texts, Trained
 from evalkit.core.errors import UserError, writing

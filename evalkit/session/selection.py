@@ -16,7 +16,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from evalkit.configuration.experiment import Experiment, from_file
+from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.saved import from_file
 from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, read
 from evalkit.record.files import RESULTS, write_text

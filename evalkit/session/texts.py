@@ -19,6 +19,7 @@ from evalkit.checkpoints import pretrained
 from evalkit.checkpoints.pretrained import Pretrained
 from evalkit.configuration import experiment as config_of
 from evalkit.configuration.experiment import FORMATS
+from evalkit.configuration.saved import from_file
 from evalkit.core import batches as feeds
 from evalkit.core.contracts import Texts
 from evalkit.core.errors import UserError
@@ -94,7 +95,7 @@ def documents_of(task: Texts, tokenizer: Tokenizer) -> Iterator[Held]:
 def _refuse_trained_on(settings: OnText, documents: Sequence[Held]) -> list[str]:
     """Raises UserError if the checkpoint is a run of ours on these very texts; says what could not be looked at."""
     path = Path(settings.checkpoint).expanduser() / "config.yaml"
-    before = config_of.from_file(path).task if path.is_file() else None
+    before = from_file(path).task if path.is_file() else None
     if before is None or not feeds.is_text(before):
         return []
     unknown = feeds.refuse_trained_on(before, settings.task, [document.content for document in documents])
