@@ -103,6 +103,8 @@ def _hydra(arguments: Sequence[str]) -> int:
     """Hands the command line to Hydra, which answers by itself, or calls `job` for each run of a sweep."""
     import hydra
 
+    from evalkit.configuration import composition  # noqa: F401  it tells Hydra which presets there are
+
     command = hydra.main(version_base="1.3", config_path=str(catalogue.directory()), config_name="config")(job)
     try:
         with _as_command_line(arguments):

@@ -17,9 +17,7 @@ def main(arguments: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m evalkit select", description=__doc__)
     parser.add_argument("folder", type=Path, help="of a search: a folder a trial")
-    parser.add_argument(
-        "--level", type=float, choices=LEVELS, default=1.0, help="what the fewest tokens are to reach"
-    )
+    parser.add_argument("--level", type=float, choices=LEVELS, default=1.0, help="what the fewest tokens are to reach")
     given = parser.parse_args(arguments)
     selection.write(given.folder, given.level)
     return 0

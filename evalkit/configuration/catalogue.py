@@ -1,8 +1,19 @@
 """What can be chosen: the options in `conf/`, found without importing JAX or Hydra."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from evalkit.core.errors import UserError
+
+PRESETS: Mapping[str, str] = {
+    "cpu": "Sizes that two CPU cores train in minutes; a task that needs none of it keeps the paper's.",
+    "paper": "The paper's own sizes.",
+    "text": (
+        "A model on text that two CPU cores train in about a quarter of an hour; "
+        "the default of task=books and task=arxiv."
+    ),
+}
+"""What `preset=` takes, a plain name, with what it means; `conf/recipe/<task>/<preset>` is what it sets."""
 
 
 def directory() -> Path:
@@ -18,11 +29,15 @@ def directory() -> Path:
 
 def options(group: str) -> list[str]:
     """The options of a group, such as `task`, in alphabetical order."""
+    if group == "preset":
+        return sorted(PRESETS)
     return sorted(path.stem for path in (directory() / group).glob("*.yaml"))
 
 
 def headline(group: str, option: str) -> str:
-    """The first comment line of an option's YAML."""
+    """What an option is: the first comment line of its YAML."""
+    if group == "preset":
+        return PRESETS[option]
     for line in (directory() / group / f"{option}.yaml").read_text(encoding="utf-8").splitlines():
         if line.startswith("# ") and not line.startswith("# @"):
             return line[2:]

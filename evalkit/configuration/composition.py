@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,11 +21,15 @@ from evalkit.configuration import catalogue
 from evalkit.configuration.schema import nearest
 from evalkit.core.errors import UserError
 
-GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe", "scale", "figure", "on_checkpoint")
+GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe", "on_checkpoint")
 NAMES = ("task_name", "model_name")
 CHECKPOINT = "checkpoint"
 # What only a run that trains has; the parameters of a checkpoint are trained already.
 OF_TRAINING = ("model", "train", "seed", "seeds", "runs", "controls", "selected_by")
+# Hydra's defaults list, which picks the recipe, follows options of groups and no values. So each preset is an option
+# without a file, which sets the plain key `preset` to its name.
+for _preset in catalogue.PRESETS:
+    ConfigStore.instance().store(group="preset", name=_preset, node={"preset": _preset}, package="_global_")
 
 
 class Composed(NamedTuple):
@@ -139,7 +144,24 @@ def one_line() -> Iterator[None]:
 def _hydra(options: Sequence[str]) -> DictConfig:
     """What Hydra composes of these options, its own part included."""
     with one_line(), _initialised():
-        return hydra_compose("config", overrides=list(options), return_hydra_config=True)
+        config = hydra_compose("config", overrides=list(options), return_hydra_config=True)
+        _refuse_recipe_of_no_preset(config, options)
+        return config
+
+
+def _refuse_recipe_of_no_preset(config: DictConfig, options: Sequence[str]) -> None:
+    """Raises UserError for a recipe in the folder of no preset, where Hydra would not see it."""
+    chosen = config.hydra.runtime.choices
+    task, model, preset = chosen.get("task"), chosen.get("model"), chosen.get("preset")
+
+    def found(group: str) -> list[str]:
+        loader = GlobalHydra.instance().config_loader()
+        return loader.get_group_options(group, config_name="config", overrides=list(options))
+
+    if model in found(f"recipe/{task}") and model not in found("preset"):
+        raise UserError(
+            f"recipe/{task}/{model}.yaml is a recipe of no preset; move it to recipe/{task}/{preset}/{model}.yaml"
+        )
 
 
 def _initialised() -> initialize_config_dir:

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, Row, read
+from evalkit.record.moved import renamed
 from evalkit.reports.accuracy.summary import Curve, extrapolation_curve, learning_curve, probe_lengths, summarise
 
 FACTS = ("model", "preset", "train_length", "window", "steps", "chance", "parameters")
@@ -144,7 +145,7 @@ def _settings(config: Path) -> dict[str, str]:
     """What `config.yaml` sets in the sections that decide the outcome, by dotted name; empty without the file."""
     if not config.is_file():
         return {}
-    content = OmegaConf.to_container(OmegaConf.load(config))
+    content = renamed(OmegaConf.to_container(OmegaConf.load(config)))
     assert isinstance(content, dict)
     settings = [pair for section in SECTIONS if section in content for pair in _flatten(section, content[section])]
     return {name: value for name, value in settings if name not in CADENCE}

@@ -5,10 +5,10 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
+from evalkit.configuration.composition import compose
 from evalkit.configuration.schema import annotations
 from evalkit.core.errors import UserError
 from evalkit.record.tracking import WandbSettings
@@ -69,10 +69,7 @@ def test_a_shrunk_setting_says_the_papers(task: str) -> None:
 def test_task_yaml_states_every_setting_with_the_constructors_default(name: str) -> None:
     task = config.build_task(name)
     assert task == type(task)()
-    assert set(OmegaConf.load(catalogue.directory() / "task" / f"{name}.yaml")) - {"defaults"} == {
-        "_target_",
-        *annotations(type(task)),
-    }
+    assert set(compose([f"task={name}"]).task) == {"_target_", *annotations(type(task))}
 
 
 @pytest.mark.parametrize(("node", "constructor"), [("train", Training), ("wandb", WandbSettings)])
@@ -97,12 +94,6 @@ def test_the_command_line_wins_over_recipe_and_preset() -> None:
 def test_a_setting_that_yaml_leaves_out_may_be_given(plus: str) -> None:
     experiment = built("task=induction_heads", "model=hawk", f"{plus}model.mixers.recurrent.decay_range=[0.5,0.6]")
     assert experiment.config["model"]["mixers"]["recurrent"]["decay_range"] == [0.5, 0.6]
-
-
-def test_a_run_from_before_text_tasks_is_read(tmp_path: Path) -> None:
-    saved = built(*GRIFFIN).config
-    config.save({name: value for name, value in saved.items() if name != "data"}, tmp_path / "config.yaml")
-    assert config.from_file(tmp_path / "config.yaml").config == saved
 
 
 def test_what_is_built_holds_plain_data() -> None:
@@ -196,94 +187,51 @@ def test_a_sweep_is_checked_run_by_run() -> None:
     assert "model=retnet" in refusal("task=induction_heads", "model=hawk,retnet", sweep=True)
 
 
-def test_a_task_and_a_model_of_ones_own_need_no_recipe(tmp_path: Path) -> None:
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A user's folder of configurations, with the task and the model `mine`."""
     for group, option in (("task", "selective_copying"), ("model", "griffin")):
         (tmp_path / group).mkdir()
         text = (catalogue.directory() / group / f"{option}.yaml").read_text(encoding="utf-8")
         (tmp_path / group / "mine.yaml").write_text(text, encoding="utf-8")
-    search = f"hydra.searchpath=['file://{tmp_path}']"
+    return tmp_path
+
+
+def recipe(path: Path, steps: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"# @package _global_\ntrain:\n  steps: {steps}\n", encoding="utf-8")
+
+
+def test_a_task_and_a_model_of_ones_own_need_no_recipe(own: Path) -> None:
+    search = f"hydra.searchpath=['file://{own}']"
     experiment = built("task=mine", "model=mine", "preset=cpu", search)
     assert (experiment.task_name, experiment.task.length, experiment.model.window) == ("mine", 1024, 128)
     assert "model=yours" in refusal("task=mine", "model=yours", search)
+
+
+def test_a_recipe_of_ones_own_is_that_of_one_preset(own: Path) -> None:
+    recipe(own / "recipe" / "mine" / "paper" / "mine.yaml", 701)
+    recipe(own / "recipe" / "induction_heads" / "paper" / "mine.yaml", 702)
+    search = f"hydra.searchpath=['file://{own}']"
+    assert built("task=mine", "model=mine", search).train.steps == 701
+    assert built("task=mine", "model=mine", "preset=cpu", search).train.steps == 1500
+    assert built("task=induction_heads", "model=mine", "preset=cpu", search).train.steps == 702  # the paper's, as ours
+
+
+def test_a_recipe_of_no_preset_is_refused_rather_than_left_out(own: Path) -> None:
+    recipe(own / "recipe" / "mine" / "mine.yaml", 700)
+    message = refusal("task=mine", "model=mine", f"hydra.searchpath=['file://{own}']")
+    assert "recipe/mine/mine.yaml" in message and "move it to recipe/mine/paper/mine.yaml" in message
+
+
+def test_a_model_of_ones_own_takes_what_a_preset_sets_for_every_model(own: Path) -> None:
+    search = f"hydra.searchpath=['file://{own}']"
+    ours = built("task=selective_copying", "model=hawk", "preset=cpu")
+    mine = built("task=selective_copying", "model=mine", "preset=cpu", search)
+    assert (mine.task.length, mine.config["eval"], mine.config["paper"]) == (128, ours.config["eval"], {"length": 1024})
 
 
 def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     config.check([*GRIFFIN, f"hydra.run.dir={tmp_path}"])
     (tmp_path / "metrics.jsonl").touch()
     assert f"resume={tmp_path}" in refusal(*GRIFFIN, f"hydra.run.dir={tmp_path}")
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    path = tmp_path / "config.yaml"
-    config.save(built("task=selective_copying", "model=griffin", "preset=cpu").config, path)
-    return path
-
-
-def test_a_saved_configuration_gives_the_same_experiment(saved: Path) -> None:
-    before = built("task=selective_copying", "model=griffin", "preset=cpu")
-    after = config.from_file(saved)
-    assert after.config == before.config
-    assert (after.task, after.train, after.eval, after.wandb) == (before.task, before.train, before.eval, before.wandb)
-    assert isinstance(after.train.learning_rate, float)
-
-
-def test_a_saved_run_takes_what_is_allowed(saved: Path) -> None:
-    given = ["train.steps=9000", "model=griffin", "preset=cpu", "wandb.mode=disabled", "eval.lengths=[32,64]"]
-    experiment = config.from_file(saved, given, config.RESUMABLE)
-    assert (experiment.train.steps, experiment.wandb.mode) == (9000, "disabled")
-    assert experiment.config["eval"]["lengths"] == [32, 64]
-
-
-def test_a_saved_run_takes_another_task(saved: Path) -> None:
-    """At the length that it was trained at, whatever that task's own is."""
-    trained = config.from_file(saved).task.length
-    experiment = config.from_file(saved, ["task=induction_heads", "task.trigger=prefix"], config.EVALUABLE)
-    assert (experiment.task_name, experiment.task.length, experiment.model_name) == (
-        "induction_heads",
-        trained,
-        "griffin",
-    )
-    assert experiment.config["task"]["trigger"] == "prefix"
-    assert experiment.config["task_name"] == "induction_heads"
-
-
-@pytest.mark.parametrize(
-    ("override", "allowed", "said"),
-    [
-        ("model=hawk", config.RESUMABLE, ["model=hawk", "model=griffin"]),
-        ("task=induction_heads", config.RESUMABLE, ["task=induction_heads", "task=selective_copying"]),
-        ("train.batch_size=1", config.RESUMABLE, ["train.batch_size", "train.steps"]),
-        ("seed=1", config.RESUMABLE, ["seed"]),
-        ("train.stepz=1", config.RESUMABLE, ["'train.stepz'", "'train.steps'"]),
-        ("train.steps=soon", config.RESUMABLE, ["train.steps='soon'", "int"]),
-        ("train.steps=1,2", config.RESUMABLE, ["one value"]),
-        ("~train.steps", config.RESUMABLE, ["one value"]),
-        ("eval.length=[8]", config.RESUMABLE, ["'eval.lengths'"]),
-        ("eval=none", config.EVALUABLE, ["eval=none", "extrapolation"]),
-        ("task=none", config.EVALUABLE, ["task=none", "induction_heads"]),
-        ("task.vocab_size=32", config.EVALUABLE, ["vocab_size=32", "16"]),
-        ("train.steps=9000", config.EVALUABLE, ["train.steps"]),
-        ("task.length=32", config.EVALUABLE, ["task.length", "eval.lengths"]),
-        ("model=hawk", config.EVALUABLE, ["model=griffin"]),
-    ],
-)
-def test_a_saved_run_refuses_the_rest(saved: Path, override: str, allowed: Sequence[str], said: Sequence[str]) -> None:
-    with pytest.raises(UserError) as caught:
-        config.from_file(saved, [override], allowed)
-    message = str(caught.value)
-    assert "\n" not in message and all(part in message for part in said), message
-
-
-@pytest.mark.parametrize("text", ["", "- 1", "a: [", "seed: 0"])
-def test_a_file_that_is_no_runs_configuration_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=r"config\.yaml"):
-        config.from_file(path)
-
-
-@pytest.mark.parametrize("folder", ["nowhere", "."])
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, folder: str) -> None:
-    with pytest.raises(UserError, match=r"runs/<task>/<model>/<time>"):
-        config.from_file(tmp_path / folder / "config.yaml")

@@ -9,7 +9,7 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.configuration import catalogue
-from evalkit.configuration import experiment as config
+from evalkit.configuration.saved import from_file
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
 from evalkit.session import experiments, run
@@ -72,7 +72,7 @@ def test_it_goes_on_with_a_run_that_was_stopped(experiment: Callable[..., int], 
         patch.setattr(run, "resume", lambda folder, rest: (called.append(folder), original(folder, rest))[1])
         assert experiment() == 0
     assert called == [tmp_path / "out" / "other"]
-    assert config.from_file(called[0] / "config.yaml").train.learning_rate == 1e-3
+    assert from_file(called[0] / "config.yaml").train.learning_rate == 1e-3
 
 
 def test_other_settings_in_the_same_folder_are_refused(
@@ -149,12 +149,12 @@ def test_a_figure_with_recipes_of_its_own_takes_no_other(capsys: pytest.CaptureF
     for model in ([], ["model=hawk"]):  # all of its runs, or one
         assert main(["experiment=fig6b", "preset=text", *model]) == 2
         said = capsys.readouterr().err
-        assert "fig6b has no recipe conf/figure/fig6b/text/hawk.yaml, which its protocol chooses" in said
+        assert "fig6b has no recipe conf/experiment/fig6b/text/hawk.yaml, which its protocol chooses" in said
 
 
 @pytest.mark.parametrize(
     ("figure", "preset"),
-    [(folder.parent.name, folder.name) for folder in sorted((catalogue.directory() / "figure").glob("*/*"))],
+    [(folder.parent.name, folder.name) for folder in sorted((catalogue.directory() / "experiment").glob("*/*"))],
 )
 def test_every_run_of_a_figure_can_be(figure: str, preset: str, tmp_path: Path) -> None:
     """A control's recipe that does not compose would refuse the whole figure."""
@@ -181,10 +181,10 @@ def test_what_evaluates_a_run_waits_for_its_end(
 def test_a_run_that_was_given_more_steps_stays_the_same_run(experiment: Callable[..., int], tmp_path: Path) -> None:
     assert experiment() == 0
     one = tmp_path / "out" / "one"
-    before = config.from_file(one / "config.yaml").train.steps
+    before = from_file(one / "config.yaml").train.steps
     assert run.resume(one, [f"train.steps={before + 4}"]) == 0
     assert experiment() == 0
-    assert config.from_file(one / "config.yaml").train.steps == before + 4
+    assert from_file(one / "config.yaml").train.steps == before + 4
 
 
 def test_a_run_that_goes_on_is_not_finished(experiment: Callable[..., int], tmp_path: Path) -> None:

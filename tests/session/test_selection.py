@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from evalkit.configuration import experiment as config
+from evalkit.configuration.saved import from_file
 from evalkit.core.rows import read, value
 from evalkit.session.selection import Trial, main, ranked, select, tokens_after
 from support import tiny
@@ -43,7 +44,7 @@ def test_a_search_is_read_from_its_rows(tmp_path: Path, capsys: pytest.CaptureFi
         value(row) for name in ("accuracy", "loss") for row in validation if row["metric"] == name
     )
     assert (found.name, found.finished, found.steps, found.tokens) == ("one", True, None, None)
-    experiment = config.from_file(tmp_path / "one" / "config.yaml")
+    experiment = from_file(tmp_path / "one" / "config.yaml")
     answer = experiment.task.answer_length
     assert tokens_after(experiment, 2) == 2 * 8 * (8 + answer)
     assert tokens_after(experiment, 6) == 2 * 8 * (8 + answer) + 4 * 4 * (32 + answer)
@@ -71,7 +72,7 @@ def recipe_of(*overrides: str) -> Mapping[str, Any]:
 def test_the_recipes_of_a_figure_are_those_that_its_search_chose(figure: str, level: float) -> None:
     """By the rows kept with the results: no recipe was mended after its figure was seen."""
     for model, trials in select(RESULTS / f"{figure}_search", level).items():
-        chosen = config.from_file(RESULTS / f"{figure}_search" / trials[0].name / "config.yaml").config
+        chosen = from_file(RESULTS / f"{figure}_search" / trials[0].name / "config.yaml").config
         chosen["model"]["mixers"].get("attention", {}).pop("window", None)
         for preset in ("cpu", "paper"):
             recipe = recipe_of(f"experiment={figure}", f"model={model}", f"preset={preset}")
@@ -114,7 +115,7 @@ def test_the_recipes_beyond_the_protocol_are_those_that_carried_furthest(model: 
         for folder in (RESULTS / "fig6b_search_far").glob(f"{model}_*")
     }
     furthest = max(carried, key=lambda name: carried[name])
-    chosen = config.from_file(RESULTS / "fig6b_search" / furthest / "config.yaml").config
+    chosen = from_file(RESULTS / "fig6b_search" / furthest / "config.yaml").config
     recipe = recipe_of("experiment=fig6b_constant", f"model={model}", "preset=cpu")
     assert recipe["selected_by"] == furthest
     assert {key: recipe["train"][key] for key in FROZEN} == {key: chosen["train"][key] for key in FROZEN}

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from evalkit.__main__ import main
 from evalkit.configuration import experiment as config
+from evalkit.configuration.saved import EVALUABLE, from_file
 from evalkit.core import batches as feeds
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
@@ -188,10 +189,10 @@ def test_what_was_trained_on_is_not_held_out(
 
 
 def test_a_run_evaluated_on_another_task_keeps_its_training_length(trained: Path, data: Path) -> None:
-    experiment = config.from_file(trained / "config.yaml", ["task=arxiv", f"data.path={data}"], run.EVALUABLE)
+    experiment = from_file(trained / "config.yaml", ["task=arxiv", f"data.path={data}"], EVALUABLE)
     assert experiment.task_name == "arxiv" and experiment.task.length == 32
     with pytest.raises(UserError, match=r"task.length is what this run was trained at; give eval.lengths"):
-        config.from_file(trained / "config.yaml", ["task.length=64"], run.EVALUABLE)
+        from_file(trained / "config.yaml", ["task.length=64"], EVALUABLE)
 
 
 def test_runs_on_different_texts_are_told_apart(

@@ -15,6 +15,7 @@ import numpy as np
 from evalkit.checkpoints import loading
 from evalkit.configuration import experiment as config
 from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.saved import from_file
 from evalkit.core.rows import Row, read
 from evalkit.session import run
 
@@ -106,7 +107,7 @@ def last_step(entries: Sequence[Row]) -> int:
 
 def state(folder: Path) -> Any:
     """Everything in a run's newest checkpoint."""
-    return loading.restore(config.from_file(folder / "config.yaml"), folder)[0]
+    return loading.restore(from_file(folder / "config.yaml"), folder)[0]
 
 
 def assert_identical(one: Any, other: Any) -> None:

@@ -1,0 +1,40 @@
+"""Names that have moved: what older runs' saved configurations call a constructor, and what it is called now."""
+
+from collections.abc import Mapping
+from typing import Any
+
+MOVED: Mapping[str, str] = {
+    "evalkit.extrapolate.Extrapolation": "evalkit.evaluations.extrapolation.Extrapolation",
+    "evalkit.loss_by_position.LossByPosition": "evalkit.evaluations.loss_by_position.LossByPosition",
+    "evalkit.recall.Recall": "evalkit.evaluations.recall.Recall",
+    "evalkit.tracking.WandbSettings": "evalkit.record.tracking.WandbSettings",
+    "evalkit.train.Training": "evalkit.training.settings.Training",
+    "models.attention.MQA": "evalkit.models.mixers.attention.MQA",
+    "models.build": "evalkit.models.build",
+    "models.cglru.ComplexRecurrentBlock": "evalkit.models.mixers.cglru.ComplexRecurrentBlock",
+    "models.convex.ConvexRecurrentBlock": "evalkit.models.mixers.convex.ConvexRecurrentBlock",
+    "models.lru.UngatedRecurrentBlock": "evalkit.models.mixers.lru.UngatedRecurrentBlock",
+    "models.rglru.RecurrentBlock": "evalkit.models.mixers.rglru.RecurrentBlock",
+    "models.s6.S6Block": "evalkit.models.mixers.s6.S6Block",
+    "tasks.hub_documents.Hub": "evalkit.tasks.text.hub_documents.Hub",
+    "tasks.induction_heads.InductionHeads": "evalkit.tasks.induction_heads.InductionHeads",
+    "tasks.phonebook.Phonebook": "evalkit.tasks.phonebook.Phonebook",
+    "tasks.phonebook_tokens.PhonebookTokens": "evalkit.tasks.phonebook_tokens.PhonebookTokens",
+    "tasks.selective_copying.SelectiveCopying": "evalkit.tasks.selective_copying.SelectiveCopying",
+    "tasks.text.Text": "evalkit.tasks.text.Text",
+}
+"""Exact old names of constructors, so that a user's own, such as `models.mine.Block`, stays what it is."""
+
+
+def renamed(content: Any) -> Any:
+    """A saved configuration, as plain data, whose every `_target_` has the constructor's present name.
+
+    >>> renamed({"model": {"_target_": "models.build"}, "task": {"_target_": "tasks.mine.Task"}})
+    {'model': {'_target_': 'evalkit.models.build'}, 'task': {'_target_': 'tasks.mine.Task'}}
+    """
+    if isinstance(content, Mapping):
+        return {
+            key: MOVED.get(value, value) if key == "_target_" and isinstance(value, str) else renamed(value)
+            for key, value in content.items()
+        }
+    return [renamed(value) for value in content] if isinstance(content, list) else content
