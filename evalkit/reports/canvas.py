@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
@@ -16,8 +17,8 @@ from matplotlib.transforms import ScaledTranslation, Transform
 
 # Lower case, as SVG has them: a page replaces them by its own, which follow its light or dark mode.
 INK, MUTED, GRID, AXIS = "#1f2328", "#6a737d", "#e4e7eb", "#9aa2ab"
-WIDTH, HEIGHT = 6.4, 3.55
-LEGEND_ROW, LABEL_ROW, NOTE_ROW = 12, 11, 10  # points
+WIDTH, HEIGHT = 6.4, 3.4
+LEGEND_ROW, LABEL_ROW, NOTE_ROW = 13, 11, 10  # points
 LEGEND_COLUMNS, LEGEND_CHARACTERS, NOTE_CHARACTERS = 4, 92, 112
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -39,8 +40,6 @@ STYLE: dict[Any, Any] = {
     "ytick.major.size": 3,
     "lines.solid_capstyle": "round",
     "lines.solid_joinstyle": "round",
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
     "legend.loc": "lower left",
     "legend.frameon": False,
     "legend.borderpad": 0,
@@ -65,22 +64,30 @@ def canvas() -> tuple[Figure, Axes]:
 
 def finish(axes: Axes, title: str, notes: Sequence[str], keys: Sequence[Line2D], marks: int = 0) -> None:
     """Puts the legend and the title above the axes and its rows of `marks`, and the notes below, with room for all."""
-    labels = [str(key.get_label()) for key in keys]
-    columns = max(1, min(LEGEND_COLUMNS, LEGEND_CHARACTERS // (max(map(len, labels), default=0) + 6)))
-    above = 4 + LABEL_ROW * marks
+    longest = max((len(str(key.get_label())) for key in keys), default=0)
+    columns = max(1, min(LEGEND_COLUMNS, LEGEND_CHARACTERS // (longest + 6)))
+    lines = [line for note in notes for line in textwrap.wrap(note, NOTE_CHARACTERS)]
+    first, legend = 5 + LABEL_ROW * marks, LEGEND_ROW * math.ceil(len(keys) / columns)
     if keys:
-        axes.legend(handles=list(keys), ncols=columns, bbox_to_anchor=(0, 1), bbox_transform=_raised(axes, above))
+        axes.legend(handles=list(keys), ncols=columns, bbox_to_anchor=(0, 1), bbox_transform=_raised(axes, first))
     else:
         axes.text(0.5, 0.5, "nothing was measured", transform=axes.transAxes, ha="center", color=MUTED)
-    top = above + LEGEND_ROW * math.ceil(len(keys) / columns)
-    axes.set_title(title, loc="left", pad=top + 6)
-    lines = [line for note in notes for line in textwrap.wrap(note, NOTE_CHARACTERS)]
-    axes.annotate(
-        "\n".join(lines), (0, 0), (0, -36), "axes fraction", "offset points", va="top", fontsize=6.8, color=MUTED
-    )
+    place = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    texts = [
+        axes.annotate(title, (0, 1), (0, first + legend + 5), fontsize=10, fontweight="bold", **place),
+        axes.annotate("\n".join(lines), (0, 0), (0, -35), va="top", fontsize=6.8, color=MUTED, **place),
+    ]
+    # Were these part of the layout, one long line of them would leave the axes no width.
+    for part in (*texts, axes.get_legend()):
+        if part is not None:
+            part.set_in_layout(False)
     figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.set_size_inches(WIDTH, HEIGHT + (top + NOTE_ROW * len(lines)) / 72)
+    engine = figure.get_layout_engine() if figure else None
+    assert figure is not None and isinstance(engine, ConstrainedLayoutEngine)
+    above, below = (legend + 24 * bool(title)) / 72, (NOTE_ROW * len(lines) + 4 * bool(lines)) / 72
+    height = HEIGHT + LABEL_ROW * marks / 72 + above + below
+    figure.set_size_inches(WIDTH, height)
+    engine.set(rect=(0, below / height, 1, 1 - (above + below) / height))
 
 
 def settle(figure: Figure) -> None:

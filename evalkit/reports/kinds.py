@@ -58,7 +58,9 @@ def kind_of(name: str) -> Kind:
     try:
         found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"the kind of report {name!r} cannot be imported ({error}); put its module on the path") from error
+        raise UserError(
+            f"the kind of report {name!r} cannot be imported ({error}); put its module on the path"
+        ) from error
     if not isinstance(found, Kind):
         raise UserError(f"{name} is no kind of report; it needs the functions summarise, tables, figures and records")
     return found

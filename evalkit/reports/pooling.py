@@ -44,10 +44,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Line:
-    """Runs of one recipe, with disjoint seeds: one line of a figure, one row of a table."""
+    """Runs of one recipe, with disjoint seeds: one line of a figure, one row of a table.
+
+    `alone`: the one run of a report of its own, which is shown in more detail than runs that are compared.
+    """
 
     label: str
     runs: Sequence[Run]
+    alone: bool = False
 
     @property
     def header(self) -> Header:

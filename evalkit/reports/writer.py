@@ -28,7 +28,7 @@ def report(folder: Path, console: Console) -> dict[str, Any]:
     """
     record = read(folder)
     header, kind = record.header, kind_of(record.header.kind)
-    lines = [Line(header.model or "unknown model", [Run(folder, record, {})])]
+    lines = [Line(header.model or "unknown model", [Run(folder, record, {})], alone=True)]
     title = f"{page.display_name(header.task or 'run')} · {lines[0].label}"
     notes, skipped = notes_of(lines), left_out(lines[0])
     summary, tables = kind.summarise(record), [table for table in kind.tables(lines) if table.lines]
