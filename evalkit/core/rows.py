@@ -229,6 +229,12 @@ def read(run: str | Path) -> Record:
     return _headed([_decode(line, path, number) for number, line in enumerate(lines, start=1)], path)
 
 
+def offset_after(run: str | Path, count: int) -> int:
+    """The bytes of a record's first line and its first `count` rows: where `RowLog.open` cuts off what follows."""
+    lines = (Path(run) / FILE).read_bytes().splitlines(keepends=True)
+    return sum(map(len, lines[: 1 + count]))
+
+
 def rows(*runs: str | Path) -> list[Row]:
     """The rows of one or several runs as a table: `pandas.DataFrame(evalkit.rows(RUN))`.
 

@@ -38,6 +38,8 @@ class Extrapolation:
     Raises ValueError for a value that cannot be.
     """
 
+    kind = "evalkit.reports.accuracy"
+
     lengths: list[int]
     sequences: int = 256
     long_sequences: int = 64

@@ -56,6 +56,8 @@ class LossByPosition:
     length is halved until it does. Raises ValueError for a value that cannot be.
     """
 
+    kind = "evalkit.reports.text"
+
     length: int = 32768
     windows: int = 2
     bins: int = 2

@@ -80,6 +80,8 @@ class Retrieval:
     Raises ValueError for a value that cannot be.
     """
 
+    kind = "evalkit.reports.phonebook"
+
     book: Book
     lengths: Sequence[int]
     prompts: int = 400

@@ -60,6 +60,8 @@ class Recall:
     `chunk` tokens of `batch_size` sequences are in memory at a time. Raises ValueError for a value that cannot be.
     """
 
+    kind = "evalkit.reports.recall"
+
     length: int = 17409
     before: list[int] = field(default_factory=lambda: [0, 64, 1024])
     distances: list[int] | None = None

@@ -89,7 +89,7 @@ def length_figure(curves: Sequence[Curve], frame: Frame, title: str = "", notes:
         points = [point for curve in curves for found in curve.seeds.values() for point in found]
         _scale(axes, frame, [end for point in points for end in (point.low, point.value, point.high)])
         for index, curve in enumerate(curves):
-            _draw_ladder(axes, curve, index, shift=_shift(axes, index, len(curves)))
+            _draw_ladder(axes, curve, index, shift=axes.transData if curve.banded else _shift(axes, index, len(curves)))
         finish(axes, title, notes, [_key(index, curve.label) for index, curve in enumerate(curves)], rows)
         return figure
 

@@ -15,10 +15,8 @@ from rich.text import Text
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration import experiment as config
 from evalkit.core.errors import UserError
-from evalkit.core.rows import read
 from evalkit.record.files import RESULTS
 from evalkit.reports.comparison import compare
-from evalkit.reports.recall.summary import is_recall
 from evalkit.session import run
 
 EVALUATE, STEP, FOLDER = "evaluate=", "step=", "hydra.run.dir="
@@ -66,9 +64,8 @@ def main(overrides: Sequence[str]) -> int:
             return code
     for group in ("runs", "controls"):
         finished = [folder / m.name for m in members.values() if m.group == group and _is_finished(folder / m.name)]
-        drawn = [path for path in finished if not is_recall(read(path))]
-        if drawn:
-            compare(drawn, folder / group, console, {path: path.name for path in drawn})
+        if finished:
+            compare(finished, folder / group, console, {path: path.name for path in finished})
     if failed:
         console.print(Text(f"failed: {', '.join(failed)}", style="red"), soft_wrap=True)
     return 1 if failed else 0

@@ -6,31 +6,28 @@ Its configuration is `conf/lookup.yaml`; its folder has `metrics.jsonl`, `result
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.text import Text
 
 from evalkit.checkpoints import pretrained
 from evalkit.checkpoints.pretrained import Pretrained
 from evalkit.configuration import experiment as config_of
 from evalkit.configuration.experiment import FORMATS
 from evalkit.core.errors import UserError
-from evalkit.core.rows import FILE, Row, encode, read, row
+from evalkit.core.rows import FILE, PHONEBOOK, Record, Row, offset_after, read, row
 from evalkit.evaluations.phonebook import Book, Retrieval
-from evalkit.record.files import write_results
+from evalkit.record.phonebook_rows import ALL, METRICS
 from evalkit.record.progress import EvaluationProgress
 from evalkit.record.tracking import WandbSettings
-from evalkit.reports.curves import save
-from evalkit.reports.phonebook import TASK, is_complete, lookup_figure, lookup_table, results
-from evalkit.reports.terminal import print_table
+from evalkit.reports.writer import report
 from evalkit.session import on_checkpoint
 
-CONFIG = "lookup"
+CONFIG, TASK = "lookup", "phonebook_lookup"
 
 
 @dataclass(frozen=True)
@@ -81,8 +78,8 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
         raise UserError(f"{folder} is a run of lm-eval's tasks, which begin anew: give task=downstream checkpoint=…")
     settings = build(config)
     held = pretrained.load_for_text(settings.checkpoint, settings.dtype)
-    first = _kept(folder)[:1]
-    if first and (first[0]["extra"] or {}).get("identity") != held.identity:
+    begun = _kept(folder)
+    if begun is not None and begun.header.identity != held.identity:
         raise UserError(f"{settings.checkpoint} is another model than {folder} began with; start a new run")
     return _evaluate(settings, held, config, folder)
 
@@ -101,13 +98,14 @@ def _evaluate(settings: Lookup, held: Pretrained, config: Mapping[str, Any], fol
     name = Path(settings.checkpoint).name
     make_row = partial(row, run=folder.name, task=TASK, model=name)
     kept = _kept(folder)
-    done = {entry["length"] for entry in kept if entry["length"] is not None}
-    offset = sum(len(f"{encode(entry)}\n".encode()) for entry in kept)
+    done = set() if kept is None else {entry["length"] for entry in kept.rows if entry["length"] is not None}
+    offset = 0 if kept is None else offset_after(folder, len(kept.rows))
     with on_checkpoint.recorded(
         folder, config, settings.wandb, task=TASK, model=name, train_length=held.train_length, offset=offset
     ) as record:
-        if not kept:
-            record.write([on_checkpoint.facts(held, make_row, {"digest": held.digest})])
+        if kept is None:
+            header = on_checkpoint.header(held, folder.name, TASK, name, PHONEBOOK)
+            record.begin(replace(header, digest=held.digest))
         with EvaluationProgress(console, len(set(settings.lengths) - done), "phonebook") as progress:
             try:
                 for entries in settings.retrieval.run(held, make_row, progress.describe, done=done):
@@ -118,19 +116,22 @@ def _evaluate(settings: Lookup, held: Pretrained, config: Mapping[str, Any], fol
     return 0
 
 
-def _kept(folder: Path) -> list[Row]:
-    """The rows of an earlier start up to the last length that it finished."""
-    rows = read(folder) if (folder / FILE).is_file() else []
-    ends = [number for number, entry in enumerate(rows) if is_complete(entry)]
-    return rows[: ends[-1] + 1] if ends else rows[:1]
+def _kept(folder: Path) -> Record | None:
+    """The record of an earlier start up to the last length that it finished; None where none was begun."""
+    if not (folder / FILE).is_file() or not (folder / FILE).stat().st_size:
+        return None
+    header, rows = read(folder)
+    ends = [number for number, entry in enumerate(rows) if _completes(entry)]
+    return Record(header, rows[: ends[-1] + 1] if ends else [])
+
+
+def _completes(entry: Row) -> bool:
+    """Whether it is the last row of a length."""
+    return entry["metric"] == METRICS[-1] and entry["extra"].get("answer") == ALL
 
 
 def _report(folder: Path, console: Console, output: str) -> None:
-    rows = read(folder)
-    found = results(rows)
-    save(lookup_figure(rows), folder / "lookup.png")
-    write_results(folder, found)
-    print_table(console, *lookup_table(rows))
-    console.print(Text(f"folder: {folder}", style="dim"), soft_wrap=True)
+    found = report(folder, console)
+    console.print(f"folder: {folder}", markup=False, highlight=False, soft_wrap=True)
     if output == "json":
         print(json.dumps({**found, "folder": str(folder)}, allow_nan=False), file=sys.stdout)

@@ -1,7 +1,7 @@
 """A run on a checkpoint, nothing trained: its configuration, its folder, and its record in rows and W&B."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,7 +16,7 @@ from evalkit.configuration import catalogue, composition
 from evalkit.configuration.experiment import save
 from evalkit.configuration.schema import verify
 from evalkit.core.errors import UserError, writing
-from evalkit.core.rows import FILE, Row, RowLog
+from evalkit.core.rows import FILE, Header, RowLog
 from evalkit.record import environment
 from evalkit.record.tracking import WandbLog, WandbSettings
 
@@ -58,19 +58,18 @@ def describe(folder: Path, config: Mapping[str, Any]) -> None:
         (folder / "environment.json").write_text(facts + "\n", encoding="utf-8")
 
 
-def facts(held: Pretrained, make_row: Callable[..., Row], more: Mapping[str, Any]) -> Row:
-    """The first row: what is evaluated, and what `more` there is to say of it."""
-    return make_row(
-        metric="parameters",
-        total=sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(held.params)),
-        count=1,
-        extra={
-            "source": held.source,
-            "identity": held.identity,
-            "train_length": held.train_length,
-            "window": held.model.window,
-            **more,
-        },
+def header(held: Pretrained, run: str, task: str, model: str, kind: str) -> Header:
+    """What is evaluated."""
+    return Header(
+        run=run,
+        task=task,
+        model=model,
+        kind=kind,
+        parameters=sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(held.params)),
+        train_length=held.train_length,
+        window=held.model.window,
+        source=held.source,
+        identity=held.identity,
     )
 
 
@@ -101,6 +100,11 @@ class Record:
 
     def __init__(self, log: RowLog, tracked: WandbLog):
         self._log, self._tracked = log, tracked
+
+    def begin(self, header: Header) -> None:
+        """Writes the header."""
+        self._log.begin(header)
+        self._tracked.begin(header)
 
     def write(self, rows: Sequence[Any]) -> None:
         """Writes `rows`, which are on disk when this returns."""

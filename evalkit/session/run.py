@@ -23,14 +23,14 @@ from evalkit.configuration.notes import notes_of
 from evalkit.core.batches import is_text, prepare, refuse_trained_on
 from evalkit.core.contracts import Texts, Trained
 from evalkit.core.errors import UserError, writing
-from evalkit.core.rows import FILE, Row, RowLog, read, row, value
+from evalkit.core.rows import ACCURACY, FILE, TEXT, Header, Row, RowLog, read, row, value
 from evalkit.evaluations.extrapolation import score
 from evalkit.record import environment
 from evalkit.record.files import RESULTS
 from evalkit.record.progress import EvaluationProgress, Progress
 from evalkit.record.text_rows import digest_of
 from evalkit.record.tracking import WandbLog
-from evalkit.reports.accuracy.report import report
+from evalkit.reports.writer import report
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.interrupt import Interrupted, Watch
 from evalkit.training.trainer import Sums, Trainer, TrainState, params_of, refuse_non_finite
@@ -115,8 +115,8 @@ def _session(experiment: Experiment, folder: Path) -> int:
 def _refuse_other_text(experiment: Experiment, folder: Path) -> None:
     """Raises UserError if a run would go on with another text than it began with."""
     if is_text(experiment.task):
-        before = (read(folder)[0]["extra"] or {})["text"]
-        if before["digest"] != experiment.task.digest():
+        before = read(folder).header.text
+        if before is not None and before["digest"] != experiment.task.digest():
             raise UserError(f"{folder} began with another text ({before['used']}); bring it back, or start a new run")
 
 
@@ -192,7 +192,7 @@ class Session:
     def evaluate(self, state: TrainState, step: int, *, facts: bool = True) -> None:
         """The configured evaluation on these parameters."""
         if facts:
-            self.write([self._facts(state)])
+            self._begin(state)
         evaluation = self.experiment.eval
         with EvaluationProgress(self.console, evaluation.pieces * len(self.seeds), "evaluation") as progress:
             for entry in evaluation.run(self._trained(state, step, progress)):
@@ -202,7 +202,7 @@ class Session:
         training = trainer.training
         if restored is None:
             state, step, solved, tokens = trainer.start(), 0, 0, 0
-            self.write([self._facts(state)])
+            self._begin(state)
         else:
             step, state = restored.step, restored.state
             solved, tokens = restored.meta["solved"], restored.meta["tokens"]
@@ -276,25 +276,28 @@ class Session:
             for metric, total in (("loss", loss[index]), ("accuracy", accuracy[index]))
         ]
 
-    def _facts(self, state: TrainState) -> Row:
-        """The first row: what the run is."""
-        task, training = self.experiment.task, self.experiment.train
-        return self._row(
-            metric="parameters",
-            total=_parameters(state),
-            count=1,
-            extra={
-                "train_length": task.length,
-                "answer_length": task.answer_length,
-                "window": self.experiment.model.window,
-                "chance": task.chance,
-                "text": _text(task) if is_text(task) else None,
-                "notes": notes_of(self.experiment),
-                "seeds": self.seeds,
-                "steps": training.steps,
-                "preset": self.experiment.preset,
-            },
+    def _begin(self, state: TrainState) -> None:
+        """The first line of the record: what the run is."""
+        experiment = self.experiment
+        task = experiment.task
+        header = Header(
+            run=self.folder.name,
+            task=experiment.task_name,
+            model=experiment.model_name,
+            kind=getattr(experiment.eval, "kind", TEXT if is_text(task) else ACCURACY),
+            parameters=_parameters(state),
+            train_length=task.length,
+            answer_length=task.answer_length,
+            window=experiment.model.window,
+            chance=task.chance,
+            seeds=self.seeds,
+            steps=experiment.train.steps,
+            preset=experiment.preset,
+            notes=notes_of(experiment),
+            text=_text(task) if is_text(task) else None,
         )
+        self.log.begin(header)
+        self.wandb.begin(header)
 
     def _announce(self) -> None:
         """What runs, on what, and where to find it."""

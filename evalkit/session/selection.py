@@ -21,10 +21,10 @@ from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, read
 from evalkit.record.files import RESULTS, write_text
 from evalkit.reports.accuracy.summary import LEVELS, summarise
+from evalkit.reports.kinds import DASH
 from evalkit.reports.terminal import print_table
 
 WITHIN = 1.1
-DASH = "–"
 HEADER = ["trial", "tokens to the level", "accuracy", "loss", ""]
 
 

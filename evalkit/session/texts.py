@@ -6,7 +6,7 @@ Its configuration is `conf/texts.yaml`; its folder has what a run on text has, b
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -22,12 +22,12 @@ from evalkit.configuration.experiment import FORMATS
 from evalkit.core import batches as feeds
 from evalkit.core.contracts import Texts
 from evalkit.core.errors import UserError
-from evalkit.core.rows import row
+from evalkit.core.rows import TEXT, row
 from evalkit.evaluations.loss_by_position import LossByPosition, Subject, score
 from evalkit.record import text_rows
 from evalkit.record.progress import EvaluationProgress
 from evalkit.record.tracking import WandbSettings
-from evalkit.reports.accuracy.report import report
+from evalkit.reports.writer import report
 from evalkit.session import on_checkpoint
 from evalkit.tasks.text.tokenizers import Tokenizer
 
@@ -119,8 +119,8 @@ def _evaluate(
     with on_checkpoint.recorded(
         folder, config, settings.wandb, task=settings.task_name, model=name, train_length=held.train_length
     ) as record:
-        more = {"notes": limits[1:], "text": _text(documents, settings.task.origin)}
-        record.write([on_checkpoint.facts(held, make_row, more)])
+        header = on_checkpoint.header(held, folder.name, settings.task_name, name, TEXT)
+        record.begin(replace(header, notes=limits[1:], text=_text(documents, settings.task.origin)))
         with EvaluationProgress(console, evaluation.pieces, "evaluation") as progress:
             done = lambda tokens: progress.describe(tokens, 1, 1)  # noqa: E731
             for entry in evaluation.measure(documents, [subject], held.model, held.train_length, done):

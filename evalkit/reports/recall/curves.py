@@ -18,11 +18,11 @@ LABELS = {
     recall_rows.DRIFT_UNDONE: "drift undone",
     recall_rows.FORGETTING_UNDONE: "forgetting undone",
 }
-SOLID = "Solid: measured, a thin line a seed. Dashed: by the decay of the channels that carry the fact."
+SOLID = "Solid: measured. Dashed: by the decay of the channels that carry the fact. Thin: a seed. Thick: their median."
 UNDONE = (
     "Undone: the other tokens' part (drift) or the fact's (forgetting) of each state as it was soon after the fact."
 )
-DRIFTED = "A line a seed: how far the other tokens have moved the state, in differences that the fact makes."
+DRIFTED = "A thin line a seed, a thick one their median: how far the other tokens have moved the state, in differences that the fact makes."
 
 
 def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str, Drawing]:
