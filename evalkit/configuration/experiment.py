@@ -185,8 +185,8 @@ def _refuse_missing(composed: Composed) -> None:
             raise UserError(f"{group} is missing; give {allowed}")
     if config.selected_by == "":
         raise UserError(
-            f"{choices['experiment']} has no recipe conf/experiment/{choices['experiment@_global_']}.yaml, which its protocol "
-            f"chooses; give a preset or a model that has one, or your own settings and selected_by=…"
+            f"{choices['experiment']} has no recipe conf/experiment/{choices['experiment@_global_']}.yaml, "
+            f"which its protocol chooses; give a preset or a model that has one, or your own settings and selected_by=…"
         )
 
 

@@ -1,19 +1,51 @@
-"""Metric rows: the record of truth of a run, one JSON object a line in `metrics.jsonl`."""
+"""The record of truth of a run, `metrics.jsonl`: a header that says what the run is, then one measurement a line."""
 
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from io import FileIO
 from numbers import Integral
 from operator import index
 from pathlib import Path
-from typing import Any, Self, SupportsFloat, SupportsIndex, TypedDict, cast
+from typing import Any, NamedTuple, Self, SupportsFloat, SupportsIndex, TypedDict, cast
 
 from evalkit.core.errors import UserError, writing
 
 FILE = "metrics.jsonl"
+ACCURACY, TEXT, RECALL, PHONEBOOK, BENCHMARKS = (
+    f"evalkit.reports.{name}" for name in ("accuracy", "text", "recall", "phonebook", "benchmarks")
+)
+# What tells a recall evaluation among the records that were written before there was a header.
+RECALL_METRICS = {"recalled", "forgetting", "difference", "drift", "restored"}
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first line of `metrics.jsonl`: what the run is; `None` where a field does not apply or is not known."""
+
+    run: str
+    task: str
+    model: str
+    kind: str
+    """The kind of report that its rows become, by dotted name, such as "evalkit.reports.accuracy"."""
+    parameters: int | None = None
+    train_length: int | None = None
+    answer_length: int | None = None
+    window: int | None = None
+    chance: float | None = None
+    seeds: Sequence[int] = ()
+    steps: int | None = None
+    preset: str | None = None
+    notes: Sequence[str] = ()
+    text: Mapping[str, str] | None = None
+    """Of a run on text, what is read: in words (`used`), and digests of all of it and of the held-out documents."""
+    source: str | None = None
+    """Where a checkpoint comes from; `identity` names its architecture and parameters, `digest` its files."""
+    identity: str | None = None
+    digest: str | None = None
 
 
 class Row(TypedDict):
@@ -30,10 +62,19 @@ class Row(TypedDict):
     metric: str
     total: float | None
     count: float | None
-    extra: dict[str, Any] | None
+    extra: dict[str, Any]
+    """What else there is to say; in the file null where it is empty."""
+
+
+class Record(NamedTuple):
+    """What `metrics.jsonl` holds."""
+
+    header: Header
+    rows: list[Row]
 
 
 FIELDS = tuple(Row.__annotations__)
+HEADER_FIELDS = tuple(field.name for field in fields(Header))
 
 
 def row(
@@ -64,7 +105,7 @@ def row(
         metric=metric,
         total=_number(total),
         count=_number(count),
-        extra=None if extra is None else dict(extra),
+        extra=dict(extra or {}),
     )
 
 
@@ -80,16 +121,25 @@ def encode(entry: Row) -> str:
 
     A non-finite total is written as null, with `extra.value` = "nan", "inf" or "-inf".
     """
-    fields = dict(entry)
+    told = dict(entry)
     total = entry["total"]
     if total is not None and not math.isfinite(total):
-        fields |= {"total": None, "extra": {**(entry["extra"] or {}), "value": str(float(total))}}
-    fields["extra"] = _plain(fields["extra"])
-    return json.dumps({name: fields[name] for name in FIELDS}, allow_nan=False, separators=(",", ":"))
+        told |= {"total": None, "extra": {**entry["extra"], "value": str(float(total))}}
+    told["extra"] = _plain(told["extra"]) or None
+    return json.dumps({name: told[name] for name in FIELDS}, allow_nan=False, separators=(",", ":"))
+
+
+def encode_header(header: Header) -> str:
+    """The header as one line of JSON, fields in fixed order."""
+    told = {name: _plain(getattr(header, name)) for name in HEADER_FIELDS}
+    return json.dumps(told, allow_nan=False, separators=(",", ":"))
 
 
 class RowLog:
-    """Appends rows to a file, each with the operating system before `write` returns; made by `RowLog.open`."""
+    """Appends to `metrics.jsonl`; what was written is with the operating system when a call returns.
+
+    Made by `RowLog.open`.
+    """
 
     def __init__(self, file: FileIO, path: Path, offset: int) -> None:
         self._file = file
@@ -117,17 +167,16 @@ class RowLog:
             file.seek(end)
         return cls(file, path, end)
 
+    def begin(self, header: Header) -> None:
+        """Writes the header, before any row. Raises `UserError` naming the file when the disk refuses."""
+        if self.offset:
+            raise ValueError(f"{self.path} has {self.offset} bytes already, and a header is the first line")
+        self._append(encode_header(header))
+
     def write(self, rows: Iterable[Row]) -> None:
         """Appends `rows`, one write a row. Raises `UserError` naming the file when the disk refuses."""
         for entry in rows:
-            line = (encode(entry) + "\n").encode()
-            try:
-                with writing(self.path):
-                    self._write_all(line)
-            except UserError:
-                self._drop_partial_line()
-                raise
-            self.offset += len(line)
+            self._append(encode(entry))
 
     def sync(self) -> int:
         """Forces the rows to the disk and returns the file's length in bytes, to be stored beside a checkpoint."""
@@ -145,10 +194,17 @@ class RowLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write_all(self, line: bytes) -> None:
+    def _append(self, text: str) -> None:
+        line = f"{text}\n".encode()
         rest = memoryview(line)
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        try:
+            with writing(self.path):
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+        except UserError:
+            self._drop_partial_line()
+            raise
+        self.offset += len(line)
 
     def _drop_partial_line(self) -> None:
         with suppress(OSError):
@@ -156,17 +212,27 @@ class RowLog:
             self._file.seek(self.offset)
 
 
-def read(run: str | Path) -> list[Row]:
-    """The rows of one run's folder, in the order written; a last line cut short by a kill is ignored.
+def read(run: str | Path) -> Record:
+    """The record in one run's folder, rows in the order written; a last line cut short by a kill is ignored.
 
-    Raises `UserError` if the folder has no `metrics.jsonl`, or if a complete line is not a row.
+    Records that were written before there was a header get one from their rows. Raises `UserError` if the folder has no
+    `metrics.jsonl`, or if a complete line is not what it should be.
     """
     path = Path(run) / FILE
     if not path.is_file():
         raise UserError(f"no {FILE} in {run}: give the folder of a run (runs/<task>/<model>/<timestamp>)")
     data = path.read_bytes()
     lines = data[: _complete(data)].splitlines()
-    return [_decode(line, path, number) for number, line in enumerate(lines, start=1)]
+    header = _header(lines[0]) if lines else None
+    if header is not None:
+        return Record(header, [_decode(line, path, number) for number, line in enumerate(lines[1:], start=2)])
+    return _headed([_decode(line, path, number) for number, line in enumerate(lines, start=1)], path)
+
+
+def offset_after(run: str | Path, count: int) -> int:
+    """The bytes of a record's first line and its first `count` rows: where `RowLog.open` cuts off what follows."""
+    lines = (Path(run) / FILE).read_bytes().splitlines(keepends=True)
+    return sum(map(len, lines[: 1 + count]))
 
 
 def rows(*runs: str | Path) -> list[Row]:
@@ -174,17 +240,60 @@ def rows(*runs: str | Path) -> list[Row]:
 
     Raises `UserError` naming the folder that has no `metrics.jsonl`.
     """
-    return [entry for run in runs for entry in read(run)]
+    return [entry for run in runs for entry in read(run).rows]
+
+
+def _header(line: bytes) -> Header | None:
+    """The header that this line is, None if it is something else."""
+    with suppress(ValueError):
+        told = json.loads(line)
+        if isinstance(told, dict) and {"run", "kind"} <= set(told) <= set(HEADER_FIELDS):
+            # Tuples, so that a header comes back equal to the one that was written.
+            return Header(**{name: tuple(item) if isinstance(item, list) else item for name, item in told.items()})
+    return None
+
+
+def _headed(found: Sequence[Row], path: Path) -> Record:
+    """The record of old rows, of which the first told the facts in `extra` under the metric `parameters`."""
+    told = next((entry for entry in found if entry["metric"] == "parameters"), None)
+    facts = {} if told is None else {name: told["extra"][name] for name in HEADER_FIELDS if name in told["extra"]}
+    lengths = (entry["length"] for entry in found if entry["split"] == "validation" and entry["length"] is not None)
+    notes = facts.get("notes") or ()
+    named = told or (found[0] if found else row(metric="", run=path.parent.name))
+    header = Header(
+        **{
+            **facts,
+            "run": named["run"] or path.parent.name,
+            "task": named["task"] or "",
+            "model": named["model"] or "",
+            "kind": _kind(found, facts),
+            "parameters": None if told is None or told["total"] is None else int(told["total"]),
+            "train_length": facts.get("train_length") or min(lengths, default=None),
+            "notes": (notes,) if isinstance(notes, str) else tuple(notes),
+            "seeds": tuple(facts.get("seeds") or ()),
+        }
+    )
+    return Record(header, [entry for entry in found if entry["metric"] != "parameters"])
+
+
+def _kind(found: Sequence[Row], facts: Mapping[str, Any]) -> str:
+    """The kind of report of old rows."""
+    if facts.get("text"):
+        return TEXT
+    if any(entry["metric"] in RECALL_METRICS for entry in found):
+        return RECALL
+    by_task = {"phonebook_lookup": PHONEBOOK, "downstream": BENCHMARKS}
+    return by_task.get(str(found[0]["task"]), ACCURACY) if found else ACCURACY
 
 
 def _decode(line: bytes, path: Path, number: int) -> Row:
     try:
-        fields = json.loads(line)
+        told = json.loads(line)
     except ValueError as error:
         raise UserError(f"{path}:{number} is not JSON ({error}): the file was damaged or edited") from error
-    if not isinstance(fields, dict) or set(fields) != set(FIELDS):
+    if not isinstance(told, dict) or set(told) != set(FIELDS):
         raise UserError(f"{path}:{number} is not a row: each line has exactly the fields {', '.join(FIELDS)}")
-    return cast(Row, fields)
+    return cast(Row, told | {"extra": told["extra"] or {}})
 
 
 def _complete(data: bytes) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from evalkit.core.errors import UserError
 from evalkit.core.network import answers
+from evalkit.core.rows import Header
 
 if TYPE_CHECKING:
     import wandb
@@ -72,6 +73,14 @@ class WandbLog:
             mode = _resolve(settings.mode)
             if mode != "disabled":
                 self._start(mode, settings, folder, config, seeds, f"{model}-{task}")
+        except Exception as error:
+            self._give_up(error)
+
+    def begin(self, header: Header) -> None:
+        """Sends the number of parameters to every run."""
+        try:
+            for run in self._runs.values():
+                run.log({"parameters": header.parameters})
         except Exception as error:
             self._give_up(error)
 

@@ -1,4 +1,4 @@
-"""The paper the figures are drawn on: style, a layout in inches, the axes and what is marked on them."""
+"""The paper the figures are drawn on: style, layout, the axes and what is marked on them."""
 
 import math
 import re
@@ -9,14 +9,16 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.transforms import ScaledTranslation, Transform
 
 # Lower case, as SVG has them: a page replaces them by its own, which follow its light or dark mode.
 INK, MUTED, GRID, AXIS = "#1f2328", "#6a737d", "#e4e7eb", "#9aa2ab"
-WIDTH, AXES_HEIGHT, LEFT, RIGHT, BOTTOM = 6.4, 2.75, 0.62, 0.56, 0.52
-TITLE, LEGEND_ROW, LABEL_ROW, NOTE_ROW = 0.27, 0.165, 0.15, 0.145
+WIDTH, HEIGHT = 6.4, 3.4
+LEGEND_ROW, LABEL_ROW, NOTE_ROW = 13, 11, 10  # points
 LEGEND_COLUMNS, LEGEND_CHARACTERS, NOTE_CHARACTERS = 4, 92, 112
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -38,32 +40,61 @@ STYLE: dict[Any, Any] = {
     "ytick.major.size": 3,
     "lines.solid_capstyle": "round",
     "lines.solid_joinstyle": "round",
+    "legend.loc": "lower left",
+    "legend.frameon": False,
+    "legend.borderpad": 0,
+    "legend.borderaxespad": 0,
+    "legend.columnspacing": 1.6,
+    "legend.labelspacing": 0.35,
     "svg.fonttype": "path",
     "svg.hashsalt": "evalkit",
 }
 
 
-def canvas(title: str, notes: Sequence[str], keys: Sequence[str], labels: int = 0) -> tuple[Figure, Axes]:
-    """A figure laid out by hand, in inches: title, legend, labels of marks, axes, notes. So its bytes never vary."""
-    lines = [line for note in notes for line in textwrap.wrap(note, NOTE_CHARACTERS)]
-    legend_height = LEGEND_ROW * math.ceil(len(keys) / _columns(keys)) + 0.045  # and what parts it from the title
-    label_height = LABEL_ROW * _label_rows(labels)
-    top = TITLE * bool(title) + legend_height + label_height + 0.12
-    bottom = BOTTOM + NOTE_ROW * len(lines) + 0.08 * bool(lines)
-    height = top + AXES_HEIGHT + bottom
-    figure = Figure(figsize=(WIDTH, height))
+def canvas() -> tuple[Figure, Axes]:
+    """A figure with axes from 0 to 1; `finish` lays it out."""
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     FigureCanvasAgg(figure)
-    span = (WIDTH - LEFT - RIGHT) / WIDTH
-    axes = figure.add_axes((LEFT / WIDTH, bottom / height, span, AXES_HEIGHT / height))
+    axes = figure.add_subplot()
     axes.set_ylim(-0.03, 1.05)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
-    axes.set_ylabel("accuracy")
     axes.grid(color=GRID, linewidth=0.6)
-    if title:
-        figure.text(LEFT / WIDTH, 1 - 0.09 / height, title, va="top", fontsize=10, fontweight="bold")
-    for number, line in enumerate(reversed(lines)):
-        figure.text(LEFT / WIDTH, (0.08 + number * NOTE_ROW) / height, line, va="bottom", fontsize=6.8, color=MUTED)
     return figure, axes
+
+
+def finish(axes: Axes, title: str, notes: Sequence[str], keys: Sequence[Line2D], marks: int = 0) -> None:
+    """Puts the legend and the title above the axes and its rows of `marks`, and the notes below, with room for all."""
+    longest = max((len(str(key.get_label())) for key in keys), default=0)
+    columns = max(1, min(LEGEND_COLUMNS, LEGEND_CHARACTERS // (longest + 6)))
+    lines = [line for note in notes for line in textwrap.wrap(note, NOTE_CHARACTERS)]
+    first, legend = 5 + LABEL_ROW * marks, LEGEND_ROW * math.ceil(len(keys) / columns)
+    if keys:
+        axes.legend(handles=list(keys), ncols=columns, bbox_to_anchor=(0, 1), bbox_transform=_raised(axes, first))
+    else:
+        axes.text(0.5, 0.5, "nothing was measured", transform=axes.transAxes, ha="center", color=MUTED)
+    place = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    texts = [
+        axes.annotate(title, (0, 1), (0, first + legend + 5), fontsize=10, fontweight="bold", **place),
+        axes.annotate("\n".join(lines), (0, 0), (0, -35), va="top", fontsize=6.8, color=MUTED, **place),
+    ]
+    # Were these part of the layout, one long line of them would leave the axes no width.
+    for part in (*texts, axes.get_legend()):
+        if part is not None:
+            part.set_in_layout(False)
+    figure = axes.get_figure(root=True)
+    engine = figure.get_layout_engine() if figure else None
+    assert figure is not None and isinstance(engine, ConstrainedLayoutEngine)
+    above, below = (legend + 24 * bool(title)) / 72, (NOTE_ROW * len(lines) + 4 * bool(lines)) / 72
+    height = HEIGHT + LABEL_ROW * marks / 72 + above + below
+    figure.set_size_inches(WIDTH, height)
+    engine.set(rect=(0, below / height, 1, 1 - (above + below) / height))
+
+
+def settle(figure: Figure) -> None:
+    """Fixes the layout, which would depend on the resolution, so that a figure's bytes never vary."""
+    if figure.get_layout_engine() is not None:
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
 
 
 def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
@@ -77,7 +108,6 @@ def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
     axes.xaxis.set_major_locator(FixedLocator([2.0**power for power in range(first, math.floor(high) + 1, stride)]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: raised(length_label(x))))
-    axes.set_xlabel("evaluation length (tokens)")
 
 
 def step_axis(axes: Axes, last: int) -> None:
@@ -85,7 +115,27 @@ def step_axis(axes: Axes, last: int) -> None:
     axes.set_xlim(0, max(last, 1) * 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10], integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-    axes.set_xlabel("training step")
+
+
+def fit(axes: Axes, values: Sequence[float]) -> None:
+    """The y axis around what is drawn."""
+    finite = [number for number in values if math.isfinite(number)]
+    if finite:
+        margin = max(0.06 * (max(finite) - min(finite)), 1e-3)
+        axes.set_ylim(min(finite) - margin, max(finite) + margin)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
+        axes.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
+
+
+def fit_log(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic y axis around 1 and what is drawn, with a line at 1."""
+    seen = [1.0, *(number for number in values if number > 0)]
+    axes.set_yscale("log")
+    axes.set_ylim(min(seen) / 1.5, max(seen) * 1.5)
+    axes.yaxis.set_major_locator(LogLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
+    axes.axhline(1, color=INK, lw=0.9, ls="dashed", zorder=1.6)
 
 
 def mark_chance(axes: Axes, chance: float | None) -> None:
@@ -99,49 +149,25 @@ def mark_chance(axes: Axes, chance: float | None) -> None:
     )
 
 
-def mark_lengths(axes: Axes, marks: Sequence[tuple[int, str, str]]) -> None:
-    """Vertical lines with a word above the axes; a word that would touch another moves up a row."""
+def mark_lengths(axes: Axes, trained: Sequence[int], windows: Sequence[int]) -> int:
+    """Vertical lines with a word above the axes; a word that would touch another moves up. Returns the rows taken."""
+    marks = [(length, "trained at", "dashed", INK) for length in trained]
+    marks += [(length, "window", "dotted", MUTED) for length in windows]
     labels: list[Annotation] = []
-    for index, (length, word, style) in enumerate(marks):
-        axes.axvline(length, color=INK if style == "dashed" else MUTED, linewidth=0.9, linestyle=style, zorder=1.6)
+    for index, (length, word, style, colour) in enumerate(sorted(marks)):
+        axes.axvline(length, color=colour, linewidth=0.9, linestyle=style, zorder=1.6)
         leftmost = index == 0 and len(marks) > 1
-        labels.append(
-            axes.annotate(
-                word,
-                (length, 1),
-                (3 if leftmost else -3, 3),
-                axes.get_xaxis_transform(),
-                "offset points",
-                ha="right" if leftmost else "left",
-                fontsize=7,
-                color=INK if style == "dashed" else MUTED,
-            )
-        )
+        label = f"{word} {raised(length_label(length))}"
+        place, side = ((3, 3), "right") if leftmost else ((-3, 3), "left")
+        words = {"ha": side, "fontsize": 7, "color": colour}
+        labels.append(axes.annotate(label, (length, 1), place, axes.get_xaxis_transform(), "offset points", **words))
     ends: list[float] = []
     for label in labels:
         extent = label.get_window_extent()
         row = next((row for row, end in enumerate(ends) if end + 6 < extent.x0), len(ends))
         ends[row : row + 1] = [extent.x1]
-        label.set_position((label.get_position()[0], 3 + row * LABEL_ROW * 72))
-
-
-def legend(axes: Axes, keys: Sequence[Line2D], labels: int = 0) -> None:
-    """The names of the lines, above the axes and above `labels` words that mark lengths."""
-    if not keys:
-        axes.text(0.5, 0.5, "nothing was measured", transform=axes.transAxes, ha="center", color=MUTED)
-        return
-    axes.legend(
-        handles=list(keys),
-        loc="lower left",
-        bbox_to_anchor=(0, 1 + (LABEL_ROW * _label_rows(labels) + 0.07) / AXES_HEIGHT),
-        ncols=_columns([str(key.get_label()) for key in keys]),
-        frameon=False,
-        borderpad=0,
-        borderaxespad=0,
-        handlelength=2.0,
-        columnspacing=1.6,
-        labelspacing=0.35,
-    )
+        label.set_position((label.get_position()[0], 3 + row * LABEL_ROW))
+    return len(ends)
 
 
 def length_label(length: float) -> str:
@@ -158,10 +184,7 @@ def raised(label: str) -> str:
     return re.sub(r"\^(\d+)", r"$^{\1}$", label)
 
 
-def _columns(keys: Sequence[str]) -> int:
-    longest = max((len(key) for key in keys), default=0) + 6
-    return max(1, min(LEGEND_COLUMNS, LEGEND_CHARACTERS // longest))
-
-
-def _label_rows(labels: int) -> int:
-    return max(labels - 1, min(labels, 1))
+def _raised(axes: Axes, points: float) -> Transform:
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return axes.transAxes + ScaledTranslation(0, points / 72, figure.dpi_scale_trans)

@@ -1,10 +1,12 @@
-"""The two figures: accuracy against evaluation length (fig. 6b's axes) and against training steps (fig. 6a's)."""
+"""Figures of curves: a ladder of lengths (fig. 6b's axes), or a line a seed by training step (fig. 6a's) or length."""
 
 import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -14,18 +16,22 @@ from matplotlib.patheffects import withStroke
 from matplotlib.transforms import ScaledTranslation, Transform
 
 from evalkit.core.errors import writing
-from evalkit.reports.accuracy.summary import Curve, Point
+from evalkit.core.rows import Header
 from evalkit.reports.canvas import (
     STYLE,
     canvas,
-    legend,
+    finish,
+    fit,
+    fit_log,
     length_axis,
     length_label,
     mark_chance,
     mark_lengths,
     raised,
+    settle,
     step_axis,
 )
+from evalkit.reports.points import Curve, Point
 
 Dashes = str | tuple[int, tuple[float, ...]]
 # Okabe and Ito's colours, which colour-blind readers tell apart; markers differ too, for print in grey.
@@ -34,65 +40,95 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 # What tells the eighth curve from the first: a search has dozens.
 DASHES: tuple[Dashes, ...] = ("solid", (0, (4, 1.6)), (0, (1, 1.5)), (0, (6, 1.4, 1, 1.4)), (0, (2, 1, 2, 3)))
 PROBES = ("#6A51A3", "#9E3D8F", "#CF4D6F", "#EC7A4E", "#F0AE3C")
+DASHED: Dashes = (0, (3.2, 1.6))
 
 
-def extrapolation_figure(
-    curves: Sequence[Curve],
-    train_length: int | Sequence[int] | None,
-    windows: Iterable[int | None] = (),
-    chance: float | None = None,
-    title: str = "",
-    notes: Sequence[str] = (),
-    measure: str = "accuracy",
-) -> Figure:
-    """Accuracy, or another `measure` up to 1, against length (log2): a line a curve, median and range over seeds.
+@dataclass(frozen=True)
+class Frame:
+    """What the axes of a figure say and mark; values from 0 to 1 unless `scale` fits the axis to what is drawn."""
 
-    A curve of one seed carries its 95% Wilson intervals instead. Training lengths, attention windows and chance are
-    marked; a hollow end marker says that longer lengths were not run.
+    x: str = "evaluation length (tokens)"
+    y: str = "accuracy"
+    trained: Sequence[int] = ()
+    windows: Sequence[int] = ()
+    chance: float | None = None
+    scale: Literal["unit", "fitted", "log"] = "unit"
+    steps: bool = False
+    """Whether `x` counts training steps, not tokens."""
+
+    def while_training(self) -> "Frame":
+        """The same values by training step."""
+        return replace(self, x="training step", steps=True)
+
+
+def frame_of(headers: Iterable[Header], x: str = Frame.x, y: str = Frame.y) -> Frame:
+    """Training lengths and windows of these runs are marked, and chance if it is the same for all."""
+    told = list(headers)
+    chances = {header.chance for header in told}
+    return Frame(
+        x,
+        y,
+        sorted({header.train_length for header in told if header.train_length}),
+        sorted({header.window for header in told if header.window}),
+        chances.pop() if len(chances) == 1 else None,
+    )
+
+
+def length_figure(curves: Sequence[Curve], frame: Frame, title: str = "", notes: Sequence[str] = ()) -> Figure:
+    """Values against length (log2): a line a curve, median and range over seeds.
+
+    A curve of one seed carries its 95% intervals instead. A hollow end marker says that longer lengths were not run.
     """
-    trained = [train_length] if isinstance(train_length, int) else sorted(set(train_length or ()))
-    bounded = sorted({window for window in windows if window})
     with matplotlib.rc_context(STYLE):
-        figure, axes = canvas(title, notes, [curve.label for curve in curves], labels=len(trained) + len(bounded))
-        axes.set_ylabel(measure)
-        length_axis(axes, [*trained, *bounded, *(x for curve in curves for x, *_ in curve.over_seeds())])
-        mark_chance(axes, chance)
-        marks = [(length, f"trained at {raised(length_label(length))}", "dashed") for length in trained]
-        marks += [(window, f"window {raised(length_label(window))}", "dotted") for window in bounded]
-        mark_lengths(axes, sorted(marks))
+        figure, axes = canvas()
+        axes.set(xlabel=frame.x, ylabel=frame.y)
+        lengths = [x for curve in curves for x, *_ in curve.over_seeds()]
+        length_axis(axes, [*frame.trained, *frame.windows, *lengths])
+        mark_chance(axes, frame.chance)
+        rows = mark_lengths(axes, frame.trained, frame.windows)
+        points = [point for curve in curves for found in curve.seeds.values() for point in found]
+        _scale(axes, frame, [end for point in points for end in (point.low, point.value, point.high)])
         for index, curve in enumerate(curves):
-            _draw_ladder(axes, curve, index, shift=_shift(axes, index, len(curves)))
-        legend(axes, [_key(index, curve.label) for index, curve in enumerate(curves)], len(marks))
+            _draw_ladder(axes, curve, index, shift=axes.transData if curve.banded else _shift(axes, index, len(curves)))
+        finish(axes, title, notes, [_key(index, curve.label) for index, curve in enumerate(curves)], rows)
         return figure
 
 
-def learning_figure(
+def seed_figure(
     curves: Sequence[Curve],
-    probes: Sequence[Curve] = (),
-    chance: float | None = None,
+    frame: Frame,
     title: str = "",
     notes: Sequence[str] = (),
+    dashed: Sequence[Curve] = (),
+    colours: Sequence[str] = PROBES,
 ) -> Figure:
-    """Validation accuracy against training steps: a thin line a seed, a thick one for their median.
+    """A thin line a seed and a thick one for their median, against training steps or length.
 
-    `probes` are evaluations at other lengths while training, drawn dashed. No other curve takes the colour of one
-    without points.
+    `dashed` curves have `colours` of their own. No other curve takes the colour of one without points. A curve without
+    a label is not in the legend.
     """
     with matplotlib.rc_context(STYLE):
-        figure, axes = canvas(title, notes, [curve.label for curve in [*curves, *probes]])
-        steps = [x for curve in [*curves, *probes] for x, *_ in curve.over_seeds()]
-        step_axis(axes, max(steps, default=1))
-        mark_chance(axes, chance)
+        figure, axes = canvas()
+        axes.set(xlabel=frame.x, ylabel=frame.y)
+        points = [point for curve in [*curves, *dashed] for found in curve.seeds.values() for point in found]
+        last = max((point.x for point in points), default=1)
+        if frame.steps:
+            step_axis(axes, last)
+        else:
+            length_axis(axes, [point.x for point in points])
+        mark_chance(axes, frame.chance)
+        # The losses of the first steps would take most of the height.
+        _scale(axes, frame, [point.value for point in points if not frame.steps or point.x > last / 20])
         looks = [
-            _draw_learning(axes, probe, PROBES[index % len(PROBES)], width=1.2, dashes=(0, (3.2, 1.6)))
-            for index, probe in enumerate(probes)
+            _draw_seeds(axes, curve, colours[index % len(colours)], width=1.2, dashes=DASHED)
+            for index, curve in enumerate(dashed)
         ]
         keys = [
-            _draw_learning(axes, curve, _colour(index), width=1.9, dashes=_dashes(index))
+            _draw_seeds(axes, curve, _colour(index), width=1.9, dashes=_dashes(index))
             for index, curve in enumerate(curves)
             if curve.seeds
         ]
-        legend(axes, [*keys, *looks])
+        finish(axes, title, notes, [key for key in [*keys, *looks] if key.get_label()])
         return figure
 
 
@@ -106,13 +142,6 @@ def save(figure: Figure, path: Path) -> None:
         path.write_bytes(data)
 
 
-def draw(figures: Mapping[str, Figure], folder: Path) -> dict[str, str]:
-    """Saves each figure as `<name>.png`, and returns it as SVG for a page."""
-    for name, figure in figures.items():
-        save(figure, folder / f"{name}.png")
-    return {name: svg(figure, prefix=f"{name}-") for name, figure in figures.items()}
-
-
 def svg(figure: Figure, prefix: str = "") -> str:
     """`figure` as one `<svg>` element to be set into a page; `prefix` keeps the ids of several figures apart."""
     text = _rendered(figure, "svg", {"Date": None, "Creator": None}).decode()
@@ -123,8 +152,16 @@ def svg(figure: Figure, prefix: str = "") -> str:
 def _rendered(figure: Figure, kind: str, metadata: Mapping[str, str | None]) -> bytes:
     buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
+        settle(figure)
         figure.savefig(buffer, format=kind, dpi=300, metadata=metadata, facecolor="white" if kind == "png" else "none")
     return buffer.getvalue()
+
+
+def _scale(axes: Axes, frame: Frame, values: Sequence[float]) -> None:
+    if frame.scale == "fitted":
+        fit(axes, values)
+    elif frame.scale == "log":
+        fit_log(axes, values)
 
 
 def _shift(axes: Axes, index: int, curves: int) -> Transform:
@@ -143,7 +180,10 @@ def _draw_ladder(axes: Axes, curve: Curve, index: int, shift: Transform) -> None
     x, middle, low, high = zip(*across, strict=True)
     style = {"color": colour, "ls": _dashes(index), "transform": shift, "zorder": 3 + 0.1 * index}
     axes.plot(x, middle, marker=marker, markersize=4.6, markeredgecolor="white", markeredgewidth=0.6, lw=1.6, **style)
-    if len(curve.seeds) > 1:
+    if curve.banded:
+        (points,) = curve.seeds.values()
+        low, high = [point.low for point in points], [point.high for point in points]
+    if len(curve.seeds) > 1 or curve.banded:
         axes.fill_between(x, low, high, color=colour, alpha=0.17, linewidth=0, transform=shift, zorder=2)
     else:
         _draw_intervals(axes, next(iter(curve.seeds.values())), colour, shift)
@@ -177,7 +217,7 @@ def _say_not_run(axes: Axes, x: float, y: float, colour: str, last: str) -> None
     )
 
 
-def _draw_learning(axes: Axes, curve: Curve, colour: str, width: float, dashes: Dashes = "solid") -> Line2D:
+def _draw_seeds(axes: Axes, curve: Curve, colour: str, width: float, dashes: Dashes = "solid") -> Line2D:
     for points in curve.seeds.values():
         steps, values = [point.x for point in points], [point.value for point in points]
         axes.plot(steps, values, color=colour, lw=0.8 if len(curve.seeds) > 1 else width, alpha=0.45, ls=dashes)

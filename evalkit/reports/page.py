@@ -94,6 +94,6 @@ def details(summary: str, text: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>{code(text)}</details>"
 
 
-def spoken(task: str) -> str:
+def display_name(task: str) -> str:
     """A task's name as a title says it: `induction_heads` is "Induction heads", `arxiv` as arXiv writes itself."""
     return "arXiv" if task == "arxiv" else task.replace("_", " ").capitalize()

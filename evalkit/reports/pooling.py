@@ -1,16 +1,16 @@
 """Which runs are repetitions of one another: they differ in nothing but the seed, and become one line of a figure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from evalkit.core.errors import UserError
-from evalkit.core.rows import FILE, Row, read
+from evalkit.core.rows import FILE, Header, Record, read
 from evalkit.record.moved import renamed
-from evalkit.reports.accuracy.summary import Curve, extrapolation_curve, learning_curve, probe_lengths, summarise
 
 FACTS = ("model", "preset", "train_length", "window", "steps", "chance", "parameters")
 # Sections of config.yaml that decide what a run computes; how often it logs does not.
@@ -21,62 +21,53 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Run:
-    """One run's folder, rows and summary, and the recipe that tells it from others: dotted name to value.
+    """One run's folder and record, and the recipe that tells it from others: dotted name to value.
 
-    `name`: what it is called; null: after its model, and what sets it apart from others.
+    `name`: what it is called; None: after its model, and what sets it apart from others.
     """
 
     folder: Path
-    rows: Sequence[Row]
-    summary: Mapping[str, Any]
+    record: Record
     recipe: Mapping[str, str]
     name: str | None = None
 
     @property
-    def seeds(self) -> str:
-        """The run's seeds, as text."""
-        return ", ".join(str(seed["seed"]) for seed in self.summary["seeds"])
+    def header(self) -> Header:
+        """What the run is."""
+        return self.record.header
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that were measured; of a run that only began, those it began with."""
+        found = sorted({entry["seed"] for entry in self.record.rows if entry["seed"] is not None})
+        return found or list(self.header.seeds)
 
 
 @dataclass(frozen=True)
 class Line:
-    """Runs of one recipe, with disjoint seeds: one line of a figure, one row of the table."""
+    """Runs of one recipe, with disjoint seeds: one line of a figure, one row of a table.
+
+    `alone`: the one run of a report of its own, which is shown in more detail than runs that are compared.
+    """
 
     label: str
     runs: Sequence[Run]
+    alone: bool = False
 
     @property
-    def seeds(self) -> list[Mapping[str, Any]]:
-        """The summary of each seed."""
-        return [seed for run in self.runs for seed in run.summary["seeds"]]
+    def header(self) -> Header:
+        """What its runs are; only the seeds are of the first alone."""
+        return self.runs[0].header
+
+    @cached_property
+    def record(self) -> Record:
+        """The rows of all its runs."""
+        return Record(self.header, [entry for run in self.runs for entry in run.record.rows])
 
     @property
-    def accuracy(self) -> dict[int, list[float]]:
-        """Test accuracies, one a seed, by length."""
-        found: dict[int, list[float]] = {}
-        for record in (record for run in self.runs for record in run.summary["extrapolation"]):
-            if record["accuracy"] is not None:
-                found.setdefault(record["length"], []).append(record["accuracy"])
-        return found
-
-    @property
-    def not_run(self) -> list[int]:
-        """Lengths that no run of the line measured, and at least one left out with a reason."""
-        skipped = {entry["length"] for run in self.runs for entry in run.summary["not_run"]}
-        return sorted(skipped - set(self.accuracy))
-
-    def extrapolation(self) -> Curve:
-        """Accuracy against length, seeds pooled."""
-        return Curve(self.label, _merged(extrapolation_curve(run.rows) for run in self.runs), self.not_run)
-
-    def learning(self, length: int | None = None) -> Curve:
-        """Accuracy against training step, seeds pooled, at `length` (by default the training length)."""
-        return Curve(self.label, _merged(learning_curve(run.rows, length) for run in self.runs))
-
-    @property
-    def probes(self) -> list[int]:
-        """The lengths beside the training length that every run of the line looked at while training."""
-        return sorted(set.intersection(*(set(probe_lengths(run.rows)) for run in self.runs)))
+    def seeds(self) -> list[int]:
+        """The seeds of all its runs."""
+        return [seed for run in self.runs for seed in run.seeds]
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -96,12 +87,11 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 def load(folder: Path, name: str | None = None) -> Run:
     """Reads one run. Raises `UserError` if it has no rows."""
-    rows = read(folder)
-    if not rows:
+    record = read(folder)
+    if not record.header.task:
         raise UserError(f"{folder / FILE} holds no rows: that run stopped before its first measurement")
-    summary = summarise(rows)
-    facts = {name: str(summary[name]) for name in FACTS} | {"notes": "; ".join(summary["notes"])}
-    return Run(folder, rows, summary, facts | _settings(folder / "config.yaml"), name)
+    facts = {name: str(getattr(record.header, name)) for name in FACTS} | {"notes": "; ".join(record.header.notes)}
+    return Run(folder, record, facts | _settings(folder / "config.yaml"), name)
 
 
 def pool(runs: Sequence[Run]) -> list[Line]:
@@ -113,7 +103,7 @@ def pool(runs: Sequence[Run]) -> list[Line]:
     lines = []
     for label, group in zip(labels, groups.values(), strict=True):
         if _seeds_repeat(group) or labels.count(label) > 1:
-            lines += [Line(f"{label} · {run.summary['run']}", [run]) for run in group]
+            lines += [Line(f"{label} · {run.header.run}", [run]) for run in group]
         else:
             lines.append(Line(label, group))
     return lines
@@ -123,13 +113,13 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
     """The model's name, with what sets this run apart from others of the same model."""
     if run.name is not None:
         return run.name
-    namesakes = [other for other in runs if other.summary["model"] == run.summary["model"]]
+    namesakes = [other for other in runs if other.header.model == run.header.model]
     settings = sorted({name for other in namesakes for name in other.recipe})
     differing = [name for name in settings if len({other.recipe.get(name) for other in namesakes}) > 1]
     # The configuration explains the facts: `train.steps` says why `steps` differs.
     told = [name for name in differing if "." in name] or differing
     distinct = [_setting(name, run.recipe[name]) for name in told if run.recipe.get(name)]
-    return " · ".join([str(run.summary["model"]), *distinct[:SHOWN]])
+    return " · ".join([run.header.model, *distinct[:SHOWN]])
 
 
 def _setting(name: str, value: str) -> str:
@@ -137,7 +127,8 @@ def _setting(name: str, value: str) -> str:
 
 
 def _seeds_repeat(group: Sequence[Run]) -> bool:
-    seeds = [seed["seed"] for run in group for seed in run.summary["seeds"]]
+    """Runs without seeds are the same seed: what has no chance in it is no further evidence when it is repeated."""
+    seeds = [seed for run in group for seed in run.seeds or [None]]
     return len(set(seeds)) < len(seeds)
 
 
@@ -155,7 +146,3 @@ def _flatten(name: str, value: Any) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
         return [pair for key in value for pair in _flatten(f"{name}.{key}", value[key])]
     return [(name, str(value))]
-
-
-def _merged(curves: Iterable[Curve]) -> dict[int, Any]:
-    return {seed: points for curve in curves for seed, points in curve.seeds.items()}

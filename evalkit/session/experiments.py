@@ -134,11 +134,9 @@ def _do(folder: Path, member: Member) -> int:
 
 
 def _draw(folder: Path, members: Sequence[Member], console: Console) -> None:
-    """One comparison of the runs and one of the controls, of those evaluations that its runs share."""
-    kind = next(member.experiment.eval.kind for member in members if member.group == "runs")
+    """One comparison of the runs, and one of the controls."""
     for group in ("runs", "controls"):
-        own = [member for member in members if member.group == group and member.experiment.eval.kind == kind]
-        drawn = [folder / member.name for member in own if _is_finished(folder / member.name)]
+        drawn = [folder / m.name for m in members if m.group == group and _is_finished(folder / m.name)]
         if drawn:
             compare(drawn, folder / group, console, {path: path.name for path in drawn})
 

@@ -15,10 +15,10 @@ from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, read
 from evalkit.record.files import RESULTS, write_text
 from evalkit.reports.accuracy.summary import summarise
+from evalkit.reports.kinds import DASH
 from evalkit.reports.terminal import print_table
 
 WITHIN = 1.1
-DASH = "–"
 HEADER = ["trial", "tokens to the level", "accuracy", "loss", ""]
 
 
@@ -96,8 +96,7 @@ def write(folder: Path, level: float) -> None:
     found = select(folder, level)
     record = {model: [trial._asdict() for trial in trials] for model, trials in found.items()}
     text = json.dumps({"level": level, "trials": record}, indent=2, allow_nan=False)
-    write_text(folder / "selection.json", text + "
-")
+    write_text(folder / "selection.json", text + "\n")
     console = Console()
     for model, trials in found.items():
         console.print(Text(model, style="bold"))

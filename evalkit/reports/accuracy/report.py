@@ -1,104 +1,94 @@
-"""The report of one run, from its rows alone: `results.json`, two figures, an HTML page, a table on the terminal."""
+"""Accuracy by length and by training step: the tables, figures and CSV of one run or of several."""
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
-from evalkit.core.rows import Row, read
-from evalkit.record.files import write_results, write_text
-from evalkit.reports import page
+from evalkit.core.statistics import censored_spread
 from evalkit.reports.accuracy.summary import (
     LEVELS,
     extrapolation_curve,
     learning_curve,
     probe_lengths,
-    run_facts,
     summarise,
 )
-from evalkit.reports.curves import draw, extrapolation_figure, learning_figure, length_label
-from evalkit.reports.recall import report as recall_report
-from evalkit.reports.recall import summary as recall_summary
-from evalkit.reports.terminal import print_table
-from evalkit.reports.text import report as text_report
-from evalkit.reports.text import summary as text_summary
+from evalkit.reports.canvas import length_label
+from evalkit.reports.curves import frame_of, length_figure, seed_figure
+from evalkit.reports.kinds import DASH, Drawing, Table
+from evalkit.reports.points import Curve
+from evalkit.reports.pooling import Line
 
-DASH = "–"
-
-
-def report(folder: Path, console: Console) -> dict[str, Any]:
-    """Writes `results.json`, `extrapolation.png`, `training.png` and `report.html` into a run's folder.
-
-    Prints the tables and returns the summary. Raises `UserError` if the folder has no rows or cannot be written.
-    """
-    rows = read(folder)
-    if text_summary.is_text(rows):
-        return text_report.report(folder, rows, console)
-    if recall_summary.is_recall(rows):
-        return recall_report.report(folder, rows, console)
-    summary = summarise(rows)
-    figures = run_figures(rows)
-    drawings = draw(figures, folder)
-    write_results(folder, summary)
-    write_text(folder / "report.html", _html(folder, summary, drawings))
-    print_summary(summary, console)
-    return summary
+LEVEL = "0.99"
+BY_LENGTH, TRAINING = "Accuracy by evaluation length", "While training"
+SPREAD = "Median and range over seeds; a single seed with its 95% interval."
+VALIDATION = "Validation accuracy at the training length against training steps."
+COLUMNS = ("seed", "length", "accuracy", "low", "high", "exact_match", "loss", "sequences")
 
 
-def run_figures(rows: Sequence[Row]) -> dict[str, Any]:
-    """The figures of one run by file name: `extrapolation` (fig. 6b's axes) and `training` (fig. 6a's)."""
-    facts = run_facts(rows)
-    title = f"{page.spoken(str(facts['task']))} · {facts['model']}"
-    ladder, trained = extrapolation_curve(rows), learning_curve(rows)
-    probes = [learning_curve(rows, length).relabel(f"at {length_label(length)}") for length in probe_lengths(rows)]
-    length = facts["train_length"]
-    trained = trained.relabel(f"at {length_label(length)} (training length)") if length else trained
-    return {
-        "extrapolation": extrapolation_figure(
-            [ladder] if ladder.seeds else [], length, [facts["window"]], facts["chance"], title, facts["notes"]
-        ),
-        "training": learning_figure(
-            [trained] if trained.seeds else [],
-            [probe for probe in probes if probe.seeds],
-            facts["chance"],
-            f"{title} while training",
-            facts["notes"],
-        ),
+def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str, Drawing]:
+    """Accuracy against length (fig. 6b's axes), and against training steps (fig. 6a's), at longer lengths too."""
+    frame = frame_of(line.header for line in lines)
+    ladders = [extrapolation_curve(line.record).relabel(line.label) for line in lines]
+    ladder = length_figure([curve for curve in ladders if curve.seeds or len(lines) > 1], frame, title, notes)
+    extrapolation = Drawing(BY_LENGTH, SPREAD, ladder)
+    learning = replace(frame.while_training(), trained=(), windows=())
+    named = f"{title} while training"
+    curves = [learning_curve(line.record).relabel(line.label) for line in lines]
+    if lines[0].alone:
+        trained = _at(curves[0], lines[0].header.train_length, " (training length)")
+        probes = [_at(learning_curve(lines[0].record, at), at) for at in probe_lengths(lines[0].record)]
+        figure = seed_figure([trained], learning, named, notes, [probe for probe in probes if probe.seeds])
+        return {"extrapolation": extrapolation, "training": Drawing(TRAINING, VALIDATION, figure)}
+    drawn = {"learning": Drawing(TRAINING, VALIDATION, seed_figure(curves, learning, named, notes))}
+    for at in sorted({length for line in lines for length in _probes(line)}):
+        looked = [learning_curve(line.record, at).relabel(line.label) for line in lines]
+        figure = seed_figure(looked, learning, f"{title} at {length_label(at)} while training", notes)
+        drawn[f"growth-{at}"] = Drawing(TRAINING, f"The same at {at:,} tokens.", figure)
+    return {"compare": extrapolation, **drawn}
+
+
+def tables(lines: Sequence[Line]) -> list[Table]:
+    """Of one run every length and seed with its interval; of several a row each, a column a length."""
+    if not lines[0].alone:
+        return [comparison_table(lines)]
+    summary = summarise(lines[0].record)
+    return [ladder_table(summary), steps_table(summary)]
+
+
+def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """A record a run, length and seed."""
+    return [
+        {"run": run.header.run, "model": line.label, **{name: record[name] for name in COLUMNS}}
+        for line in lines
+        for run in line.runs
+        for record in summarise(run.record)["extrapolation"]
+    ]
+
+
+def comparison_table(lines: Sequence[Line]) -> Table:
+    """A row a line of the figure, a column a length (median accuracy over seeds)."""
+    summaries = {line.label: summarise(line.record) for line in lines}
+    medians = {
+        label: {found["length"]: found["accuracy"]["median"] for found in summary["aggregate"]["extrapolation"]}
+        for label, summary in summaries.items()
     }
+    skipped = {label: {entry["length"] for entry in summary["not_run"]} for label, summary in summaries.items()}
+    lengths = sorted({length for label in summaries for length in [*medians[label], *skipped[label]]})
+    cells = [
+        [
+            line.label,
+            DASH if line.header.parameters is None else f"{line.header.parameters:,}",
+            str(len(line.seeds)),
+            _steps_to_level(summaries[line.label]),
+            *[_median(medians[line.label].get(length), length in skipped[line.label]) for length in lengths],
+        ]
+        for line in lines
+    ]
+    return Table(BY_LENGTH, ["model", "parameters", "seeds", "steps to 99%", *map(length_label, lengths)], cells)
 
 
-def print_summary(summary: Mapping[str, Any], console: Console) -> None:
-    """Prints what the run shows: notes, steps to 90, 99 and 100 %, and accuracy by length with its interval."""
-    console.print(Text(_title(summary), style="bold"), Text(_lead(summary), style="dim"))
-    for note in summary["notes"]:
-        console.print(Text(f"note: {note}", style="yellow"))
-    for header, lines in (steps_table(summary), ladder_table(summary)):
-        if lines:
-            print_table(console, header, lines)
-    for line in not_run_lines(summary):
-        console.print(Text(line, style="dim"))
-    if not summary["extrapolation"]:
-        console.print(Text("no length was evaluated at the end of this run", style="dim"))
-
-
-def steps_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and lines, one a seed: steps to each level at the training length, and the last validation."""
-    header = ["seed", *[f"steps to {level:.0%}" for level in LEVELS], "last accuracy", "last loss", "at step"]
-    lines = []
-    for seed in summary["seeds"]:
-        last = seed["validation"]
-        if last:
-            steps = [show_steps(seed["steps_to"][str(level)], last["step"]) for level in LEVELS]
-            final = [_number(last["accuracy"]), _loss(last["loss"]), f"{last['step']:,}"]
-            lines.append([str(seed["seed"]), *steps, *final])
-    return header, lines
-
-
-def ladder_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and lines, one a length: with one seed its 95% interval, with several their median and range."""
+def ladder_table(summary: Mapping[str, Any]) -> Table:
+    """A row a length: with one seed its 95% interval, with several their median and range."""
     one = len({record["seed"] for record in summary["extrapolation"]}) <= 1
     spread = "95% interval" if one else "range over seeds"
     intervals = {record["length"]: (record["low"], record["high"]) for record in summary["extrapolation"]}
@@ -117,72 +107,49 @@ def ladder_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
     lines = [
         [_length(length, summary["train_length"]), *cells] for length, cells in sorted({**skipped, **measured}.items())
     ]
-    return ["length", "accuracy", spread, "exact match", "sequences", "loss"], lines
+    return Table(BY_LENGTH, ["length", "accuracy", spread, "exact match", "sequences", "loss"], lines)
 
 
-def not_run_lines(summary: Mapping[str, Any]) -> list[str]:
-    """One line a reason: the lengths that were left out for it."""
-    lengths: dict[str, list[str]] = {}
-    for entry in summary["not_run"]:
-        lengths.setdefault(entry["reason"], []).append(f"{entry['length']:,}")
-    return [f"not run ({reason}): {'; '.join(found)}" for reason, found in lengths.items()]
+def steps_table(summary: Mapping[str, Any]) -> Table:
+    """A row a seed: steps to each level at the training length, and the last validation."""
+    header = ["seed", *[f"steps to {level:.0%}" for level in LEVELS], "last accuracy", "last loss", "at step"]
+    lines = []
+    for seed in summary["seeds"]:
+        last = seed["validation"]
+        if last:
+            steps = [_steps(seed["steps_to"][str(level)], last["step"]) for level in LEVELS]
+            final = [_number(last["accuracy"]), _loss(last["loss"]), f"{last['step']:,}"]
+            lines.append([str(seed["seed"]), *steps, *final])
+    return Table(TRAINING, header, lines)
 
 
-def show_steps(reached: int | None, last: int | None) -> str:
+def _at(curve: Curve, length: int | None, more: str = "") -> Curve:
+    return curve.relabel(f"at {length_label(length)}{more}") if length else curve
+
+
+def _probes(line: Line) -> set[int]:
+    """The lengths beside the training length that every run of the line looked at while training."""
+    return set.intersection(*(set(probe_lengths(run.record)) for run in line.runs))
+
+
+def _steps_to_level(summary: Mapping[str, Any]) -> str:
+    """Median steps to 99 %, or the bound where most seeds did not get there; how many did, where not all."""
+    reached = [seed["steps_to"][LEVEL] for seed in summary["seeds"]]
+    last = [seed["validation"]["step"] for seed in summary["seeds"] if seed["validation"]]
+    median, got = censored_spread(reached)["median"], sum(step is not None for step in reached)
+    shown = _steps(None if median is None else round(median), min(last, default=None))
+    return shown if got in (0, len(reached)) else f"{shown} ({got} of {len(reached)} seeds)"
+
+
+def _steps(reached: int | None, last: int | None) -> str:
     """Steps to a level; "> last" where it was not reached by the last validation."""
     if reached is not None:
         return f"{reached:,}"
     return DASH if last is None else f"> {last:,}"
 
 
-def _html(folder: Path, summary: Mapping[str, Any], drawings: Mapping[str, str]) -> str:
-    environment = _json(folder / "environment.json")
-    config = folder / "config.yaml"
-    steps, ladder = steps_table(summary), ladder_table(summary)
-    command = environment.pop("command", None)
-    return page.page(
-        _title(summary),
-        _lead(summary),
-        [
-            page.notes([*summary["notes"], *not_run_lines(summary)]),
-            page.facts(_facts(summary)),
-            page.heading("Accuracy by evaluation length"),
-            page.figure(drawings["extrapolation"], "Accuracy on sequences of each length, after training."),
-            page.table(*ladder) if ladder[1] else "",
-            page.heading("While training"),
-            page.figure(drawings["training"], "Validation accuracy against training steps."),
-            page.table(*steps) if steps[1] else "",
-            page.heading("How it was made") if command or environment or config.is_file() else "",
-            page.code(command if isinstance(command, str) else " ".join(command)) if command else "",
-            page.details("environment", json.dumps(environment, indent=2)) if environment else "",
-            page.details("configuration", config.read_text(encoding="utf-8")) if config.is_file() else "",
-        ],
-        summary,
-    )
-
-
-def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    chance, window = summary["chance"], summary["window"]
-    pairs = {
-        "parameters": summary["parameters"] and f"{summary['parameters']:,}",
-        "training length": summary["train_length"] and f"{summary['train_length']:,}",
-        "window": window and f"{window:,}",
-        "training steps": summary["step"] and f"{summary['step']:,}",
-        "seeds": ", ".join(str(seed["seed"]) for seed in summary["seeds"]),
-        "preset": summary["preset"],
-        "chance": None if chance is None else f"{chance:.3g}",
-    }
-    return [(name, str(shown)) for name, shown in pairs.items() if shown]
-
-
-def _title(summary: Mapping[str, Any]) -> str:
-    return f"{page.spoken(summary['task'] or 'run')} · {summary['model'] or 'unknown model'}"
-
-
-def _lead(summary: Mapping[str, Any]) -> str:
-    trained = summary["train_length"]
-    told = f"trained at length {trained:,}" if trained else "not trained"
-    return f"{summary['parameters']:,} parameters, {told}" if summary["parameters"] else told
+def _median(accuracy: float | None, skipped: bool) -> str:
+    return "not run" if accuracy is None and skipped else _number(accuracy)
 
 
 def _length(length: int, trained: int | None) -> str:
@@ -196,10 +163,3 @@ def _number(number: float | None) -> str:
 
 def _loss(number: float | None) -> str:
     return DASH if number is None else f"{number:.3g}"
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) else {"environment": content}

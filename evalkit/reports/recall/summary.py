@@ -6,23 +6,20 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
 
-from evalkit.core.rows import Row, value
+from evalkit.core.rows import Record, Row, value
 from evalkit.core.statistics import spread, wilson
 from evalkit.record import recall_rows
-from evalkit.reports.accuracy.summary import Curve, Point, run_facts
+from evalkit.reports.kinds import facts_of, last_step
 
 SCHEMA = 1
 CARRYING = 8
 TINY = 1e-30
+FAR = 2.0**40
 
 
-def is_recall(rows: Sequence[Row]) -> bool:
-    """Whether these are the rows of a recall evaluation."""
-    return any(entry["metric"] in recall_rows.RAW for entry in rows)
-
-
-def summarise(rows: Sequence[Row]) -> dict[str, Any]:
+def summarise(record: Record) -> dict[str, Any]:
     """The content of `results.json`.
 
     `recalled`: a record a seed, distance and number of tokens before the fact, with its 95% Wilson interval.
@@ -38,47 +35,21 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     `differences` and `drifts`: a record a seed, block and distance, both relative to the first difference.
     `restored`: the accuracy by seed and distance with what is `undone`, in one `block` or (null) in every block.
     """
-    facts = run_facts(rows)
-    records = [
-        {**_record(entry), "before": (entry["extra"] or {})["before"]} for entry in _of(rows, recall_rows.RECALLED)
-    ]
+    rows, header = record.rows, record.header
+    records = [{**_record(entry), "before": entry["extra"]["before"]} for entry in _of(rows, recall_rows.RECALLED)]
     return {
         "schema": SCHEMA,
-        **facts,
-        "step": max((entry["step"] for entry in rows if entry["step"] is not None), default=None),
+        **facts_of(record),
+        "step": last_step(record),
         "recalled": records,
-        "by_reach": _by_reach(records, facts["window"]),
-        "half_way": _half_way(records, facts["chance"]),
-        "by_answer": _by_answer(rows, facts["chance"]),
+        "by_reach": _by_reach(records, header.window),
+        "half_way": _half_way(records, header.chance),
+        "by_answer": _by_answer(rows, header.chance),
         "forgetting": _forgetting(rows),
         "differences": _looks(rows, recall_rows.DIFFERENCE),
         "drifts": _looks(rows, recall_rows.DRIFT),
         "restored": [_restored(entry) for entry in _of(rows, recall_rows.RESTORED)],
     }
-
-
-def curves(summary: dict[str, Any]) -> list[Curve]:
-    """Accuracy against distance, a curve a number of tokens before the fact."""
-    found: dict[int, dict[int, list[Point]]] = {}
-    for record in summary["recalled"]:
-        point = Point(record["distance"], record["accuracy"], record["low"], record["high"], record["sequences"])
-        found.setdefault(record["before"], {}).setdefault(record["seed"], []).append(point)
-    return [Curve(f"{before:,} tokens before the fact", seeds) for before, seeds in sorted(found.items())]
-
-
-def restored_curves(summary: dict[str, Any]) -> list[Curve]:
-    """Accuracy against distance as it is, and with drift or forgetting undone in every block."""
-    labels = {
-        recall_rows.NOTHING_UNDONE: "as it is",
-        recall_rows.DRIFT_UNDONE: "drift undone",
-        recall_rows.FORGETTING_UNDONE: "forgetting undone",
-    }
-    found: dict[str, dict[int, list[Point]]] = {}
-    for record in summary["restored"]:
-        if record["block"] is None:
-            point = Point(record["distance"], record["accuracy"], record["low"], record["high"], record["sequences"])
-            found.setdefault(record["undone"], {}).setdefault(record["seed"], []).append(point)
-    return [Curve(label, found[undone]) for undone, label in labels.items() if undone in found]
 
 
 def decayed(channels: Sequence[tuple[float, float]], tokens: float) -> float:
@@ -89,9 +60,9 @@ def decayed(channels: Sequence[tuple[float, float]], tokens: float) -> float:
 def channels(rows: Sequence[Row], seed: int, block: int) -> list[tuple[float, float]]:
     """δ and share of each channel of a block."""
     return [
-        (value(entry), (entry["extra"] or {})["share"])
+        (value(entry), entry["extra"]["share"])
         for entry in _of(rows, recall_rows.FORGETTING)
-        if ((entry["seed"] or 0), (entry["extra"] or {})["block"]) == (seed, block)
+        if ((entry["seed"] or 0), entry["extra"]["block"]) == (seed, block)
     ]
 
 
@@ -108,8 +79,7 @@ def _record(entry: Row) -> dict[str, Any]:
 
 
 def _restored(entry: Row) -> dict[str, Any]:
-    extra = entry["extra"] or {}
-    return {**_record(entry), "undone": extra["undone"], "block": extra["block"]}
+    return {**_record(entry), "undone": entry["extra"]["undone"], "block": entry["extra"]["block"]}
 
 
 def _by_reach(records: Sequence[dict[str, Any]], window: int | None) -> list[dict[str, Any]]:
@@ -141,10 +111,10 @@ def _half_way(records: Sequence[dict[str, Any]], chance: float | None) -> list[d
 def _by_answer(rows: Sequence[Row], chance: float | None) -> list[dict[str, Any]]:
     furthest: dict[tuple[int, int], Row] = {}
     for entry in sorted(_of(rows, recall_rows.RECALLED), key=lambda entry: entry["position"] or 0):
-        furthest[(entry["extra"] or {})["before"], entry["seed"] or 0] = entry
+        furthest[entry["extra"]["before"], entry["seed"] or 0] = entry
     result = []
     for (before, seed), entry in sorted(furthest.items(), key=lambda item: item[0]):
-        right, asked = (np.asarray((entry["extra"] or {})[name]) for name in ("right", "asked"))
+        right, asked = (np.asarray(entry["extra"][name]) for name in ("right", "asked"))
         lost = right < asked * _middle(chance)
         others = int(asked[~lost].sum())
         result.append(
@@ -169,7 +139,7 @@ def _middle(chance: float | None) -> float:
 def _forgetting(rows: Sequence[Row]) -> list[dict[str, Any]]:
     found = _of(rows, recall_rows.FORGETTING)
     result = []
-    for seed, block in sorted({(entry["seed"] or 0, (entry["extra"] or {})["block"]) for entry in found}):
+    for seed, block in sorted({(entry["seed"] or 0, entry["extra"]["block"]) for entry in found}):
         own = channels(rows, seed, block)
         result.append(
             {
@@ -195,7 +165,7 @@ def _looks(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
     return [
         {
             "seed": entry["seed"],
-            "block": (entry["extra"] or {})["block"],
+            "block": entry["extra"]["block"],
             "distance": entry["position"],
             "relative": value(entry),
         }
@@ -205,13 +175,14 @@ def _looks(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
 
 def _to_1_over_e(own: Sequence[tuple[float, float]]) -> float | None:
     """Where `decayed` is 1/e, None beyond 2^40 tokens."""
-    low, high = 0.0, 2.0**40
-    if decayed(own, high) > math.exp(-1):
+
+    def above(tokens: float) -> float:
+        return decayed(own, tokens) - math.exp(-1)
+
+    if above(FAR) > 0:
         return None
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if decayed(own, middle) > math.exp(-1) else (low, middle)
-    return high
+    # A difference that no channel carries is below from the start, where there is no change of sign to be found.
+    return float(brentq(above, 0.0, FAR, maxiter=1000)) if above(0.0) > 0 else 0.0
 
 
 def _measured(rows: Sequence[Row], seed: int, block: int) -> float | None:
@@ -230,9 +201,9 @@ def _measured(rows: Sequence[Row], seed: int, block: int) -> float | None:
 def _by_distance(rows: Sequence[Row], metric: str, seed: int, block: int) -> list[tuple[int, float]]:
     """Tokens since the first look, nearest first, and the value there."""
     return sorted(
-        ((entry["position"] or 0) - (entry["extra"] or {})["first"], value(entry))
+        ((entry["position"] or 0) - entry["extra"]["first"], value(entry))
         for entry in _of(rows, metric)
-        if ((entry["seed"] or 0), (entry["extra"] or {})["block"]) == (seed, block)
+        if ((entry["seed"] or 0), entry["extra"]["block"]) == (seed, block)
     )
 
 

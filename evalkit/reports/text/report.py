@@ -1,84 +1,102 @@
-"""The report of one run on text, from its rows alone: `results.json`, three figures, an HTML page, tables."""
+"""The tables and the CSV of text runs, of one or of several."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-from rich.console import Console
-from rich.text import Text
+from evalkit.reports.canvas import length_label
+from evalkit.reports.kinds import DASH, Table
+from evalkit.reports.pooling import Line
+from evalkit.reports.text.curves import CONTEXT, POSITIONS, TRAINING, changes, losses, tokens_are_alike, unit
+from evalkit.reports.text.summary import Estimate, base_context, summarise
 
-from evalkit.core.rows import Row
-from evalkit.record.files import write_results, write_text
-from evalkit.reports import page
-from evalkit.reports.curves import draw
-from evalkit.reports.terminal import print_table
-from evalkit.reports.text.figures import Subject, context_figure, position_figure, validation_figure
-from evalkit.reports.text.summary import summarise
-
-DASH = "–"
-CAPTIONS = {
-    "positions": ("Loss by token position", "Held-out documents; the band is a 95% interval over documents."),
-    "context": ("What more context changes", "The same passages after more or less of their own document."),
-    "training": ("While training", "Loss on the ends of the training documents, which are kept from training."),
+SHOWN_FROM = 128
+CONTROLS = {
+    "foreign": "far context from another document, minus its own",
+    "repeated": "a passage seen before, minus one not seen",
+    "helped": "tokens that long context helps most, long minus short",
 }
 
 
-def report(folder: Path, rows: Sequence[Row], console: Console) -> dict[str, Any]:
-    """Writes `results.json`, `positions.png`, `context.png`, `training.png` and `report.html` into a run's folder.
-
-    Prints the tables and returns the summary.
-    """
-    summary = summarise(rows)
-    figures = figures_of([Subject(str(summary["model"]), rows)], _title(summary), summary["notes"])
-    drawings = draw(figures, folder)
-    write_results(folder, summary)
-    write_text(folder / "report.html", _html(folder, summary, drawings))
-    print_summary(summary, console)
-    return summary
+def tables(lines: Sequence[Line]) -> list[Table]:
+    """Of one run every interval, and the controls; of several a row each."""
+    return _of_one(summarise(lines[0].record)) if lines[0].alone else _of_several(lines)
 
 
-def figures_of(subjects: Sequence[Subject], title: str, notes: Sequence[str]) -> dict[str, Figure]:
-    """The figures by file name."""
-    return {
-        "positions": position_figure(subjects, title, notes),
-        "context": context_figure(subjects, f"{title}: more context", notes),
-        "training": validation_figure(subjects, f"{title} while training", notes),
-    }
-
-
-def print_summary(summary: Mapping[str, Any], console: Console) -> None:
-    """Prints what the run shows: the text, validation, loss by position, what more context changes, the controls."""
-    console.print(Text(_title(summary), style="bold"), Text(summary["text"]["used"], style="dim"), soft_wrap=True)
-    for note in summary["notes"]:
-        console.print(Text(f"note: {note}", style="yellow"))
-    for header, lines in tables(summary):
-        if lines:
-            print_table(console, header, lines)
-    for line in left_out(summary):
-        console.print(Text(line, style="dim"), soft_wrap=True)
-
-
-def tables(summary: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
-    """Headers and lines: validation by seed, loss by octave, the paired difference, the controls."""
-    losses, bits = summary["validation"]["loss"], summary["validation"]["bits_per_byte"]
-    octaves = [found for found in summary["by_position"] if found["position"].bit_count() == 1]
+def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """A record a line and position, of the loss, and of what more context than a training window's changes."""
+    same = tokens_are_alike(lines)
     return [
-        (
-            ["seed", "validation, nats a token", "bits a byte"],
-            [[str(seed), f"{losses[seed]:.4f}", f"{bits[seed]:.4f}"] for seed in losses],
-        ),
-        (
-            ["position", "loss", "95% interval", "documents", "bits a byte"],
-            [[*_cells(found, ".4f"), f"{found['bits_per_byte']:.4f}"] for found in octaves],
-        ),
-        _contexts(summary["paired"]),
-        _contexts(summary["paired_after_a_window"]),
-        (["control", "tokens", "difference of loss", "95% interval", "documents"], _controls(summary)),
+        {
+            "model": line.label,
+            "measure": measure,
+            "unit": unit(same),
+            "position": one.position,
+            "mean": one.mean,
+            "low": one.low,
+            "high": one.high,
+            "documents": one.documents,
+        }
+        for line in lines
+        for measure, found in (("loss", losses(line, same)), ("more_context", _longer(line, same)))
+        for one in found
     ]
 
 
-def _contexts(paired: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def _of_one(summary: Mapping[str, Any]) -> list[Table]:
+    """Loss by octave, the paired differences, the controls, validation by seed."""
+    nats, bits = summary["validation"]["loss"], summary["validation"]["bits_per_byte"]
+    octaves = [found for found in summary["by_position"] if found["position"].bit_count() == 1]
+    return [
+        Table(
+            POSITIONS,
+            ["position", "loss", "95% interval", "documents", "bits a byte"],
+            [[*_cells(found, ".4f"), f"{found['bits_per_byte']:.4f}"] for found in octaves],
+        ),
+        _contexts(CONTEXT, summary["paired"]),
+        _contexts("More context than a training window", summary["paired_after_a_window"]),
+        Table(
+            "Controls",
+            ["control", "tokens", "difference of loss", "95% interval", "documents"],
+            [_control(words, found) for name, words in CONTROLS.items() for found in summary[name]],
+        ),
+        Table(
+            TRAINING,
+            ["seed", "validation, nats a token", "bits a byte"],
+            [[str(seed), f"{nats[seed]:.4f}", f"{bits[seed]:.4f}"] for seed in nats],
+        ),
+    ]
+
+
+def _of_several(lines: Sequence[Line]) -> list[Table]:
+    """Mean loss at powers of two, and what more context changes, with half the width of its interval."""
+    same = tokens_are_alike(lines)
+    level = {line.label: {one.position: f"{one.mean:.4f}" for one in losses(line, same)} for line in lines}
+    changed = {
+        f"{line.label}, against {base_context(line.record) or DASH}": {
+            one.position: f"{one.mean:+.4f} ± {one.high - one.mean:.4f}" for one in _longer(line, same)
+        }
+        for line in lines
+    }
+    return [
+        _by_position(POSITIONS, f"loss ({unit(same)}) at position", level),
+        _by_position(CONTEXT, f"after more context ({unit(same)})", changed),
+    ]
+
+
+def _by_position(heading: str, name: str, shown: Mapping[str, Mapping[int, str]]) -> Table:
+    positions = sorted({place for line in shown.values() for place in line if place.bit_count() == 1})
+    drawn = [position for position in positions if position >= SHOWN_FROM]
+    cells = [[label, *(line.get(position, DASH) for position in drawn)] for label, line in shown.items()]
+    return Table(heading, [name, *map(length_label, drawn)], cells)
+
+
+def _longer(line: Line, same: bool) -> list[Estimate]:
+    """What contexts longer than the one compared with change."""
+    base = base_context(line.record)
+    return [] if base is None else [one for one in changes(line, same) if one.position > base]
+
+
+def _contexts(heading: str, paired: Mapping[str, Any]) -> Table:
     """The difference to one context; nothing is decided of shorter ones."""
     against = paired["against"]
     header = ["context", f"loss minus that after {against}", "95% interval", "documents", "so more context"]
@@ -86,24 +104,7 @@ def _contexts(paired: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         [*_cells(found, "+.4f"), found["verdict"] if found["position"] > against else DASH]
         for found in paired["difference"]
     ]
-    return header, lines
-
-
-def left_out(summary: Mapping[str, Any]) -> list[str]:
-    """One line a document that was too short, or a control that could not be."""
-    found = {
-        (entry.get("document", "far context from another document"), entry["not_run"]) for entry in summary["not_run"]
-    }
-    return [f"left out: {document} ({reason})" for document, reason in sorted(found)]
-
-
-def _controls(summary: Mapping[str, Any]) -> list[list[str]]:
-    names = {
-        "foreign": "far context from another document, minus its own",
-        "repeated": "a passage seen before, minus one not seen",
-        "helped": "tokens that long context helps most, long minus short",
-    }
-    return [_control(words, found) for name, words in names.items() for found in summary[name]]
+    return Table(heading, header, lines)
 
 
 def _control(words: str, found: Mapping[str, Any]) -> list[str]:
@@ -119,17 +120,3 @@ def _cells(found: Mapping[str, Any], form: str) -> list[str]:
     low, high = found["low"], found["high"]
     interval = DASH if low is None else f"{low:{form}} {DASH} {high:{form}}"
     return [f"{found['position']:,}", f"{found['mean']:{form}}", interval, str(found["documents"])]
-
-
-def _html(folder: Path, summary: Mapping[str, Any], drawings: Mapping[str, str]) -> str:
-    config = folder / "config.yaml"
-    parts = [page.notes([summary["text"]["used"], *summary["notes"], *left_out(summary)])]
-    for name, (heading, caption) in CAPTIONS.items():
-        parts += [page.heading(heading), page.figure(drawings[name], caption)]
-    parts += [page.table(*found) for found in tables(summary) if found[1]]
-    parts += [page.details("configuration", config.read_text(encoding="utf-8")) if config.is_file() else ""]
-    return page.page(_title(summary), summary["text"]["used"], parts, summary)
-
-
-def _title(summary: Mapping[str, Any]) -> str:
-    return f"{page.spoken(str(summary['task']))} · {summary['model']}"

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from evalkit.core.rows import Row, value
+from evalkit.core.rows import Record, Row, value
 from evalkit.record import text_rows
-from evalkit.reports.accuracy.summary import run_facts
+from evalkit.reports.kinds import facts_of, last_step
 
 SCHEMA = 1
 Table = Mapping[int, Mapping[str, Mapping[int, float]]]
@@ -31,14 +31,9 @@ class Estimate:
     documents: int
 
 
-def is_text(rows: Sequence[Row]) -> bool:
-    """Whether these are the rows of a run on text."""
-    return any((entry["extra"] or {}).get("text") for entry in rows if entry["metric"] == "parameters")
-
-
 def bits_per_byte(entry: Row) -> float:
     """A row's loss in bits a byte of its own document, which compares models whose tokens differ."""
-    return value(entry) / (math.log(2) * (entry["extra"] or {})["bytes_per_token"])
+    return value(entry) / (math.log(2) * entry["extra"]["bytes_per_token"])
 
 
 def table_of(rows: Iterable[Row], metric: str, of: Callable[[Row], float] = value) -> Table:
@@ -46,7 +41,7 @@ def table_of(rows: Iterable[Row], metric: str, of: Callable[[Row], float] = valu
     found: dict[int, dict[str, dict[int, float]]] = {}
     for entry in rows:
         if entry["metric"] == metric and entry["split"] == "test" and entry["position"] is not None and entry["count"]:
-            document = str((entry["extra"] or {})["document"])
+            document = str(entry["extra"]["document"])
             found.setdefault(entry["position"], {}).setdefault(document, {})[entry["seed"] or 0] = of(entry)
     return found
 
@@ -71,11 +66,11 @@ def differences(table: Table, base: Table, at: int | None = None) -> list[Estima
     return found
 
 
-def base_context(rows: Sequence[Row]) -> int | None:
+def base_context(record: Record) -> int | None:
     """The context that others are compared with: the longest that, with the passage, fits into a training window."""
-    trained = run_facts(rows)["train_length"]
-    found = [entry for entry in rows if entry["metric"] == text_rows.PAIRED and entry["count"]]
-    passage = max(((entry["extra"] or {}).get("passage", 0) for entry in found), default=0)
+    trained = record.header.train_length
+    found = [entry for entry in record.rows if entry["metric"] == text_rows.PAIRED and entry["count"]]
+    passage = max((entry["extra"].get("passage", 0) for entry in found), default=0)
     contexts = {entry["position"] for entry in found if entry["position"] is not None}
     return max((context for context in contexts if trained is None or context + passage <= trained), default=None)
 
@@ -92,7 +87,7 @@ def verdict(estimate: Estimate) -> str:
 def bytes_per_token(rows: Sequence[Row]) -> float:
     """Of the documents evaluated, each counted once; 1 where none was."""
     found = {
-        (entry["extra"] or {})["document"]: (entry["extra"] or {})["bytes_per_token"]
+        entry["extra"]["document"]: entry["extra"]["bytes_per_token"]
         for entry in rows
         if entry["metric"] in text_rows.RAW and entry["position"] is not None and entry["count"]
     }
@@ -114,19 +109,18 @@ def validation(rows: Sequence[Row]) -> dict[str, dict[int, list[tuple[int, float
     return {metric: {seed: sorted(each.items()) for seed, each in seeds.items()} for metric, seeds in found.items()}
 
 
-def summarise(rows: Sequence[Row]) -> dict[str, Any]:
+def summarise(record: Record) -> dict[str, Any]:
     """The content of `results.json`; parts that were never run are empty."""
-    facts, base = run_facts(rows), base_context(rows)
-    first = next(entry for entry in rows if entry["metric"] == "parameters")
+    header, rows = record.header, record.rows
     paired, foreign = (table_of(rows, metric) for metric in (text_rows.PAIRED, text_rows.FOREIGN))
     repeated, fresh = (table_of(rows, metric) for metric in (text_rows.REPEATED, text_rows.FRESH))
     last = {metric: {seed: found[-1][1] for seed, found in seeds.items()} for metric, seeds in validation(rows).items()}
     short, long = (table_of(rows, metric) for metric in (text_rows.HELPED_SHORT, text_rows.HELPED_LONG))
     return {
         "schema": SCHEMA,
-        **facts,
-        "text": (first["extra"] or {})["text"],
-        "step": max((entry["step"] for entry in rows if entry["step"] is not None), default=None),
+        **facts_of(record),
+        "text": header.text,
+        "step": last_step(record),
         "seeds": sorted({entry["seed"] for entry in rows if entry["seed"] is not None}),
         "validation": last,
         "by_position": [
@@ -135,9 +129,9 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
                 *(levels(table_of(rows, text_rows.LOSS, of)) for of in (value, bits_per_byte)), strict=True
             )
         ],
-        "paired": {"loss": [_record(found) for found in levels(paired)], **_against(paired, base)},
+        "paired": {"loss": [_record(found) for found in levels(paired)], **_against(paired, base_context(record))},
         # After as many tokens as a training window has: its passages end beyond what was trained.
-        "paired_after_a_window": _against(paired, facts["train_length"]),
+        "paired_after_a_window": _against(paired, header.train_length),
         # Against the same passages after their own text, as long, and after the nearest part of it alone.
         "foreign": [_record(found) for found in differences(foreign, paired)],
         "repeated": [_record(found) for found in differences(repeated, fresh)],
@@ -147,9 +141,9 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
             for found in differences(long, short, position)
         ],
         "not_run": [
-            {"length": entry["length"], **(entry["extra"] or {})}
+            {"length": entry["length"], **entry["extra"]}
             for entry in rows
-            if entry["split"] == "test" and "not_run" in (entry["extra"] or {})
+            if entry["split"] == "test" and "not_run" in entry["extra"]
         ],
     }
 
@@ -165,8 +159,7 @@ def _against(paired: Table, context: int | None) -> dict[str, Any]:
 
 def _chosen_by(rows: Sequence[Row]) -> str | None:
     """By whose losses the tokens that long context helps most were chosen."""
-    of = (entry["extra"] for entry in rows if entry["metric"] == text_rows.HELPED_LONG)
-    return next((extra["chosen_by"] for extra in of if extra), None)
+    return next((entry["extra"]["chosen_by"] for entry in rows if entry["metric"] == text_rows.HELPED_LONG), None)
 
 
 def _by_document(losses: Mapping[str, Mapping[int, float]]) -> dict[str, float]:

@@ -1,0 +1,57 @@
+"""lm-eval's benchmarks, a metric of a task each: a kind of report."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from evalkit.core.rows import Record, value
+from evalkit.reports.kinds import DASH, Drawing, Table, facts_of
+from evalkit.reports.pooling import Line
+
+SCHEMA = 1
+SPLIT = "benchmark"
+
+
+def summarise(record: Record) -> dict[str, Any]:
+    """The content of `results.json`: each metric, called `<task>/<metric>`."""
+    return {"schema": SCHEMA, **facts_of(record), "results": _results(record)}
+
+
+def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str, Drawing]:
+    """None: tasks have no order to be drawn in."""
+    return {}
+
+
+def tables(lines: Sequence[Line]) -> list[Table]:
+    """A row a metric, a column a model."""
+    found = [_results(line.record) for line in lines]
+    metrics = list(dict.fromkeys(metric for results in found for metric in results))
+    cells = [[metric, *(_shown(results.get(metric)) for results in found)] for metric in metrics]
+    return [Table("Benchmarks", ["metric", *(line.label for line in lines)], cells)]
+
+
+def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """A record a run and metric."""
+    return [
+        {
+            "run": entry["run"],
+            "model": line.label,
+            "metric": entry["metric"],
+            "value": value(entry),
+            "documents": entry["count"],
+            "num_fewshot": entry["extra"].get("num_fewshot"),
+        }
+        for line in lines
+        for entry in line.record.rows
+        if entry["split"] == SPLIT
+    ]
+
+
+def _results(record: Record) -> dict[str, float | None]:
+    """Each metric's value; null where it is not a number."""
+    found = {entry["metric"]: value(entry) for entry in record.rows if entry["split"] == SPLIT}
+    return {metric: number if math.isfinite(number) else None for metric, number in found.items()}
+
+
+def _shown(number: float | None) -> str:
+    return DASH if number is None else f"{number:.4g}"

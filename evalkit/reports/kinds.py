@@ -1,0 +1,89 @@
+"""A kind of report: a module with four functions of rows, which a run's header names by its dotted name."""
+
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from matplotlib.figure import Figure
+
+from evalkit.core.errors import UserError
+from evalkit.core.rows import Record
+from evalkit.reports.pooling import Line
+
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column is text and whose others are numbers."""
+
+    heading: str
+    header: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, with what stands above and below it on a page."""
+
+    heading: str
+    caption: str
+    figure: Figure
+
+
+@runtime_checkable
+class Kind(Protocol):
+    """The four functions. A report of one run is one line with one run, and may show more than one of several lines."""
+
+    def summarise(self, record: Record) -> dict[str, Any]:
+        """The content of `results.json`; a number that JSON has not is null."""
+        ...
+
+    def tables(self, lines: Sequence[Line]) -> list[Table]:
+        """The numbers to be read, on the page and on the terminal."""
+        ...
+
+    def figures(self, lines: Sequence[Line], title: str, notes: Sequence[str]) -> Mapping[str, Drawing]:
+        """The figures by file name, without suffix."""
+        ...
+
+    def records(self, lines: Sequence[Line]) -> list[dict[str, Any]]:
+        """The measurements as tidy rows, for `compare.csv`."""
+        ...
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of report with this dotted name. Raises `UserError` if there is none."""
+    try:
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"the kind of report {name!r} cannot be imported ({error}); put its module on the path"
+        ) from error
+    if not isinstance(found, Kind):
+        raise UserError(f"{name} is no kind of report; it needs the functions summarise, tables, figures and records")
+    return found
+
+
+def facts_of(record: Record) -> dict[str, Any]:
+    """What every summary says of the run itself."""
+    header = record.header
+    return {
+        "run": header.run,
+        "task": header.task or None,
+        "model": header.model or None,
+        "parameters": header.parameters,
+        "notes": list(header.notes),
+        "preset": header.preset,
+        "train_length": header.train_length,
+        "answer_length": header.answer_length,
+        "window": header.window,
+        "chance": header.chance,
+        "steps": header.steps,
+    }
+
+
+def last_step(record: Record) -> int | None:
+    """The last training step that a row is of."""
+    return max((entry["step"] for entry in record.rows if entry["step"] is not None), default=None)

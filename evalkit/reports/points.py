@@ -1,0 +1,45 @@
+"""What a figure draws: points with their intervals, and curves of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured `value` at a length or step `x`; (`low`, `high`) is its 95% interval over `count` units."""
+
+    x: int
+    value: float
+    low: float
+    high: float
+    count: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A value by length or by step: the points of each seed, and the lengths that were left out.
+
+    `banded`: the intervals of a single seed are drawn as a band, which many points need.
+    """
+
+    label: str
+    seeds: Mapping[int, Sequence[Point]] = field(default_factory=dict)
+    not_run: Sequence[int] = ()
+    banded: bool = False
+
+    def relabel(self, label: str) -> "Curve":
+        """The same points under another name."""
+        return replace(self, label=label)
+
+    def over_seeds(self, complete: bool = False) -> list[tuple[int, float, float, float]]:
+        """(x, median, min, max) over the seeds that have x; with `complete`, only where every seed has it."""
+        values: dict[int, list[float]] = {}
+        for points in self.seeds.values():
+            for point in points:
+                values.setdefault(point.x, []).append(point.value)
+        return [
+            (x, median(found), min(found), max(found))
+            for x, found in sorted(values.items())
+            if not complete or len(found) == len(self.seeds)
+        ]

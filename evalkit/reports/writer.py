@@ -1,0 +1,124 @@
+"""The report of one run, from its rows alone: `results.json`, figures, an HTML page, tables on the terminal."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from evalkit.core.rows import Header, read
+from evalkit.record.files import write_results, write_text
+from evalkit.reports import page
+from evalkit.reports.curves import save, svg
+from evalkit.reports.kinds import Drawing, Table, kind_of, last_step
+from evalkit.reports.notes import left_out, notes_of
+from evalkit.reports.pooling import Line, Run
+from evalkit.reports.terminal import print_table
+
+PAGE = "report.html"
+
+
+def report(folder: Path, console: Console) -> dict[str, Any]:
+    """Writes `results.json`, the figures of the run's kind and `report.html` into its folder, and prints the tables.
+
+    Returns the summary. Raises `UserError` if the folder has no rows, its kind of report cannot be imported, or
+    something cannot be written.
+    """
+    record = read(folder)
+    header, kind = record.header, kind_of(record.header.kind)
+    lines = [Line(header.model or "unknown model", [Run(folder, record, {})], alone=True)]
+    title = f"{page.display_name(header.task or 'run')} · {lines[0].label}"
+    notes, skipped = notes_of(lines), left_out(lines[0])
+    summary, tables = kind.summarise(record), [table for table in kind.tables(lines) if table.lines]
+    drawings = kind.figures(lines, title, notes)
+    shown = draw(drawings, folder)
+    write_results(folder, summary)
+    parts = [
+        page.notes([*notes, *skipped]),
+        page.facts(_facts(lines[0], last_step(record))),
+        *sections(shown, tables),
+        *_how_it_was_made(folder),
+    ]
+    write_text(folder / PAGE, page.page(title, lead(header), parts, summary))
+    print_report(console, title, notes, tables)
+    for line in skipped or ([] if tables else ["nothing was measured at the end of this run"]):
+        console.print(Text(line, style="dim"), soft_wrap=True)
+    return summary
+
+
+def draw(drawings: Mapping[str, Drawing], folder: Path) -> list[tuple[str, str]]:
+    """Saves each figure as `<name>.png`; returns heading and HTML of each."""
+    for name, drawing in drawings.items():
+        save(drawing.figure, folder / f"{name}.png")
+    return [
+        (drawing.heading, page.figure(svg(drawing.figure, f"{name}-"), drawing.caption))
+        for name, drawing in drawings.items()
+    ]
+
+
+def sections(figures: Sequence[tuple[str, str]], tables: Sequence[Table]) -> list[str]:
+    """The body of a page: under each heading its figures, then its tables."""
+    parts: dict[str, list[str]] = {}
+    for heading, part in [*figures, *((table.heading, page.table(table.header, table.lines)) for table in tables)]:
+        parts.setdefault(heading, [page.heading(heading)]).append(part)
+    return [part for found in parts.values() for part in found]
+
+
+def print_report(console: Console, title: str, notes: Sequence[str], tables: Sequence[Table]) -> None:
+    """Prints a title, the notes, and the tables under their headings."""
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    for note in notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+    for table in tables:
+        console.print()
+        console.print(Text(table.heading))
+        print_table(console, table.header, table.lines)
+
+
+def lead(header: Header) -> str:
+    """The run in one line, below the title."""
+    trained = f"trained at length {header.train_length:,}" if header.train_length else "not trained"
+    counted = f"{header.parameters:,} parameters, {trained}" if header.parameters else trained
+    return f"{counted}; {header.text['used']}" if header.text else counted
+
+
+def _facts(line: Line, step: int | None) -> list[tuple[str, str]]:
+    header = line.header
+    numbers = {
+        "parameters": header.parameters,
+        "training length": header.train_length,
+        "window": header.window,
+        "training steps": step,
+    }
+    words = {
+        "seeds": ", ".join(map(str, line.seeds)),
+        "preset": header.preset,
+        "chance": f"{header.chance:.3g}" if header.chance else None,
+        "checkpoint": header.source,
+    }
+    found = {**{name: f"{number:,}" for name, number in numbers.items() if number}, **words}
+    return [(name, shown) for name, shown in found.items() if shown]
+
+
+def _how_it_was_made(folder: Path) -> list[str]:
+    """The command, the environment and the configuration, as far as the folder has them."""
+    environment, config = _environment(folder / "environment.json"), folder / "config.yaml"
+    command = environment.pop("command", None)
+    parts = [
+        page.code(command) if command else "",
+        page.details("environment", json.dumps(environment, indent=2)) if environment else "",
+        page.details("configuration", config.read_text(encoding="utf-8")) if config.is_file() else "",
+    ]
+    return [page.heading("How it was made"), *parts] if any(parts) else []
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        return {"environment": content}
+    command = content.get("command")
+    return {**content, "command": " ".join(command)} if isinstance(command, list) else content
