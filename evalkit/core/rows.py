@@ -249,7 +249,8 @@ def _header(line: bytes) -> Header | None:
         told = json.loads(line)
         if isinstance(told, dict) and {"run", "kind"} <= set(told) <= set(HEADER_FIELDS):
             # Tuples, so that a header comes back equal to the one that was written.
-            return Header(**{name: tuple(item) if isinstance(item, list) else item for name, item in told.items()})
+            plain: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in told.items()}
+            return Header(**plain)
     return None
 
 

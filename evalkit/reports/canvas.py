@@ -72,7 +72,7 @@ def finish(axes: Axes, title: str, notes: Sequence[str], keys: Sequence[Line2D],
         axes.legend(handles=list(keys), ncols=columns, bbox_to_anchor=(0, 1), bbox_transform=_raised(axes, first))
     else:
         axes.text(0.5, 0.5, "nothing was measured", transform=axes.transAxes, ha="center", color=MUTED)
-    place = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
     texts = [
         axes.annotate(title, (0, 1), (0, first + legend + 5), fontsize=10, fontweight="bold", **place),
         axes.annotate("\n".join(lines), (0, 0), (0, -35), va="top", fontsize=6.8, color=MUTED, **place),
@@ -159,7 +159,7 @@ def mark_lengths(axes: Axes, trained: Sequence[int], windows: Sequence[int]) -> 
         leftmost = index == 0 and len(marks) > 1
         label = f"{word} {raised(length_label(length))}"
         place, side = ((3, 3), "right") if leftmost else ((-3, 3), "left")
-        words = {"ha": side, "fontsize": 7, "color": colour}
+        words: dict[str, Any] = {"ha": side, "fontsize": 7, "color": colour}
         labels.append(axes.annotate(label, (length, 1), place, axes.get_xaxis_transform(), "offset points", **words))
     ends: list[float] = []
     for label in labels:

@@ -12,8 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.core.errors import UserError
-from evalkit.core.rows import FIELDS, Row, RowLog, encode, read, row, rows, value
+from evalkit.core.rows import (
+    ACCURACY,
+    FIELDS,
+    RECALL,
+    RECALL_METRICS,
+    TEXT,
+    Header,
+    Row,
+    RowLog,
+    encode,
+    encode_header,
+    offset_after,
+    read,
+    row,
+    rows,
+    value,
+)
+from evalkit.record import recall_rows
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+OLD = sorted(path.parent for path in RESULTS.rglob("metrics.jsonl"))
+HEADER = Header("r", "t", "m", "evalkit.reports.accuracy", parameters=5, seeds=(0, 1), notes=("a",), text={"used": "u"})
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 TEXT = st.none() | st.text(max_size=8)
 NUMBER = st.none() | st.integers(0, 2**40)
@@ -46,7 +66,7 @@ def write(folder: Path, entries: list[Row]) -> Path:
 def test_rows_come_back_as_written(tmp_path_factory: pytest.TempPathFactory, entries: list[Row]) -> None:
     folder = tmp_path_factory.mktemp("run")
     write(folder, entries)
-    assert read(folder) == entries
+    assert read(folder).rows == entries
 
 
 @given(number=FINITE)
@@ -71,7 +91,7 @@ def test_array_scalars_become_numbers() -> None:
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_non_finite_total_is_valid_json_and_keeps_its_name(tmp_path: Path, number: float) -> None:
     write(tmp_path, [row(metric="loss", total=number, count=1, extra={"stage": number})])
-    [found] = read(tmp_path)
+    [found] = read(tmp_path).rows
     assert found["total"] is None
     assert found["extra"] == {"stage": str(number), "value": str(number)}
     assert math.isnan(value(found))
@@ -85,10 +105,10 @@ def test_a_kill_at_any_byte_loses_only_the_line_it_cut(tmp_path_factory: pytest.
     data = path.read_bytes()[:cut]
     path.write_bytes(data)
     survivors = entries[: data.count(b"\n")]
-    assert read(folder) == survivors
+    assert read(folder).rows == survivors
     with RowLog.open(path) as log:
         log.write(entries[:1])
-    assert read(folder) == [*survivors, entries[0]]
+    assert read(folder).rows == [*survivors, entries[0]]
 
 
 def test_opening_at_an_offset_forgets_what_was_written_after_it(tmp_path: Path) -> None:
@@ -103,13 +123,13 @@ def test_opening_at_an_offset_forgets_what_was_written_after_it(tmp_path: Path) 
         assert log.offset == offset
         log.write([third])
         assert log.sync() == path.stat().st_size
-    assert read(tmp_path) == [first, third]
+    assert read(tmp_path).rows == [first, third]
 
 
 def test_a_row_can_be_read_before_the_log_is_closed(tmp_path: Path) -> None:
     with RowLog.open(tmp_path / "metrics.jsonl") as log:
         log.write([row(metric="loss")])
-        assert len(read(tmp_path)) == 1
+        assert len(read(tmp_path).rows) == 1
 
 
 def test_a_file_shorter_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -145,8 +165,8 @@ def test_a_full_disk_is_one_clear_line_and_leaves_whole_rows(tmp_path: Path) -> 
     limit = 1000
     program = (
         f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
-        "from pathlib import Path; from evalkit.errors import UserError\n"
-        "from evalkit.rows import RowLog, row\n"
+        "from pathlib import Path; from evalkit.core.errors import UserError\n"
+        "from evalkit.core.rows import RowLog, row\n"
         "log = RowLog.open(Path(sys.argv[1]))\n"
         "try:\n    log.write(row(metric='loss', step=step) for step in range(100))\n"
         "except UserError as error:\n    print(error); sys.exit(error.exit_code)\n"
@@ -156,7 +176,56 @@ def test_a_full_disk_is_one_clear_line_and_leaves_whole_rows(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.count("\n") == 1
     assert "metrics.jsonl: File too large" in done.stdout
-    found = read(tmp_path)
+    found = read(tmp_path).rows
     assert [entry["step"] for entry in found] == list(range(len(found)))
     assert found
     assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"\n")
+
+
+def test_a_header_comes_back_as_written_and_is_no_row(tmp_path: Path) -> None:
+    entry = row(metric="loss", step=1)
+    with RowLog.open(tmp_path / "metrics.jsonl") as log:
+        log.begin(HEADER)
+        log.write([entry])
+        with pytest.raises(ValueError, match="a header is the first line"):
+            log.begin(HEADER)
+    assert read(tmp_path) == (HEADER, [entry])
+    assert rows(tmp_path) == [entry]
+    first = (tmp_path / "metrics.jsonl").read_text().splitlines()[0]
+    assert first == encode_header(HEADER) and "metric" not in json.loads(first)
+
+
+def test_a_record_is_cut_after_so_many_rows(tmp_path: Path) -> None:
+    entries = [row(metric="loss", step=step) for step in range(3)]
+    path = tmp_path / "metrics.jsonl"
+    with RowLog.open(path) as log:
+        log.begin(HEADER)
+        log.write(entries)
+    RowLog.open(path, offset_after(tmp_path, 2)).close()
+    assert read(tmp_path) == (HEADER, entries[:2])
+
+
+def test_an_empty_extra_is_written_as_null_and_read_as_a_dictionary(tmp_path: Path) -> None:
+    assert json.loads(encode(row(metric="loss")))["extra"] is None
+    write(tmp_path, [row(metric="loss")])
+    assert read(tmp_path).rows[0]["extra"] == {}
+
+
+@pytest.mark.parametrize("folder", OLD, ids=[str(path.relative_to(RESULTS)) for path in OLD])
+def test_a_record_of_before_the_header_is_read(folder: Path) -> None:
+    """The first line of each has the metric `parameters` and the facts in `extra`."""
+    first, *others = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    header, found = read(folder)
+    assert (header.run, header.task, header.model) == (first["run"], first["task"], first["model"])
+    assert header.parameters == first["total"] > 0
+    assert {name: getattr(header, name) for name in ("train_length", "window", "chance", "steps", "text")} == {
+        name: first["extra"].get(name) for name in ("train_length", "window", "chance", "steps", "text")
+    }
+    assert (list(header.notes), list(header.seeds)) == (first["extra"]["notes"], first["extra"]["seeds"])
+    recall = any(entry["metric"] in recall_rows.RAW for entry in others)
+    assert header.kind == (TEXT if folder.parent.name == "text" else RECALL if recall else ACCURACY)
+    assert [entry | {"extra": entry["extra"] or None} for entry in found] == others
+
+
+def test_the_metrics_that_tell_recall_are_its_own() -> None:
+    assert set(recall_rows.RAW) == RECALL_METRICS

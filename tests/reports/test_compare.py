@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.core.rows import row
+from evalkit.core.rows import RECALL, Record, row
 from evalkit.record.recall_rows import RECALLED
-from evalkit.reports.comparison import COLUMNS, comparison_table, main
+from evalkit.reports.accuracy.report import COLUMNS, comparison_table
+from evalkit.reports.accuracy.summary import extrapolation_curve, learning_curve
+from evalkit.reports.comparison import main
 from evalkit.reports.pooling import Line, find_runs, load, pool
-from support.made_up_runs import falls, perfect, run_rows, write_run
+from support.made_up_runs import falls, perfect, run_record, write_run
 
 
 def lines(*folders: Path) -> list[Line]:
@@ -24,8 +26,8 @@ def test_it_writes_figures_a_table_and_a_page_that_needs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     notes = ["Trained with a length curriculum."]
-    mqa = write_run(tmp_path / "mqa", run_rows("mqa", test=falls, notes=notes, not_run=[2048]))
-    hawk = write_run(tmp_path / "hawk", run_rows("hawk", test=perfect))
+    mqa = write_run(tmp_path / "mqa", run_record("mqa", test=falls, notes=notes, not_run=[2048]))
+    hawk = write_run(tmp_path / "hawk", run_record("hawk", test=perfect))
     out = tmp_path / "out"
     assert main([str(mqa), str(hawk), "--out", str(out)]) == 0
     files = ["compare.csv", "compare.html", "compare.png", "growth-512.png", "learning.png"]
@@ -44,19 +46,20 @@ def test_it_writes_figures_a_table_and_a_page_that_needs_nothing(
 
 
 def test_the_csv_is_tidy(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a", run_rows("hawk", seeds=(0, 1), test=falls))
+    folder = write_run(tmp_path / "a", run_record("hawk", seeds=(0, 1), test=falls))
     main([str(folder), "--out", str(tmp_path / "out")])
     with (tmp_path / "out" / "compare.csv").open() as file:
         table = list(csv.DictReader(file))
-    assert tuple(table[0]) == COLUMNS
+    assert tuple(table[0]) == ("run", "model", *COLUMNS)
     assert {(line["length"], line["seed"]): line["accuracy"] for line in table}["1024", "1"] == str(15 / 64)
     assert len(table) == 10
 
 
 def test_the_table_has_a_row_a_model_and_a_column_a_length(tmp_path: Path) -> None:
-    write_run(tmp_path / "runs" / "a", run_rows("mqa", seeds=(0, 1), not_run=[2048]))
-    write_run(tmp_path / "runs" / "b", run_rows("hawk", test=perfect))
-    header, cells = comparison_table(lines(tmp_path / "runs"))
+    write_run(tmp_path / "runs" / "a", run_record("mqa", seeds=(0, 1), not_run=[2048]))
+    write_run(tmp_path / "runs" / "b", run_record("hawk", test=perfect))
+    table = comparison_table(lines(tmp_path / "runs"))
+    header, cells = table.header, table.lines
     assert header == ["model", "parameters", "seeds", "steps to 99%", "64", "128", "256", "512", "1K", "2K"]
     assert cells[0] == ["mqa", "243,776", "2", "125", "1.000", "1.000", "1.000", "0.492", "0.242", "not run"]
     assert cells[1] == ["hawk", "243,776", "1", "100", *["1.000"] * 5, "–"]
@@ -64,18 +67,18 @@ def test_the_table_has_a_row_a_model_and_a_column_a_length(tmp_path: Path) -> No
 
 def test_seeds_of_one_recipe_become_one_line(tmp_path: Path) -> None:
     for seed in (0, 1, 2):
-        folder = write_run(tmp_path / str(seed), run_rows(name=f"run-{seed}", seeds=(seed,), test=falls))
+        folder = write_run(tmp_path / str(seed), run_record(name=f"run-{seed}", seeds=(seed,), test=falls))
         (folder / "config.yaml").write_text(f"seed: {seed}\ntrain: {{learning_rate: 0.003, log_every: {seed + 1}}}\n")
     [line] = lines(tmp_path)
     assert line.label == "griffin"
-    assert list(line.extrapolation().seeds) == [0, 1, 2]
-    assert line.extrapolation().over_seeds()[-1] == (1024, pytest.approx(15 / 64), 14 / 64, 16 / 64)
-    assert list(line.learning().seeds) == [0, 1, 2]
+    assert list(extrapolation_curve(line.record).seeds) == [0, 1, 2]
+    assert extrapolation_curve(line.record).over_seeds()[-1] == (1024, pytest.approx(15 / 64), 14 / 64, 16 / 64)
+    assert list(learning_curve(line.record).seeds) == [0, 1, 2]
 
 
 def test_recipes_that_differ_stay_apart_and_say_how(tmp_path: Path) -> None:
     for name, rate in (("a", 0.003), ("b", 0.001)):
-        folder = write_run(tmp_path / name, run_rows(name=name))
+        folder = write_run(tmp_path / name, run_record(name=name))
         (folder / "config.yaml").write_text(f"train: {{learning_rate: {rate}}}\n")
     assert [line.label for line in lines(tmp_path)] == [
         "griffin · learning_rate=0.003",
@@ -92,50 +95,54 @@ def test_a_run_under_old_names_is_of_the_same_recipe(tmp_path: Path) -> None:
 
 
 def test_notes_that_differ_stay_apart_and_are_the_label(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", run_rows())
-    write_run(tmp_path / "b", run_rows(seeds=(1,), notes=["length curriculum"]))
+    write_run(tmp_path / "a", run_record())
+    write_run(tmp_path / "b", run_record(seeds=(1,), notes=["length curriculum"]))
     assert [line.label for line in lines(tmp_path)] == ["griffin", "griffin · length curriculum"]
 
 
 def test_a_given_name_is_the_label_and_sets_runs_apart(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / name, run_rows(name=name, seeds=(seed,))) for seed, name in enumerate("ab")]
+    folders = [write_run(tmp_path / name, run_record(name=name, seeds=(seed,))) for seed, name in enumerate("ab")]
     one, other = ([load(folder, name) for folder, name in zip(folders, names, strict=True)] for names in ("xx", "xy"))
     assert [line.label for line in pool(one)] == ["x"] and [line.label for line in pool(other)] == ["x", "y"]
 
 
-def test_what_asks_by_distance_is_left_out_and_alone_refused(
+def test_what_asks_by_distance_is_left_out_and_alone_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_run(tmp_path / "a", run_rows())
-    asked = write_run(tmp_path / "a_recall", [*run_rows()[:1], row(metric=RECALLED, task="induction_heads", count=1)])
+    write_run(tmp_path / "a", run_record())
+    header, _ = run_record(kind=RECALL)
+    told = {"before": 0, "asked": [4], "right": [3]}
+    place = {"task": header.task, "seed": 0, "length": 9, "position": 4, "split": "test"}
+    measured = row(metric=RECALLED, **place, total=3, count=4, extra=told)
+    asked = write_run(tmp_path / "a_recall", Record(header, [measured]))
     assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    assert "left out, for it asks by distance" in capsys.readouterr().out
-    assert main([str(asked), "--out", str(tmp_path / "other")]) == 2
-    assert "asks by distance, which its own report draws" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
+    assert "left out, for its report is of another kind (evalkit.reports.recall)" in capsys.readouterr().out
+    assert main([str(asked), "--out", str(tmp_path / "other")]) == 0
+    files = {path.name for path in (tmp_path / "other").iterdir()}
+    assert files == {"distance.png", "compare.csv", "compare.html"}
 
 
 def test_the_same_seed_twice_is_two_lines_not_more_evidence(tmp_path: Path) -> None:
     for name in ("before", "after"):
-        write_run(tmp_path / name, run_rows(name=name))
+        write_run(tmp_path / name, run_record(name=name))
     assert [line.label for line in lines(tmp_path)] == ["griffin · after", "griffin · before"]
 
 
 def test_a_run_given_twice_counts_once(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a", run_rows())
+    folder = write_run(tmp_path / "a", run_record())
     assert find_runs([folder, tmp_path, folder / ".." / "a"]) == [folder]
 
 
 def test_training_lengths_that_differ_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path / "a", run_rows("hawk"))
-    write_run(tmp_path / "b", run_rows("griffin", train_length=512))
+    write_run(tmp_path / "a", run_record("hawk"))
+    write_run(tmp_path / "b", run_record("griffin", train_length=512))
     assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     assert "The training length differs: hawk 256, griffin 512." in capsys.readouterr().out
 
 
 def test_what_all_runs_say_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for model, own in (("hawk", []), ("mqa", ["length curriculum"])):
-        write_run(tmp_path / model, run_rows(model, notes=["preset=cpu", *own]))
+        write_run(tmp_path / model, run_record(model, notes=["preset=cpu", *own]))
     main([str(tmp_path / "hawk"), str(tmp_path / "mqa"), "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
     assert printed.count("note: preset=cpu") == 1 and "note: mqa: length curriculum" in printed
@@ -146,14 +153,14 @@ def test_what_several_runs_say_is_said_once_with_their_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for model, own in (("hawk", ["length curriculum"]), ("mamba", []), ("mqa", ["length curriculum"])):
-        write_run(tmp_path / model, run_rows(model, notes=own))
+        write_run(tmp_path / model, run_record(model, notes=own))
     main([str(tmp_path), "--out", str(tmp_path / "out")])
     assert "note: hawk, mqa: length curriculum" in capsys.readouterr().out
 
 
 def test_different_tasks_are_refused_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path / "a", run_rows())
-    write_run(tmp_path / "b", run_rows(task="selective_copying"))
+    write_run(tmp_path / "a", run_record())
+    write_run(tmp_path / "b", run_record(task="selective_copying"))
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -164,7 +171,8 @@ def test_different_tasks_are_refused_and_nothing_is_written(tmp_path: Path, caps
 
 def test_a_folder_without_rows_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    write_run(tmp_path / "empty", [])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "metrics.jsonl").touch()
     assert main([str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert f"no metrics.jsonl in or below {tmp_path}" in first
@@ -173,18 +181,19 @@ def test_a_folder_without_rows_is_refused(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_run(tmp_path / "a", run_rows())
+    folder = write_run(tmp_path / "a", run_record())
     (tmp_path / "file").write_text("")
     assert main([str(folder), "--out", str(tmp_path / "file")]) == 2
     assert capsys.readouterr().err.startswith(f"evalkit.reports.comparison: cannot write {tmp_path / 'file'}")
 
 
 def test_runs_that_only_began_can_be_compared(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", run_rows("mqa")[:1])
-    write_run(tmp_path / "b", run_rows("hawk")[:4])
+    write_run(tmp_path / "a", run_record("mqa")._replace(rows=[]))
+    hawk = run_record("hawk")
+    write_run(tmp_path / "b", hawk._replace(rows=hawk.rows[:3]))
     assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
 
 
 def test_it_needs_no_jax() -> None:
-    program = "import sys, evalkit.compare; sys.exit('jax' in sys.modules or 'flax' in sys.modules)"
+    program = "import sys, evalkit.reports.comparison; sys.exit('jax' in sys.modules or 'flax' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])

@@ -14,13 +14,15 @@ from matplotlib.lines import Line2D
 from rich.console import Console
 
 from evalkit.core.errors import UserError
-from evalkit.core.rows import row
+from evalkit.core.rows import Record, RowLog, row
 from evalkit.core.statistics import wilson
 from evalkit.reports import page
-from evalkit.reports.accuracy.report import report
-from evalkit.reports.accuracy.summary import Curve, Point, extrapolation_curve, learning_curve, probe_lengths, summarise
-from evalkit.reports.curves import extrapolation_figure, learning_figure, length_label, save, svg
-from support.made_up_runs import LADDER, SEQUENCES, STEPS, falls, run_rows, scores, write_run
+from evalkit.reports.accuracy.summary import extrapolation_curve, learning_curve, probe_lengths, summarise
+from evalkit.reports.canvas import length_label, settle
+from evalkit.reports.curves import Frame, length_figure, save, seed_figure, svg
+from evalkit.reports.points import Curve, Point
+from evalkit.reports.writer import report
+from support.made_up_runs import LADDER, SEQUENCES, STEPS, falls, run_record, scores, write_run
 
 NAMES: dict[str, Any] = {"run": "griffin-1", "task": "induction_heads", "model": "griffin"}
 
@@ -39,14 +41,14 @@ def png_size(path: Path) -> tuple[int, int]:
 
 
 def test_steps_to_a_level_are_the_first_validation_that_has_it() -> None:
-    first, second = summarise(run_rows(seeds=(0, 1)))["seeds"]
+    first, second = summarise(run_record(seeds=(0, 1)))["seeds"]
     assert first["steps_to"] == {"0.9": 50, "0.99": 100, "1.0": 100}
     assert second["steps_to"] == {"0.9": 100, "0.99": 150, "1.0": 150}
 
 
 def test_a_level_that_was_not_reached_is_null_and_takes_the_mean_away() -> None:
-    rows = [entry for entry in run_rows(seeds=(0, 1)) if entry["step"] is None or entry["step"] < 150]
-    summary = summarise(rows)
+    header, rows = run_record(seeds=(0, 1))
+    summary = summarise(Record(header, [entry for entry in rows if entry["step"] is None or entry["step"] < 150]))
     assert summary["seeds"][1]["steps_to"] == {"0.9": 100, "0.99": None, "1.0": None}
     assert summary["aggregate"]["steps_to"]["0.99"] == {
         "mean": None,
@@ -59,7 +61,7 @@ def test_a_level_that_was_not_reached_is_null_and_takes_the_mean_away() -> None:
 
 
 def test_the_ladder_holds_each_length_and_seed_with_its_interval() -> None:
-    summary = summarise(run_rows(seeds=(0, 1), not_run=[2048]))
+    summary = summarise(run_record(seeds=(0, 1), not_run=[2048]))
     assert [(record["length"], record["seed"]) for record in summary["extrapolation"]] == [
         (length, seed) for length in LADDER for seed in (0, 1)
     ]
@@ -74,18 +76,17 @@ def test_the_ladder_holds_each_length_and_seed_with_its_interval() -> None:
 
 
 def test_validation_at_the_training_length_is_told_from_probes() -> None:
-    rows = run_rows()
-    assert probe_lengths(rows) == [512]
-    assert [point.x for point in learning_curve(rows).seeds[0]] == list(STEPS)
-    assert learning_curve(rows).seeds[0][-1].value == 1.0
-    assert learning_curve(rows, 512).seeds[0][-1].value == 0.5
+    record = run_record()
+    assert probe_lengths(record) == [512]
+    assert [point.x for point in learning_curve(record).seeds[0]] == list(STEPS)
+    assert learning_curve(record).seeds[0][-1].value == 1.0
+    assert learning_curve(record, 512).seeds[0][-1].value == 0.5
 
 
 def test_a_later_evaluation_replaces_an_earlier_one_and_makes_up_for_a_length_not_run() -> None:
-    rows = (
-        run_rows(not_run=[2048]) + scores(3, "test", STEPS[-1], 64, 0, NAMES) + scores(2, "test", 9999, 2048, 0, NAMES)
-    )
-    summary, curve = summarise(rows), extrapolation_curve(rows)
+    record = run_record(not_run=[2048])
+    record.rows.extend(scores(3, "test", STEPS[-1], 64, 0, NAMES) + scores(2, "test", 9999, 2048, 0, NAMES))
+    summary, curve = summarise(record), extrapolation_curve(record)
     assert [record["accuracy"] for record in summary["extrapolation"] if record["length"] == 64] == [3 / 64]
     assert summary["not_run"] == []
     assert (curve.seeds[0][0].value, curve.seeds[0][-1].x, list(curve.not_run)) == (3 / 64, 2048, [])
@@ -94,8 +95,9 @@ def test_a_later_evaluation_replaces_an_earlier_one_and_makes_up_for_a_length_no
 def test_rows_of_another_task_and_of_single_positions_stay_out() -> None:
     other = scores(1, "test", STEPS[-1], 64, 0, {**NAMES, "task": "phonebook"})
     place: dict[str, Any] = {"split": "test", "length": 64, "step": STEPS[-1], "seed": 0, "position": 3, "count": 64}
-    rows = [*run_rows(), *other, row(**NAMES, **place, metric="accuracy", total=0)]
-    assert summarise(rows)["extrapolation"] == summarise(run_rows())["extrapolation"]
+    record = run_record()
+    record.rows.extend([*other, row(**NAMES, **place, metric="accuracy", total=0)])
+    assert summarise(record)["extrapolation"] == summarise(run_record())["extrapolation"]
 
 
 def test_the_median_over_seeds_can_ask_for_every_seed() -> None:
@@ -106,10 +108,10 @@ def test_the_median_over_seeds_can_ask_for_every_seed() -> None:
 
 
 def test_a_report_writes_its_files_and_says_the_numbers(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", run_rows(not_run=[2048], notes=["Trained with a length curriculum."]))
+    folder = write_run(tmp_path / "run", run_record(not_run=[2048], notes=["Trained with a length curriculum."]))
     text = printed(folder)
     results = json.loads((folder / "results.json").read_text())
-    assert results == summarise(run_rows(not_run=[2048], notes=["Trained with a length curriculum."]))
+    assert results == summarise(run_record(not_run=[2048], notes=["Trained with a length curriculum."]))
     assert (results["schema"], results["task"], results["model"]) == (1, "induction_heads", "griffin")
     for said in ("243,776", "length curriculum", "256 (trained)", "0.943 – 1.000", "not run (quadratic): 2,048"):
         assert said in text
@@ -120,7 +122,7 @@ def test_a_report_writes_its_files_and_says_the_numbers(tmp_path: Path) -> None:
 
 
 def test_the_page_needs_nothing_from_outside_and_holds_the_numbers(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", run_rows(notes=["a <b> & c"]))
+    folder = write_run(tmp_path / "run", run_record(notes=["a <b> & c"]))
     (folder / "environment.json").write_text('{"command": "python -m evalkit task=<x>", "jax": "0.10.2"}')
     (folder / "config.yaml").write_text("seed: 7\n")
     printed(folder)
@@ -141,27 +143,31 @@ def test_the_page_needs_nothing_from_outside_and_holds_the_numbers(tmp_path: Pat
 
 @pytest.mark.parametrize("kept", range(6))
 def test_a_run_that_stopped_early_still_reports(tmp_path: Path, kept: int) -> None:
-    rows = run_rows(not_run=[2048])
-    part = [rows[:0], rows[:1], rows[:2], rows[:7], rows[1:], rows[-1:]][kept]
-    folder = write_run(tmp_path / "run", part)
+    header, rows = run_record(not_run=[2048])
+    told, part = [(False, 0), (True, 0), (True, 1), (True, 6), (False, len(rows)), (False, -1)][kept]
+    with RowLog.open(tmp_path / "metrics.jsonl") as log:
+        if told:
+            log.begin(header)
+        log.write(rows[:part] if part >= 0 else rows[part:])
+    folder = tmp_path
     assert printed(folder)
     assert json.loads((folder / "results.json").read_text())["schema"] == 1
 
 
 def test_a_loss_that_is_not_a_number_reports_as_missing(tmp_path: Path) -> None:
-    rows = [*run_rows()]
-    for entry in rows:
+    record = run_record()
+    for entry in record.rows:
         if entry["metric"] == "loss":
             entry["total"] = math.nan
-    folder = write_run(tmp_path / "run", rows)
+    folder = write_run(tmp_path / "run", record)
     printed(folder)
     assert json.loads((folder / "results.json").read_text())["extrapolation"][0]["loss"] is None
 
 
 def test_a_total_rounded_beyond_its_count_still_has_an_interval() -> None:
-    rows = run_rows()
-    rows[-2]["total"] = SEQUENCES + 1e-5
-    assert summarise(rows)["extrapolation"][-1]["high"] == 1.0
+    record = run_record()
+    record.rows[-2]["total"] = SEQUENCES + 1e-5
+    assert summarise(record)["extrapolation"][-1]["high"] == 1.0
 
 
 def test_a_folder_without_rows_is_named(tmp_path: Path) -> None:
@@ -171,10 +177,12 @@ def test_a_folder_without_rows_is_named(tmp_path: Path) -> None:
 
 def test_figures_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from made_up_runs import run_rows\n"
-        "from evalkit.report import run_figures; from evalkit.figures import save\n"
-        "for name, figure in run_figures(run_rows(seeds=(0, 1))).items():\n"
-        "    [save(figure, Path(sys.argv[1]) / f'{name}{kind}') for kind in ('.svg', '.png')]\n"
+        "import sys; from pathlib import Path; from support.made_up_runs import run_record\n"
+        "from evalkit.reports import accuracy; from evalkit.reports.curves import save\n"
+        "from evalkit.reports.pooling import Line, Run\n"
+        "lines = [Line('griffin', [Run(Path(), run_record(seeds=(0, 1)), {})], alone=True)]\n"
+        "for name, drawing in accuracy.figures(lines, 'title', ['note']).items():\n"
+        "    [save(drawing.figure, Path(sys.argv[1]) / f'{name}{kind}') for kind in ('.svg', '.png')]\n"
     )
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -189,7 +197,9 @@ def test_figures_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
 def test_a_figure_draws_no_point_outside_the_paper(tmp_path: Path) -> None:
     points = [Point(2**power, 1.0, 0.9, 1.0, 64) for power in range(6, 21)]
     curves = [Curve(f"a rather long name, number {index}", {0: points}, [2**21]) for index in range(8)]
-    figure = extrapolation_figure(curves, [256, 512], [128, None, 1024], 1 / 16, "title", ["a note " * 60])
+    frame = Frame(trained=[256, 512], windows=[128, 1024], chance=1 / 16)
+    figure = length_figure(curves, frame, "title", ["a note " * 60])
+    settle(figure)
     page = figure.bbox
     for text in [*figure.texts, *figure.axes[0].texts, *figure.axes[0].get_xticklabels()]:
         extent = text.get_window_extent()
@@ -204,7 +214,7 @@ def test_a_figure_draws_no_point_outside_the_paper(tmp_path: Path) -> None:
 def test_no_two_curves_of_a_search_are_drawn_alike(curves: int) -> None:
     points = [Point(64, 0.5, 0.4, 0.6, 64), Point(128, 0.6, 0.5, 0.7, 64)]
     lines = [Curve(f"trial_{number}", {0: points}) for number in range(curves)]
-    for figure in (extrapolation_figure(lines, 128), learning_figure(lines)):
+    for figure in (length_figure(lines, Frame(trained=[128])), seed_figure(lines, Frame().while_training())):
         legend = figure.axes[0].get_legend()
         assert legend is not None
         keys = [key for key in legend.legend_handles if isinstance(key, Line2D)]
@@ -215,7 +225,7 @@ def test_no_two_curves_of_a_search_are_drawn_alike(curves: int) -> None:
     ("task", "title"), [("induction_heads", "Induction heads"), ("books", "Books"), ("arxiv", "arXiv")]
 )
 def test_tasks_are_titled_as_people_write_them(task: str, title: str) -> None:
-    assert page.spoken(task) == title
+    assert page.display_name(task) == title
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalkit.core.rows import Row, RowLog, row
+from evalkit.core.rows import ACCURACY, Header, Record, Row, RowLog, row
 
 SEQUENCES = 64
 STEPS = (0, 50, 100, 150)
@@ -41,7 +41,7 @@ def scores(
     return [row(**names, **place, metric=metric, total=total) for metric, total in totals.items()]
 
 
-def run_rows(
+def run_record(
     model: str = "griffin",
     task: str = "induction_heads",
     name: str | None = None,
@@ -49,11 +49,12 @@ def run_rows(
     test: Callable[[int, int], int] = falls,
     not_run: Sequence[int] = (),
     **extra: Any,
-) -> list[Row]:
-    """All rows of a run trained at 256: validation at 256 and 512, then the ladder."""
+) -> Record:
+    """The record of a run trained at 256: validation at 256 and 512, then the ladder."""
     names: dict[str, Any] = {"run": name or f"{model}-1", "task": task, "model": model}
-    facts = {"train_length": 256, "answer_length": 1, "window": 128, "chance": 1 / 16, "notes": [], "preset": "paper"}
-    rows = [row(**names, metric="parameters", total=243_776, count=1, extra={**facts, "steps": STEPS[-1], **extra})]
+    facts = {"train_length": 256, "answer_length": 1, "window": 128, "chance": 1 / 16, "preset": "paper"}
+    told = {"kind": ACCURACY, "parameters": 243_776, "steps": STEPS[-1], **names, **facts, **extra}
+    rows: list[Row] = []
     for step in STEPS:
         for seed in seeds:
             rows += scores(learns(step, seed), "validation", step, 256, seed, names)
@@ -62,14 +63,14 @@ def run_rows(
         for seed in seeds:
             rows += scores(test(length, seed), "test", STEPS[-1], length, seed, names)
     reason = {"not_run": "quadratic"}
-    return rows + [
-        row(**names, split="test", length=length, metric="accuracy", count=0, extra=reason) for length in not_run
-    ]
+    left = [row(**names, split="test", length=length, metric="accuracy", count=0, extra=reason) for length in not_run]
+    return Record(Header(**told), rows + left)
 
 
-def write_run(folder: Path, rows: Sequence[Row]) -> Path:
-    """A run's folder that holds these rows."""
+def write_run(folder: Path, record: Record) -> Path:
+    """A run's folder that holds this record."""
     folder.mkdir(parents=True)
     with RowLog.open(folder / "metrics.jsonl") as log:
-        log.write(rows)
+        log.begin(record.header)
+        log.write(record.rows)
     return folder

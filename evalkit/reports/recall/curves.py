@@ -22,7 +22,7 @@ SOLID = "Solid: measured. Dashed: by the decay of the channels that carry the fa
 UNDONE = (
     "Undone: the other tokens' part (drift) or the fact's (forgetting) of each state as it was soon after the fact."
 )
-DRIFTED = "A thin line a seed, a thick one their median: how far the other tokens have moved the state, in differences that the fact makes."
+DRIFTED = "How far the other tokens have moved the state, in differences that the fact makes. Thick: the median."
 
 
 def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str, Drawing]:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
+from scipy.optimize import root_scalar
 
 from evalkit.core.rows import Record, Row, value
 from evalkit.core.statistics import spread, wilson
@@ -182,7 +182,7 @@ def _to_1_over_e(own: Sequence[tuple[float, float]]) -> float | None:
     if above(FAR) > 0:
         return None
     # A difference that no channel carries is below from the start, where there is no change of sign to be found.
-    return float(brentq(above, 0.0, FAR, maxiter=1000)) if above(0.0) > 0 else 0.0
+    return root_scalar(above, bracket=(0.0, FAR), method="brentq", maxiter=1000).root if above(0.0) > 0 else 0.0
 
 
 def _measured(rows: Sequence[Row], seed: int, block: int) -> float | None:

@@ -1,0 +1,91 @@
+"""A kind of report is a name in the header: one outside the package is reported and compared like any other."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from evalkit.core.errors import UserError
+from evalkit.core.rows import BENCHMARKS, Record, row
+from evalkit.reports.comparison import compare
+from evalkit.reports.writer import report
+from support.made_up_runs import run_record, write_run
+
+MINE = """
+from evalkit.reports.curves import Frame, length_figure
+from evalkit.reports.kinds import Drawing, Table, facts_of
+
+def summarise(record):
+    return {**facts_of(record), "measured": len(record.rows)}
+
+def tables(lines):
+    return [Table("Mine", ["model", "measured"], [[line.label, str(len(line.record.rows))] for line in lines])]
+
+def figures(lines, title, notes):
+    return {"mine": Drawing("Mine", "of my own", length_figure([], Frame(), title, notes))}
+
+def records(lines):
+    return [{"model": line.label, "measured": len(line.record.rows)} for line in lines]
+"""
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_kind_outside_the_package_is_reported_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "somebodys_kind.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    folders = []
+    for model in ("hawk", "griffin"):
+        record = run_record(model, kind="somebodys_kind")
+        folder = write_run(tmp_path / model, record)
+        console = Console(file=io.StringIO(), width=80)
+        assert report(folder, console)["measured"] == len(record.rows)
+        assert json.loads((folder / "results.json").read_text())["model"] == model
+        assert (folder / "mine.png").is_file() and "of my own" in (folder / "report.html").read_text()
+        assert "measured" in printed(console)
+        folders.append(folder)
+    compare(folders, tmp_path / "out", Console(quiet=True))
+    count = len(record.rows)
+    assert (tmp_path / "out" / "compare.csv").read_text() == f"model,measured\nhawk,{count}\ngriffin,{count}\n"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.csv", "compare.html", "mine.png"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("nowhere.kind", "'nowhere.kind' cannot be imported"), ("json", "json is no kind of report")]
+)
+def test_a_kind_that_is_none_is_one_line(tmp_path: Path, kind: str, words: str) -> None:
+    folder = write_run(tmp_path / "run", run_record(kind=kind))
+    with pytest.raises(UserError, match=words) as error:
+        report(folder, Console(quiet=True))
+    assert "\n" not in str(error.value) and not (folder / "results.json").exists()
+
+
+def test_every_report_says_how_it_was_made(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", run_record(kind=BENCHMARKS)._replace(rows=[]))
+    (folder / "environment.json").write_text('{"command": "python -m evalkit task=x", "jax": "0.10.2"}')
+    (folder / "config.yaml").write_text("seed: 7\n")
+    report(folder, Console(quiet=True))
+    html = (folder / "report.html").read_text()
+    for said in ("How it was made", "python -m evalkit task=x", "0.10.2", "seed: 7"):
+        assert said in html
+
+
+def test_benchmarks_are_a_row_a_metric(tmp_path: Path) -> None:
+    folders = []
+    for model, right in (("small", 3), ("large", 4)):
+        header = replace(run_record(model).header, kind=BENCHMARKS, task="downstream")
+        names = {"run": header.run, "task": header.task, "model": model, "split": "benchmark"}
+        rows = [row(**names, metric="piqa/acc", total=right, count=5, extra={"num_fewshot": 0})]
+        folders.append(write_run(tmp_path / model, Record(header, rows)))
+    assert report(folders[0], Console(quiet=True))["results"] == {"piqa/acc": 0.6}
+    console = Console(file=io.StringIO(), width=80)
+    compare(folders, tmp_path / "out", console)
+    assert "piqa/acc" in printed(console) and "0.8" in printed(console)
+    first = (tmp_path / "out" / "compare.csv").read_text().splitlines()[1]
+    assert first == "small-1,small,piqa/acc,0.6,5,0"
