@@ -209,7 +209,7 @@ def _groups(questions: Sequence[Question], window: int | None) -> dict[str, list
     """The questions' indices by where the answer lies, all of them last; groups without any are left out."""
     groups: dict[str, list[int]] = {}
     if window is not None:
-        groups[INSIDE] = [index for index, asked in enumerate(questions) if asked.inside]
-        groups[OUTSIDE] = [index for index, asked in enumerate(questions) if not asked.inside]
+        groups[INSIDE] = [index for index, each in enumerate(questions) if each.inside]
+        groups[OUTSIDE] = [index for index, each in enumerate(questions) if not each.inside]
     groups[ALL] = list(range(len(questions)))
     return {which: chosen for which, chosen in groups.items() if chosen}

@@ -53,7 +53,7 @@ class Score(NamedTuple):
         return bool(self.greedy.all())
 
 
-class Asked(NamedTuple):
+class Question(NamedTuple):
     """At `place` of a row the next token should be `target`, which is token `index` of that request's continuation."""
 
     place: int
@@ -63,10 +63,10 @@ class Asked(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Tokens that are read once, and what is asked along them, in order of place."""
+    """Tokens that are read once, and the questions along them, in order of place."""
 
     tokens: Tokens
-    asked: list[Asked]
+    questions: list[Question]
 
 
 class Batch(NamedTuple):
@@ -85,7 +85,7 @@ class Batch(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A row, and the rows that go on from its end; `requests` are all that it answers."""
+    """A row, and the rows that continue it; `requests` are all that it answers."""
 
     requests: list[int]
     stem: Row
@@ -131,19 +131,19 @@ class Scorer:
         single = [group for group in groups if not group.branches]
         stems = [group.stem for group in single]
         for batch in self._cut(stems, lambda length, chunk: 0 if length <= chunk else length):
-            self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores, goes_on=False)
+            self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores, continues=False)
             yield from (single[member] for member in batch.members)
         branched = [group for group in groups if group.branches]
         stems = [group.stem for group in branched]
         longest = max((len(row.tokens) for group in branched for row in group.branches), default=0)
         for batch in self._cut(stems, lambda length, chunk: rounded(length + longest)):
             part = [branched[member] for member in batch.members]
-            cache = self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores, goes_on=True)
+            cache = self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores, continues=True)
             self._read_branches(part, cache, batch.room, scores)
             yield from part
 
     def _read_branches(self, groups: Sequence[Group], cache: Cache, room: int, scores: Sequence[Score]) -> None:
-        """Reads what goes on from each stem, from the state after it: row i of `cache` is after stem i."""
+        """Reads what continues each stem, from the state after it: row i of `cache` is after stem i."""
         rows = [row for group in groups for row in group.branches]
         parents = np.asarray([parent for parent, group in enumerate(groups) for _ in group.branches], np.int32)
         starts = np.asarray([len(group.stem.tokens) for group in groups], np.int32)[parents]
@@ -151,7 +151,7 @@ class Scorer:
             dummies = (0, batch.size - len(batch.members))
             tiled = _take(cache, np.pad(parents[batch.members], dummies))
             tiled = jax.device_put(tiled, split(self._mesh))
-            self._read(batch, tiled, np.pad(starts[batch.members], dummies), scores, goes_on=False)
+            self._read(batch, tiled, np.pad(starts[batch.members], dummies), scores, continues=False)
 
     def _cut(self, rows: Sequence[Row], room_of: Callable[[int, int], int]) -> Iterator[Batch]:
         """Batches of `rows` by answers and length; `room_of(length, chunk)`: what the cache must hold, 0 for none.
@@ -161,7 +161,7 @@ class Scorer:
         """
 
         def answers(index: int) -> int:
-            return _power_of_four(len(rows[index].asked))
+            return _power_of_four(len(rows[index].questions))
 
         order = sorted(range(len(rows)), key=lambda index: (answers(index), len(rows[index].tokens)), reverse=True)
         for most, same in groupby(order, key=answers):
@@ -191,26 +191,26 @@ class Scorer:
         return devices * min(1 << (most.bit_length() - 1), 1 << (-(-rows // devices) - 1).bit_length())
 
     def _read(
-        self, batch: Batch, cache: Cache | None, starts: np.ndarray, scores: Sequence[Score], *, goes_on: bool
+        self, batch: Batch, cache: Cache | None, starts: np.ndarray, scores: Sequence[Score], *, continues: bool
     ) -> Cache | None:
         """Reads a batch whose row i begins at position `starts[i]`; the answers go into `scores`.
 
-        Returns the cache if something `goes_on` from it.
+        Returns the cache if it `continues`, that is, if something is read after it.
         """
         length = max(len(row.tokens) for row in batch.rows)
         for first in range(0, length, batch.chunk):
-            read = _advance if goes_on or first + batch.chunk < length else _finish
+            read = _advance if continues or first + batch.chunk < length else _finish
             tokens, positions = _tokens(batch, starts, first)
-            asked, at, targets = _questions(batch, first)
-            # Without a cache nothing comes after the pads that could see them; without pads a row just goes on.
+            questions, at, targets = _questions(batch, first)
+            # Without a cache nothing comes after the pads that could see them; without pads a row just continues.
             where = positions if batch.room and (positions < 0).any() else None
             given = jax.device_put((tokens, where, at, targets), split(self._mesh))
             with jax.default_matmul_precision("highest"):
                 logprobs, greedy, cache = read(self.model, self._mesh, self._placed, cache, *given)
-            if not asked:
+            if not questions:
                 continue
             logprobs, greedy = np.asarray(logprobs), np.asarray(greedy)
-            for (row, slot), question in asked:
+            for (row, slot), question in questions:
                 score = scores[question.request]
                 score.logprobs[question.index], score.greedy[question.index] = logprobs[row, slot], greedy[row, slot]
         return cache
@@ -297,36 +297,38 @@ def _groups(requests: Sequence[Request], share_prefixes: bool) -> list[Group]:
 
 
 def _rows_apart(requests: Sequence[Request], indices: Sequence[int]) -> list[Group]:
-    """A row for each distinct input: choices of one token after the same context are asked of one and the same."""
-    rows: dict[Tokens, list[Asked]] = {}
+    """A row for each distinct input: choices of one token after the same context share one row."""
+    rows: dict[Tokens, list[Question]] = {}
     members: dict[Tokens, set[int]] = {}
     for number in indices:
         context, continuation = requests[number]
         tokens = context + continuation[:-1]
         first = len(context) - 1
         rows.setdefault(tokens, []).extend(
-            Asked(first + index, target, number, index) for index, target in enumerate(continuation)
+            Question(first + index, target, number, index) for index, target in enumerate(continuation)
         )
         members.setdefault(tokens, set()).add(number)
-    return [Group(sorted(members[tokens]), Row(tokens, sorted(asked)), []) for tokens, asked in rows.items()]
+    return [Group(sorted(members[tokens]), Row(tokens, sorted(questions)), []) for tokens, questions in rows.items()]
 
 
 def _group(context: Tokens, requests: Sequence[Request], indices: Sequence[int]) -> Group:
     """One stem, the context, which answers for every first token, and a branch for each distinct rest."""
-    stem, rests = [], dict[Tokens, list[Asked]]()
+    stem, rests = [], dict[Tokens, list[Question]]()
     for number in indices:
         continuation = requests[number].continuation
-        stem.append(Asked(len(context) - 1, continuation[0], number, 0))
+        stem.append(Question(len(context) - 1, continuation[0], number, 0))
         if len(continuation) > 1:
             rests.setdefault(continuation[:-1], []).extend(
-                Asked(index, target, number, index + 1) for index, target in enumerate(continuation[1:])
+                Question(index, target, number, index + 1) for index, target in enumerate(continuation[1:])
             )
-    return Group(list(indices), Row(context, stem), [Row(tokens, sorted(asked)) for tokens, asked in rests.items()])
+    return Group(
+        list(indices), Row(context, stem), [Row(tokens, sorted(questions)) for tokens, questions in rests.items()]
+    )
 
 
 def _places(rows: Sequence[Row], chunk: int) -> int:
     """Room for the answers in any chunk of any row, no more than the chunk has tokens unless they share some."""
-    counts = (groupby(row.asked, key=lambda question: question.place // chunk) for row in rows)
+    counts = (groupby(row.questions, key=lambda question: question.place // chunk) for row in rows)
     most = max(len(list(same)) for found in counts for _, same in found)
     return min(_power_of_four(most), max(most, chunk))
 
@@ -347,19 +349,19 @@ def _tokens(batch: Batch, starts: np.ndarray, first: int) -> tuple[np.ndarray, n
     return tokens, positions
 
 
-def _questions(batch: Batch, first: int) -> tuple[list[tuple[tuple[int, int], Asked]], np.ndarray, np.ndarray]:
-    """What is asked in the chunk that begins at `first`, each with its (row, slot); places and targets `[size, slots]`,
-    which have no slots where nothing is asked."""
-    asked = []
+def _questions(batch: Batch, first: int) -> tuple[list[tuple[tuple[int, int], Question]], np.ndarray, np.ndarray]:
+    """The questions in the chunk that begins at `first`, each with its (row, slot); places and targets `[size, slots]`,
+    which have no slots where there is no question."""
+    questions = []
     for number, row in enumerate(batch.rows):
-        low = bisect_left(row.asked, first, key=lambda question: question.place)
-        high = bisect_left(row.asked, first + batch.chunk, key=lambda question: question.place)
-        asked += [((number, slot), question) for slot, question in enumerate(row.asked[low:high])]
-    at = np.zeros((batch.size, batch.places if asked else 0), np.int32)
+        low = bisect_left(row.questions, first, key=lambda question: question.place)
+        high = bisect_left(row.questions, first + batch.chunk, key=lambda question: question.place)
+        questions += [((number, slot), question) for slot, question in enumerate(row.questions[low:high])]
+    at = np.zeros((batch.size, batch.places if questions else 0), np.int32)
     targets = np.zeros_like(at)
-    for where, question in asked:
+    for where, question in questions:
         at[where], targets[where] = question.place - first, question.target
-    return asked, at, targets
+    return questions, at, targets
 
 
 def _read_rows(

@@ -15,7 +15,7 @@ from evalkit.evaluations.phonebook import METRICS, Lookup, log_probabilities, qu
 from evalkit.inference.prefill import prefill
 from evalkit.tasks.phonebook import VARIANTS, Phonebook
 from support.evaluated import checkpoint_of
-from support.language_models import Reader, pretrained
+from support.language_models import Reader, pretrained, unused
 from support.shrunk import overrides_of
 
 SETTINGS: dict[str, Any] = {"prompts": 12, "new_tokens": 14, "batch_size": 5, "chunk": 64}
