@@ -56,9 +56,9 @@ def mesh_for(*batches: int) -> Mesh:
 
 
 def mesh_sharing(params: Params, *batches: int) -> Mesh:
-    """Returns the mesh of `mesh_for`, or one device where copies of `params` would fill the memory that CPU cores share.
+    """Returns the mesh of `mesh_for`, or one device if `params` are too large to copy to each CPU core.
 
-    Large products use all cores by themselves.
+    CPU cores share one memory, and large products use all cores by themselves.
     """
     return mesh_for(1) if jax.default_backend() == "cpu" and bytes_of(params) > COPIED_BYTES else mesh_for(*batches)
 

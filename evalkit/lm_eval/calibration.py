@@ -73,7 +73,7 @@ def known(name: str) -> Published:
 
 
 def checks(name: str, results: Mapping[str, Any]) -> list[Check]:
-    """Compares every published column with lm-eval's `results`; raises UserError for a column whose task was not run."""
+    """Compares every published column with lm-eval's `results`; raises UserError if a column's task was not run."""
     found = []
     for column, published in known(name).values.items():
         task, metric = COLUMNS[column]
@@ -82,7 +82,7 @@ def checks(name: str, results: Mapping[str, Any]) -> list[Check]:
         value, count = results["results"][task].get(f"{metric},none"), documents(results, task)
         if value is None or not count:
             raise UserError(f"the results of task {task} have no {metric} of counted documents; run griffin_table1")
-        # The standard error of a mean of zeros and ones; lm-eval gives none for a group.
+        # The standard error of a mean of zeros and ones.
         error = math.sqrt(value * (1 - value) / max(1, count - 1))
         found.append(Check(column, published, 100 * value, 100 * error))
     return found

@@ -22,7 +22,7 @@ HELPED_SHORT, HELPED_LONG = "helped_short_loss", "helped_long_loss"
 `extra.chosen_by` names the run by whose losses these tokens were chosen."""
 
 REPEATED, FRESH = "repeated_loss", "fresh_loss"
-"""The loss of a passage that also stood `position` tokens earlier, and of the same passage where another stood there."""
+"""The loss of a passage that also stood `position` tokens earlier, and of the same one where another stood there."""
 
 RAW = (LOSS, PAIRED, FOREIGN, HELPED_SHORT, HELPED_LONG, REPEATED, FRESH)
 
