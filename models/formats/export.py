@@ -28,7 +28,7 @@ def write(folder: Path, built: Model, params: Params, bos: int | None, eos: int 
 
 
 def published(config: Config) -> dict[str, Any]:
-    """Returns the `config.json` in the spelling of the published checkpoints, which every version of transformers reads."""
+    """Returns the `config.json` in the spelling of the published checkpoints, which every transformers reads."""
     return {
         "architectures": ["RecurrentGemmaForCausalLM"],
         "model_type": "recurrent_gemma",

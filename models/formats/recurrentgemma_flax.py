@@ -41,7 +41,7 @@ def parse(shapes: Mapping[str, tuple[int, ...]], window: int) -> Config:
 
 
 def tensors(config: Config) -> Iterator[Tensor]:
-    """Yields DeepMind's tensors: linear maps are `x @ kernel`; one tensor holds both branches of an MLP, the gate first."""
+    """Yields DeepMind's tensors: linear maps are `x @ kernel`; an MLP's two branches are one tensor, the gate first."""
     d, f = config.width, config.mlp_width
     yield Tensor(("embedding", "table"), "embedder/input_embedding", (config.vocab_size, d), SAME)
     yield Tensor(("norm", "scale"), "final_norm/scale", (d,), ONE_PLUS)

@@ -116,7 +116,7 @@ class MQA(nnx.Module):
         stored, after = self._store(cache, new, padded=positions is not None)
         among_stored = partial(self._among_stored, queries, where, segments, stored, aligned=positions is None)
         if self.window is not None and DECODED < steps <= cache.keys.shape[1]:
-            # After an empty cache a prompt sees its own keys alone, and the cache has more slots than the prompt tokens.
+            # After an empty cache a prompt sees its own keys alone: most of the stored slots are empty then.
             marks = Marks(where, where, segments, segments)
             fresh = partial(attend, queries, keys, values, marks, self.window, aligned=True)
             y = jax.lax.cond(cache.written.max() == 0, fresh, among_stored)
