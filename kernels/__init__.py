@@ -1,4 +1,8 @@
-"""Recurrences on arrays `[b, t, d]`: the operations that everything recurrent here is made of."""
+"""Linear recurrences on arrays `[b, t, d]`, with gradients, for CPU, GPU and TPU.
+
+`linear_scan` is the plain recurrence; `rglru` and `cglru` are the gated units of Hawk and Griffin, gates included;
+`sharded_linear_scan` splits a sequence over devices.
+"""
 
 from evalkit.kernels.cglru import cglru
 from evalkit.kernels.rglru import gated_input, rglru

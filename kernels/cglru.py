@@ -1,7 +1,7 @@
 """The complex-gated linear recurrent unit (De et al. 2024, app. B), gates and recurrence in one operation.
 
 Shapes: b batch, t time, n complex channels, d = 2 n: the real parts of all channels, then their imaginary parts. The
-gates, the state and every sum are float32 whatever the dtype of `x`.
+gates, the state and all sums are float32 whatever the dtype of `x`.
 """
 
 from functools import partial
@@ -39,8 +39,13 @@ def cglru(
     the state as it is, exactly.
 
     `h0` is the state before the first step (zero if None). Where `reset` is True the state before that step counts as
-    zero; with `unit_reset` the root is 1 there as well. The slope of the root in `|a|²` is capped at 1000.
-    `implementation` as in `linear_scan`, and the same errors; raises ValueError also for `d` that is not 2 n.
+    zero; with `unit_reset` the root is 1 there as well. In the gradient, the slope of the root in `|a|²` is capped at
+    1000. `implementation` and errors are those of `linear_scan`; raises ValueError also if `d` is not 2 n.
+
+    >>> x, gate = jnp.ones((1, 4, 6)), jnp.zeros((1, 4, 3))
+    >>> h, last = cglru(x, gate, gate, rate=jnp.full(3, -0.1), angle=jnp.full(3, 0.3))
+    >>> h.shape, last.shape
+    ((1, 4, 6), (1, 6))
     """
     check(implementation, x)
     if x.shape[2] != 2 * recurrence.shape[2]:
@@ -53,7 +58,7 @@ def cglru(
 
 
 class Inputs(NamedTuple):
-    """The arguments of `cglru`; `flags [b, t]` are 1 where the state is reset, for a kernel reads no bits."""
+    """The arguments of `cglru`; `flags [b, t]` are 1 where the state is reset, because kernels read no booleans."""
 
     x: Array
     recurrence: Array
@@ -113,7 +118,7 @@ def _gradients_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs, h: Array, d
 
 
 def _opened(inputs: Inputs, unit_reset: bool) -> tuple[Gates, Planes]:
-    """The gates at every step, and the complex decay."""
+    """Returns the gates and the complex decay of every step."""
     _, recurrence, entry, rate, angle, _, flags = inputs
     reset = None if flags is None else flags[..., None] != 0
     opened = gates_with_reset(gates, recurrence, entry, rate[None, None], reset, unit_reset)

@@ -1,4 +1,4 @@
-"""Which implementation runs: the caller's choice, or the best one for the platform a program is lowered for."""
+"""Chooses an implementation: the caller's, or the best one for the platform that a program is lowered for."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ SCANS = {"sequential": xla.sequential, "associative": xla.associative}
 KERNELS = ("triton", "mosaic_gpu", "mosaic_tpu", "triton_interpret", "mosaic_tpu_interpret")
 IMPLEMENTATIONS = ("auto", *SCANS, *KERNELS)
 Implementation = str | Kernel
-SERVED = (jnp.float32, jnp.bfloat16, jnp.int32)  # by kernels: values, and flags of resets
+SERVED = (jnp.float32, jnp.bfloat16, jnp.int32)  # the dtypes that kernels take: values, and flags of resets
 
 
 def check(implementation: Implementation, x: Array) -> None:
@@ -32,10 +32,10 @@ def check(implementation: Implementation, x: Array) -> None:
 def dispatch(
     implementation: Implementation, by_scan: Callable[..., Any], by_kernel: Callable[..., Any], *arguments: Any
 ) -> Any:
-    """`by_scan(scan, *arguments)` with a scan of XLA's, or `by_kernel(kernel, *arguments)` with a Pallas kernel.
+    """Calls `by_scan(scan, *arguments)` with a scan of XLA's, or `by_kernel(kernel, *arguments)` with a Pallas kernel.
 
-    "auto" is Triton on an NVIDIA GPU, Mosaic on a TPU and the sequential scan elsewhere. A GPU that the kernel does not
-    serve, by vendor or dtype, takes the associative scan: there each step of a loop is the launch of a kernel.
+    "auto" is Triton on an NVIDIA GPU, Mosaic on a TPU and the sequential scan elsewhere. Another vendor's GPU, or a
+    dtype that kernels do not take, gets the associative scan on a GPU.
     """
     if isinstance(implementation, Kernel):
         return by_kernel(implementation, *arguments)
@@ -43,6 +43,7 @@ def dispatch(
         return by_scan(SCANS[implementation], *arguments)
     if implementation in KERNELS:
         return by_kernel(_kernel(implementation), *arguments)
+    # On a GPU each step of a sequential loop launches a kernel, so logarithmic depth is faster there.
     sequential, associative = (partial(by_scan, scan) for scan in (xla.sequential, xla.associative))
     if any(leaf.dtype not in SERVED for leaf in jax.tree.leaves(arguments)):
         return lax.platform_dependent(*arguments, cuda=associative, rocm=associative, default=sequential)
@@ -56,7 +57,8 @@ def dispatch(
 
 
 def _kernel(name: str) -> Kernel:
-    """The kernel of that name; loads Pallas, which importing this package does not."""
+    """Returns the kernel of that name."""
+    # Here, because a plain scan must not pay for importing Pallas.
     from evalkit.kernels import mosaic_gpu, mosaic_tpu, triton
 
     kernels = {

@@ -1,7 +1,7 @@
 """The arithmetic of the gates of the RG-LRU and the CG-LRU, element by element, and its gradient.
 
 De et al. 2024, eqs. 1–4 and 6, and app. B. Every implementation of `kernels.rglru` and `kernels.cglru` calls these
-functions, on whole arrays or on a tile of them: nothing here knows about time. All of it is float32, because in
+functions, on whole arrays or on a tile of them; nothing here depends on time. Everything is float32, because in
 bfloat16 a decay of 0.999 is 1.
 """
 
@@ -16,9 +16,10 @@ from jax import Array
 from evalkit.kernels.planes import Planes, inner, scaled
 
 SMALLEST_ROOT = 0.5e-3  # caps the slope of sqrt(1 − a²) in a² at 1000 (arXiv 2404.07839)
-PI = (3.140625, 9.67502593994140625e-4, 1.509957990978376432e-7)  # a sum whose first two have few digits
+# π in three parts, of which the first two have few digits, so that their multiples are exact (Cody and Waite 1980).
+PI = (3.140625, 9.67502593994140625e-4, 1.509957990978376432e-7)
 LOG2_E = 1.4426950408889634
-CLOSED = -1e30  # before a sigmoid that is to be 0: where the recurrence gate is closed, a = 1 and scale = 0 exactly
+CLOSED = -1e30  # closes a gate before its sigmoid: with the recurrence gate closed, a = 1 and scale = 0 exactly
 
 
 class Gates(NamedTuple):
@@ -31,7 +32,7 @@ class Gates(NamedTuple):
 
 
 class GateGradients(NamedTuple):
-    """Gradients of x and of both gates before their sigmoid; that of rate is still to be summed over batch and time."""
+    """Gradients of x, of both gates before their sigmoid, and of rate, which is not yet summed over batch and time."""
 
     x: Array
     recurrence: Array
@@ -43,12 +44,13 @@ Arithmetic = Callable[[Array, Array, Array], Gates]
 
 
 def gates(recurrence: Array, entry: Array, rate: Array) -> Gates:
-    """Both gates from what comes before their sigmoid; `rate ≤ 0`, of the same rank, is log a at r = 1.
+    """Returns the gates from their values before the sigmoid; `rate ≤ 0`, of the same rank, is log a at r = 1.
 
-    With `u = tanh(log a / 2)`, `a = (1 + u) / (1 − u)` and `1 − a² = −4u / (1 − u)²`: one tanh for both, and no
-    cancellation as a → 1. The sigmoid of i is a tanh too, which costs a CPU half as much; not that of r, whose error
-    near 0 the root would blow up.
+    With `u = tanh(log a / 2)`, `a = (1 + u) / (1 − u)` and `1 − a² = −4u / (1 − u)²`. One tanh gives both, and nothing
+    cancels as a → 1.
     """
+    # The sigmoid of i is a tanh, which takes a CPU half the time. That of r is not: the root would enlarge its error
+    # near 0.
     r = jax.nn.sigmoid(recurrence.astype(jnp.float32))
     i = 0.5 + 0.5 * jnp.tanh(0.5 * entry.astype(jnp.float32))
     u = jnp.tanh(r * (0.5 * rate))
@@ -59,23 +61,21 @@ def gates(recurrence: Array, entry: Array, rate: Array) -> Gates:
 
 
 def gates_by_exponentials(recurrence: Array, entry: Array, rate: Array) -> Gates:
-    """The same for a GPU, where 2^x is one instruction and an exact tanh some thirty.
-
-    Near a = 1, where `1 − a²` would cancel, it is its Taylor polynomial in log a.
-    """
+    """Returns the same as `gates`, for a GPU, where 2^x is one instruction and an exact tanh about thirty."""
     r, i = (1 / (1 + jnp.exp2(-LOG2_E * gate.astype(jnp.float32))) for gate in (recurrence, entry))
     log_a = r * rate
     a = jnp.exp2(LOG2_E * log_a)
     z = -2 * log_a
+    # Near a = 1, where 1 − a² would cancel, its Taylor polynomial in log a.
     near_one = z * (1 - z * (1 / 2 - z * (1 / 6 - z * (1 / 24 - z * (1 / 120 - z * (1 / 720))))))
     square = jnp.where(z < 0.25, near_one, 1 - a * a)
-    return Gates(r, i, a, square * jax.lax.rsqrt(jnp.maximum(square, 1e-30)))  # a root that Mosaic GPU has too
+    return Gates(r, i, a, square * jax.lax.rsqrt(jnp.maximum(square, 1e-30)))  # Mosaic GPU has rsqrt, but no sqrt
 
 
 def gates_with_reset(
     arithmetic: Arithmetic, recurrence: Array, entry: Array, rate: Array, reset: Array | None, unit_reset: bool
 ) -> Gates:
-    """The gates; with `unit_reset` the scale is 1 and the decay 0 where `reset` is True, as in RecurrentGemma."""
+    """Returns the gates; with `unit_reset`, where `reset` is True, the scale is 1 and the decay 0 (RecurrentGemma)."""
     plain = arithmetic(recurrence, entry, rate)
     if reset is None or not unit_reset:
         return plain
@@ -83,14 +83,15 @@ def gates_with_reset(
 
 
 def without(values: Array, reset: Array | None) -> Array:
-    """`values`, zero where `reset` is True: what a reset cuts off is the decay, and the state before the step."""
+    """Returns `values` with zeros where `reset` is True: a reset removes the decay and the state before the step."""
     return values if reset is None else jnp.where(reset, 0.0, values)
 
 
 def gate_gradients(gates: Gates, x: Array, rate: Array, da: Array, dinput: Array) -> GateGradients:
-    """Pulls back the gradients of the decay `a` and of the input `scale · i · x`."""
+    """Returns the gradients of the arguments from those of the decay `a` and of the input `scale · i · x`."""
     r, i, a, scale = gates
     x = x.astype(jnp.float32)
+    # The scale's derivative in log a is −a² / scale, which is infinite at a = 1: SMALLEST_ROOT bounds it.
     dlog_a = a * (da - dinput * i * x * a / jnp.maximum(scale, SMALLEST_ROOT))
     return GateGradients(
         x=dinput * scale * i,
@@ -101,7 +102,7 @@ def gate_gradients(gates: Gates, x: Array, rate: Array, da: Array, dinput: Array
 
 
 class ComplexGateGradients(NamedTuple):
-    """As `GateGradients`, with that of angle, also still to be summed."""
+    """As `GateGradients`, and the gradient of angle, also not yet summed."""
 
     x: Planes
     recurrence: Array
@@ -111,19 +112,20 @@ class ComplexGateGradients(NamedTuple):
 
 
 def turned(gates: Gates, angle: Array, reset: Array | None) -> Planes:
-    """The complex decay of magnitude a and phase `r · angle`, in radians; zero where `reset` is True."""
+    """Returns the complex decay of magnitude a and phase `r · angle` in radians; zero where `reset` is True."""
     return scaled(without(gates.a, reset), cosine_and_sine(gates.r * angle))
 
 
 def cosine_and_sine(turn: Array) -> Planes:
-    """Both at once, by Taylor's polynomials of what is left of the half turns.
+    """Returns the cosine and the sine of `turn`, in radians, exact to 2.5e-7 up to 10⁴ radians.
 
-    To 2.5e-7 up to 10⁴ radians, where float32 holds the turn itself to 5e-4 only.
+    Both are Taylor polynomials of what is left after whole half turns. At 10⁴ radians float32 holds the turn itself to
+    5e-4 only.
     """
     half_turns = jnp.floor(turn * (1 / sum(PI)) + 0.5)
     for part in PI:
         turn = turn - half_turns * part
-    sign = 1 - 2 * half_turns + 4 * jnp.floor(0.5 * half_turns)  # of an odd one −1
+    sign = 1 - 2 * half_turns + 4 * jnp.floor(0.5 * half_turns)  # −1 for an odd number of half turns
     z = turn * turn
     cosine, sine = 1 / factorial(12), 1 / factorial(11)
     for n in (10, 8, 6, 4, 2, 0):
@@ -136,7 +138,7 @@ def cosine_and_sine(turn: Array) -> Planes:
 def complex_gate_gradients(
     gates: Gates, x: Planes, rate: Array, angle: Array, dlog_a: Planes, dinput: Planes
 ) -> ComplexGateGradients:
-    """Pulls back the gradients of `log |a| + j phase` and of the input `scale · i · x`."""
+    """Returns the gradients of the arguments from those of `log |a| + j phase` and of the input `scale · i · x`."""
     r, i, magnitude, scale = gates
     dlog_magnitude, dturn = dlog_a
     dscale_i = inner(dinput, x)

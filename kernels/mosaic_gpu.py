@@ -1,8 +1,8 @@
 """Passes over time on an NVIDIA Hopper GPU, by Pallas with Mosaic GPU: widths that are multiples of 128.
 
-A program takes one row of the batch and 128 channels; copies of the next blocks of time are under way in shared memory
-while it computes. Slower to start than `kernels.triton` on few lanes, for time is not cut into chunks here; what JAX
-supports for longer. Never chosen unless asked for.
+A program takes one row of the batch and 128 channels, and computes while the next blocks of time are copied to shared
+memory. Time is not cut into chunks, so on few lanes it is slower than `kernels.triton`. JAX will support Mosaic longer
+than Triton. It runs only if it is asked for by name.
 """
 
 from functools import partial
@@ -22,12 +22,12 @@ from evalkit.kernels.xla import shift
 
 CHANNELS = 128
 BLOCK = 32  # steps in one copy
-MOST_COPIES = 4  # under way at once
-SHARED_MEMORY = 200_000  # bytes for them, of the 232448 that a program may have
+MOST_COPIES = 4  # in flight at once
+SHARED_MEMORY = 200_000  # bytes for the copies, of the 232,448 that a program may have
 
 
 def kernel() -> Kernel:
-    """This implementation."""
+    """Returns the kernel."""
     return Kernel(_walk, gates_by_exponentials)
 
 
@@ -42,9 +42,9 @@ def _walk(
     reverse: bool,
     dtypes: tuple[DTypeLike, ...],
 ) -> Walked:
-    from jax.experimental.pallas import mosaic_gpu as plgpu  # here, for it wants more than JAX itself installs
+    from jax.experimental.pallas import mosaic_gpu as plgpu  # here, because it needs packages that JAX does not install
 
-    if len(carry) > 1:  # its lowering has no floor, which the phase needs
+    if len(carry) > 1:  # its lowering has no floor, which the complex phase needs
         raise ValueError("mosaic_gpu takes the real unit, not the complex one; use 'triton'")
     batch, steps, width = rows[0].shape
     if width % CHANNELS:
@@ -70,7 +70,7 @@ def _walk(
 
 
 class Counts(NamedTuple):
-    """How many arrays of each kind a kernel gets, in their order; the last `lags` of those in time are lagged."""
+    """The number of arrays of each kind that a kernel gets, in order; the last `lags` of those in time are lagged."""
 
     in_time: int
     flags: int
@@ -81,7 +81,7 @@ class Counts(NamedTuple):
 
 
 def _kernel(plgpu, run: Pass, reverse: bool, steps: int, counts: Counts, *refs):
-    """One row of the batch, one block of channels, all of time."""
+    """Runs all of time, for one row of the batch and one block of channels."""
     block = gcd(steps, BLOCK)
     batch, j = lax.axis_index("batch"), lax.axis_index("channels")
     channels = pl.ds(j * CHANNELS, CHANNELS)
@@ -118,7 +118,7 @@ def _kernel(plgpu, run: Pass, reverse: bool, steps: int, counts: Counts, *refs):
     size = sum(ref.dtype.itemsize for ref in in_time)
     spec = plgpu.BlockSpec((block, CHANNELS), lambda s: (block_of(s), j))
     start = tuple(ref[batch, channels] for ref in carry)
-    zero = start[0] * 0  # not a constant, for its layout would not be that of the sum
+    zero = start[0] * 0  # not a constant, whose layout would differ from the sum's
     pipeline = plgpu.emit_pipeline(
         several,
         grid=(steps // block,),

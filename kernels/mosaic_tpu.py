@@ -1,8 +1,8 @@
 """Passes over time on a TPU, by Pallas with Mosaic: any number of steps, any width.
 
-Arrays keep their native layout `[b, t, d]`, so nothing is copied on the way in or out. The grid walks through blocks of
-time in order, with the carry in fast memory; within a block, tiles of eight steps are scanned by three rolls, which is
-what fills the eight sublanes of the vector unit.
+Arrays keep their layout `[b, t, d]`, so nothing is transposed. The grid walks through blocks of time in order, with the
+carry in fast memory. Within a block, tiles of eight steps are scanned by three rolls, which use all eight sublanes of
+the vector unit.
 """
 
 from functools import partial
@@ -20,19 +20,19 @@ from evalkit.kernels.passes import Kernel, Lagged, Pass, PerChannel, Rows, Walke
 from evalkit.kernels.planes import ONE, Planes, plus, times
 
 TILE = 8  # sublanes
-PACKED = 16  # steps in a tile of bfloat16: the finest that a block of any dtype may be
+PACKED = 16  # steps in a tile of bfloat16, so the smallest block for every dtype
 LANES = 128
 
 
 class Blocks(NamedTuple):
-    """How a walk is cut up: `steps` (a multiple of 16) and `channels` (of 128) that are in fast memory at once."""
+    """The block in fast memory: `steps`, a multiple of 16, and `channels`, a multiple of 128."""
 
     steps: int = 256
     channels: int = 256
 
 
 def kernel(blocks: Blocks | None = None, *, interpret: bool = False) -> Kernel:
-    """This implementation, cut up as `blocks` says; `interpret` runs its meaning on any platform, slowly, for tests."""
+    """Returns the kernel with these blocks; `interpret` runs it on any platform, slowly, for tests."""
     return Kernel(partial(_walk, blocks=blocks or Blocks(), interpret=interpret), gates)
 
 
@@ -58,7 +58,7 @@ def _walk(
         return count - 1 - s if reverse else s
 
     def beside(s):
-        """The few steps just before block `s`, in the order of `lagged`: the state that its end of the walk needs."""
+        """Returns the tile next to block `s` in time that has the lagged state of the block's edge."""
         edge = time(s) * (block // PACKED) - 1 if reverse else (time(s) + 1) * (block // PACKED)
         return jnp.clip(edge, 0, pl.cdiv(steps, PACKED) - 1)
 
@@ -95,7 +95,7 @@ def _walk(
 
 
 def _kernel(rows, per_channel, lagged, carry, outputs, last, sums, *, run: Pass, steps: int, block: int, reverse: bool):
-    """One block of time. `last` and `sums` stay in fast memory from one block to the next, so they are the carry."""
+    """Runs one block of time; `last` and `sums` stay in fast memory between blocks, so they are the carry."""
     s = pl.program_id(2)
     start = (pl.cdiv(steps, block) - 1 - s if reverse else s) * block
     shape = (TILE, last[0].shape[-1])
@@ -114,7 +114,7 @@ def _kernel(rows, per_channel, lagged, carry, outputs, last, sums, *, run: Pass,
         return values if values.shape == shape else jnp.broadcast_to(values, shape)
 
     def previous(k, t, states, few, edge):
-        """The state before each step of tile `k`, whose own steps are at times `t`."""
+        """Returns the state before each step of tile `k`, whose steps are at times `t`."""
         ends = block // TILE - 1
         neighbour = tile_of(states, jnp.maximum(k - 1, 0) if reverse else jnp.minimum(k + 1, ends))
         far = few[-TILE:, :] if reverse else few[:TILE, :]
@@ -127,7 +127,7 @@ def _kernel(rows, per_channel, lagged, carry, outputs, last, sums, *, run: Pass,
         k = block // TILE - 1 - n if reverse else n
         values = tuple(tile_of(ref, k) for ref in rows)
         t = start + k * TILE + row
-        inside = t < steps
+        inside = t < steps  # the last block may end after the last step; beyond it a = 1 and b = 0 keep the carry
         a, b = run.coefficients(values, channel)
         a = tuple(jnp.where(inside, plane, one) for plane, one in zip(a, ONE, strict=False))
         b = tuple(jnp.where(inside, plane, 0.0) for plane in b)
@@ -152,7 +152,7 @@ def _kernel(rows, per_channel, lagged, carry, outputs, last, sums, *, run: Pass,
 
 
 def _scan_tile(a: Planes, b: Planes, before: Planes, row: Array, reverse: bool) -> Planes:
-    """The carry after each of the eight steps, by doubling: 1, 2, then 4 steps are composed."""
+    """Returns the carry after each of the eight steps, by doubling: 1, 2, then 4 steps are composed."""
     for distance in (1, 2, 4):
         inside = row < TILE - distance if reverse else row >= distance
         move = TILE - distance if reverse else distance
@@ -164,6 +164,6 @@ def _scan_tile(a: Planes, b: Planes, before: Planes, row: Array, reverse: bool) 
 
 
 def _shift(values: Array, neighbour: Array, row: Array, later: bool) -> Array:
-    """Each row moved to the next (the one before, if not `later`); the gap is filled from the tile on that side."""
+    """Moves each row to the next one (to the one before, if not `later`); fills the gap from the neighbouring tile."""
     move, gap = (1, 0) if later else (TILE - 1, TILE - 1)
     return jnp.where(row == gap, pltpu.roll(neighbour, move, 0), pltpu.roll(values, move, 0))

@@ -1,7 +1,7 @@
-"""What a kernel computes at one step of time; how it walks along time is `kernels.triton` and `kernels.mosaic_*`.
+"""What a kernel computes at one step of time; `kernels.triton` and `kernels.mosaic_*` are the loops over time.
 
-A pass carries one float32 number a channel along time, `carry ← a · carry + b`, real or complex. A forward pass carries
-the state; the pass of a gradient goes the other way and carries the gradient that reaches the state before the step.
+A pass carries one float32 number for each channel along time, `carry ← a · carry + b`, real or complex. A forward pass
+carries the state. The pass of a gradient runs backwards and carries the gradient of the state before the step.
 """
 
 from dataclasses import dataclass
@@ -28,30 +28,30 @@ Lagged = tuple[tuple[Array, Array], ...]
 
 @runtime_checkable
 class Pass(Protocol):
-    """One walk along time, as functions of what a step reads.
+    """One loop over time, as functions of what a step reads.
 
-    Rows come in their own dtype, a complex one as two. `previous` is the state at the step before in float32, where the
-    pass is given it. Both functions may repeat arithmetic, which compilers merge.
+    Rows have their own dtypes; a complex one is two rows. `previous` is the state of the step before in float32, for a
+    pass that is given lagged states. Both functions may repeat arithmetic, because compilers merge it.
     """
 
     @property
     def sums(self) -> int:
-        """How many sums over time it keeps."""
+        """The number of sums over time."""
         ...
 
     def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
-        """a and b of `carry ← a · carry + b`."""
+        """Returns a and b of `carry ← a · carry + b`."""
         ...
 
     def outputs(
         self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
     ) -> tuple[Rows, Rows]:
-        """What the step writes and what it adds to the sums, from the carry before and after it."""
+        """Returns what the step writes and what it adds to the sums, from the carry before and after it."""
         ...
 
 
 class Walked(NamedTuple):
-    """What a walk gives: arrays `[b, t, d]`, sums over batch and time `[d]`, the carry after the last step `[b, d]`."""
+    """Results of a walk: arrays `[b, t, d]`, sums over batch and time `[d]`, the carry after the last step `[b, d]`."""
 
     outputs: tuple[Array, ...]
     sums: tuple[Array, ...]
@@ -60,12 +60,12 @@ class Walked(NamedTuple):
 
 @runtime_checkable
 class Walk(Protocol):
-    """Runs any pass along the whole of time.
+    """Runs any pass over the whole of time.
 
-    Rows are arrays `[b, t, d]`, or `[b, t]` for an integer a step; `per_channel [d]` and the planes of `carry [b, d]`
-    are float32. `lagged` is, plane by plane, the states `[b, t, d]` and the one before the first of them `[b, d]`.
-    With `reverse` the walk goes from the last step to the first. `dtypes` are those of the outputs. Raises ValueError
-    for what the kernel cannot take.
+    Rows are arrays `[b, t, d]`, or `[b, t]` for one integer for each step. `per_channel [d]` and the planes of
+    `carry [b, d]` are float32. `lagged` is, plane by plane, the states `[b, t, d]` and the one before them `[b, d]`.
+    With `reverse`, time runs from the last step to the first. `dtypes` are those of the outputs. Raises ValueError for
+    what the kernel cannot take.
     """
 
     def __call__(
@@ -82,7 +82,7 @@ class Walk(Protocol):
 
 
 class Kernel(NamedTuple):
-    """A Pallas kernel: how it walks along time, and how it takes the gates."""
+    """A Pallas kernel: its loop over time, and its arithmetic of the gates."""
 
     walk: Walk
     gates: Arithmetic

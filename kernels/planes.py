@@ -1,14 +1,14 @@
-"""Numbers in planes, for no kernel knows a complex dtype: one array of reals, or two, the real and imaginary parts."""
+"""Real or complex numbers as one or two real arrays, real part first, because Pallas kernels have no complex dtype."""
 
 import jax.numpy as jnp
 from jax import Array
 
 Planes = tuple[Array, ...]
-ONE = (1.0, 0.0)  # in planes
+ONE = (1.0, 0.0)  # the number 1, plane by plane
 
 
 def times(a: Planes, b: Planes) -> Planes:
-    """The product of two real or of two complex numbers."""
+    """Returns the product of two real or of two complex numbers."""
     if len(a) == 1:
         return (a[0] * b[0],)
     (a_re, a_im), (b_re, b_im) = a, b
@@ -16,27 +16,27 @@ def times(a: Planes, b: Planes) -> Planes:
 
 
 def plus(a: Planes, b: Planes) -> Planes:
-    """The sum."""
+    """Returns the sum."""
     return tuple(one + other for one, other in zip(a, b, strict=True))
 
 
 def scaled(scale: Array, z: Planes) -> Planes:
-    """The product with a real number."""
+    """Returns the product with a real number."""
     return tuple(scale * plane for plane in z)
 
 
 def conjugate(z: Planes) -> Planes:
-    """The conjugate: of a real number, itself."""
+    """Returns the conjugate; a real number is its own."""
     re, *im = z
     return (re, *(-plane for plane in im))
 
 
 def inner(a: Planes, b: Planes) -> Array:
-    """Re(conj(a) b): what a change b is worth where the gradient is a."""
+    """Returns Re(conj(a) b), the inner product of a and b as real vectors."""
     first, *rest = (one * other for one, other in zip(a, b, strict=True))
     return sum(rest, start=first)
 
 
 def float32(z: Planes) -> Planes:
-    """The same numbers in float32."""
+    """Returns the same numbers in float32."""
     return tuple(plane.astype(jnp.float32) for plane in z)

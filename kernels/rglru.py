@@ -1,6 +1,6 @@
 """The real-gated linear recurrent unit (De et al. 2024, eqs. 1–4 and 6), gates and recurrence in one operation.
 
-Shapes: b batch, t time, d channels. The gates, the state and every sum are float32 whatever the dtype of `x`.
+Shapes: b batch, t time, d channels. Gates, state and sums are float32 whatever the dtype of `x`.
 """
 
 from functools import partial
@@ -34,7 +34,13 @@ def rglru(
     sigmoid, and `log a_t = rate · r_t` (`rate = −c · softplus(−Λ) ≤ 0`). `h0` is the state before the first step (zero
     if None). Where `reset` is True the state before that step counts as zero; with `unit_reset` the root is 1 there as
     well, as in RecurrentGemma. A step whose `recurrence` is `kernels.gates.CLOSED` leaves the state as it is.
-    The slope of the root in `a²` is capped at 1000. `implementation` as in `linear_scan`, and the same errors.
+    In the gradient, the slope of the root in `a²` is capped at 1000. `implementation` and errors are those of
+    `linear_scan`.
+
+    >>> x = jnp.ones((1, 4, 2))
+    >>> h, last = rglru(x, recurrence=0 * x, entry=0 * x, rate=jnp.full(2, -0.1))
+    >>> h.shape, bool((last == h[:, -1]).all())
+    ((1, 4, 2), True)
     """
     check(implementation, x)
     if h0 is None:
@@ -45,7 +51,7 @@ def rglru(
 
 
 class Inputs(NamedTuple):
-    """The arguments of `rglru`; `flags [b, t]` are 1 where the state is reset, for a kernel reads no bits."""
+    """The arguments of `rglru`; `flags [b, t]` are 1 where the state is reset, because kernels read no booleans."""
 
     x: Array
     recurrence: Array
@@ -117,9 +123,9 @@ def _gradients_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs, h: Ar
 def gated_input(
     recurrence: Float[Array, "b t d"], entry: Float[Array, "b t d"], x: Float[Array, "b t d"], rate: Float[Array, " d"]
 ) -> tuple[Float[Array, "b t d"], Float[Array, "b t d"]]:
-    """The decay `a` and `sqrt(1 − a²) · i · x` in float32: what `rglru` hands to a linear scan on a CPU.
+    """Returns the decay `a` and `sqrt(1 − a²) · i · x` in float32, which `rglru` gives to a linear scan on a CPU.
 
-    Arguments as in `rglru`. The gradient takes the gates again instead of keeping them.
+    The arguments are those of `rglru`. The gradient computes the gates again instead of keeping them.
     """
     return _gated_input(recurrence, entry, x, rate, None, False)
 
@@ -145,7 +151,8 @@ def _gated_input_backward(unit_reset: bool, kept: tuple, cotangents: tuple[Array
     reset = None if flags is None else flags[..., None] != 0
     opened = gates_with_reset(gates, recurrence, entry, rate[None, None], reset, unit_reset)
     gradients = gate_gradients(opened, x, rate[None, None], without(da, reset), dgated)
-    drate = gradients.rate.reshape(-1, rate.shape[0]).sum(axis=0)  # flat: a leading axis of 1 is slow on a CPU
+    # Summed over flat rows: on a CPU, XLA's sums are slow over an array whose first axis is 1.
+    drate = gradients.rate.reshape(-1, rate.shape[0]).sum(axis=0)
     gradients = (gradients.recurrence, gradients.entry, gradients.x)
     return (*(g.astype(v.dtype) for g, v in zip(gradients, kept, strict=False)), drate, None)
 

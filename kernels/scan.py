@@ -1,7 +1,7 @@
 """The diagonal linear recurrence `h_t = a_t h_{t-1} + x_t` (De et al. 2024, eq. 4), with one custom gradient.
 
-Shapes: b batch, t time, d channels. Whatever the inputs' dtype, products and sums are taken in float32 (float64 for
-float64 inputs); `h` comes back in the dtype of `x`, the last state in the accumulation dtype.
+Shapes: b batch, t time, d channels. Products and sums are float32 whatever the dtype of the inputs, or float64 for
+float64 inputs. `h` has the dtype of `x`, the last state that of the sums.
 """
 
 from functools import partial
@@ -32,6 +32,10 @@ def linear_scan(
     `implementation` is one of `kernels.dispatch.IMPLEMENTATIONS`, or a kernel with blocks of its own
     (`kernels.triton.kernel`); the default follows the platform. Raises ValueError for an empty time axis, an unknown
     implementation, or one that does not take these shapes or this dtype.
+
+    >>> h, last = linear_scan(jnp.ones((1, 3, 1)), jnp.full((1, 3, 1), 0.5))
+    >>> h.ravel().tolist(), last.ravel().tolist()
+    ([1.0, 1.5, 1.75], [1.75])
     """
     check(implementation, x)
     accumulate = _accumulation_dtype(x)
@@ -43,6 +47,7 @@ def linear_scan(
 
 
 def _accumulation_dtype(x: Array):
+    # A sum of a thousand steps in bfloat16 would lose every small one.
     return jnp.float64 if x.dtype == jnp.float64 else jnp.float32
 
 

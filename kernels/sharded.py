@@ -1,7 +1,7 @@
-"""The linear scan over a sequence that lies in parts on several devices, with one custom gradient.
+"""The linear scan over a sequence that is split over several devices, with one custom gradient.
 
-A whole shard is one step of a linear recurrence: what it lets through is the product of its `a`, what it adds is its
-last state from zero. So two arrays `[b, d]` a shard are exchanged, whatever the length of the sequence.
+A whole shard is one step of a linear recurrence, with the product of its `a` as decay and its last state from zero as
+input. So each shard exchanges two arrays `[b, d]`, whatever the length of the sequence.
 """
 
 from functools import partial
@@ -25,13 +25,16 @@ def sharded_linear_scan(
     reset: Bool[Array, "b t"] | None = None,
     reverse: bool = False,
 ) -> tuple[Float[Array, "b t d"], Float[Array, "b d"]]:
-    """Returns what `linear_scan` does, each device working on its own part of time.
+    """Returns what `linear_scan` does; each device works on its own part of time.
 
-    `spec` says how `x` and `a` lie on the mesh: `PartitionSpec("data", "time")` where the batch is sharded too. Its
-    second entry is the one mesh axis that time is sharded over, in order. `h` lies as `x` does; every device along that
-    axis has the last state. For a gated unit, take the gates first: they work element by element, wherever `x` lies.
-    Each shard is scanned twice, once for what it adds and once for its states.
+    `spec` is the sharding of `x` and `a`, such as `PartitionSpec("data", "time")`. Its second entry is the one
+    mesh axis over which time is sharded, in order. `h` is sharded as `x` is; every device along that axis has
+    the last state. For a gated unit, compute the gates first: they are elementwise, so they keep the sharding.
+    Each shard is scanned twice, once for its last state and once for all states.
     Raises ValueError if `spec` names no mesh axis for time, and if time does not divide into its shards.
+
+        mesh = jax.make_mesh((8,), ("time",))
+        h, last = sharded_linear_scan(x, a, mesh=mesh, spec=PartitionSpec(None, "time"))
     """
     axis = spec[1] if len(spec) > 1 else None
     if not isinstance(axis, str) or axis not in mesh.shape:
@@ -75,19 +78,20 @@ _scan.defvjp(_scan_forward, _scan_backward)
 
 
 def _layouts(spec: PartitionSpec) -> tuple[PartitionSpec, PartitionSpec]:
-    """How `[b, t, d]` and `[b, d]` lie on the mesh."""
+    """Returns the shardings of `[b, t, d]` and of `[b, d]`."""
     return spec, PartitionSpec(spec[0], *spec[2:])
 
 
 def _on_each(local, mesh: Mesh, inputs: tuple[PartitionSpec, ...], outputs: tuple[PartitionSpec, ...]):
-    # The check would have every kernel that a scan may be lowered to declare how its results vary over the mesh. It
-    # serves automatic differentiation, which never sees the inside: the custom gradient is around it.
+    # The check would require every kernel to declare how its results vary over the mesh. It serves automatic
+    # differentiation, which never sees the inside, because the custom gradient is around it.
     return jax.shard_map(local, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
 
 
 def _states(x: Array, a: Array, h0: Array, *, axis: str, reverse: bool) -> tuple[Array, Array]:
-    """This shard's states and the last of all, from its part of `x` and `a` and the state before all shards."""
+    """Returns this shard's states and the last state of all, from its part of `x` and `a` and the state before all."""
     _, adds = linear_scan(x, a, reverse=reverse)
+    # A product over one shard may underflow to 0, which is right then; one over all shards is never formed.
     adds, lets_through = (lax.all_gather(value, axis, axis=1) for value in (adds, jnp.prod(a, axis=1)))
     after_each, last = linear_scan(adds, lets_through, h0, reverse=reverse)
     edge = h0[:, None]
@@ -99,14 +103,14 @@ def _states(x: Array, a: Array, h0: Array, *, axis: str, reverse: bool) -> tuple
 def _gradients(
     a: Array, h0: Array, h: Array, dh: Array, dlast: Array, *, axis: str, reverse: bool
 ) -> tuple[Array, Array, Array]:
-    """The same scan the other way: its state is the gradient that reaches the state before a step."""
+    """Returns the gradients, by the same scan in the other direction: it carries the gradient of the previous state."""
     before, dh0 = _states(a * dh, a, dlast, axis=axis, reverse=not reverse)
     g = dh + _shift(before, dlast, axis, not reverse)
     return g, g * _shift(h, h0, axis, reverse), dh0
 
 
 def _shift(values: Array, edge: Array, axis: str, reverse: bool) -> Array:
-    """`values` moved one step later (earlier with `reverse`) along all shards, `edge [b, d]` filling the gap."""
+    """Returns `values` moved one step later (earlier with `reverse`) along all shards; `edge [b, d]` fills the gap."""
     shards, here = lax.axis_size(axis), lax.axis_index(axis)
     later = [(shard, shard + 1) for shard in range(shards - 1)]
     if reverse:

@@ -1,9 +1,9 @@
 """Passes over time on an NVIDIA GPU, by Pallas with Triton: any number of steps, any width.
 
-A program takes one row of the batch and a block of channels, keeps the carry in registers and walks through time, its
-loads always a few steps ahead of its arithmetic. Where batch and width are too small to fill the chip, time is cut into
-chunks: each is first reduced to `carry ← A · carry + B`, a scan over the chunks gives the carry into each of them, and
-then all run at once. The only module that knows Triton, which JAX 0.11 deprecates in Pallas.
+A program takes one row of the batch and a block of channels. It keeps the carry in registers and loops over time, with
+its loads a few steps ahead of its arithmetic. Where batch and width are too small to fill the GPU, time is cut into
+chunks: each is first reduced to `carry ← A · carry + B`, a scan over the chunks gives the carry into each, and then all
+run at once. No other module imports Triton, which JAX 0.11 deprecates in Pallas.
 """
 
 from collections.abc import Callable
@@ -23,17 +23,19 @@ from evalkit.kernels.passes import Kernel, Lagged, Linear, Pass, PerChannel, Row
 from evalkit.kernels.planes import Planes, float32, plus, times
 from evalkit.kernels.xla import shift
 
-ENOUGH_LANES = 34 * 1024  # of batch × channels: about eight warps on each multiprocessor of an H200
-SHORTEST_CHUNK = 64
+ENOUGH_LANES = 34 * 1024  # batch × channels that fill an H200: about eight warps on each multiprocessor
+SHORTEST_CHUNK = 64  # steps
 MOST_CHUNKS = 64
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a walk is cut up: what there is to tune.
+    """The sizes to tune.
 
-    A program takes `channels` (a power of two) with `warps` warps, and loads `ahead` steps at a time. `chunks` of time
-    (None: as many as fill the chip) run at once.
+    A program takes `channels` (a power of two) with `warps` warps, and loads `ahead` steps at a time. Time is cut into
+    `chunks` that run at once; None means as many as fill the GPU.
+
+        rglru(x, recurrence, entry, rate, implementation=kernel(Blocks(channels=128, chunks=1)))
     """
 
     channels: int = 64
@@ -56,7 +58,7 @@ class Cut(NamedTuple):
 
 
 def kernel(blocks: Blocks | None = None, *, interpret: bool = False) -> Kernel:
-    """This implementation, cut up as `blocks` says; `interpret` runs its meaning on any platform, slowly, for tests."""
+    """Returns the kernel with these blocks; `interpret` runs it on any platform, slowly, for tests."""
     return Kernel(partial(_walk, blocks=blocks, interpret=interpret), gates_by_exponentials)
 
 
@@ -89,7 +91,8 @@ def _walk(
 
 
 def _default_blocks(run: Pass) -> Blocks:
-    """The gradient with sums reads most: with eight steps ahead it would run out of registers."""
+    """Returns the blocks of a pass for which the caller gives none."""
+    # A gradient with sums reads most: with eight steps ahead it would spill registers.
     return Blocks(ahead=4) if run.sums else Blocks()
 
 
@@ -101,7 +104,7 @@ def _fit(blocks: Blocks, batch: int, steps: int, width: int) -> Cut:
 
 
 def _into_each_chunk(reduced: tuple[Array, ...], carry: Planes, interpret: bool) -> Planes:
-    """The carry into each chunk `[b, g, d]`: over whole chunks, the walk is a linear scan of few steps."""
+    """Returns the carry into each chunk `[b, g, d]`: over whole chunks, the walk is a linear scan of few steps."""
     over_chunks = partial(_walk, reverse=False, blocks=Blocks(chunks=1), interpret=interpret)
     states = over_chunks(Linear(), reduced, (), (), carry, dtypes=(jnp.float32,) * len(carry)).outputs
     return tuple(shift(after, before, reverse=False) for after, before in zip(states, carry, strict=True))
@@ -113,7 +116,7 @@ Carries = tuple[Array, ...]
 def _compose(
     run: Pass, carries: Carries, rows: Rows, per_channel: PerChannel, previous: Planes
 ) -> tuple[Carries, Rows]:
-    """One more step of `carry ← A · carry + B`."""
+    """Extends `carry ← A · carry + B` by one step."""
     a, b = run.coefficients(rows, per_channel)
     decay, end = carries[: len(a)], carries[len(a) :]
     return (*times(a, decay), *plus(times(a, end), b)), ()
@@ -122,7 +125,7 @@ def _compose(
 def _advance(
     run: Pass, carries: Carries, rows: Rows, per_channel: PerChannel, previous: Planes
 ) -> tuple[Carries, Rows]:
-    """One step of the pass itself; its sums are carried beside the carry."""
+    """Takes one step of the pass; its sums are carried beside the carry."""
     a, b = run.coefficients(rows, per_channel)
     before, sums = carries[: len(a)], carries[len(a) :]
     after = plus(times(a, before), b)
@@ -143,7 +146,7 @@ def _launch(
     reverse: bool,
     interpret: bool,
 ) -> tuple[tuple[Array, ...], Carries]:
-    """Runs `step` over every chunk from its carries `[b, g, d]`; gives what it writes and the carries at the end."""
+    """Runs `step` over every chunk from its carries `[b, g, d]`; returns what it writes and the carries at the end."""
     in_time = pl.BlockSpec((None, cut.steps, cut.channels), lambda b, j: (b, 0, j // cut.chunks))
     flags = pl.BlockSpec((None, cut.steps), lambda b, j: (b, 0))
     of_batch = pl.BlockSpec((None, cut.channels), lambda b, j: (b, j // cut.chunks))
@@ -172,7 +175,7 @@ def _launch(
 
 
 def _kernel(rows, per_channel, lagged, carries, outputs, ends, *, step, cut: Cut, reverse: bool):
-    """One chunk of time of one row of the batch and one block of channels. Steps count along the walk."""
+    """Runs one chunk of time, of one row of the batch and one block of channels. Steps are counted along the walk."""
     j = pl.program_id(1)
     lane = j // cut.chunks * cut.channels + lax.broadcasted_iota(jnp.int32, (cut.channels,), 0)
     mask = None if cut.width % cut.channels == 0 else lane < cut.width
@@ -188,12 +191,12 @@ def _kernel(rows, per_channel, lagged, carries, outputs, ends, *, step, cut: Cut
         return plt.load(ref.at[t]) if len(ref.shape) == 1 else plt.load(ref.at[t, :], mask=mask, other=other)
 
     def load(s):
-        """Everything that step `s` reads; the state before it is the next one along the walk."""
+        """Loads what step `s` reads; in a gradient, the state before it in time is the next one along the walk."""
         previous = tuple(row(states, jnp.minimum(s + 1, cut.steps - 1)) for states, _ in lagged)
         return tuple(row(ref, s) for ref in rows), previous
 
     def take(s, loaded, carries):
-        """Step `s`; before the first step in time stands the state that the lagged ones start from."""
+        """Takes step `s`; the state before the first step in time is the edge of the lagged states."""
         values, previous = loaded
         previous = tuple(
             jnp.where(s + 1 < cut.steps, state, edge) for state, edge in zip(float32(previous), edges, strict=True)
@@ -205,7 +208,7 @@ def _kernel(rows, per_channel, lagged, carries, outputs, ends, *, step, cut: Cut
         return carries
 
     def take_several(n, state):
-        """`ahead` steps, while the loads of the next ones are under way."""
+        """Takes `ahead` steps while the loads of the next ones are under way."""
         carries, loaded = state
         first = start + n * cut.ahead
         following = load_several(first + cut.ahead)
@@ -214,6 +217,7 @@ def _kernel(rows, per_channel, lagged, carries, outputs, ends, *, step, cut: Cut
         return carries, following
 
     def load_several(first):
+        # The last loads are not used, but must lie inside the array.
         first = jnp.minimum(first, cut.steps - cut.ahead)
         return [load(first + k) for k in range(cut.ahead)]
 

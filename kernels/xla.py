@@ -1,6 +1,6 @@
-"""The linear recurrence without a kernel of our own: step after step, or by pairs in logarithmic depth.
+"""The linear recurrence by XLA alone: step by step, or by pairs in logarithmic depth.
 
-Real or complex: every array is one of `kernels.planes`.
+Numbers are real or complex: every argument is one of `kernels.planes`.
 """
 
 from typing import Protocol, runtime_checkable
@@ -14,13 +14,14 @@ from evalkit.kernels.planes import ONE, Planes, conjugate, plus, times
 
 @runtime_checkable
 class Scan(Protocol):
-    """Every state `[b, t, d]` of `h_t = a_t h_{t-1} + x_t` from `h0 [b, d]`, all in one dtype."""
+    """Computes every state `[b, t, d]` of `h_t = a_t h_{t-1} + x_t` from `h0 [b, d]`, all in one dtype."""
 
     def __call__(self, x: Planes, a: Planes, h0: Planes, *, reverse: bool) -> Planes: ...
 
 
 def sequential(x: Planes, a: Planes, h0: Planes, *, reverse: bool) -> Planes:
-    """One step after the other; `unroll=1`, because on a CPU unrolling costs compile time and run time alike."""
+    """Scans step by step."""
+    # Not unrolled: on a CPU that costs compile time and run time.
 
     def step(h: Planes, inputs: tuple[Planes, Planes]) -> tuple[Planes, Planes]:
         x_t, a_t = inputs
@@ -33,13 +34,14 @@ def sequential(x: Planes, a: Planes, h0: Planes, *, reverse: bool) -> Planes:
 
 
 def associative(x: Planes, a: Planes, h0: Planes, *, reverse: bool) -> Planes:
-    """Logarithmic depth: pairs `(a, x)` compose as `(a1 a2, a2 x1 + x2)`."""
+    """Scans in logarithmic depth: pairs `(a, x)` compose as `(a1 a2, a2 x1 + x2)`."""
 
     def compose(left: tuple[Planes, Planes], right: tuple[Planes, Planes]) -> tuple[Planes, Planes]:
         (a1, x1), (a2, x2) = left, right
         return times(a1, a2), plus(times(a2, x1), x2)
 
     first = -1 if reverse else 0
+    # The state before the first step enters through the first input.
     start = times(_at(a, first), h0)
     x = tuple(plane.at[:, first].add(edge) for plane, edge in zip(x, start, strict=True))
     _, h = lax.associative_scan(compose, (a, x), reverse=reverse, axis=1)
@@ -49,8 +51,8 @@ def associative(x: Planes, a: Planes, h0: Planes, *, reverse: bool) -> Planes:
 def adjoint(
     scan: Scan, a: Planes, h: Planes, h0: Planes, dh: Planes, dlast: Planes, *, reverse: bool
 ) -> tuple[Planes, Planes, Planes]:
-    """The gradients of x, a and h0: the same scan run the other way, with `conj(a)` moved by one step."""
-    # g_t = dh_t + conj(a_{t+1}) g_{t+1}; what reaches the last state from outside is where that scan starts.
+    """Returns the gradients of x, a and h0: the same scan in the other direction, with `conj(a)` moved by one step."""
+    # g_t = dh_t + conj(a_{t+1}) g_{t+1}, starting from the gradient of the last state, `dlast`.
     back = conjugate(a)
     one = tuple(jnp.full_like(edge, value) for edge, value in zip(dlast, ONE, strict=False))
     g = scan(dh, _shifted(back, one, not reverse), dlast, reverse=not reverse)
@@ -59,7 +61,7 @@ def adjoint(
 
 
 def shift(values: Array, edge: Array, reverse: bool) -> Array:
-    """`values` moved one step later (earlier with `reverse`), `edge [b, d]` filling the gap."""
+    """Returns `values` moved one step later (earlier with `reverse`), with `edge [b, d]` in the gap."""
     if reverse:
         return jnp.concatenate([values[:, 1:], edge[:, None]], axis=1)
     return jnp.concatenate([edge[:, None], values[:, :-1]], axis=1)

@@ -1,4 +1,7 @@
-"""MQA, Hawk and Griffin as patterns over mixers; `build` gives pure functions of plain parameters."""
+"""Language models as patterns of mixers, such as Hawk, Griffin and MQA; `build` returns pure functions of parameters.
+
+A mixer of your own is one file in `models/mixers/`, made of the parts in `evalkit.models.layers`.
+"""
 
 from evalkit.models.model import Model, build
 

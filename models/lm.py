@@ -1,4 +1,4 @@
-"""Residual blocks over any mixers, and the language model around them (De et al. 2024, sec. 2.1)."""
+"""The language model: residual blocks around any mixers, an embedding and a tied head (De et al. 2024, sec. 2.1)."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,12 +12,12 @@ from evalkit.models.layers.modules import GatedMLP, NoDecay, RMSNorm
 from evalkit.models.layers.products import product_transposed
 from evalkit.models.layers.shapes import Activations, Logits, Places, Positions, States, Tokens
 
-# Up to this vocabulary a product with one-hot rows beats a gather, whose gradient is a slow scatter-add.
+# Up to this vocabulary a product with one-hot rows is faster than a gather, whose gradient is a slow scatter-add.
 ONE_HOT_UP_TO = 64
 
 
 class ResidualBlock(nnx.Module):
-    """`x + mixer(norm(x))`, then `x + mlp(norm(x))`; with `mlp_width` 0 the mixer alone."""
+    """A residual block: `x + mixer(norm(x))`, then `x + mlp(norm(x))`; with `mlp_width` 0 there is no MLP."""
 
     def __init__(
         self, width: int, mixer: Callable[..., Mixer], mlp_width: int, *, rngs: nnx.Rngs, mlp_bias: bool = False
@@ -30,10 +30,10 @@ class ResidualBlock(nnx.Module):
     def __call__(
         self, x: Activations, positions: Positions | None, cache: Cache | None, at: Places | None
     ) -> tuple[Float[jax.Array, "b _ d"], Cache | None]:
-        """One block, the result only `at` those positions if they are given; the cache is the mixer's."""
+        """Applies the block; with `at`, the result has those positions only. The cache is the mixer's."""
         mixed, cache = self.mixer(self.mixer_norm(x), positions, cache)
         x = x + mixed
-        if at is not None:
+        if at is not None:  # before the MLP, so that it is computed at these positions only
             x = jnp.take_along_axis(x, at[..., None], axis=1)
         if self.mlp is None or self.mlp_norm is None:
             return x, cache
@@ -41,9 +41,10 @@ class ResidualBlock(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """Token vectors, scaled on the way in; also the rows of the head (tied), there unscaled.
+    """A table of token vectors, also used as the head (tied).
 
-    `scale` None is `sqrt(width)`. `soft_cap` c bends logits to `c · tanh(logits / c)`; None leaves them as they are.
+    Vectors are multiplied by `scale` on the way in only; None means `sqrt(width)`. With `soft_cap` c, logits become
+    `c · tanh(logits / c)`; None leaves them as they are.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Embedding(nnx.Module):
         self.soft_cap = soft_cap
 
     def __call__(self, tokens: Tokens) -> Activations:
-        """The vectors of `tokens`."""
+        """Returns the vectors of `tokens`."""
         table = self.table[...]
         if table.shape[0] > ONE_HOT_UP_TO:
             return table[tokens] * self.scale
@@ -62,15 +63,16 @@ class Embedding(nnx.Module):
         return rows.reshape(*tokens.shape, table.shape[1])
 
     def logits(self, x: Activations) -> Logits:
-        """`x @ tableᵀ`, capped; float32, of products in the table's own dtype (a copy of it would be the largest)."""
+        """Returns `x @ tableᵀ` in float32, with the soft cap."""
         table = self.table[...]
+        # Products in the table's dtype: a float32 copy of the table would be the largest array of all.
         rows = x.reshape(-1, x.shape[-1]).astype(table.dtype)
         logits = product_transposed(rows, table, jnp.float32).reshape(*x.shape[:-1], table.shape[0])
         return logits if self.soft_cap is None else self.soft_cap * jnp.tanh(logits / self.soft_cap)
 
 
 class LanguageModel(nnx.Module):
-    """Embedding, one residual block an entry of `pattern`, a last norm, and a head tied to the embedding."""
+    """An embedding, one residual block for each entry of `pattern`, a last norm, and a head tied to the embedding."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class LanguageModel(nnx.Module):
     def __call__(
         self, tokens: Tokens, positions: Positions | None, cache: tuple[Cache, ...] | None, at: Places | None
     ) -> tuple[Float[jax.Array, "b _ v"], tuple[Cache, ...] | None]:
-        """Logits at every position, or only `at` those given, and the new cache if one is given."""
+        """Returns the logits at every position, or at the positions `at`, and the new cache if a cache is given."""
         x = self.embedding(tokens).astype(self.dtype)
         caches = []
         last = len(self.blocks) - 1
@@ -106,7 +108,7 @@ class LanguageModel(nnx.Module):
         return self.embedding.logits(self.norm(x)), None if cache is None else tuple(caches)
 
     def decays(self, tokens: Tokens) -> dict[int, tuple[States, States]]:
-        """What each block's mixer that is `Decaying` forgets and holds, by the block's number."""
+        """Returns the decays and states of each block whose mixer is `Decaying`, by the block's index."""
         x, found = self.embedding(tokens).astype(self.dtype), {}
         for number, block in enumerate(self.blocks):
             if isinstance(block.mixer, Decaying):
@@ -115,10 +117,10 @@ class LanguageModel(nnx.Module):
         return found
 
     def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
-        """One empty cache a block."""
+        """Returns an empty cache for each block."""
         return tuple(block.mixer.init_cache(batch, length) for block in self.blocks)
 
     @property
     def windows(self) -> list[int]:
-        """The windows of the mixers that have one."""
+        """Returns the windows of the mixers that have one."""
         return [block.mixer.window for block in self.blocks if block.mixer.window is not None]

@@ -1,4 +1,4 @@
-"""A language model as pure functions of plain parameters: all that the rest of the project sees."""
+"""A language model as pure functions of a nested dictionary of arrays; no Flax type leaves this package."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,16 +21,20 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Pure functions over nested dictionaries of arrays.
+    """A model as pure functions of its parameters; `build` makes one.
 
-    `window` is the smallest window of the mixers, None if none has one (for the marks in a figure).
+    `window` is the smallest window of its mixers, None if they have none; figures mark it.
+
+        params = model.init(jax.random.key(0))
+        logits, _ = model.apply(params, tokens)                              # tokens [b, t] -> logits [b, t, v]
+        logits, cache = model.apply(params, prompt, cache=model.init_cache(batch, length))
     """
 
     vocab_size: int
     window: int | None
     init: Callable[[PRNGKey], Params]
     module: Callable[[Params], LanguageModel]
-    """The Flax module with these parameters, for this package alone."""
+    """Returns the Flax module with these parameters; only `models` calls it."""
     _decay: Params
     _init_cache: Callable[[int, int], tuple[Cache, ...]]
 
@@ -42,26 +46,27 @@ class Model:
         cache: tuple[Cache, ...] | None = None,
         at: Places | None = None,
     ) -> tuple[Float[jax.Array, "b _ v"], tuple[Cache, ...] | None]:
-        """Logits `[b, t, v]` in float32, and the new cache if one is given (see `Mixer` for positions and cache).
+        """Returns logits `[b, t, v]` in float32, and the new cache if one is given.
 
-        With `at [b, n]`, indices along `t`, the logits `[b, n, v]` there, for less than the price of all.
+        `Mixer` explains positions and cache. With `at [b, n]`, indices along `t`, only the logits `[b, n, v]` there are
+        computed, which costs less.
         """
         return self.module(params)(tokens, positions, cache, at)
 
     def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
-        """An empty cache for `batch` rows of at most `length` tokens."""
+        """Returns an empty cache for `batch` rows of at most `length` tokens."""
         return self._init_cache(batch, length)
 
     def parts(self, params: Params, batch: int, length: int) -> list[Part]:
-        """The pieces of a forward pass over `[batch, length]` tokens, for timing them."""
+        """Returns the pieces of a forward pass over `[batch, length]` tokens, for timing them."""
         return parts_of(self.module(params), batch, length)
 
     def decays(self, params: Params, tokens: Tokens) -> dict[int, tuple[States, States]]:
-        """Of each block whose state decays, by its number: δ = −log |a| (1/tokens) and the state, both `[b, t, r]`."""
+        """Returns δ = −log |a| (1/tokens) and the state, both `[b, t, r]`, of each block that decays, by its index."""
         return self.module(params).decays(tokens)
 
     def decay_mask(self, params: Params) -> Params:
-        """True where weight decay applies: not on Λ, biases, norms and the embedding."""
+        """Returns True where weight decay applies: everywhere but on Λ, biases, norms and the embedding."""
         return jax.tree.map(lambda _, decays: decays, params, self._decay)
 
 
@@ -77,13 +82,23 @@ def build(
     logits_soft_cap: float | None = None,
     dtype: str = "float32",
 ) -> Model:
-    """The model whose block i mixes with `mixers[pattern[i]]`; nothing is allocated until `init`.
+    """Builds the model whose block i has the mixer `mixers[pattern[i]]`; it allocates no array before `init`.
 
-    `mlp_expansion` M = 3 is the paper's, 0 leaves MLPs out. `embedding_scale` multiplies token vectors; None is
-    sqrt(width), which the paper does not say and its released model does. `mlp_bias` and `logits_soft_cap` are the
-    released model's too (see `GatedMLP` and `Embedding`). `dtype` is that of activations; parameters, gates and logits
-    stay float32.
-    Raises ValueError for a pattern that names no mixer and for sizes that cannot be.
+    `mlp_expansion` is the MLP's width over `width`: 3 in the paper, 0 for no MLPs. `embedding_scale` multiplies token
+    vectors; None means sqrt(width), as in the released model (the paper does not say). `mlp_bias` and
+    `logits_soft_cap` are of the released model too; see `GatedMLP` and `Embedding`. `dtype` is the dtype of
+    activations; parameters, gates and logits stay float32.
+    Raises ValueError for a pattern with an unknown mixer and for impossible sizes.
+
+    >>> from functools import partial
+    >>> from evalkit.models.mixers.attention import MQA
+    >>> from evalkit.models.mixers.rglru import RecurrentBlock
+    >>> mixers = {"r": partial(RecurrentBlock, width_rnn=32), "a": partial(MQA, heads=2, head_dim=16, window=8)}
+    >>> griffin = build(vocab_size=16, width=32, pattern="rra", mixers=mixers)
+    >>> tokens = jax.numpy.zeros((1, 4), int)
+    >>> logits, _ = griffin.apply(griffin.init(jax.random.key(0)), tokens)
+    >>> logits.shape, griffin.window
+    ((1, 4, 16), 8)
     """
     unknown = sorted(set(pattern) - set(mixers))
     if unknown or not pattern:
@@ -92,6 +107,7 @@ def build(
         if value < 1:
             raise ValueError(f"{name}={value}; allowed: 1 or more")
     mlp_width = round(mlp_expansion * width)
+    # A released model's expansion is a quotient of integers, so its product with the width is whole up to rounding.
     if mlp_width < 0 or abs(mlp_width - mlp_expansion * width) > 1e-6 * mlp_width:
         wide = mlp_expansion * width
         raise ValueError(
@@ -113,11 +129,12 @@ def build(
         logits_soft_cap=logits_soft_cap,
         dtype=dtype,
     )
+    # The structure is built once, of shapes alone; each call only puts the parameters in.
     abstract = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
     graph, state = nnx.split(abstract)
 
     def module(params: Params) -> LanguageModel:
-        filled = jax.tree.map(lambda leaf: leaf, state)
+        filled = jax.tree.map(lambda leaf: leaf, state)  # a copy, because Flax replaces in place
         nnx.replace_by_pure_dict(filled, params)
         return nnx.merge(graph, filled)
 
@@ -132,6 +149,6 @@ def build(
 
 
 def _decay_of(state: nnx.State) -> Params:
-    """True for each parameter that decays, in the shape of the parameters."""
+    """Returns True for each parameter with weight decay, in the structure of the parameters."""
     decays = {path: not isinstance(leaf, NoDecay) for path, leaf in nnx.to_flat_state(state)}
     return nnx.traversals.unflatten_mapping(decays)

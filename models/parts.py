@@ -1,4 +1,4 @@
-"""A model taken apart into the pieces whose times a benchmark adds up."""
+"""Takes a model apart into pieces whose times a benchmark adds up."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -16,8 +16,10 @@ from evalkit.models.mixers.rglru import RecurrentBlock
 
 
 class Part(NamedTuple):
-    """One kind of piece: `function(parameters, *arrays)` of the `arguments`, arrays `[b, ...]`, is one of the `times`
-    such pieces of the model."""
+    """One kind of piece, of which the model has as many as `times`.
+
+    `function(*arguments)` runs it; the first argument is its parameters, the others are arrays `[b, ...]`.
+    """
 
     name: str
     times: int
@@ -26,9 +28,9 @@ class Part(NamedTuple):
 
 
 def parts_of(model: LanguageModel, batch: int, length: int) -> list[Part]:
-    """The pieces of a forward pass over `[batch, length]` tokens, equal ones counted together.
+    """Returns the pieces of a forward pass over `[batch, length]` tokens; equal ones are counted together.
 
-    A `RecurrentBlock` is given as its linear maps, convolution, gates and scan; any other mixer whole.
+    A `RecurrentBlock` comes as linear maps, convolution, gates and scan; any other mixer comes whole.
     """
     pieces: dict[str, Part] = {}
     for part in _pieces(model, batch, length):
@@ -78,7 +80,7 @@ def _linear_maps(maps: nnx.List, x: Array, u: Array) -> tuple[Array, Array]:
 
 
 def _part(name: str, function: Callable[..., Any], module: Any, *arguments: Array) -> Part:
-    """The piece as a pure function, the module's parameters its first argument."""
+    """Returns the piece as a pure function whose first argument is the module's parameters."""
     graph, state = nnx.split(module)
     return Part(name, 1, lambda state, *rest: function(nnx.merge(graph, state), *rest), (state, *arguments))
 

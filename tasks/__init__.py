@@ -1,4 +1,7 @@
-"""Synthetic tasks: pure, jittable sampling of one example, and beside it the rule in plain NumPy."""
+"""Tasks. A synthetic one samples an example by a pure, jittable function, and states its rule again in plain NumPy.
+
+A task of your own is one frozen dataclass with the methods of `induction_heads.InductionHeads`; `tasks.text` reads text.
+"""
 
 from evalkit.tasks.base import Example
 

@@ -1,4 +1,4 @@
-"""The one type that every task gives: an example."""
+"""The type that every task returns: an example."""
 
 from typing import NamedTuple
 
@@ -7,9 +7,9 @@ from jaxtyping import Bool, Int
 
 
 class Example(NamedTuple):
-    """One example: `targets[i]` is the right answer at position `i`, scored where `mask[i]`.
+    """One example: `targets[i]` is the right answer at position `i`; it is scored where `mask[i]` is True.
 
-    `positions` is None for a single sequence from position 0; packed text sets it.
+    `positions` is None for one sequence that starts at position 0; packed text sets it.
     """
 
     tokens: Int[Array, "*b t"]

@@ -1,4 +1,4 @@
-"""Induction heads: recall the token that followed the special one (De et al. 2024, sec. 6.2)."""
+"""Induction heads: recall the token that followed the special token (De et al. 2024, sec. 6.2)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,19 +19,25 @@ LABELS = ("right", "shuffled")
 
 @dataclass(frozen=True, kw_only=True)
 class InductionHeads:
-    """Random tokens; one special token at a random place; at the end the special token again: say what followed it.
+    """Random tokens with a special token at a random place, which stands again at the end and asks what followed it.
 
-    Vocabulary of 16 counts the special token (id `vocab_size - 1`); the others are ordinary. With length 8 and ids
-    a..e, S special: `b S d a c e a S` -> the answer at the last position is `d`, the token after the first S.
+    The vocabulary counts the special token, whose id is `vocab_size - 1`; the other tokens are ordinary. With length 8,
+    ordinary tokens a to e and special token S, an example is `b S d a c e a S`. The answer at the last position is `d`,
+    the token after the first S.
 
-    Options (the defaults are the paper's where it speaks, sec. 6.2, and ours where it does not):
-      trigger: where the special token stands. `uniform` over all places (the paper's "randomly sample the location");
-        `prefix`: within the first half; `fixed`: always at `fixed_place` (a weaker test, kept for comparison).
-      triggers: how many special tokens before the query, all followed by the same answer.
-      loss: `answer` scores the last position only (the paper); `all` scores every position for its next token, and the
-        answer at the end, which hides the answer among `length` random tokens.
-      labels: `right`, or as a control `shuffled`: the target at the end is drawn whatever the context says, so that
-        there is nothing to learn; `solve` still gives the right one.
+    Options (the defaults are those of the paper, sec. 6.2, as far as it says):
+      trigger: the place of the special token. `uniform` draws from all places, as in the paper; `prefix` from the first
+        half; `fixed` is always `fixed_place`, a weaker test.
+      triggers: the number of special tokens before the query, all followed by the same answer.
+      loss: `answer` scores the last position only, as in the paper. `all` also scores the next token at every other
+        position, so that the answer counts little among `length` random tokens.
+      labels: `right`, or `shuffled` as a control: the target at the end is random, so that nothing can be learned.
+        `solve` still returns the right answer.
+
+    >>> task = InductionHeads(length=8)
+    >>> example = task.sample(jax.random.key(0), 8)
+    >>> int(example.tokens[-1]), example.mask.tolist().index(True)
+    (15, 7)
     """
 
     vocab_size: int = 16
@@ -64,21 +70,21 @@ class InductionHeads:
 
     @property
     def scored(self) -> int | None:
-        """One answer, or None where every position is scored."""
+        """Returns the number of scored positions: 1, or None where all are scored."""
         return 1 if self.loss == "answer" else None
 
     @property
     def chance(self) -> float:
-        """Accuracy of guessing among the ordinary tokens."""
+        """Returns the accuracy of guessing among the ordinary tokens."""
         return 1.0 / (self.vocab_size - 1)
 
     @property
     def special(self) -> int:
-        """The special token's id."""
+        """Returns the id of the special token."""
         return self.vocab_size - 1
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """One example of `length` tokens; jittable, with `length` static. Raises ValueError if it cannot hold one."""
+        """Draws one example of `length` tokens; jittable, with static `length`. Raises ValueError if it is too short."""
         self._check_length(length)
         ordinary, places = jax.random.split(key)
         tokens = jax.random.randint(ordinary, (length,), 0, self.special)
@@ -95,23 +101,23 @@ class InductionHeads:
 
     @property
     def answers(self) -> int:
-        """Any ordinary token may be the answer."""
+        """Returns the number of possible answers: every ordinary token."""
         return self.special
 
     @property
     def query(self) -> int:
-        """The special token asks."""
+        """Returns the token that asks: the special one."""
         return self.special
 
     def plant(
         self, key: Key[Array, ""], length: int, place: Int[ArrayLike, ""], answer: Int[ArrayLike, ""]
     ) -> Int[Array, " t"]:
-        """Ordinary tokens with one special token at `place` and `answer` after it; no query stands at the end."""
+        """Draws ordinary tokens, with the special token at `place` and `answer` after it, and no query at the end."""
         tokens = jax.random.randint(key, (length,), 0, self.special)
         return tokens.at[place + 1].set(answer).at[place].set(self.special)
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
-        """The rule in plain NumPy: `(targets, mask)` of `tokens [t]`."""
+        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
         length = len(tokens)
         first = int(np.flatnonzero(tokens[:-1] == self.special)[0])
         targets = np.zeros(length, np.int32)
@@ -123,11 +129,11 @@ class InductionHeads:
         return targets, mask
 
     def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """`tokens` as text: ordinary tokens as letters (numbers past z), the special one as a star."""
+        """Returns `tokens` as text: ordinary tokens as letters (numbers past z), the special one as a star."""
         return " ".join("★" if token == self.special else _letter(int(token)) for token in tokens)
 
     def _places(self, key: Key[Array, ""], length: int) -> Int[Array, " triggers"]:
-        """Distinct places of the special token, at least two apart, so that each keeps the answer behind it."""
+        """Draws places of the special token, at least two apart, so that none overwrites the answer of another."""
         if self.trigger == "fixed":
             return jnp.array([self.fixed_place])
         places = self._last_place(length) + 1
@@ -138,7 +144,7 @@ class InductionHeads:
         return jnp.sort(chosen) + jnp.arange(self.triggers)
 
     def _last_place(self, length: int) -> int:
-        """The answer must not be the query: the special token stands at `length - 3` at the latest."""
+        """Returns the last place of the special token: `length - 3`, so that the answer is not the query."""
         return (length // 2 if self.trigger == "prefix" else length) - 3
 
     def _check_length(self, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Names for phonebooks: first and last ones, enough for 60,000 full names."""
+"""First and last names for phonebooks, enough for 60,000 full names."""
 
 FIRST_NAMES = """
 Aaron Abigail Adam Adrian Agnes Alan Albert Alice Alma Amanda Amber Amos Amy Andrea Andrew Angela Anita Ann Anna

@@ -1,4 +1,4 @@
-"""Phonebook lookup in text: find a name's number in a book of them (Jelassi et al. 2024; De et al. 2024, fig. 6c)."""
+"""Phonebook lookup in text: find a name's number in a book (Jelassi et al. 2024; De et al. 2024, fig. 6c)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from evalkit.tasks.names import FIRST, LAST
 DIGITS = 10
 EXAMPLES = 2
 FEWEST = EXAMPLES + 1
-PROBES, CORRECTIONS = 8, 4
+PROBES, CORRECTIONS = 8, 4  # `entries_for` takes means of 8 prompts, and corrects its guess at most 4 times
 
-# {a} and {b} are the entries given as examples, {name} is asked for. The answer follows after a space.
+# {a} and {b} are entries given as examples, {name} is the queried name. The answer follows after a space.
 VARIANTS = {
     "jelassi": "{book}\n\n{a}\n{b}\n\n{name}:",
     "question_first": "{name}:\n\n{book}\n\n{a}\n{b}\n\n{name}:",
@@ -44,10 +44,10 @@ class Entry(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """One prompt and its answer, ten digits.
+    """One prompt and its answer of ten digits.
 
-    `depth` is where in the book the answer stands: 0 the first entry, 1 the last. `entries` are those of the book.
-    `place` counts the characters of the prompt before the entry that answers, the last one if there are several.
+    `depth` is the place of the answer in the book: 0 is the first entry, 1 the last. `entries` counts those of the book.
+    `place` counts the characters of the prompt before the entry with the answer; if there are several, the last one.
     """
 
     prompt: str
@@ -59,17 +59,21 @@ class Lookup(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Phonebook:
-    """Books of unique names, each with ten digits, and the question for one of them.
+    """Books of unique names with numbers of ten digits, and the question for one of the numbers.
 
-    A book is a line an entry, `First Last: 6123456789`; the first digit is 6 to 9. Then two entries again, as examples
-    of what is asked, then a third entry's name and a colon, without a space. Names stand at most once in a book.
-    The same (`seed`, entries, index) always gives the same text.
+    A book has one line for each entry, `First Last: 6123456789`; the first digit is 6 to 9. After the book stand two
+    entries again, as examples of the question, and then a third entry's name with a colon, without a space. The same
+    (`seed`, entries, index) always gives the same text.
 
-    `variant`: `jelassi` is the layout above; `question_first` puts the name before the book too; `jrt` gives the book
-    twice (Arora et al. 2024); `waleffe` asks in words after the book, `waleffe_reversed` before it too (after Waleffe
-    et al. 2024, sec. 3.3.3, in words of our own).
-    `depth`: where the answer stands, from 0 (first entry) to 1 (last); None for anywhere, uniformly.
-    Raises ValueError for a value that cannot be.
+    `variant`: `jelassi` is this layout; `question_first` puts the name before the book too; `jrt` repeats the book
+    (Arora et al. 2024); `waleffe` asks in words after the book, `waleffe_reversed` before it too (Waleffe et al. 2024,
+    sec. 3.3.3, with other words).
+    `depth`: the place of the answer, from 0 (first entry) to 1 (last); None draws it uniformly.
+    Raises ValueError for an impossible value.
+
+    >>> lookup = Phonebook().example(entries=4, index=0)
+    >>> lookup.prompt.count("\\n"), len(lookup.answer), lookup.prompt[-1]
+    (8, 10, ':')
     """
 
     variant: str = "jelassi"
@@ -85,26 +89,27 @@ class Phonebook:
             raise ValueError(f"seed={self.seed}; allowed: 0 or more")
 
     def example(self, entries: int, index: int) -> Lookup:
-        """Lookup number `index` in books of `entries`; raises ValueError for too few, or more than there are names."""
+        """Returns lookup number `index` in books of `entries`; raises ValueError for too few, or more than names."""
         names = len(FIRST) * len(LAST)
         if not FEWEST <= entries <= names:
             raise ValueError(f"entries={entries}; allowed: {FEWEST} to {names} (there are no more names)")
         random = np.random.default_rng([self.seed, entries, index])
         book = _book(random, entries)
-        asked = int(random.integers(entries)) if self.depth is None else round(self.depth * (entries - 1))
-        others = np.delete(np.arange(entries), asked)
+        queried = int(random.integers(entries)) if self.depth is None else round(self.depth * (entries - 1))
+        others = np.delete(np.arange(entries), queried)
         a, b = (book[i] for i in random.choice(others, EXAMPLES, replace=False))
-        prompt = VARIANTS[self.variant].format(book="\n".join(map(str, book)), a=a, b=b, name=book[asked].name)
-        return Lookup(prompt, book[asked].number, asked / (entries - 1), entries, prompt.rindex(str(book[asked])))
+        prompt = VARIANTS[self.variant].format(book="\n".join(map(str, book)), a=a, b=b, name=book[queried].name)
+        return Lookup(prompt, book[queried].number, queried / (entries - 1), entries, prompt.rindex(str(book[queried])))
 
     def entries_for(self, tokens: int, count: Callable[[str], int]) -> int:
-        """How many entries give prompts of about `tokens` tokens, by the mean of a few; `count` gives those of a text.
+        """Returns how many entries give prompts of about `tokens` tokens on average; `count` counts a text's tokens.
 
         Raises ValueError if the shortest book is longer.
         """
         shortest, longer = self._mean(FEWEST, count), self._mean(FEWEST + PROBES, count)
         if tokens < shortest:
             raise ValueError(f"length={tokens}; allowed: at least {int(shortest) + 1}, the tokens of {FEWEST} entries")
+        # Tokens of an entry, from two sizes; a few corrections make up for the error of this line.
         rate = (longer - shortest) / PROBES
         entries = FEWEST + int((tokens - shortest) / rate)
         for _ in range(CORRECTIONS):
@@ -119,7 +124,7 @@ class Phonebook:
 
 
 def _book(random: np.random.Generator, entries: int) -> list[Entry]:
-    """Names without repetition, numbers independent."""
+    """Draws entries with unique names and independent numbers."""
     names = random.choice(len(FIRST) * len(LAST), entries, replace=False)
     digits = random.integers(0, 10, (entries, DIGITS))
     digits[:, 0] = random.integers(6, 10, entries)

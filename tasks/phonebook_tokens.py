@@ -1,4 +1,4 @@
-"""The phonebook in tokens: what `tasks/phonebook.py` asks in text, for models small enough to train on it."""
+"""Phonebook lookup in tokens: the task of `tasks/phonebook.py` for small models that are trained on it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,21 +20,25 @@ NAME = 2
 
 @dataclass(frozen=True, kw_only=True)
 class PhonebookTokens:
-    """A book of names and numbers, two of its entries again as examples, then a name: say its number.
+    """A book of names and numbers, two of its entries again as examples, then a name: answer with its number.
 
-    The layout is that of the text (Jelassi et al. 2024) with a token a digit, two tokens a name and no colon, since
-    names and digits cannot be confused. Ids: 0–9 digits, 10 newline, from 11 on the parts of names. With three digits,
-    letters for parts and `/` for the newline, a book of four and the question `c a`:
-    `b d 4 1 7 / c a 0 9 9 / a a 5 2 0 / d b 3 3 8 / / b d 4 1 7 / d b 3 3 8 / c a` -> `0 9 9`.
+    The layout is that of the text (Jelassi et al. 2024), with one token for a digit, two for a name, and no colon. Ids
+    0 to 9 are digits, 10 is the newline, and from 11 on are the parts of names. With three digits, letters for parts
+    and `/` for the newline, a book of four entries and the question `c a` are
+    `b d 4 1 7 / c a 0 9 9 / a a 5 2 0 / d b 3 3 8 / / b d 4 1 7 / d b 3 3 8 / c a`. The answer is `0 9 9`.
 
-    `length` is everything up to the question's name. It holds as many entries as fit; newlines before the book fill
-    the rest: eight in the default length, which two CPU cores learn in minutes. The answer is teacher-forced: `tokens`
-    goes on with all its digits but the last. The numbers of the two examples are lookups too and are scored with the
-    answer: three signals a sequence instead of one.
-    A name is an ordered pair of parts, no name stands twice, and every digit is uniform. With 53 parts there are 2,809
+    `length` counts everything up to the name at the end. The book has as many entries as fit (eight by default), and
+    newlines before it fill the rest. The answer is teacher-forced: `tokens` goes on with all its digits but the last.
+    The numbers of the two examples are scored as well, which gives three signals per sequence instead of one.
+    A name is an ordered pair of parts, and every name occurs once. Digits are uniform. With 53 parts there are 2,809
     names, enough for 16K tokens.
 
-    `vocab_size`: 11 and the parts of names. `digits`: of a number (the text has ten).
+    `vocab_size` is 11 plus the number of parts of names. `digits` is the length of a number (ten in the text).
+
+    >>> task = PhonebookTokens()
+    >>> example = task.sample(jax.random.key(0), task.length)
+    >>> len(example.tokens), int(example.mask.sum()), task.entries(64)
+    (66, 9, 8)
     """
 
     vocab_size: int = 64
@@ -52,21 +56,21 @@ class PhonebookTokens:
 
     @property
     def answer_length(self) -> int:
-        """The digits that are read back while answering: all but the last."""
+        """Returns the number of tokens after the context: all digits of the answer but the last."""
         return self.digits - 1
 
     @property
     def scored(self) -> int:
-        """The digits of two examples and of the answer."""
+        """Returns the number of scored positions: the digits of two examples and of the answer."""
         return (EXAMPLES + 1) * self.digits
 
     @property
     def chance(self) -> float:
-        """Accuracy of guessing a digit."""
+        """Returns the accuracy of guessing a digit."""
         return 1.0 / DIGITS
 
     def entries(self, length: int) -> int:
-        """Entries of the book in a context of `length`; raises ValueError for too few, or more than there are names."""
+        """Returns the entries of the book in a context of `length`; raises ValueError for too few or too many."""
         entries = (length - self._tail) // self._line
         if entries <= EXAMPLES:
             raise ValueError(
@@ -81,7 +85,7 @@ class PhonebookTokens:
         return entries
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """One example with a context of `length` (static); jittable. Raises ValueError if it cannot hold one."""
+        """Draws one example with a context of static `length`; jittable. Raises ValueError for an impossible length."""
         entries = self.entries(length)
         for_names, for_digits, for_lookups = jax.random.split(key, 3)
         name = _distinct(for_names, entries, self._parts**NAME)[:, None]
@@ -98,7 +102,7 @@ class PhonebookTokens:
         return Example(tokens, jnp.where(mask, whole[1 : len(mask) + 1], 0), jnp.asarray(mask))
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
-        """The rule in plain NumPy: `(targets, mask)` of `tokens [t]`."""
+        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
         mask = self._mask(len(tokens) - self.answer_length)
         lookups = int(np.flatnonzero(mask)[0]) + 1 - NAME
         book = tokens[: lookups - 1]
@@ -112,7 +116,7 @@ class PhonebookTokens:
         return targets, mask
 
     def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """`tokens` as text: digits, ⏎ for newlines, letters for parts of names (`n52` and on past Z)."""
+        """Returns `tokens` as text: digits, ⏎ for newlines, letters for parts of names (`n52` and on past Z)."""
         return " ".join(map(self._symbol, tokens.tolist()))
 
     @property
@@ -121,16 +125,16 @@ class PhonebookTokens:
 
     @property
     def _line(self) -> int:
-        """Tokens of an entry with its newline."""
+        """Returns the number of tokens of an entry with its newline."""
         return NAME + self.digits + 1
 
     @property
     def _tail(self) -> int:
-        """Tokens after the book: a newline, the examples, the question."""
+        """Returns the number of tokens after the book: a newline, the examples, the question."""
         return 1 + EXAMPLES * self._line + NAME
 
     def _mask(self, length: int) -> np.ndarray:
-        """Where a digit of a lookup comes next: at the last part of a name and at the digits but the last."""
+        """Returns where a digit of a lookup is next: at the last part of a name and at all digits but the last."""
         within = np.arange(length + self.answer_length) - (length - self._tail + 1)
         return (within >= 0) & (within % self._line >= NAME - 1) & (within % self._line < NAME - 1 + self.digits)
 
@@ -145,10 +149,8 @@ class PhonebookTokens:
 
 
 def _distinct(key: Key[Array, ""], count: int, of: int) -> Int[Array, " count"]:
-    """`count` different numbers below `of` in random order, every such sequence as likely as any other.
-
-    Floyd's sampling (Bentley & Floyd 1987): shuffling all names costs more than the model's step does.
-    """
+    """Draws `count` different numbers below `of` in random order, all such sequences equally likely."""
+    # Floyd's sampling (Bentley & Floyd 1987), because shuffling all names would take longer than the model's step.
     for_draws, for_order = jax.random.split(key)
     ends = of - count + jnp.arange(count)
     draws = jax.random.randint(for_draws, (count,), 0, ends + 1)

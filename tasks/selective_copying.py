@@ -1,4 +1,4 @@
-"""Selective copying: repeat the data tokens in order, ignoring the noise between them (De et al. 2024, sec. 6.2)."""
+"""Selective copying: repeat the data tokens in order and ignore the noise between them (De et al. 2024, sec. 6.2)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,17 +17,22 @@ NOISE = 0
 
 @dataclass(frozen=True, kw_only=True)
 class SelectiveCopying:
-    """`data_tokens` tokens stand at random places of a context of noise; after it, say them in order.
+    """`data_tokens` tokens at random places of a context of noise; after it, the answers are these tokens in order.
 
-    Ids: 0 noise, 1..14 data, 15 marker (a vocabulary of 16). With length 8, three data tokens, `.` noise, M marker:
-    `. c . a . . c .  M M M` -> the answers at the markers are `c a c`.
+    In a vocabulary of 16, id 0 is noise, 1 to 14 are data, 15 is the marker. With length 8, three data tokens, `.` for
+    noise and M for the marker, an example is `. c . a . . c .  M M M`. The answers at the markers are `c a c`.
 
     `length` is the context; `tokens` has `length + data_tokens` entries, and only the answers are scored (app. H).
-    Options (the defaults are the paper's where it speaks, and the layout of S4 and Mamba where it does not):
-      layout: `markers`: one marker an answer; `mad`: one marker, then noise; `lm`: one marker, then the answers so far
-        (teacher-forced).
-      length_includes_answer: `length` counts the answers too, as in MAD: the context is `length - data_tokens`, so that
-        `tokens` has `length` entries.
+    Options (the defaults are the paper's, and where it does not say, the layout of S4 and Mamba):
+      layout: `markers` has one marker for each answer; `mad` one marker, then noise; `lm` one marker, then the answers
+        so far (teacher-forced).
+      length_includes_answer: whether `length` counts the answers too, as in MAD. Then the context is
+        `length - data_tokens`, and `tokens` has `length` entries.
+
+    >>> task = SelectiveCopying(length=8, data_tokens=3)
+    >>> example = task.sample(jax.random.key(0), 8)
+    >>> example.tokens[8:].tolist(), int(example.mask.sum())
+    ([15, 15, 15], 3)
     """
 
     vocab_size: int = 16
@@ -49,29 +54,29 @@ class SelectiveCopying:
 
     @property
     def answer_length(self) -> int:
-        """Entries of `tokens` beyond `length`."""
+        """Returns the number of entries of `tokens` beyond `length`."""
         return 0 if self.length_includes_answer else self.data_tokens
 
     @property
     def scored(self) -> int:
-        """The answers."""
+        """Returns the number of scored positions: the answers."""
         return self.data_tokens
 
     @property
     def chance(self) -> float:
-        """Token accuracy of guessing among the data tokens."""
+        """Returns the accuracy of guessing among the data tokens."""
         return 1.0 / (self.vocab_size - 2)
 
     @property
     def marker(self) -> int:
-        """The id that asks for an answer."""
+        """Returns the id that asks for an answer."""
         return self.vocab_size - 1
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """One example with a context of `length` (static); jittable. Raises ValueError if the data do not fit."""
+        """Draws one example with a context of static `length`; jittable. Raises ValueError if the data do not fit."""
         context = self._context(length)
         for_places, for_data = jax.random.split(key)
-        # The places of the n largest of iid uniforms are a uniform n-subset.
+        # The places of the n largest of independent uniforms are a uniformly random set of n places.
         _, places = jax.lax.top_k(jax.random.uniform(for_places, (context,)), self.data_tokens)
         data = jax.random.randint(for_data, (self.data_tokens,), 1, self.marker)
         noisy = jnp.full((context,), NOISE).at[jnp.sort(places)].set(data)
@@ -80,14 +85,14 @@ class SelectiveCopying:
         return Example(tokens, targets, jnp.arange(len(tokens)) >= context)
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
-        """The rule in plain NumPy: `(targets, mask)` of `tokens [t]`."""
+        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
         context = len(tokens) - self.data_tokens
         targets = np.zeros(len(tokens), np.int32)
         targets[context:] = [token for token in tokens[:context] if token != NOISE]
         return targets, np.arange(len(tokens)) >= context
 
     def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """`tokens` as text: noise as dots, data as letters (numbers past z), the marker as a bar."""
+        """Returns `tokens` as text: noise as dots, data as letters (numbers past z), the marker as a bar."""
         return " ".join(self._symbol(int(token)) for token in tokens)
 
     def _symbol(self, token: int) -> str:

@@ -1,4 +1,4 @@
-"""The tokenizer of a released checkpoint, from its own file: `tokenizer.json`, or SentencePiece's `tokenizer.model`."""
+"""Reads a released checkpoint's tokenizer: `tokenizer.json`, or `tokenizer.model` of SentencePiece."""
 
 import hashlib
 import json
@@ -13,10 +13,10 @@ PADDING = 1024  # rows that an embedding may have beyond its tokens: Gemma's Fla
 
 
 def read(folder: Path, vocab_size: int, config: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer in `folder`, or in the one above it, for a model of `vocab_size` tokens.
+    """Returns the tokenizer in `folder`, or in its parent, for a model of `vocab_size` tokens.
 
-    `config` is the model's `config.json`, which says where a text ends. Raises ValueError if there is none, if the
-    package that reads it is not installed, or if it does not match the model.
+    `config` is the model's `config.json`, which names the token at the end of a text. Raises ValueError if there is no
+    tokenizer, if the package that reads it is not installed, or if it does not match the model.
     """
     tokenizer = _open(folder, config)
     if not 0 <= vocab_size - tokenizer.vocab_size <= PADDING:
@@ -27,12 +27,12 @@ def read(folder: Path, vocab_size: int, config: Mapping[str, Any]) -> Tokenizer:
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of the tokenizer's file, in hexadecimal."""
+    """Returns the SHA-256 of the tokenizer's file, in hexadecimal."""
     return hashlib.sha256(_file(folder).read_bytes()).hexdigest()
 
 
 def _file(folder: Path) -> Path:
-    """The tokenizer's file in `folder` or in the one above it; raises ValueError if there is none."""
+    """Returns the tokenizer's file in `folder` or in its parent; raises ValueError if there is none."""
     for place in (folder, folder.absolute().parent):
         for name in (FAST, PIECES):
             if (place / name).is_file():
@@ -44,6 +44,7 @@ def _open(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     file = _file(folder)
     if file.name == PIECES:
         return SentencePiece(file)
+    # A model that may end a text in several ways lists them, the tokenizer's own first.
     eos = config.get("eos_token_id")
     return TokenizerJson(file, eos[0] if isinstance(eos, list) else eos)
 
@@ -86,7 +87,7 @@ def write_bytes(folder: Path) -> None:
 
 
 def _byte_characters() -> dict[str, int]:
-    """The printable character that byte-level BPE writes for each byte (Radford et al. 2019), and that byte."""
+    """Returns the printable character that byte-level BPE writes for each byte (Radford et al. 2019), and that byte."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     characters = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

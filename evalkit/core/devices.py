@@ -1,4 +1,4 @@
-"""Which devices share the work: a batch is split over them, each one doing its sequences."""
+"""Splits a batch over the devices, whole sequences to each."""
 
 import os
 from math import gcd
@@ -11,61 +11,68 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from evalkit.core.contracts import Params
 
 AXIS = "data"
-COPIED_BYTES = 2**28
+COPIED_BYTES = 2**28  # parameters of up to 256 MiB are copied to every CPU device
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 COUNT_FLAG, COUNT_VARIABLE = "xla_force_host_platform_device_count", "JAX_NUM_CPU_DEVICES"
 
 
-def use_every_core() -> None:
-    """Makes each CPU core a device of its own, which fills them better than one device with a thread a core.
+def cores() -> int:
+    """Returns how many CPU cores this process may use."""
+    # A container or `taskset` may give a process fewer cores than the machine has; macOS cannot say.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    Comes before JAX touches a device; after that, or where the environment says how many there are, nothing changes.
+
+def use_every_core() -> None:
+    """Makes each CPU core a JAX device, which is faster than one device with a thread for each core.
+
+    Call it before JAX touches a device. Later it changes nothing, nor where the environment sets the number of devices.
     """
     if COUNT_FLAG in os.environ.get("XLA_FLAGS", "") or COUNT_VARIABLE in os.environ:
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        jax.config.update("jax_num_cpu_devices", cores)
+        jax.config.update("jax_num_cpu_devices", cores())
     except RuntimeError:  # in use already: the process keeps the devices that it has
         return
 
 
 def spare_memory() -> None:
-    """Makes CPU programs take their steps one after the other: by itself XLA begins by taking every bfloat16 matrix to
-    float32, and scoring text with a large checkpoint needs twice its size more.
+    """Makes CPU programs run their operations in order, so that scoring with a large checkpoint needs less memory.
 
-    Comes before JAX compiles anything. Of XLA's versions only those are asked that are known to have the setting, since
-    others would end the process.
+    By default XLA first converts every bfloat16 matrix to float32, which takes twice the checkpoint's size more.
+    Call it before JAX compiles anything.
     """
     flags = os.environ.get("XLA_FLAGS", "")
+    # XLA ends the process at a flag that it does not know, so only versions get it that are known to have it.
     known = tuple(map(int, jax.__version__.split(".")[:2])) in ((0, 10), (0, 11), (0, 12))
     if known and IN_ORDER.partition("=")[0] not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {IN_ORDER}".strip()
 
 
 def mesh_for(*batches: int) -> Mesh:
-    """As many devices, in a row, as divide every one of `batches`."""
+    """Returns the largest one-dimensional mesh whose size divides every one of `batches`."""
     count = gcd(*batches)
     most = max(n for n in range(1, min(count, jax.device_count()) + 1) if count % n == 0)
     return Mesh(np.asarray(jax.devices()[:most]), (AXIS,))
 
 
 def mesh_sharing(params: Params, *batches: int) -> Mesh:
-    """As `mesh_for`, with room for a copy of `params` on every device: CPU cores share one memory, so large ones stay
-    on one device, whose products fill all cores by themselves."""
+    """Returns the mesh of `mesh_for`, or one device if `params` are too large to copy to each CPU core.
+
+    CPU cores share one memory, and large products use all cores by themselves.
+    """
     return mesh_for(1) if jax.default_backend() == "cpu" and bytes_of(params) > COPIED_BYTES else mesh_for(*batches)
 
 
 def bytes_of(tree: Any) -> int:
-    """Of all arrays, or shapes, of a tree."""
+    """Returns the size of all arrays, or of all shapes, of a tree."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def split(mesh: Mesh) -> NamedSharding:
-    """Axis 0 split over the devices."""
+    """Returns the sharding that splits axis 0 over the devices."""
     return NamedSharding(mesh, PartitionSpec(AXIS))
 
 
 def copied(mesh: Mesh) -> NamedSharding:
-    """The same on every device."""
+    """Returns the sharding that copies an array to every device."""
     return NamedSharding(mesh, PartitionSpec())

@@ -11,6 +11,15 @@ class UserError(Exception):
     exit_code: int = 2
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, or the error's type where there is no message.
+
+    >>> first_line(ValueError("no such file\\nTraceback …")), first_line(KeyboardInterrupt())
+    ('no such file', 'KeyboardInterrupt')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns an `OSError` in the block (a full disk, no permission) into a `UserError` naming `path` and the reason."""

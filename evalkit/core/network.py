@@ -1,25 +1,46 @@
-"""Whether a server is there, asked before anything waits for it."""
+"""Asks a server whether it is there, before anything waits for it."""
 
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+Answer = TypeVar("Answer")
+
+
+def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
+    """Returns `ask()`, or raises what it raises; raises TimeoutError if it takes longer than `seconds`.
+
+    >>> within(1.0, lambda: 2)
+    2
+    """
+    answer: Future[Answer] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except Exception as error:
+            answer.set_exception(error)
+
+    # A thread, because a name look-up has no time-out of its own. It is a daemon, so that no process waits for it at
+    # its end; the threads of an executor are joined there.
+    threading.Thread(target=run, daemon=True).start()
+    return answer.result(seconds)
 
 
 def answers(url: str, seconds: float) -> bool:
-    """Whether anything at `url` speaks HTTP within `seconds`, name look-up included."""
-    answered = threading.Event()
+    """Returns whether any HTTP server answers at `url` within `seconds`, name look-up included."""
 
     def ask() -> None:
         try:
             urllib.request.urlopen(url, timeout=seconds).close()
-        except urllib.error.HTTPError as refusal:
+        except urllib.error.HTTPError as refusal:  # a server that refuses is a server
             refusal.close()
-        except Exception:
-            return
-        answered.set()
 
-    # A thread, because a name look-up has no timeout of its own.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(seconds)
-    return answered.is_set()
+    try:
+        within(seconds, ask)
+    except Exception:
+        return False
+    return True

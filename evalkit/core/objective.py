@@ -1,4 +1,4 @@
-"""Loss and accuracy as one number a sequence: sums over scored positions, divided once."""
+"""Loss and accuracy as one number per sequence: the mean over its scored positions."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from evalkit.tasks import Example
 
 
 class Tally(NamedTuple):
-    """Sums over a row's scored positions, each `[b]`; tallies of consecutive chunks add up."""
+    """Sums over the scored positions of each sequence `[b]`; the tallies of consecutive chunks can be added."""
 
     loss: Float[Array, " b"]
     correct: Float[Array, " b"]
@@ -21,7 +21,7 @@ class Tally(NamedTuple):
         return Tally(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
     def scores(self) -> dict[str, Float[Array, " b"]]:
-        """Mean loss (nats), mean accuracy and whole-answer exact match of each sequence."""
+        """Returns mean loss (nats), mean accuracy and whole-answer exact match of each sequence."""
         return {
             "loss": self.loss / self.scored,
             "accuracy": self.correct / self.scored,
@@ -30,19 +30,21 @@ class Tally(NamedTuple):
 
 
 def scored_only(example: Example, scored: int | None) -> tuple[Int[Array, "b n"] | None, Example]:
-    """Where the `scored` positions of each row `[b, t]` are, and the targets and mask there.
+    """Returns the indices of the `scored` positions of each row `[b, t]`, and the example at these positions alone.
 
-    With None, as for a task that scores every position or a varying number, that is None and the whole example.
+    `scored` is None for a task that scores all positions or a varying number: then the indices are None and the
+    example is whole.
     """
     if scored is None or scored >= example.tokens.shape[1]:
         return None, example
+    # A fixed number of positions has a static shape, so the last MLP and the head are computed at these alone.
     at = jnp.sort(jnp.argsort(~example.mask, axis=1, stable=True)[:, :scored], axis=1)
     there = [jnp.take_along_axis(field, at, axis=1) for field in example[:3]]
     return at, Example(*there)
 
 
 def tally(logits: Float[Array, "b t v"], example: Example) -> Tally:
-    """Cross-entropy and hits at the scored positions, in float32."""
+    """Returns the sums of cross-entropy and of hits over the scored positions, in float32."""
     mask = example.mask.astype(jnp.float32)
     right = jax.nn.one_hot(example.targets, logits.shape[-1], dtype=jnp.float32)
     loss = jax.nn.logsumexp(logits, axis=-1) - (logits * right).sum(axis=-1)

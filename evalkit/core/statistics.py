@@ -1,4 +1,4 @@
-"""The few statistics that reports need; every count is a count of sequences."""
+"""Statistics of the reports; every count is a count of sequences."""
 
 import math
 from collections.abc import Iterable
@@ -17,11 +17,15 @@ class Spread(TypedDict):
 
 
 def wilson(total: float, count: float, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval (low, high) for the mean `total / count` of `count` numbers in [0, 1].
+    """Returns Wilson's score interval (low, high) for the mean `total / count` of `count` numbers in [0, 1].
 
-    `total` may be fractional: the interval is then conservative, since a number in [0, 1] varies at most as a 0/1 draw
-    of the same mean does. A count of 0 gives (nan, nan). Raises `ValueError` unless 0 <= total <= count.
+    `total` may be fractional. The interval is then conservative: of all numbers in [0, 1] with one mean, 0 and 1 vary
+    most. A count of 0 gives (nan, nan). Raises ValueError unless 0 <= total <= count.
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
+
+    >>> low, high = wilson(63, 64)
+    >>> round(low, 3), round(high, 3)
+    (0.917, 0.997)
     """
     if count == 0:
         return math.nan, math.nan
@@ -31,11 +35,12 @@ def wilson(total: float, count: float, z: float = 1.96) -> tuple[float, float]:
     shrink = 1 + z * z / count
     centre = (mean + z * z / (2 * count)) / shrink
     half = z / shrink * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
+    # Rounding may move an end past the mean or out of [0, 1], as at total 0 and total = count.
     return min(mean, max(0.0, centre - half)), max(mean, min(1.0, centre + half))
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Mean, median, least and greatest of the finite `values`, one a seed."""
+    """Returns mean, median, least and greatest of the finite `values`, one for each seed."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return Spread(mean=None, median=None, min=None, max=None, seeds=0)
@@ -44,10 +49,10 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def censored_spread(steps: Iterable[int | None]) -> Spread:
-    """Mean, median and range of steps to a level, where `None` means never reached.
+    """Returns mean, median and range of the steps to a level, where None means that a seed never reached it.
 
-    The mean and the greatest are null as soon as one seed did not reach the level: its number is only bounded below.
-    The median is null once it is such a number, or half-way to one. `seeds` counts those that reached it.
+    Such a step is known only to be larger than the run, so mean and maximum are null as soon as there is one. The
+    median is null if it depends on such a step. `seeds` counts the seeds that reached the level.
     """
     steps = list(steps)
     reached = [step for step in steps if step is not None]

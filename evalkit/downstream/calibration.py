@@ -1,4 +1,7 @@
-"""Published results of released models: what lm-eval must come to here before Table 1 is spoken of."""
+"""Compares results of lm-eval with published ones: a run must reproduce a released model's before Table 1 counts.
+
+python -m evalkit calibrate recurrentgemma-2b RESULTS.json
+"""
 
 import json
 import math
@@ -15,7 +18,7 @@ COLUMNS = {"MMLU": table1.MMLU_LETTERS, **table1.COLUMNS}
 
 @dataclass(frozen=True)
 class Published:
-    """Percentages by column of Table 1, with the metrics and shots of `griffin_table1`, and who says so."""
+    """Published percentages by column of Table 1, with the metrics and shots of `griffin_table1`, and their source."""
 
     values: Mapping[str, float]
     source: str
@@ -47,7 +50,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Check:
-    """One column: the published percentage and the one found here, with its standard error."""
+    """The published percentage of one column, and the one found here with its standard error."""
 
     column: str
     published: float
@@ -56,49 +59,54 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether they are within one standard error."""
+        """Returns whether the two percentages differ by at most one standard error."""
         return abs(self.found - self.published) <= self.error
 
 
 def known(name: str) -> Published:
-    """The published results called `name`; raises UserError for another name."""
+    """Returns the published results called `name`; raises UserError for an unknown name."""
     if name not in PUBLISHED:
         raise UserError(f"calibrate={name!r} is not known; choose one of {', '.join(PUBLISHED)}")
     return PUBLISHED[name]
 
 
 def checks(name: str, results: Mapping[str, Any]) -> list[Check]:
-    """Every published column against lm-eval's `results`; raises UserError for a column whose task was not run."""
+    """Compares every published column with lm-eval's `results`; raises UserError if a column's task was not run."""
     found = []
     for column, published in known(name).values.items():
         task, metric = COLUMNS[column]
         if task not in results["results"]:
-            raise UserError(f"calibrate={name} needs {column}, task {task}; add it to tasks, or leave calibrate out")
+            raise _missing(name, column, task)
         value, count = results["results"][task].get(f"{metric},none"), documents(results, task)
         if value is None or not count:
             raise UserError(f"the results of task {task} have no {metric} of counted documents; run griffin_table1")
+        # The standard error of a mean of zeros and ones.
         error = math.sqrt(value * (1 - value) / max(1, count - 1))
         found.append(Check(column, published, 100 * value, 100 * error))
     return found
 
 
 def refuse_missing(name: str, is_run: Callable[[str], bool]) -> None:
-    """Raises UserError for a published column whose task is not to be run."""
+    """Raises UserError for a published column whose task will not be run."""
     for column in known(name).values:
         task, _ = COLUMNS[column]
         if not is_run(task):
-            raise UserError(f"calibrate={name} needs {column}, task {task}; add it to tasks, or leave calibrate out")
+            raise _missing(name, column, task)
+
+
+def _missing(name: str, column: str, task: str) -> UserError:
+    return UserError(f"calibrate={name} needs {column}, task {task}; add it to tasks, or leave calibrate out")
 
 
 def documents(results: Mapping[str, Any], name: str) -> int:
-    """How many documents a task, or all tasks of a group, were run on; 0 where the results do not say."""
+    """Returns how many documents a task, or a group's tasks together, were run on; 0 where the results do not say."""
     if name in results["n-samples"]:
         return results["n-samples"][name]["effective"]
     return sum(documents(results, member) for member in results.get("group_subtasks", {}).get(name, []))
 
 
 def shown(name: str, found: list[Check]) -> str:
-    """The checks as a Markdown table with their source."""
+    """Returns the checks as a Markdown table with their source."""
     lines = ["| column | published | here | standard error | within one |", "|---|---|---|---|---|"]
     lines += [
         f"| {check.column} | {check.published:.1f} | {check.found:.1f} | {check.error:.1f} | "

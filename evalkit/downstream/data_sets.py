@@ -1,4 +1,4 @@
-"""The data sets that lm-eval's tasks read: from a local folder, or from the hub, whose silence is told at once."""
+"""Finds the data sets of lm-eval's tasks, in a local folder or on the hub; a silent hub is reported at once."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,36 +23,37 @@ BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "c
 ANSWER_SECONDS = 1.0
 
 Configs = Mapping[str, Mapping[str, Any]]
-"""lm-eval's configuration of each task by its name, functions unresolved."""
+"""The configuration of each of lm-eval's tasks by its name, with functions unresolved."""
 
 
 def manager(names: Sequence[str], metadata: Mapping[str, Any], also: Sequence[Path] = ()) -> TaskManager:
-    """lm-eval's tasks with ours and those below the folders `also`; the last one of a name wins.
+    """Returns an index of lm-eval's tasks, of ours and of those below the folders `also`; the last of one name wins.
 
-    lm-eval's 13,000 take 5 s to index, so only the folders that `names` speak of are, unless one is in none of them.
-    Raises UserError for a name that is nowhere.
+    Indexing lm-eval's 13,000 tasks takes 5 s. So only the folders that `names` suggest are indexed, and all of them if
+    a name is not found there. Raises UserError for an unknown name.
     """
     narrow = TaskManager(include_path=[*_folders(names), TASKS, *also], include_defaults=False, metadata=dict(metadata))
-    # Of a tag the narrow index has some of the tasks only.
+    # A tag may have tasks in many folders, of which the narrow index has a few.
     entries = [narrow.task_index.get(name) for name in names]
     if all(entry is not None and not (entry.tags and entry.yaml_path is None) for entry in entries):
         return narrow
     whole = TaskManager(include_path=[TASKS, *also], metadata=dict(metadata))
     for name in names:
         if name not in whole.task_index:
-            raise UserError(f"task {name!r} is unknown; python -m evalkit.lm_eval ls tasks lists them all")
+            raise _unknown(name)
     return whole
 
 
 def needed(index: TaskManager, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """The configuration of every task that `names`, of tasks, groups and tags, stand for."""
+    """Returns the configuration of every task that `names` stand for: names of tasks, groups and tags."""
     return {task: index.task_index[task].cfg or {} for name in names for task in _leaves(index, name)}
 
 
 def refuse_unreachable(tasks: Configs) -> None:
     """Raises UserError if a task's data set is on the hub, not in the cache, and the hub does not answer.
 
-    Where it does not answer, what is asked of it later fails at once or comes from the cache.
+    If the hub does not answer, it also makes the process offline: later requests are served by the cache or fail at
+    once.
     """
     remote = {task: config for task, config in tasks.items() if _is_remote(config)}
     offline = huggingface_hub.constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE
@@ -67,7 +68,7 @@ def refuse_unreachable(tasks: Configs) -> None:
 
 
 def unreachable(task: str, dataset: str) -> str:
-    """What to do without the hub, in one line."""
+    """Returns one line on what to do without the hub."""
     return (
         f"task {task} reads the data set {dataset}, which is not in the cache, and the hub "
         f"({huggingface_hub.constants.ENDPOINT}) does not answer; give data.path=FOLDER with a copy of it, bring the "
@@ -76,13 +77,13 @@ def unreachable(task: str, dataset: str) -> str:
 
 
 def localise(index: TaskManager, tasks: Configs, root: Path, folder: Path, *, shots: int | None = None) -> None:
-    """Writes into `folder` the same tasks, each with its data set from below `root`.
+    """Writes the configurations of the same tasks into `folder`, with data sets from below `root`.
 
     The files of a data set are `<root>/<its name>[/<its configuration>][/data]/<split>.<jsonl, json, parquet or csv>`,
-    or as the hub names them, `<split>-00000-of-00001.parquet`. `shots`: how many the user asks for; the split that a
-    task trains on is needed only then. Raises UserError for one that is not there.
+    or `<split>-00000-of-00001.parquet`, as the hub names them. `shots` is the user's number of examples: only with it
+    are a task's training examples needed. Raises UserError for a data set that is not there.
     """
-    # Of each of them lm-eval would warn that it takes the place of its own.
+    # lm-eval would warn of each task that it replaces one of lm-eval's own, which is the purpose here.
     logging.getLogger("lm_eval.tasks._index").setLevel(logging.ERROR)
     for task, config in tasks.items():
         if not _is_remote(config):
@@ -101,8 +102,12 @@ def localise(index: TaskManager, tasks: Configs, root: Path, folder: Path, *, sh
         (folder / f"{task}.yaml").write_text(yaml.safe_dump(local), encoding="utf-8")
 
 
+def _unknown(name: str) -> UserError:
+    return UserError(f"task {name!r} is unknown; python -m evalkit lm-eval ls tasks lists them all")
+
+
 def _folders(names: Sequence[str]) -> list[Path]:
-    """Those of Table 1, and those whose name a task's begins with, as all but few do."""
+    """Returns the folders of Table 1's tasks, and those whose name begins the name of a task, as most do."""
     found = [LM_EVAL_TASKS / name for name in TABLE1]
     tops = [path for path in LM_EVAL_TASKS.iterdir() if path.is_dir() and path.name not in ("mmlu", *TABLE1)]
     return found + sorted(top for top in tops if any(f"{name}_".startswith(f"{top.name}_") for name in names))
@@ -111,7 +116,7 @@ def _folders(names: Sequence[str]) -> list[Path]:
 def _leaves(index: TaskManager, name: str) -> Iterator[str]:
     entry = index.task_index.get(name)
     if entry is None:
-        raise UserError(f"task {name!r} is unknown; python -m evalkit.lm_eval ls tasks lists them all")
+        raise _unknown(name)
     if entry.tags and entry.yaml_path is None:
         for member in sorted(entry.tags):
             yield from _leaves(index, member)
@@ -122,7 +127,7 @@ def _leaves(index: TaskManager, name: str) -> Iterator[str]:
 
 
 def _members(index: TaskManager, group: Mapping[str, Any]) -> Iterator[str]:
-    """The tasks of a group: names, or groups and tasks written out in it."""
+    """Yields the tasks of a group, whose members are names, or groups and tasks written out in it."""
     members = group.get("task") or []
     for member in [members] if isinstance(members, str) else members:
         if isinstance(member, str):
@@ -140,14 +145,14 @@ def _is_remote(config: Mapping[str, Any]) -> bool:
 
 
 def _splits_needed(config: Mapping[str, Any], shots: int | None) -> list[str]:
-    """What is asked, and what examples are taken from."""
+    """Returns the split with the questions, and the split with the examples if there are any."""
     asked = config.get("test_split") or config["validation_split"]
     examples = config.get("fewshot_split") or (config.get("training_split") if shots else None)
     return [asked] if examples is None else [asked, examples]
 
 
 def _files(task: str, config: Mapping[str, Any], root: Path, needed: Sequence[str]) -> list[Path]:
-    """The files of a task's data set, all of one kind, the `needed` splits among them."""
+    """Returns the files of a task's data set: all of one kind, with every split that is `needed`."""
     owner_and_name, part = config["dataset_path"], config.get("dataset_name")
     homes = [root / Path(owner_and_name).name, root / owner_and_name]
     sets = [home / part for home in homes] if part else homes

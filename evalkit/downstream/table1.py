@@ -1,4 +1,4 @@
-"""Table 1 of De et al. 2024, and a result in its columns, in percent."""
+"""Table 1 of De et al. 2024, and results of lm-eval in its columns, in percent."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ COLUMNS = {
     "ARC-E": ("arc_easy", "acc_norm"),
     "ARC-C": ("arc_challenge", "acc_norm"),
 }
-"""Of each column but MMLU, which has two forms: lm-eval's task and the metric that the caption asks for."""
+"""lm-eval's task for each column, and the metric that the caption names; MMLU has two forms and is not among them."""
 
 PAPER = {
     "Mamba 3B": (26.2, 71.0, 78.1, 65.9, 68.2, 41.7),
@@ -28,13 +28,13 @@ PAPER = {
     "Griffin 7B": (39.3, 78.6, 81.0, 72.6, 75.4, 47.9),
     "Griffin 14B": (49.5, 81.4, 81.8, 74.1, 79.1, 50.8),
 }
-"""MMLU and then the columns; the rows of Mamba and Llama-2 are what the paper quotes of others."""
+"""Each row is MMLU and then `COLUMNS`; the paper quotes the rows of Mamba and Llama-2 from others."""
 
 
 def rows_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    """A result's own rows, one for each form of MMLU that it has; None where a task was not run, {} if none was.
+    """Returns one row for each form of MMLU in lm-eval's `results`, by task; None stands for a task that was not run.
 
-    `results`: lm-eval's, by task.
+    Without any task of Table 1 there are no rows.
     """
     rest = [_percent(results, *column) for column in COLUMNS.values()]
     forms = {"MMLU by letters": _percent(results, *MMLU_LETTERS), "MMLU by answers": _percent(results, *MMLU_ANSWERS)}
@@ -45,7 +45,7 @@ def rows_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float | 
 
 
 def beside_the_paper(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The paper's rows and the result's as a Markdown table; nothing if no task of Table 1 was run."""
+    """Returns the paper's rows and the results' as a Markdown table, or "" if no task of Table 1 was run."""
     own = rows_of(results)
     if not own:
         return ""
@@ -70,5 +70,5 @@ def _average(row: Sequence[float | None]) -> float | None:
 
 
 def _shown(value: float | None) -> str:
-    # Halves up, as the paper's averages are: 353.7 / 6 is 58.95 and printed as 59.0.
+    # Rounded half up, as the paper's averages are: 353.7 / 6 is 58.95 and printed as 59.0.
     return "–" if value is None else f"{value + 1e-9:.1f}"

@@ -1,6 +1,5 @@
-"""What a result was measured on: versions, device, code, command."""
+"""Describes what a result was measured on: versions, device, code, command."""
 
-import os
 import platform
 import shlex
 import subprocess
@@ -11,11 +10,13 @@ from typing import Any
 
 import jax
 
+from evalkit.core.devices import cores
+
 PACKAGES = ("griffin-evalkit", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "hydra-core", "wandb")
 
 
 def describe(matmul_precision: str) -> dict[str, Any]:
-    """The content of `environment.json`."""
+    """Returns the content of `environment.json`."""
     device = jax.devices()[0]
     return {
         "command": _command(),
@@ -24,7 +25,7 @@ def describe(matmul_precision: str) -> dict[str, Any]:
         "device": device.device_kind,
         "backend": device.platform,
         "devices": jax.device_count(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "matmul_precision": matmul_precision,
         "versions": {name: _version(name) for name in PACKAGES},
         "git": _git(),
@@ -32,7 +33,8 @@ def describe(matmul_precision: str) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """The command as it was typed; Hydra's own rewriting of `sys.argv` is not in it, nor is any path of the machine."""
+    """Returns the command as it was typed."""
+    # Not `sys.argv`, which Hydra rewrites. The first word, a path of this machine, is left out.
     words = sys.orig_argv[1:]
     return shlex.join(["python", *words] if words[:1] == ["-m"] else ["evalkit", *words[1:]])
 
@@ -45,7 +47,7 @@ def _version(package: str) -> str | None:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit and whether the tree differs from it; None for an installed wheel."""
+    """Returns the commit and whether the tree differs from it; None for an installed wheel."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""What a report leaves in a folder beside its figures."""
+"""Writes the text files of a report; a full disk or a missing permission is a UserError."""
 
 import json
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ RESULTS = "results.json"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file, or raises `UserError` naming it and the reason."""
+    """Writes a file; raises UserError with its name and the reason if that fails."""
     with writing(path):
         path.write_text(text, encoding="utf-8")
 
 
 def write_results(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Writes `results.json`; raises ValueError for a number that JSON has not, which a summary says as null."""
+    """Writes `results.json`; raises ValueError for NaN and infinity, which JSON has not: a summary says null."""
     write_text(folder / RESULTS, json.dumps(summary, indent=2, allow_nan=False) + "\n")

@@ -1,5 +1,5 @@
-"""What the rows of a phonebook lookup are called; nothing heavy is imported for it."""
+"""Names of the metrics of a phonebook lookup, apart from what computes them: reports import no JAX."""
 
 METRICS = ("exact_match", "digit_accuracy", "log_probability")
 ALL, INSIDE, OUTSIDE = "all", "inside", "outside"
-"""Of which prompts: all, or those whose answer is inside or outside of the model's window."""
+"""The prompts that a row averages: all, or those whose answer lies inside or outside the model's window."""

@@ -1,4 +1,4 @@
-"""Progress on the terminal: a bar where there is one, plain lines where there is not (a file, a pipe, a batch job)."""
+"""Shows progress: a bar on a terminal, plain lines elsewhere (a file, a pipe, a batch job)."""
 
 import math
 import time
@@ -12,7 +12,7 @@ from rich.console import Console
 
 
 class _Display:
-    """A bar on a terminal; elsewhere a plain line every `interval` seconds, and always the last one."""
+    """Shows a bar on a terminal; elsewhere prints a plain line every `interval` seconds, and always the last one."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class _Display:
 
 
 class Progress(_Display):
-    """Progress of a training run of `total` steps; use it as a context manager.
+    """Shows the progress of a training run of `total` steps; use it as a context manager.
 
-    Rates count from the first update on, so the first chunk, which includes compilation, is not in them.
+    Rates count from the first update on, which leaves out compilation.
     """
 
     _first: tuple[float, int, int] | None = None
@@ -93,7 +93,7 @@ class Progress(_Display):
 
 
 class EvaluationProgress(_Display):
-    """Progress of an evaluation at `total` lengths, one after the other; use it as a context manager."""
+    """Shows the progress of an evaluation at `total` lengths in turn; use it as a context manager."""
 
     _finished = 0
 
@@ -116,7 +116,8 @@ def _bar(console: Console) -> progress.Progress:
 
 
 def _short(value: float) -> str:
-    """Three digits and a unit: 950, 1.23k, 45.6M."""
+    """Returns three digits and a unit: 950, 1.23k, 45.6M."""
+    # From 999.5 on, three digits would round to 1e+03.
     for unit in ("", "k", "M", "G"):
         if value < 999.5 or unit == "G":
             break

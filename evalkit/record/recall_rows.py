@@ -1,27 +1,28 @@
-"""What the rows of a recall evaluation are called; nothing heavy is imported for it."""
+"""Names of the metrics of a recall evaluation, apart from what computes them: reports import no JAX."""
 
 RECALLED = "recalled"
-"""A sequence each: right or wrong, the question `position` tokens after the fact, before which are `extra.before`
-tokens; `length` counts all of them. `extra.asked` and `extra.right` count by the fact's answer, from 0."""
+"""One sequence each, right or wrong: the question stands `position` tokens after the fact, `extra.before` tokens stand
+before the fact, and `length` counts them all. `extra.asked` and `extra.right` are counts by the fact's answer."""
 
 FORGETTING = "forgetting"
-"""A context each: the mean of δ = −log a (1/tokens) over the tokens after the fact, of channel `extra.channel` of block
-`extra.block`; `extra.share` is that channel's part of the square of `DIFFERENCE` where it begins (from 0 to 1)."""
+"""One context each: the mean of δ = −log a (1/tokens) over the tokens after the fact, in channel `extra.channel` of
+block `extra.block`. `extra.share`, from 0 to 1, is the channel's part of the square of `DIFFERENCE` where it begins."""
 
 DIFFERENCE = "difference"
-"""A pair of contexts each, alike but for the fact: the distance between the states of `extra.block`, `position` tokens
-after it, relative to that `extra.first` tokens after it."""
+"""One pair of contexts each, which differ in the fact alone: the distance between their states of `extra.block`,
+`position` tokens after the fact, divided by their distance `extra.first` tokens after it."""
 
 DRIFT = "drift"
-"""A pair of contexts each: how far what their states of `extra.block` have in common has moved, `position` tokens after
-the fact, since `extra.first` tokens after it; relative to their distance there. Above 1, the other tokens have done
-more to the state than the fact."""
+"""One pair of contexts each: how far the common part of their states of `extra.block` has moved between `extra.first`
+and `position` tokens after the fact, divided by their distance at `extra.first`. Above 1, the other tokens changed the
+state more than the fact did."""
 
 RESTORED = "restored"
-"""A sequence each: right or wrong, the question `position` tokens after the fact, to a state put back in part to what
-it was `extra.first` tokens after it, in `extra.block` or (null) in every block. `extra.undone` says which part."""
+"""One sequence each, right or wrong: the question `position` tokens after the fact, asked of a state of which a part is
+set back to its value `extra.first` tokens after the fact. `extra.undone` names the part; `extra.block` is the block,
+null for every block."""
 
 NOTHING_UNDONE, DRIFT_UNDONE, FORGETTING_UNDONE = "nothing", "drift", "forgetting"
-"""No part; what a context's states have in common whatever the fact; what the fact parts them by."""
+"""The part set back: none, the common part of the states of both contexts, or the difference that the fact makes."""
 
 RAW = (RECALLED, FORGETTING, DIFFERENCE, DRIFT, RESTORED)

@@ -1,4 +1,4 @@
-"""A model trained here as a Hugging Face RecurrentGemma: `config.json` as first published, weights in float32."""
+"""Writes a model as a Hugging Face RecurrentGemma: `config.json` as first published, weights in float32."""
 
 import json
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def write(folder: Path, built: Model, params: Params, bos: int | None, eos: int 
 
 
 def published(config: Config) -> dict[str, Any]:
-    """The `config.json` in the spelling of the published checkpoints, which transformers reads in every version."""
+    """Returns the `config.json` in the spelling of the published checkpoints, which every transformers reads."""
     return {
         "architectures": ["RecurrentGemmaForCausalLM"],
         "model_type": "recurrent_gemma",
@@ -57,7 +57,7 @@ def published(config: Config) -> dict[str, Any]:
 
 
 def config_of(module: LanguageModel) -> Config:
-    """The configuration of a model trained here; raises ValueError for what RecurrentGemma cannot express."""
+    """Returns the configuration of a model; raises ValueError for what RecurrentGemma cannot express."""
     mixers = [block.mixer for block in module.blocks]
     for mixer in mixers:
         if type(mixer) not in (RecurrentBlock, MQA):
@@ -92,7 +92,7 @@ def config_of(module: LanguageModel) -> Config:
 def _differences(
     module: LanguageModel, recurrent: list[RecurrentBlock], attention: list[MQA], config: Config
 ) -> Iterator[str]:
-    """What RecurrentGemma has and this model has not, as settings."""
+    """Yields the settings that RecurrentGemma has and this model has not."""
     if any(mixer.input.bias is None or mixer.conv.bias is None for mixer in recurrent):
         yield "bias=true in its recurrent blocks"
     if any(not mixer.unit_reset for mixer in recurrent):
@@ -114,7 +114,7 @@ def _differences(
 
 
 def _one(name: str, values: list[Any]) -> Any:
-    """The value that all have; raises ValueError if they differ."""
+    """Returns the one value of all; raises ValueError if they differ."""
     if len(set(values)) != 1:
         found = ", ".join(map(str, sorted(set(values), key=str)))
         raise ValueError(f"it cannot be exported: RecurrentGemma has one number for {name}, this model {found}")

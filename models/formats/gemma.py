@@ -1,4 +1,4 @@
-"""Gemma v1 (Mesnard et al. 2024, arXiv 2403.08295) with one key and value head: an MQA transformer."""
+"""Gemma v1 with one key and value head, an MQA Transformer (Mesnard et al. 2024, arXiv 2403.08295)."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -18,8 +18,8 @@ FIXED = {
 
 
 def from_hugging_face(config: Mapping[str, Any], dtype: str) -> Plan:
-    """The model of a `config.json` and where its tensors come from; raises ValueError for what is not served."""
-    # As published, `hidden_act` was "gelu" where the tanh form was meant, and `hidden_activation` null or that form.
+    """Returns the model of a `config.json` and its tensors' names; raises ValueError for an unsupported setting."""
+    # The first releases say `hidden_act` "gelu" but mean the tanh form; `hidden_activation` is null or that form.
     require({**config, "hidden_act": config.get("hidden_activation") or FIXED["hidden_act"]}, FIXED)
     rope = {**config, **(config.get("rope_parameters") or {})}
     require(rope, {"rope_type": "default", "rope_scaling": None, "use_bidirectional_attention": None})
@@ -42,7 +42,7 @@ def from_hugging_face(config: Mapping[str, Any], dtype: str) -> Plan:
 
 
 def tensors(config: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Hugging Face's tensors."""
+    """Yields Hugging Face's tensors."""
     d, f, h = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     all_heads = config["num_attention_heads"] * h
     yield Tensor(("embedding", "table"), "model.embed_tokens.weight", (config["vocab_size"], d), SAME)

@@ -1,4 +1,4 @@
-"""The tensors of an Orbax checkpoint, read one at a time, whatever devices it was written from."""
+"""Reads the tensors of an Orbax checkpoint one at a time, whatever devices wrote it."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "checkpoint")
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds what Orbax writes."""
+    """Returns whether a folder holds what Orbax writes."""
     return any((folder / name).exists() for name in MARKS)
 
 
@@ -28,8 +28,7 @@ class OrbaxTensors:
             metadata: Any = self._checkpointer.metadata(self._folder)
             tree = metadata.item_metadata.tree
         except Exception as error:  # a different type for each way a checkpoint can be broken
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"Orbax cannot read it ({reason[:200]}); download it again") from error
+            raise ValueError(f"Orbax cannot read it ({_first_line(error)}); download it again") from error
         leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: not isinstance(node, dict))
         self.shapes: dict[str, tuple[int, ...]] = {
             "/".join(key.key for key in path): tuple(leaf.shape) for path, leaf in leaves
@@ -37,6 +36,7 @@ class OrbaxTensors:
 
     def read(self, name: str) -> np.ndarray:
         """One tensor, in its stored dtype. Raises ValueError if its file is damaged."""
+        # Restored as NumPy, because the devices that a checkpoint was written from need not exist here.
         item, as_numpy = 0, ocp.RestoreArgs(restore_type=np.ndarray)
         for key in reversed(name.split("/")):
             item, as_numpy = {key: item}, {key: as_numpy}
@@ -44,7 +44,10 @@ class OrbaxTensors:
         try:
             restored = self._checkpointer.restore(self._folder, args=arguments)
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"the tensor {name} cannot be read ({reason[:200]}); download it again") from error
+            raise ValueError(f"the tensor {name} cannot be read ({_first_line(error)}); download it again") from error
         (leaf,) = jax.tree.leaves(restored)
         return leaf
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

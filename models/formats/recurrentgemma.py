@@ -1,4 +1,4 @@
-"""RecurrentGemma, the released Griffin (Botev et al. 2024, arXiv 2404.07839): its configuration and its tensors."""
+"""The configuration and tensors of RecurrentGemma, the released Griffin (Botev et al. 2024, arXiv 2404.07839)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ CONV = Layout(lambda x: x[:, 0].T, lambda x: x.T)  # [channels, 1, taps]
 
 @dataclass(frozen=True)
 class Config:
-    """What tells one RecurrentGemma from another; `window` counts the token itself."""
+    """The settings in which RecurrentGemmas differ; `window` counts the token itself."""
 
     vocab_size: int
     width: int
@@ -57,23 +57,23 @@ class Config:
 
     @property
     def head_dim(self) -> int:
-        """Channels of a head."""
+        """Returns the number of channels of a head."""
         return self.width // self.heads
 
     @property
     def embedding_scale(self) -> float:
-        """The square root of the width as RecurrentGemma has it, in bfloat16."""
+        """Returns the square root of the width, rounded to bfloat16 as in RecurrentGemma."""
         return float(jnp.asarray(self.width**0.5, jnp.bfloat16)) if self.scaled_embedding else 1.0
 
 
 def from_hugging_face(config: Mapping[str, Any], dtype: str) -> Plan:
-    """The model of a `config.json` and where its tensors come from; raises ValueError for what is not served."""
+    """Returns the model of a `config.json` and its tensors' names; raises ValueError for an unsupported setting."""
     parsed = parse(config)
     return Plan(model(parsed, dtype), list(tensors(parsed)))
 
 
 def parse(config: Mapping[str, Any]) -> Config:
-    """A `config.json`: with `block_types` and `rope_parameters`, or as first published with `_block_types`."""
+    """Parses a `config.json`: with `block_types` and `rope_parameters`, or as first published, with `_block_types`."""
     heads = config["num_attention_heads"]
     require({**config, "num_key_value_heads": config.get("num_key_value_heads") or heads}, FIXED)
     period = config.get("block_types") or config["_block_types"]
@@ -97,7 +97,7 @@ def parse(config: Mapping[str, Any]) -> Config:
 
 
 def model(config: Config, dtype: str) -> Model:
-    """The model that a configuration describes; nothing is allocated."""
+    """Builds the model that a configuration describes; it allocates no array."""
     recurrent = partial(
         RecurrentBlock,
         width_rnn=config.width_rnn,
@@ -130,7 +130,7 @@ def model(config: Config, dtype: str) -> Model:
 
 
 def tensors(config: Config) -> Iterator[Tensor]:
-    """Hugging Face's tensors."""
+    """Yields Hugging Face's tensors."""
     d, f = config.width, config.mlp_width
     yield Tensor(("embedding", "table"), "model.embed_tokens.weight", (config.vocab_size, d), SAME)
     yield Tensor(("norm", "scale"), "model.final_norm.weight", (d,), ONE_PLUS)

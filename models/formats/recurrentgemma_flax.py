@@ -1,4 +1,4 @@
-"""RecurrentGemma in DeepMind's own checkpoints: Flax names, an Orbax tree of which each layer is a subtree."""
+"""RecurrentGemma in DeepMind's own checkpoints: Flax names, in an Orbax tree with a subtree for each layer."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,16 +9,17 @@ from evalkit.models.formats.weights import FLAT, NEGATED, ONE_PLUS, SAME, Layout
 
 
 def from_orbax(shapes: Mapping[str, tuple[int, ...]], window: int, dtype: str) -> Plan:
-    """The model of DeepMind's own checkpoint, whose configuration is in the shapes of its tensors.
+    """Returns the model of DeepMind's own checkpoint, whose configuration is in the shapes of its tensors.
 
-    `window` is not: its own code sees W keys and the token itself, so W + 1 here. Raises ValueError for other shapes.
+    The window is not in them. It counts the token itself, so give W + 1 for a checkpoint whose code sees W keys before
+    the token. Raises ValueError for other shapes.
     """
     parsed = parse(shapes, window)
     return Plan(model(parsed, dtype), list(tensors(parsed)))
 
 
 def parse(shapes: Mapping[str, tuple[int, ...]], window: int) -> Config:
-    """The configuration that a checkpoint's shapes speak of."""
+    """Returns the configuration that the shapes of a checkpoint imply."""
     unit = "recurrent_block/rg_lru/input_gate/w"
     layers = {name.partition("/")[0] for name in shapes if name.startswith("blocks.")}
     first = next((f"{layer}/{unit}" for layer in sorted(layers) if f"{layer}/{unit}" in shapes), None)
@@ -40,7 +41,7 @@ def parse(shapes: Mapping[str, tuple[int, ...]], window: int) -> Config:
 
 
 def tensors(config: Config) -> Iterator[Tensor]:
-    """DeepMind's own tensors, linear maps as `x @ kernel`; both branches of an MLP are in one, the gate first."""
+    """Yields DeepMind's tensors: linear maps are `x @ kernel`; an MLP's two branches are one tensor, the gate first."""
     d, f = config.width, config.mlp_width
     yield Tensor(("embedding", "table"), "embedder/input_embedding", (config.vocab_size, d), SAME)
     yield Tensor(("norm", "scale"), "final_norm/scale", (d,), ONE_PLUS)
@@ -87,7 +88,7 @@ def _linear(ours: Path, theirs: str, inputs: int, outputs: int) -> Iterator[Tens
 
 
 def _part(*index: int) -> Layout:
-    """One of several in a tensor; such a one is read and never written."""
+    """Returns the layout of one of several parameters in a tensor, which can be read but not written."""
     return Layout(lambda x: x[index], _refuse)
 
 

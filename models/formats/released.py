@@ -1,4 +1,4 @@
-"""Models that others released, from a folder: Hugging Face's (`config.json`, safetensors) or DeepMind's (Orbax)."""
+"""Opens released models from a folder: Hugging Face's (`config.json`, safetensors) or DeepMind's (Orbax)."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,13 +15,13 @@ ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any], str], weights.Plan]] = 
     "recurrent_gemma": recurrentgemma.from_hugging_face,
     "gemma": gemma.from_hugging_face,
 }
-# A head that some files carry although it is tied, and frequencies that older ones do although they follow.
+# Some files hold a head although it is tied, and older ones hold frequencies although the configuration gives them.
 UNUSED = ("lm_head.weight", "rotary_emb.inv_freq")
 DEEPMIND_WINDOW = 2048 + 1  # its code sees 2048 keys before the token itself
 
 
 class Released(NamedTuple):
-    """A model, its `config.json` (empty where there is none), and what reads its parameters."""
+    """A model, its `config.json` (empty where there is none), and a function that reads its parameters."""
 
     model: Model
     config: Mapping[str, Any]
@@ -29,8 +29,11 @@ class Released(NamedTuple):
 
 
 def find(folder: Path, dtype: str) -> Released:
-    """What `folder` holds: `hugging_face` if there is a `config.json`, `deepmind` if it, or its one subfolder that is
-    one, is an Orbax checkpoint. Raises ValueError for anything else."""
+    """Opens `folder` by `hugging_face` if it has a `config.json`, else by `deepmind`.
+
+    For the latter, the folder or exactly one of its subfolders is an Orbax checkpoint. Raises ValueError for anything
+    else.
+    """
     if (folder / "config.json").is_file():
         return hugging_face(folder, dtype)
     inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and is_checkpoint(path)]
@@ -42,7 +45,7 @@ def find(folder: Path, dtype: str) -> Released:
 
 
 def hugging_face(folder: Path, dtype: str) -> Released:
-    """RecurrentGemma or Gemma v1, activations and matrices in `dtype`.
+    """Opens RecurrentGemma or Gemma v1, with activations and matrices in `dtype`.
 
     Raises ValueError for an unknown architecture, a configuration that is not served, and a tensor that is missing,
     truncated, unknown or of another shape.
@@ -62,7 +65,7 @@ def hugging_face(folder: Path, dtype: str) -> Released:
 
 
 def deepmind(folder: Path, dtype: str, window: int = DEEPMIND_WINDOW) -> Released:
-    """RecurrentGemma from the Orbax checkpoint of its Flax release, activations and matrices in `dtype`.
+    """Opens RecurrentGemma from the Orbax checkpoint of its Flax release, with activations and matrices in `dtype`.
 
     `window` counts the token itself. Raises ValueError as `hugging_face` does.
     """

@@ -1,4 +1,7 @@
-"""The safetensors format: a header of names, dtypes, shapes and places, then the bytes; read and written by tensor."""
+"""Reads and writes the safetensors format, tensor by tensor: a header of names, dtypes, shapes and offsets, then bytes.
+
+The library `safetensors` is not used: with NumPy it has failed on bfloat16, and it maps whole files into memory.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +17,7 @@ AGAIN = "download it again"
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies: `offset` bytes from the start of `file`."""
+    """A tensor in a file, `offset` bytes from its start."""
 
     file: Path
     offset: int
@@ -23,7 +26,7 @@ class Entry(NamedTuple):
 
 
 class SafeTensors:
-    """The tensors of a folder in one file or in several with an index; each is read when it is asked for.
+    """The tensors of a folder, in one file or in several with an index; each is read when it is asked for.
 
     Raises ValueError for a folder without them, and for a file that is truncated or not of this format.
     """
@@ -33,25 +36,25 @@ class SafeTensors:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor's shape by its name."""
+        """Returns every tensor's shape by its name."""
         return {name: entry.shape for name, entry in self._entries.items()}
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor, in the file's dtype."""
+        """Returns one tensor, in the file's dtype."""
         file, offset, dtype, shape = self._entries[name]
-        # Not memory-mapped: pages of the file would count as memory of the process beside what is made of them.
+        # Not memory-mapped: the pages of the file would count as memory of the process, beside the parameters.
         return np.fromfile(file, dtype, count=int(np.prod(shape)), offset=offset).reshape(shape)
 
 
 def write(path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[Callable[[], np.ndarray]]) -> None:
-    """Writes float32 tensors of these `shapes`, one at a time, in their order. Raises OSError if the disk is full."""
+    """Writes float32 tensors of these `shapes`, one at a time, in order. Raises OSError if the disk is full."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without it transformers refuses the file
     end = 0
     for name, shape in shapes.items():
         start, end = end, end + 4 * int(np.prod(shape))
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # the format aligns tensors to 8 bytes
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors:

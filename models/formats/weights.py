@@ -1,4 +1,4 @@
-"""Parameters from somebody else's tensors, one at a time: which becomes which, and how."""
+"""Reads parameters from another project's tensors, one at a time, and writes them back."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -14,7 +14,7 @@ MATRICES = ("kernel", "table")
 
 
 class Layout(NamedTuple):
-    """How a tensor of theirs becomes one of ours, and back (up to its shape)."""
+    """How another project's tensor becomes a parameter here, and back (up to its shape)."""
 
     read: Callable[[np.ndarray], np.ndarray]
     write: Callable[[np.ndarray], np.ndarray]
@@ -25,11 +25,11 @@ TRANSPOSED = Layout(lambda x: x.T, lambda x: x.T)
 NEGATED = Layout(lambda x: -x, lambda x: -x)
 FLAT = Layout(lambda x: x.reshape(-1), lambda x: x)
 ONE_PLUS = Layout(lambda x: 1 + x, lambda x: x - 1)
-"""Of a norm whose scale is stored as what it exceeds 1 by; a vector, so taken in float32, as its owners do."""
+"""For a norm whose stored scale is the scale less 1. It is a vector, so the sum is taken in float32."""
 
 
 class Tensor(NamedTuple):
-    """A parameter of ours at `path` and the tensor `name` of theirs that it comes from."""
+    """The parameter at `path`, and the other project's tensor `name` that it comes from."""
 
     path: Path
     name: str
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 @runtime_checkable
 class Tensors(Protocol):
-    """Tensors in files, the shape of each known without reading it."""
+    """Tensors in files; the shape of each is known without reading it."""
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -66,11 +66,9 @@ def require(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
 
 
 def read(plan: Plan, tensors: Tensors, dtype: str) -> Params:
-    """The model's parameters on the default device, matrices in `dtype`, vectors float32.
-
-    The largest comes first, so that no more is in memory at any time than the model and one tensor that is not its
-    largest, or twice that one.
-    """
+    """Returns the model's parameters on the default device, matrices in `dtype`, vectors in float32."""
+    # The largest comes first. So memory never holds more than the model and a tensor that is not its largest, or the
+    # largest twice.
     leaves = {}
     for tensor in sorted(plan.tensors, key=lambda tensor: -np.prod(tensor.shape)):
         leaves[tensor.path] = _leaf(tensor, tensors.read(tensor.name), dtype)
@@ -78,8 +76,10 @@ def read(plan: Plan, tensors: Tensors, dtype: str) -> Params:
 
 
 def check(wanted: Sequence[Tensor], shapes: dict[str, Shape], unused: Sequence[str]) -> None:
-    """Raises ValueError unless `shapes` are those of the `wanted` tensors and of no others, but for those whose names
-    end in one of `unused`."""
+    """Raises ValueError unless `shapes` are exactly those of the `wanted` tensors.
+
+    Tensors whose names end in one of `unused` may be there too.
+    """
     for tensor in wanted:
         if tensor.name not in shapes:
             raise ValueError(f"the tensor {tensor.name} is missing; download the checkpoint again")
@@ -98,7 +98,7 @@ def check(wanted: Sequence[Tensor], shapes: dict[str, Shape], unused: Sequence[s
 
 
 def written(plan: Plan, params: Params) -> Iterator[Callable[[], np.ndarray]]:
-    """For each tensor of the plan, in its order, what makes it of `params` in float32."""
+    """Yields, for each tensor of the plan in order, a function that makes it from `params` in float32."""
 
     def make(tensor: Tensor) -> np.ndarray:
         leaf: Any = params

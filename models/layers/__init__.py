@@ -1,1 +1,45 @@
-"""What mixers are made of: shapes, the contract of a mixer, norms, linear maps, convolutions, positions."""
+"""The parts of a mixer: its contract, shapes, linear maps, norm, convolution, gated MLP, and what positions mean.
+
+A mixer of your own is a class with the methods of `Mixer`, made of these:
+
+    from flax import nnx
+    from evalkit.models.layers import Linear, after, continued, scanned
+
+`evalkit/models/mixers/lru.py` is a short one to start from.
+"""
+
+from evalkit.models.layers.mixer import Cache, Decaying, Mixer
+from evalkit.models.layers.modules import (
+    BlockDiagonalLinear,
+    CausalConv1D,
+    GatedMLP,
+    Linear,
+    NoDecay,
+    RMSNorm,
+    gelu_times,
+    side_by_side,
+)
+from evalkit.models.layers.positions import after, continued, scanned
+from evalkit.models.layers.shapes import Activations, Positions, Rows, States, Tokens
+
+__all__ = [
+    "Activations",
+    "BlockDiagonalLinear",
+    "Cache",
+    "CausalConv1D",
+    "Decaying",
+    "GatedMLP",
+    "Linear",
+    "Mixer",
+    "NoDecay",
+    "Positions",
+    "RMSNorm",
+    "Rows",
+    "States",
+    "Tokens",
+    "after",
+    "continued",
+    "gelu_times",
+    "scanned",
+    "side_by_side",
+]

@@ -1,42 +1,46 @@
-"""What every temporal mixer is: one call serves training, prefill, chunked prefill and decoding."""
+"""The contract of a temporal mixer: one call serves training, prefill, chunked prefill and decoding."""
 
 from typing import Any, Protocol, runtime_checkable
 
 from evalkit.models.layers.shapes import Activations, Positions, States
 
-Cache = Any  # a typed pytree of the mixer's own
+Cache = Any  # each mixer has a pytree of its own
 
 
 @runtime_checkable
 class Mixer(Protocol):
-    """Mixes along time. Built as `Mixer(width=..., rngs=..., <its own settings>)`.
+    """Mixes information along time; it is built as `Mixer(width=..., rngs=..., <its own settings>)`.
 
-    Cache in ⇔ cache out: without one (training) the second result is None. `positions=None` continues each row, from
-    position 0 without a cache. `positions == 0` resets the state; `positions == -1`, before or after a row's tokens,
-    writes nothing and leaves every state as it was (the output there is unspecified, but finite).
+    It returns a cache if and only if it is given one: in training the second result is None. `positions=None` continues
+    each row, from position 0 without a cache. At `positions == 0` the state is reset. `positions == -1` is a pad,
+    before or after a row's tokens: it writes nothing and changes no state; its output is unspecified but finite.
+
+        y, _ = mixer(x, None, None)                          # training
+        y, cache = mixer(prompt, None, mixer.init_cache(batch, length))
+        y, cache = mixer(next_token, None, cache)            # decoding
     """
 
     window: int | None
-    """How many of the latest positions the output can depend on; None if unbounded."""
+    """The number of latest positions that the output can depend on; None if it is unbounded."""
 
     def __call__(
         self, x: Activations, positions: Positions | None, cache: Cache | None
     ) -> tuple[Activations, Cache | None]:
-        """Mixes `x`; continues from `cache` and returns the new one if one is given."""
+        """Mixes `x`; if a cache is given, continues from it and returns the new one."""
         ...
 
     def init_cache(self, batch: int, length: int) -> Cache:
-        """An empty cache for `batch` rows of at most `length` tokens (a bounded mixer ignores `length`).
+        """Returns an empty cache for `batch` rows of at most `length` tokens.
 
-        The first axis of each of its arrays is the batch.
+        The first axis of each of its arrays is the batch. A mixer whose state has a fixed size ignores `length`.
         """
         ...
 
 
 @runtime_checkable
 class Decaying(Protocol):
-    """A mixer whose state, `h` of its cache, decays: what it forgets can be looked at. None has to be one."""
+    """Optional: a mixer whose state, `h` of its cache, decays; evaluations then measure what it forgets."""
 
     def decays(self, x: Activations) -> tuple[States, States]:
-        """δ = −log |a| of every step and channel, in 1/tokens, and the states, both `[b, t, r]`, of whole sequences."""
+        """Returns δ = −log |a| (1/tokens) and the states of whole sequences, both `[b, t, r]`."""
         ...

@@ -1,4 +1,4 @@
-"""The layers that blocks are made of: norm, linear maps, gated MLP, causal convolution (De et al. 2024, sec. 2)."""
+"""The layers of a block: norm, linear maps, gated MLP and causal convolution (De et al. 2024, sec. 2)."""
 
 from collections.abc import Callable
 
@@ -20,19 +20,19 @@ DENSE_UP_TO = 256
 
 
 class NoDecay(nnx.Param):
-    """A parameter that weight decay leaves alone: Λ, biases, norms, the embedding."""
+    """A parameter without weight decay: Λ, biases, norms, the embedding."""
 
 
 def matmul(x: Float[Array, "... i"], weight: Float[Array, "i o"]) -> Float[Array, "... o"]:
-    """`x @ weight` as one 2-D product, in the dtype of `x`: 3-D products are several times slower on a CPU."""
+    """Returns `x @ weight` in the dtype of `x`."""
+    # Flattened to a 2-D product: 3-D ones are several times slower on a CPU.
     flat = product(x.reshape(-1, x.shape[-1]), weight.astype(x.dtype), x.dtype)
     return flat.reshape(*x.shape[:-1], weight.shape[1])
 
 
 @jax.custom_vjp
 def scaled(x: Float[Array, "*n d"], scale: Float[Array, " d"]) -> Float[Array, "*n d"]:
-    """`x * scale` over the last axis. Its gradient sums over flat rows: XLA's sums on a CPU are twenty times slower
-    over an array whose first axis is 1, as it is where a micro-batch is one sequence."""
+    """Returns `x * scale` over the last axis, with a gradient that is fast for a batch of one sequence."""
     return x * scale.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
@@ -42,6 +42,7 @@ def _scaled_forward(x: Array, scale: Array) -> tuple[Array, tuple[Array, Array]]
 
 def _scaled_backward(kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, scale = kept
+    # Summed over flat rows: on a CPU, XLA sums an array whose first axis is 1 twenty times slower.
     return scaled(dy, scale), (dy * x).reshape(-1, x.shape[-1]).sum(axis=0)
 
 
@@ -49,13 +50,14 @@ scaled.defvjp(_scaled_forward, _scaled_backward)
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm with a learned scale, taken in float32."""
+    """Root-mean-square norm with a learned scale, computed in float32."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.scale = NoDecay(jnp.ones((width,)))
 
     def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
         """`x / rms(x) * scale` over the last axis."""
+        # In bfloat16 the mean of squares would keep eight bits. Flat rows, as in `matmul`.
         rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
         inverse = jax.lax.rsqrt(jnp.mean(rows * rows, axis=-1, keepdims=True) + 1e-6)
         return scaled(rows * inverse, self.scale[...]).reshape(x.shape).astype(x.dtype)
@@ -67,23 +69,27 @@ def add_bias(x: Float[Array, "*n d"], bias: Float[Array, " d"]) -> Float[Array, 
 
 
 class Linear(nnx.Module):
-    """A linear map, LeCun-initialised; its bias, if it has one, starts at zero."""
+    """A linear map with LeCun initialisation; its bias, if it has one, starts at zero.
+
+    Linear(64, 128, rngs=nnx.Rngs(0))(x)   # x [b, t, 64] -> [b, t, 128]
+    """
 
     def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs, bias: bool = False):
         self.kernel = nnx.Param(lecun(rngs.params(), (inputs, outputs)))
         self.bias = NoDecay(jnp.zeros((outputs,))) if bias else None
 
     def __call__(self, x: Float[Array, "*n i"]) -> Float[Array, "*n o"]:
-        """`x @ kernel + bias`."""
+        """Returns `x @ kernel + bias`."""
         return self.with_bias(matmul(x, self.kernel[...]))
 
     def with_bias(self, y: Float[Array, "*n o"]) -> Float[Array, "*n o"]:
-        """The product `y` and the bias."""
+        """Returns the product `y` plus the bias, if there is one."""
         return y if self.bias is None else add_bias(y, self.bias[...])
 
 
 def side_by_side(x: Float[Array, "*n i"], *maps: Linear) -> list[Float[Array, "*n _"]]:
-    """What each of `maps` makes of the same `x`, by one product: narrow ones alone leave vector units idle."""
+    """Applies several linear maps to the same `x`, in one matrix product."""
+    # Narrow products, taken one by one, leave vector units idle.
     kernels = [linear.kernel[...] for linear in maps]
     ends = np.cumsum([kernel.shape[1] for kernel in kernels])[:-1].tolist()
     products = jnp.split(matmul(x, jnp.concatenate(kernels, axis=1)), ends, axis=-1)
@@ -91,20 +97,24 @@ def side_by_side(x: Float[Array, "*n i"], *maps: Linear) -> list[Float[Array, "*
 
 
 class BlockDiagonalLinear(nnx.Module):
-    """A linear map of `blocks` independent blocks with a bias (De et al. 2024, sec. 4.1); LeCun over a block."""
+    """A linear map of `blocks` independent blocks with a bias (De et al. 2024, sec. 4.1).
+
+    Raises ValueError if `blocks` does not divide `width`.
+    """
 
     def __init__(self, width: int, blocks: int, *, rngs: nnx.Rngs):
         if blocks < 1 or width % blocks:
             raise ValueError(f"width {width} is not divisible by gate_blocks={blocks}; use a divisor of {width}")
         block = width // blocks
         self.blocks = blocks
+        # Initialised block by block: the fan-in of a channel is its block, not the width.
         self.kernel = nnx.Param(
             jax.vmap(lambda key: lecun(key, (block, block)))(jax.random.split(rngs.params(), blocks))
         )
         self.bias = NoDecay(jnp.zeros((width,)))
 
     def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
-        """Each block of channels times its own matrix, plus the bias."""
+        """Returns each block of channels times its own matrix, plus the bias."""
         kernel, width = self.kernel[...].astype(x.dtype), x.shape[-1]
         if width <= DENSE_UP_TO:
             y = matmul(x, self.dense())
@@ -114,7 +124,7 @@ class BlockDiagonalLinear(nnx.Module):
         return add_bias(y, self.bias[...])
 
     def dense(self) -> Float[Array, "d d"]:
-        """The whole matrix, zero outside the blocks."""
+        """Returns the whole matrix, which is zero outside the blocks."""
         kernel = self.kernel[...]
         eye = jnp.eye(self.blocks, dtype=kernel.dtype)
         width = self.blocks * kernel.shape[1]
@@ -122,9 +132,9 @@ class BlockDiagonalLinear(nnx.Module):
 
 
 class GatedMLP(nnx.Module):
-    """Two branches of width `hidden`, GeLU (tanh form) on one, their product back (De et al. 2024, sec. 2.2).
+    """A gated MLP: two branches of width `hidden`, one through GeLU, multiplied and projected back (sec. 2.2).
 
-    `bias` gives all three maps one: RecurrentGemma's have it, the paper's do not.
+    `bias` adds a bias to all three maps, as in RecurrentGemma; the paper's maps have none.
     """
 
     def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs, bias: bool = False):
@@ -133,13 +143,13 @@ class GatedMLP(nnx.Module):
         self.down = Linear(hidden, width, bias=bias, rngs=rngs)
 
     def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
-        """`down(gelu(gate(x)) * up(x))`."""
+        """Returns `down(gelu(gate(x)) * up(x))`."""
         return self.down(gelu_times(self.gate(x), self.up(x)))
 
 
 @jax.custom_vjp
 def gelu_times(x: Float[Array, "*n"], y: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """`gelu(x) * y`, GeLU in its tanh form; its gradient keeps `x` and `y` alone and takes the tanh again."""
+    """Returns `gelu(x) * y`, with GeLU in its tanh form."""
     return _gelu_and_slope(x)[0] * y
 
 
@@ -148,6 +158,7 @@ def _gelu_times_forward(x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]
 
 
 def _gelu_times_backward(kept: tuple[Array, Array], dz: Array) -> tuple[Array, Array]:
+    # The tanh is computed again: on a CPU that is cheaper than keeping it in memory.
     x, y = kept
     gelu, slope = _gelu_and_slope(x)
     return dz * y * slope, dz * gelu
@@ -157,7 +168,7 @@ gelu_times.defvjp(_gelu_times_forward, _gelu_times_backward)
 
 
 def _gelu_and_slope(x: Array) -> tuple[Array, Array]:
-    """GeLU and its derivative."""
+    """Returns GeLU and its derivative."""
     inner = (2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x)
     tanh = jnp.tanh(inner)
     slope = (2 / np.pi) ** 0.5 * (1 + 3 * 0.044715 * x * x)
@@ -166,9 +177,9 @@ def _gelu_and_slope(x: Array) -> tuple[Array, Array]:
 
 
 class CausalConv1D(nnx.Module):
-    """Depth-wise causal convolution of a few taps, whose state is the last inputs (De et al. 2024, sec. 2.3).
+    """Depth-wise causal convolution with `taps` weights per channel, the last for the present (sec. 2.3).
 
-    No bias by default: the paper counts `conv_width * d_rnn` weights. The last tap is the present.
+    Its state is the last `taps - 1` inputs. It has no bias by default: the paper counts `conv_width * d_rnn` weights.
     """
 
     def __init__(self, width: int, taps: int, *, rngs: nnx.Rngs, bias: bool = False):
@@ -181,10 +192,11 @@ class CausalConv1D(nnx.Module):
     def __call__(
         self, x: Activations, positions: Positions | None, state: Float[Array, "b s d"]
     ) -> tuple[Activations, Float[Array, "b s d"]]:
-        """Convolves `x` after the `taps - 1` inputs in `state [b, taps - 1, d]`; returns the new state too."""
+        """Convolves `x`, which follows the inputs in `state [b, taps - 1, d]`; also returns the new state."""
         if positions is None:
             return self._convolve(jnp.concatenate([state, x], axis=1), None), last_inputs(state, x)
-        # Pads may stand between the state and the first token: move the tokens together, convolve, move them back.
+        # Pads may stand between the state and the first token. So the tokens are moved together before the
+        # convolution, and back after it.
         valid = positions >= 0
         order = jnp.argsort(~valid, axis=1, stable=True)
         together = jnp.take_along_axis(x, order[..., None], axis=1)
@@ -195,9 +207,10 @@ class CausalConv1D(nnx.Module):
         return jnp.take_along_axis(y, back[..., None], axis=1), self._state(state, together, segments, valid)
 
     def _convolve(self, inputs: Float[Array, "b s d"], segments: Int[Array, "b s"] | None) -> Activations:
-        """The sum over taps, leaving out inputs of an earlier segment."""
+        """Returns the sum over taps, without inputs of an earlier segment."""
         kernel = self.kernel[...].astype(inputs.dtype)
         steps = inputs.shape[1] - self.taps + 1
+        # Tap by tap, so that inputs of an earlier segment can be left out.
         y = jnp.zeros((), inputs.dtype)
         for tap in range(self.taps):
             term = scaled(inputs[:, tap : tap + steps], kernel[tap])
@@ -208,7 +221,7 @@ class CausalConv1D(nnx.Module):
         return y if self.bias is None else add_bias(y, self.bias[...])
 
     def _state(self, state: Array, together: Array, segments: Array, valid: Bool[Array, "b t"]) -> Array:
-        """The last `taps - 1` inputs of each row, zero where they belong to an earlier segment."""
+        """Returns the last `taps - 1` inputs of each row, with zeros for those of an earlier segment."""
         count = valid.sum(axis=1)
         index = count[:, None] + jnp.arange(self.taps - 1)[None]
         inputs = jnp.concatenate([state, together], axis=1)
@@ -218,6 +231,6 @@ class CausalConv1D(nnx.Module):
 
 
 def last_inputs(state: Float[Array, "b s d"], x: Activations) -> Float[Array, "b s d"]:
-    """The last `s` entries of `state` followed by `x`."""
+    """Returns the last `s` entries of `state [b, s, d]` followed by `x`."""
     length = state.shape[1]
     return jnp.concatenate([state, x], axis=1)[:, x.shape[1] :] if length else state

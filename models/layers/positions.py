@@ -1,4 +1,4 @@
-"""Where each row of a cache stands, and what positions do to a scan (see `Mixer`)."""
+"""What positions mean to a mixer: where each row continues, and what resets and pads do to a scan (see `Mixer`)."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -9,12 +9,12 @@ from evalkit.models.layers.shapes import Activations, Positions, PositionsOfAll,
 
 
 def continued(next_position: Rows, steps: int) -> Positions:
-    """The positions of the next `steps` tokens of each row."""
+    """Returns the positions of the next `steps` tokens of each row."""
     return next_position[:, None] + jnp.arange(steps, dtype=jnp.int32)[None]
 
 
 def after(positions: PositionsOfAll, next_position: Rows) -> Rows:
-    """Where each row stands after tokens at `positions`: behind its last one that is no pad, else where it stood."""
+    """Returns the next position of each row: one after its last token, or `next_position` if all of it is pads."""
     valid = positions >= 0
     last = jnp.argmax(jnp.where(valid, jnp.arange(positions.shape[1])[None], -1), axis=1)[:, None]
     position = jnp.take_along_axis(positions, last, axis=1)[:, 0] + 1
@@ -24,7 +24,7 @@ def after(positions: PositionsOfAll, next_position: Rows) -> Rows:
 def scanned(
     entering: Activations, a: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
 ) -> tuple[Activations, Float[Array, "b r"]]:
-    """The linear scan from state `h`, and its last state: a pad leaves the state as it is, position 0 starts anew."""
+    """Runs the linear scan from state `h`; returns all states and the last. Position 0 resets, pads change nothing."""
     reset = None
     if positions is not None:
         pad = (positions < 0)[..., None]

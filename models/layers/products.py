@@ -1,4 +1,4 @@
-"""Products with large bfloat16 matrices, which a CPU takes to float32 first: a block at a time, so that no more is."""
+"""Products with large bfloat16 matrices, in blocks on a CPU, which would convert the whole matrix to float32."""
 
 from functools import partial
 
@@ -8,17 +8,17 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-BLOCK = 1280  # columns: of RecurrentGemma's and Gemma's matrices, with 256,000 rows of the embedding, a divisor
-LARGE = 2**22
+BLOCK = 1280  # columns; divides the sizes of RecurrentGemma's and Gemma's matrices, and their 256,000 tokens
+LARGE = 2**22  # entries: a smaller matrix costs little memory in float32
 
 
 def product(x: Float[Array, "n i"], weight: Float[Array, "i o"], dtype: DTypeLike) -> Float[Array, "n o"]:
-    """`x @ weight` in `dtype`."""
+    """Returns `x @ weight` in `dtype`."""
     return _by_platform(x, weight, dtype, axis=1)
 
 
 def product_transposed(x: Float[Array, "n i"], weight: Float[Array, "o i"], dtype: DTypeLike) -> Float[Array, "n o"]:
-    """`x @ weightᵀ` in `dtype`."""
+    """Returns `x @ weightᵀ` in `dtype`."""
     return _by_platform(x, weight, dtype, axis=0)
 
 
@@ -34,7 +34,8 @@ def _whole(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
 
 
 def _in_blocks(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
-    # As integers, because XLA for the CPU takes arrays of bfloat16 to float32 as a whole, before any loop.
+    # The loop reads integers, because XLA for the CPU converts whole bfloat16 arrays to float32 before any loop.
+    # A bfloat16 is the upper half of a float32.
     bits = jax.lax.bitcast_convert_type(weight, jnp.uint16)
 
     def block(start: Array) -> Array:

@@ -1,1 +1,1 @@
-"""Temporal mixers, one file each."""
+"""Temporal mixers, one file each. The contract that they keep is `evalkit.models.layers.Mixer`."""

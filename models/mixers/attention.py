@@ -1,4 +1,7 @@
-"""Multi-query attention, global or local, with one visibility rule for training, prefill and decoding (sec. 2.3)."""
+"""Multi-query attention, global or local (De et al. 2024, sec. 2.3).
+
+One rule says which keys a query sees, in training, prefill and decoding: see `MQA` and `Marks.visible`.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,17 +19,17 @@ from evalkit.models.layers.modules import Linear, side_by_side
 from evalkit.models.layers.positions import after, continued
 from evalkit.models.layers.shapes import Activations, Keys, Positions, PositionsOfAll, Queries, Rows
 
-MASKED = -1e30
-DECODED = 16  # up to so many new tokens, what they attend to costs too little to look for a cheaper way
-ROPE_SPLIT = 1024
-KEYS_AT_A_TIME = 512
-IN_CACHE = 2**18  # scores of a block of queries, of all sequences, that a CPU's own cache holds
+MASKED = -1e30  # a score of a key that is not visible; finite, so that a row without any visible key is not NaN
+DECODED = 16  # with at most so many new tokens, attention to a whole window costs too little to avoid it
+ROPE_SPLIT = 1024  # a position is this times an integer, plus the rest
+KEYS_AT_A_TIME = 512  # of a global cache
+IN_CACHE = 2**18  # scores, of one block of queries over all sequences, that fit into the cache of a CPU core
 
 
 class AttentionCache(NamedTuple):
-    """Keys and values so far, with each one's position (−1: empty) and segment (how many resets came before it).
+    """Keys and values so far, each with its position (−1: empty) and its segment, the number of resets before it.
 
-    A local cache holds the last `window` keys, the newest last; a global one fills up from the left.
+    A local cache holds the last `window` keys, the newest last; a global one is filled from the left.
     """
 
     keys: Float[Array, "b s h"]
@@ -39,13 +42,20 @@ class AttentionCache(NamedTuple):
 
 
 class MQA(nnx.Module):
-    """Many query heads, one key and value head; a key is visible iff it is of the query's segment and
-    `0 ≤ q_pos − k_pos < window`.
+    """Multi-query attention: many query heads share one key head and one value head.
 
-    `window` None is global attention; `rope` False leaves positions out altogether (NoPE, sec. 6). `rope_fraction` of a
-    head's channels, the first ones, are rotated: all in the paper, half in RecurrentGemma. `output_bias` gives the
-    output map one, as there. `heads × head_dim` need not be the width.
-    Raises ValueError for sizes that cannot be.
+    A query sees a key if both are of one segment and `0 ≤ q_pos − k_pos < window`; `window` None is global attention.
+    Without `rope` there is no position encoding (NoPE, sec. 6). RoPE rotates the first `rope_fraction` of a head's
+    channels: all in the paper, half in RecurrentGemma. `output_bias` adds a bias to the output map, as in
+    RecurrentGemma. `heads × head_dim` may differ from the width.
+    Raises ValueError for impossible sizes.
+
+    >>> attention = MQA(64, heads=4, head_dim=16, window=8, rngs=nnx.Rngs(0))
+    >>> x = jnp.zeros((2, 12, 64))
+    >>> y, _ = attention(x, None, None)
+    >>> y, cache = attention(x, None, attention.init_cache(batch=2, length=12))
+    >>> y.shape, cache.keys.shape
+    ((2, 12, 64), (2, 8, 16))
     """
 
     def __init__(
@@ -82,8 +92,11 @@ class MQA(nnx.Module):
     def __call__(
         self, x: Activations, positions: Positions | None, cache: AttentionCache | None
     ) -> tuple[Activations, AttentionCache | None]:
-        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache. Raises ValueError if a global cache overflows
-        (under `jit`, where how full it is cannot be known, the rows that overflow come out as NaN instead)."""
+        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache.
+
+        Raises ValueError if a global cache overflows. Inside `jit`, where its content is unknown while tracing, the
+        outputs of rows that overflow are NaN instead.
+        """
         batch, steps, _ = x.shape
         where = self._positions(positions, cache, steps)
         segments = jnp.zeros_like(where) if cache is None else jnp.broadcast_to(cache.segment[:, None], (batch, steps))
@@ -93,6 +106,7 @@ class MQA(nnx.Module):
         queries = self._rotate(queries.reshape(batch, steps, self.heads, self.head_dim), where)
         keys = self._rotate(keys[:, :, None], where)[:, :, 0]
         if cache is None:
+            # Leaving segments out skips a comparison of every query with every key.
             marks = (
                 Marks(where, where, segments, segments) if positions is not None else Marks(where, where, None, None)
             )
@@ -102,7 +116,7 @@ class MQA(nnx.Module):
         stored, after = self._store(cache, new, padded=positions is not None)
         among_stored = partial(self._among_stored, queries, where, segments, stored, aligned=positions is None)
         if self.window is not None and DECODED < steps <= cache.keys.shape[1]:
-            # Before a prompt's beginning are empty slots, more of them than it has tokens.
+            # After an empty cache a prompt sees its own keys alone: most of the stored slots are empty then.
             marks = Marks(where, where, segments, segments)
             fresh = partial(attend, queries, keys, values, marks, self.window, aligned=True)
             y = jax.lax.cond(cache.written.max() == 0, fresh, among_stored)
@@ -121,16 +135,16 @@ class MQA(nnx.Module):
         *,
         aligned: bool,
     ) -> Queries:
-        """Attention to the keys of the cache, the new ones included."""
+        """Attends to the keys of the cache, which include the new ones."""
         marks = Marks(where, stored.positions, segments, stored.segments)
         keys, values = stored.keys.astype(queries.dtype), stored.values.astype(queries.dtype)
         if self.window is None:
             return attend_filled(queries, keys, values, marks, stored.written.max())
-        # Without pads the newest keys stand last, in order; only then does a block of queries see a band of them.
+        # Without pads the newest keys stand last and in order, so each block of queries sees only a band of them.
         return attend(queries, keys, values, marks, self.window, aligned=aligned)
 
     def init_cache(self, batch: int, length: int) -> AttentionCache:
-        """An empty cache for `length` keys, or for a window of them if that is less."""
+        """Returns an empty cache for `length` keys, or for a window of keys if that is fewer."""
         size = length if self.window is None else min(self.window, length)
         return AttentionCache(
             keys=jnp.zeros((batch, size, self.head_dim), jnp.float32),
@@ -156,13 +170,13 @@ class MQA(nnx.Module):
         return jnp.concatenate([turned, x[..., self.rotated :]], axis=-1)
 
     def _store(self, cache: AttentionCache, new: AttentionCache, padded: bool) -> tuple[AttentionCache, AttentionCache]:
-        """The keys that the new queries look at, and the cache to carry on."""
+        """Returns the keys that the new queries look at, and the cache for the next call."""
         if self.window is None:
             stored = _append(cache, new)
             return stored, stored
         stored = _map_entries(lambda old, x: jnp.concatenate([old, x], axis=1), cache, new)
         kept = stored
-        if padded:  # empty slots and pads first, so that the last `window` entries are the newest keys
+        if padded:  # move empty slots and pads to the front, so that the last `window` entries are the newest keys
             order = jnp.argsort(stored.positions >= 0, axis=1, stable=True)
             kept = _map_entries(lambda _, x: _reorder(x, order), stored, stored)
         size = cache.keys.shape[1]
@@ -170,7 +184,7 @@ class MQA(nnx.Module):
 
 
 class Marks(NamedTuple):
-    """Where queries and keys stand: positions, and segments (None where there is only one)."""
+    """The positions and segments of queries and keys; segments are None where there is only one."""
 
     query_positions: Int[Array, "#b t"]
     key_positions: Int[Array, "#b s"]
@@ -178,7 +192,7 @@ class Marks(NamedTuple):
     key_segments: Int[Array, "b s"] | None
 
     def visible(self, queries: slice, keys: slice, window: int | None) -> Bool[Array, "b t s"]:
-        """Which of these keys each of these queries sees."""
+        """Returns which of these keys each of these queries sees."""
         k = self.key_positions[:, None, keys]
         distance = self.query_positions[:, queries, None] - k
         visible = (k >= 0) & (distance >= 0)
@@ -189,17 +203,17 @@ class Marks(NamedTuple):
         return visible
 
     def keys_from(self, start: Array, count: int) -> "Marks":
-        """The marks with `count` keys from `start` on."""
+        """Returns the marks of `count` keys from `start` on, and of all queries."""
         cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=count, axis=1)
         segments = None if self.key_segments is None else cut(self.key_segments)
         return self._replace(key_positions=cut(self.key_positions), key_segments=segments)
 
 
 def attend(queries: Queries, keys: Keys, values: Keys, marks: Marks, window: int | None, *, aligned: bool) -> Queries:
-    """Softmax attention, a block of queries at a time, heads folded into the rows of one product a sequence.
+    """Computes softmax attention for a block of queries at a time.
 
-    `aligned`: the last key is the last query's own and both are in order, so a block of queries needs only the keys
-    from its window's start to its own end, and the cost is O(t · window).
+    `aligned` means that the last key belongs to the last query and both are in order. Then a block of queries needs
+    only the keys from the start of its window to its own end, so the cost is O(t · window).
     """
     blocks = [
         _attend_block(queries[:, q], keys[:, k], values[:, k], marks.visible(q, k, window))
@@ -209,9 +223,10 @@ def attend(queries: Queries, keys: Keys, values: Keys, marks: Marks, window: int
 
 
 def attend_filled(queries: Queries, keys: Keys, values: Keys, marks: Marks, filled: Array) -> Queries:
-    """Global attention over a cache that fills up from the left, a block of keys at a time, empty blocks skipped.
+    """Computes global attention over a cache that is `filled` from the left, a block of keys at a time.
 
-    The softmax is taken as the blocks come by (Milakov & Gimelshein 2018), so memory does not grow with the cache.
+    Empty blocks are skipped. The softmax is updated block by block (Milakov & Gimelshein 2018), so that memory does
+    not grow with the cache.
     """
     batch, steps, heads, width = queries.shape
     stored = keys.shape[1]
@@ -221,7 +236,7 @@ def attend_filled(queries: Queries, keys: Keys, values: Keys, marks: Marks, fill
 
     def block(carry: tuple[Array, Array, Array], first: Array) -> tuple[Array, Array, Array]:
         highest, weight, sums = carry
-        start = jnp.minimum(first, stored - KEYS_AT_A_TIME)  # the last block begins early and leaves out what was seen
+        start = jnp.minimum(first, stored - KEYS_AT_A_TIME)  # the last block begins early; `visible` drops the overlap
         k, v = (jax.lax.dynamic_slice_in_dim(x, start, KEYS_AT_A_TIME, axis=1) for x in (keys, values))
         part = marks.keys_from(start, KEYS_AT_A_TIME)
         visible = part.visible(slice(None), slice(None), None)
@@ -239,12 +254,13 @@ def attend_filled(queries: Queries, keys: Keys, values: Keys, marks: Marks, fill
 
     empty = (jnp.full(rows.shape[:2], MASKED), jnp.zeros(rows.shape[:2]), jnp.zeros(rows.shape))
     (_, weight, sums), _ = jax.lax.scan(maybe, empty, jnp.arange(0, stored, KEYS_AT_A_TIME))
-    y = sums / jnp.maximum(weight, 1e-30)[..., None]
+    y = sums / jnp.maximum(weight, 1e-30)[..., None]  # a pad may see no key, and has weight 0
     return y.reshape(queries.shape).astype(queries.dtype)
 
 
 def _blocks(steps: int, stored: int, window: int | None, aligned: bool) -> Iterator[tuple[slice, slice]]:
-    """Slices of queries and of the keys that they can see; at most 8, so that compile time stays small."""
+    """Yields slices of queries, and of the keys that they can see."""
+    # At most eight blocks: sixteen were slower at length 1024, and each adds to the time of compilation.
     size = max(64, -(-steps // 8))
     offset = stored - steps
     for start in range(0, steps, size):
@@ -258,6 +274,7 @@ def _blocks(steps: int, stored: int, window: int | None, aligned: bool) -> Itera
 
 def _attend_block(queries: Queries, keys: Keys, values: Keys, visible: Bool[Array, "c t s"]) -> Queries:
     batch, steps, heads, width = queries.shape
+    # All heads share the keys, so heads are folded into the rows of one product for each sequence.
     rows = queries.reshape(batch, steps * heads, width) * jnp.asarray(width**-0.5, queries.dtype)
     visible = jnp.repeat(visible, heads, axis=1)
     return _softmax_of_rows(rows, keys, values, visible).reshape(queries.shape)
@@ -267,17 +284,18 @@ def _attend_block(queries: Queries, keys: Keys, values: Keys, visible: Bool[Arra
 def _softmax_of_rows(
     rows: Float[Array, "b r h"], keys: Keys, values: Keys, visible: Bool[Array, "c r s"]
 ) -> Float[Array, "b r h"]:
-    """`softmax(rows @ keysᵀ) @ values`; the gradient keeps a number a row and takes the weights again."""
+    """Returns `softmax(rows @ keysᵀ) @ values`."""
     return _softmax_forward(rows, keys, values, visible)[0]
 
 
 def _softmax_forward(rows: Array, keys: Array, values: Array, visible: Array) -> tuple[Array, tuple[Array, ...]]:
+    # The gradient keeps two numbers for each row and computes the weights again: on a CPU that is cheaper than memory.
     y, highest, total = _by_sequence(_weighted, visible, rows, keys, values)
     return y, (rows, keys, values, visible, y, highest, total)
 
 
 def _weighted(visible: Array, rows: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
-    """The average of the values, the highest score of each row and the sum of its weights."""
+    """Returns the average of the values, the highest score of each row, and the sum of its weights."""
     scores = _scores(rows, keys, visible)
     highest = scores.max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - highest)
@@ -295,20 +313,21 @@ def _softmax_backward(kept: tuple[Array, ...], dy: Array) -> tuple[Array, Array,
 def _gradients(
     visible: Array, rows: Array, keys: Array, values: Array, y: Array, highest: Array, total: Array, dy: Array
 ) -> tuple[Array, Array, Array]:
-    """Of the rows, the keys and the values."""
+    """Returns the gradients of the rows, the keys and the values."""
     weights = jnp.exp(_scores(rows, keys, visible) - highest) / total
     dweights = jnp.einsum("brh,bsh->brs", dy, values, preferred_element_type=jnp.float32)
+    # The gradient of a softmax: each weight times its own gradient less the mean of all, which is dy · y.
     along = (dy.astype(jnp.float32) * y.astype(jnp.float32)).sum(axis=-1, keepdims=True)
     dscores = (weights * (dweights - along)).astype(rows.dtype)
     drows = jnp.einsum("brs,bsh->brh", dscores, keys)
-    # These come out with the short axis first: in the other order the product is four times slower on a CPU.
+    # These products have the short axis first: in the other order they are four times slower on a CPU.
     dkeys = jnp.einsum("brs,brh->bhs", dscores, rows)
     dvalues = jnp.einsum("brs,brh->bhs", weights.astype(values.dtype), dy)
     return drows, jnp.swapaxes(dkeys, 1, 2), jnp.swapaxes(dvalues, 1, 2)
 
 
 def _by_sequence(function: Callable[..., tuple[Array, ...]], visible: Array, *arrays: Array) -> tuple[Array, ...]:
-    """`function`; on a CPU one sequence after the other if the scores of all together would not stay in its cache."""
+    """Calls `function`, on a CPU sequence by sequence if the scores of all together would not stay in its cache."""
     rows, keys = arrays[:2]
     if rows.shape[0] == 1 or rows.shape[0] * rows.shape[1] * keys.shape[1] <= IN_CACHE:
         return function(visible, *arrays)
@@ -337,9 +356,10 @@ def _scores(rows: Array, keys: Array, visible: Array) -> Array:
 def rope(x: Queries, positions: PositionsOfAll, base: float) -> Queries:
     """Rotates the two halves of the last axis by `position · base^(−2i/h)` (Su et al. 2021).
 
-    The angle is the sum of two parts that are small or exact, so that it is good to 1e-3 at position 2^20, where a
-    plain float32 product is off by 0.06.
+    The angle is exact to 1e-3 at position 2^20, where a plain float32 product is off by 0.06.
     """
+    # The position is split into a multiple of ROPE_SPLIT and a rest. Both products are of small numbers, because the
+    # angle of ROPE_SPLIT is reduced to less than a turn in float64.
     half = x.shape[-1] // 2
     frequency = base ** (-np.arange(half, dtype=np.float64) / half)
     coarse = np.remainder(ROPE_SPLIT * frequency, 2 * np.pi)
@@ -348,7 +368,7 @@ def rope(x: Queries, positions: PositionsOfAll, base: float) -> Queries:
         low[..., None] * frequency.astype(np.float32)[None, None]
         + high[..., None] * coarse.astype(np.float32)[None, None]
     )[:, :, None]
-    # Taken once: without the barrier XLA takes them again for each head, forward and backward.
+    # The barrier makes XLA compute them once: without it, it computes them again for each head, forward and backward.
     sin, cos = jax.lax.optimization_barrier((jnp.sin(angle), jnp.cos(angle)))
     left, right = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
@@ -357,7 +377,7 @@ def rope(x: Queries, positions: PositionsOfAll, base: float) -> Queries:
 def _entries(
     cache: AttentionCache, keys: Keys, values: Keys, where: PositionsOfAll, segments: Positions
 ) -> AttentionCache:
-    """The new keys and values as they are stored, and where each row stands after them."""
+    """Returns the new keys and values as the cache stores them, and each row's state after them."""
     where = jnp.broadcast_to(where, segments.shape)
     valid = where >= 0
     return AttentionCache(
@@ -372,7 +392,7 @@ def _entries(
 
 
 def _map_entries(function: Callable[[Array, Array], Array], old: AttentionCache, new: AttentionCache) -> AttentionCache:
-    """`function` of the old and the new keys, values, positions and segments; the rest is the new one's."""
+    """Applies `function` to the old and new keys, values, positions and segments; the rest is the new cache's."""
     return new._replace(
         keys=function(old.keys, new.keys),
         values=function(old.values, new.values),
@@ -386,11 +406,11 @@ def _reorder(x: Array, order: Int[Array, "b s"]) -> Array:
 
 
 def _append(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
-    """Writes the new keys behind those already there; pads and what does not fit are dropped."""
+    """Writes the new keys after those already there; drops pads and keys that do not fit."""
     size, steps = cache.keys.shape[1], new.keys.shape[1]
     valid = new.positions >= 0
     slot = cache.written[:, None] + jnp.cumsum(valid, axis=1) - 1
-    slot = jnp.where(valid, slot, size + steps)
+    slot = jnp.where(valid, slot, size + steps)  # out of range, which mode="drop" ignores
     row = jnp.arange(slot.shape[0])[:, None]
     return _map_entries(lambda old, x: old.at[row, slot].set(x, mode="drop"), cache, new)
 

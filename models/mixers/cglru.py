@@ -17,12 +17,12 @@ from evalkit.models.mixers.rglru import C, TwoBranches
 
 
 class CGLRU(nnx.Module):
-    """The complex-gated linear recurrent unit: the first half of the width is the real part, the second the imaginary.
+    """The complex-gated linear recurrent unit: real parts in the first half of the width, imaginary ones in the second.
 
-    The paper's `a = σ(Λ) e^{jθ}` is raised to `c r`. `decay_range`: |a|^c starts uniform in it, as in the RG-LRU;
-    `angle_range`: so does c · θ, the turn in radians of a step with r = 1. The paper does not say where θ starts; up to
-    π/10 is what its authors' RecurrentGemma takes. `implementation`: as in `kernels.cglru`.
-    Raises ValueError if `gate_blocks` does not divide half of `width`, for ranges that cannot be, and for an unknown
+    The paper's `a = σ(Λ) e^{jθ}` is raised to `c r`. |a|^c starts uniform in `decay_range`, as in the RG-LRU. The
+    phase c · θ of a step with r = 1, in radians, starts uniform in `angle_range`. The paper does not say where θ
+    starts; up to π/10 is what RecurrentGemma's code takes. `implementation` is that of `kernels.cglru`.
+    Raises ValueError if `gate_blocks` does not divide half of `width`, for impossible ranges, and for an unknown
     implementation.
     """
 
@@ -68,13 +68,13 @@ class CGLRU(nnx.Module):
         return cglru(x, recurrence, entry, rate, angle, h, reset=reset, implementation=self.implementation)
 
     def forgetting(self, x: Activations) -> Activations:
-        """δ = −log |a| of every step, the same for both parts of a channel; float32."""
+        """Returns δ = −log |a| of every step, float32, the same for both parts of a channel."""
         recurrence, _ = self._before_sigmoid(x)
         delta = C * jax.nn.softplus(-self.decay[...])[None, None] * jax.nn.sigmoid(recurrence.astype(jnp.float32))
         return jnp.concatenate([delta, delta], axis=-1)
 
     def _before_sigmoid(self, x: Activations) -> tuple[Float[Array, "b t n"], Float[Array, "b t n"]]:
-        """Both gates before their sigmoid. A block sees both parts of its channels and gives both of their gates."""
+        """Returns both gates before their sigmoid; each block of the gates sees both parts of its channels."""
         batch, steps, width = x.shape
         blocks = self.gates.blocks
         channels = width // 2 // blocks
@@ -85,7 +85,13 @@ class CGLRU(nnx.Module):
 
 
 class ComplexRecurrentBlock(TwoBranches):
-    """The two branches whose unit is a CG-LRU over `width_rnn / 2` complex channels; see both for the settings."""
+    """The recurrent block with a CG-LRU over `width_rnn / 2` complex channels; see `TwoBranches` and `CGLRU`.
+
+    >>> block = ComplexRecurrentBlock(16, width_rnn=16, gate_blocks=4, rngs=nnx.Rngs(0))
+    >>> y, _ = block(jnp.zeros((1, 4, 16)), None, None)
+    >>> y.shape
+    (1, 4, 16)
+    """
 
     def __init__(
         self,

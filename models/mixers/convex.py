@@ -1,4 +1,4 @@
-"""The RG-LRU with its input scaled by 1 − a: a control of what its own scale, sqrt(1 − a²), lets in."""
+"""The RG-LRU with its input scaled by 1 − a: a control of its own scale, sqrt(1 − a²)."""
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,11 @@ from evalkit.models.mixers.rglru import RGLRU, TwoBranches
 
 
 class ConvexRGLRU(RGLRU):
-    """`h_t = a_t h_{t-1} + (1 − a_t) i_t x_t`, the gates of eqs. 1–3 and 6; parameters and start are the RG-LRU's.
+    """`h_t = a_t h_{t-1} + (1 − a_t) i_t x_t` with the gates, parameters and initialisation of the RG-LRU.
 
-    Where a channel remembers, a → 1, eq. 4's scale closes as the square root of 1 − a only: an input of constant sign
-    adds up to sqrt((1 + a) / (1 − a)) times itself. Here, as in S6, what forgets slowly takes in as slowly, and the
-    state stays among its inputs. Gate arithmetic in float32.
+    As a → 1, the scale of eq. 4 falls only as sqrt(1 − a): a constant input adds up to sqrt((1 + a) / (1 − a)) times
+    itself. Here, as in S6, a channel that forgets slowly also takes in slowly. So the state is an average of its
+    inputs. Gates are float32.
     """
 
     def __init__(self, width: int, gate_blocks: int, *, rngs: nnx.Rngs):
@@ -31,14 +31,15 @@ class ConvexRGLRU(RGLRU):
         return y.astype(x.dtype), last
 
     def gated(self, x: Activations) -> tuple[Activations, Activations]:
-        """The decay `a` and what enters the recurrence, `(1 − a) i x`, both float32."""
+        """Returns the decay `a` and the input of the recurrence, `(1 − a) i x`, both float32."""
         recurrence, entry = (gate.astype(jnp.float32) for gate in self._before_sigmoid(x))
         log_a = self._rate()[None, None] * jax.nn.sigmoid(recurrence)
+        # expm1, because 1 − exp(log a) cancels near a = 1.
         return jnp.exp(log_a), -jnp.expm1(log_a) * jax.nn.sigmoid(entry) * x.astype(jnp.float32)
 
 
 class ConvexRecurrentBlock(TwoBranches):
-    """The two branches with a `ConvexRGLRU`. Raises ValueError if `gate_blocks` does not divide `width_rnn`."""
+    """The recurrent block with a `ConvexRGLRU`. Raises ValueError if `gate_blocks` does not divide `width_rnn`."""
 
     def __init__(self, width: int, *, width_rnn: int, rngs: nnx.Rngs, gate_blocks: int = 16, conv_width: int = 4):
         def unit(rngs: nnx.Rngs) -> ConvexRGLRU:

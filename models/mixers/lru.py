@@ -1,4 +1,4 @@
-"""A linear time-invariant recurrence in the place of the RG-LRU: its gates left out, what they are for is missing."""
+"""The recurrent block with a recurrence that has no gates: a control of what the RG-LRU's gates are for."""
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,11 @@ from evalkit.models.mixers.rglru import TwoBranches
 
 
 class LRU(nnx.Module):
-    """`h_t = a h_{t-1} + sqrt(1 − a²) x_t` with one learned decay a channel: eq. 4 with both gates left out.
+    """`h_t = a h_{t-1} + sqrt(1 − a²) x_t` with one learned decay for each channel: eq. 4 without both gates.
 
-    `a = σ(Λ)` starts uniform in `decay_range`. What a token is decides neither whether it enters nor what it makes the
-    state forget (the real-valued case of Orvieto et al. 2023, arXiv 2303.06349).
-    Raises ValueError for a range that cannot be.
+    `a = σ(Λ)` starts uniform in `decay_range`. Every token enters alike and makes the state forget alike, whatever it
+    is (the real-valued case of Orvieto et al. 2023, arXiv 2303.06349).
+    Raises ValueError for an impossible range.
     """
 
     def __init__(self, width: int, *, rngs: nnx.Rngs, decay_range: tuple[float, float] | list[float] = (0.9, 0.999)):
@@ -31,19 +31,24 @@ class LRU(nnx.Module):
         self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
     ) -> tuple[Activations, Float[Array, "b r"]]:
         """Runs over `x` from state `h`; returns the outputs and the last state (float32)."""
-        log_a = -jax.nn.softplus(-self.decay[...])
+        log_a = -jax.nn.softplus(-self.decay[...])  # log σ(Λ), and below 1 − a², both exact near a = 1
         a = jnp.broadcast_to(jnp.exp(log_a)[None, None], x.shape)
         entering = x.astype(jnp.float32) * jnp.sqrt(-jnp.expm1(2 * log_a))[None, None]
         y, last = scanned(entering, a, positions, h)
         return y.astype(x.dtype), last
 
     def forgetting(self, x: Activations) -> Activations:
-        """δ = −log a, the same at every step."""
+        """Returns δ = −log a, the same at every step."""
         return jnp.broadcast_to(jax.nn.softplus(-self.decay[...])[None, None], x.shape)
 
 
 class UngatedRecurrentBlock(TwoBranches):
-    """The two branches with an `LRU`: a control, the same block without what selects."""
+    """The recurrent block with an `LRU` in place of the RG-LRU: a control without selection.
+
+    >>> y, _ = UngatedRecurrentBlock(16, width_rnn=16, rngs=nnx.Rngs(0))(jnp.zeros((1, 4, 16)), None, None)
+    >>> y.shape
+    (1, 4, 16)
+    """
 
     def __init__(
         self,

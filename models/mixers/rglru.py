@@ -25,11 +25,11 @@ from evalkit.models.layers.modules import (
 from evalkit.models.layers.positions import after, continued
 from evalkit.models.layers.shapes import Activations, Positions, Rows, States
 
-C = 8.0  # eq. 3
+C = 8.0  # the constant c of eq. 3
 
 
 class RecurrentCache(NamedTuple):
-    """The state after the tokens so far: `h` float32 always, `conv` the last inputs of the convolution."""
+    """The state after the tokens so far: `h`, always float32, and `conv`, the last inputs of the convolution."""
 
     h: Float[Array, "b r"]
     conv: Float[Array, "b s r"]
@@ -37,11 +37,12 @@ class RecurrentCache(NamedTuple):
 
 
 class RGLRU(nnx.Module):
-    """The real-gated linear recurrent unit, eqs. 1–6; gate arithmetic in float32 whatever the input's dtype.
+    """The real-gated linear recurrent unit, eqs. 1–6; gates are float32 whatever the input's dtype.
 
-    `a^decay_power` starts uniform in `decay_range`: a^c in the paper's [0.9, 0.999]; RecurrentGemma starts with a² in
-    [0.81, 0.998]. `unit_reset`: at position 0 the input is not scaled by sqrt(1 − a²), as in RecurrentGemma.
-    `implementation`: as in `kernels.rglru`.
+    `a^decay_power` starts uniform in `decay_range`. In the paper a^c starts in [0.9, 0.999], in RecurrentGemma a² in
+    [0.81, 0.998]. With `unit_reset`, the input at position 0 is not scaled by sqrt(1 − a²), as in RecurrentGemma.
+    `implementation` is that of `kernels.rglru`.
+    Raises ValueError for an impossible value.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class RGLRU(nnx.Module):
         recurrence, entry = self._before_sigmoid(x)
         reset = None
         if positions is not None:
+            # At a pad the recurrence gate is closed: a = 1, and nothing enters.
             recurrence, reset = jnp.where((positions < 0)[..., None], CLOSED, recurrence), positions == 0
         return rglru(
             x,
@@ -89,54 +91,56 @@ class RGLRU(nnx.Module):
         )
 
     def gated(self, x: Activations) -> tuple[Activations, Activations]:
-        """The decay `a` and the scaled, gated input of the recurrence, both float32 (eqs. 1–4)."""
+        """Returns the decay `a` and the scaled, gated input of the recurrence, both float32 (eqs. 1–4)."""
         recurrence, entry = self._before_sigmoid(x)
         return gated_input(recurrence, entry, x, self._rate())
 
     def forgetting(self, x: Activations) -> Activations:
-        """δ = −log a = c · softplus(−Λ) · r of every step and channel (eqs. 1, 3 and 6), float32."""
+        """Returns δ = −log a = c · softplus(−Λ) · r of every step and channel (eqs. 1, 3 and 6), float32."""
         recurrence, _ = self._before_sigmoid(x)
         return -self._rate()[None, None] * jax.nn.sigmoid(recurrence.astype(jnp.float32))
 
     def _rate(self) -> Float[Array, " d"]:
-        """log a at r = 1 (eqs. 3 and 6)."""
+        """Returns log a at r = 1 (eqs. 3 and 6)."""
+        # −c · softplus(−Λ) is log σ(Λ)^c without taking the logarithm of a number near 1.
         return -C * jax.nn.softplus(-self.decay[...])
 
     def _before_sigmoid(self, x: Activations) -> tuple[Activations, Activations]:
-        """Both gates before their sigmoid; where dense products pay, by one of them."""
+        """Returns both gates before their sigmoid."""
         gates = (self.recurrence_gate, self.input_gate)
         width = x.shape[-1]
         if width > DENSE_UP_TO:
             recurrence, entry = (gate(x) for gate in gates)
             return recurrence, entry
+        # Narrow block-diagonal products leave vector units idle, so both gates are one dense product.
         both = matmul(x, jnp.concatenate([gate.dense() for gate in gates], axis=1))
         both = both + jnp.concatenate([gate.bias[...] for gate in gates]).astype(x.dtype)[None, None]
         return both[..., :width], both[..., width:]
 
 
 class Unit(Protocol):
-    """A recurrence over the channels of one branch."""
+    """A recurrence over the channels of one branch of `TwoBranches`."""
 
     def __call__(
         self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
     ) -> tuple[Activations, Float[Array, "b r"]]:
-        """Runs over `x` from state `h`; returns the outputs, which are the states, and the last state (float32)."""
+        """Runs over `x` from state `h`; returns the states, which are the outputs, and the last state (float32)."""
         ...
 
     def forgetting(self, x: Activations) -> Activations:
-        """δ = −log |a| of every step and channel, float32."""
+        """Returns δ = −log |a| of every step and channel, float32."""
         ...
 
 
 class TwoBranches(nnx.Module):
-    """Convolution and a recurrent unit in one branch, GeLU in the other; their product back to the width (sec. 2.3).
+    """The recurrent block of sec. 2.3 around any unit: convolution and recurrence in one branch, GeLU in the other.
 
-    `unit` makes the recurrence over `width_rnn` channels. `bias` gives the linear maps and the convolution one:
-    RecurrentGemma's have it, the paper's do not.
+    The branches are multiplied and projected back to the width. `unit` makes the recurrence over `width_rnn` channels.
+    `bias` adds a bias to the linear maps and the convolution, as in RecurrentGemma; the paper's have none.
     """
 
     window: int | None = None
-    # Whether which step is the first makes a difference beyond the state that it finds.
+    # With unit_reset the unit treats position 0 differently even from a zero state, so it is told the positions.
     unit_reset: bool = False
 
     def __init__(
@@ -173,7 +177,7 @@ class TwoBranches(nnx.Module):
         return y, RecurrentCache(h, conv.astype(cache.conv.dtype), after(where, cache.next_position))
 
     def init_cache(self, batch: int, length: int) -> RecurrentCache:
-        """The zero state; its size does not depend on `length`."""
+        """Returns the zero state, whose size does not depend on `length`."""
         return RecurrentCache(
             h=jnp.zeros((batch, self.width_rnn), jnp.float32),
             conv=jnp.zeros((batch, self.conv.taps - 1, self.width_rnn), jnp.float32),
@@ -187,11 +191,16 @@ class TwoBranches(nnx.Module):
 
 
 class RecurrentBlock(TwoBranches):
-    """The two branches with an RG-LRU.
+    """The recurrent block of Hawk and Griffin: two branches with an RG-LRU.
 
-    `width_rnn` is D_rnn; at width 64 the paper's 4/3 · 64 does not divide into its 16 gate blocks, 64 does.
-    `decay_range`, `decay_power`, `unit_reset` and `implementation` are the RG-LRU's, `bias` is the branches'.
+    `width_rnn` is the paper's D_rnn, about 4/3 of the width; `gate_blocks` must divide it. `decay_range`,
+    `decay_power`, `unit_reset` and `implementation` are those of `RGLRU`, `bias` is that of `TwoBranches`.
     Raises ValueError if `gate_blocks` does not divide `width_rnn`.
+
+    >>> block = RecurrentBlock(64, width_rnn=64, rngs=nnx.Rngs(0))
+    >>> y, _ = block(jnp.zeros((2, 8, 64)), None, None)
+    >>> y.shape
+    (2, 8, 64)
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The selective state-space block of Mamba (Gu and Dao 2023, arXiv 2312.00752, sec. 3), by the linear scan."""
+"""The selective state-space block of Mamba (Gu and Dao 2023, arXiv 2312.00752, sec. 3), computed by the linear scan."""
 
 import math
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from evalkit.models.layers.shapes import Activations, Positions, Rows, States
 
 
 class S6Cache(NamedTuple):
-    """The state after the tokens so far: `h` float32, `states` a channel; `conv` the convolution's last inputs."""
+    """The state after the tokens so far: `h` in float32, and `conv`, the last inputs of the convolution."""
 
     h: Float[Array, "b r"]
     conv: Float[Array, "b s r"]
@@ -24,12 +24,16 @@ class S6Cache(NamedTuple):
 
 
 class S6Block(nnx.Module):
-    """A Mamba block, which is a whole layer (no MLP follows it): convolution, selective SSM, gate.
+    """A Mamba block: convolution, selective SSM, gate. It is a whole layer, so use it with `mlp_expansion=0`.
 
-    With u the convolved input of `expand · width` channels, each with `states` numbers of state:
-    `h_t = exp(Δ_t A) h_{t-1} + Δ_t B_t u_t`, `y_t = C_t h_t + D u_t`; Δ (a channel, through `step_rank` numbers; null:
-    width / 16), B and C come from u. As published: A starts at −1, −2, … −`states`, Δ log-uniform in `step_range`.
-    Raises ValueError for sizes that cannot be.
+    u is the convolved input of `expand · width` channels, and each channel has `states` numbers of state:
+    `h_t = exp(Δ_t A) h_{t-1} + Δ_t B_t u_t`, `y_t = C_t h_t + D u_t`. Δ, B and C come from u by linear maps, Δ
+    through `step_rank` numbers (None: width / 16) and a softplus. As published, A starts
+    at −1, −2, … −`states`, and Δ log-uniform in `step_range`. Raises ValueError for impossible sizes.
+
+    >>> y, _ = S6Block(16, states=4, rngs=nnx.Rngs(0))(jnp.zeros((1, 4, 16)), None, None)
+    >>> y.shape
+    (1, 4, 16)
     """
 
     window: int | None = None
@@ -83,7 +87,7 @@ class S6Block(nnx.Module):
         return y, S6Cache(h, conv.astype(cache.conv.dtype), after(where, cache.next_position))
 
     def init_cache(self, batch: int, length: int) -> S6Cache:
-        """The zero state; its size does not depend on `length`."""
+        """Returns the zero state, whose size does not depend on `length`."""
         return S6Cache(
             h=jnp.zeros((batch, self.inner * self.states), jnp.float32),
             conv=jnp.zeros((batch, self.conv.taps - 1, self.inner), jnp.float32),
@@ -91,7 +95,7 @@ class S6Block(nnx.Module):
         )
 
     def decays(self, x: Activations) -> tuple[States, States]:
-        """See `Decaying`: `expand · width · states` numbers a step."""
+        """See `Decaying`; there are `expand · width · states` numbers for each step."""
         u, _ = self.conv(self.input(x), None, self.init_cache(x.shape[0], 0).conv.astype(x.dtype))
         u = jax.nn.silu(u)
         delta, step, into, _ = self._steps_and_choices(u)
@@ -109,7 +113,7 @@ class S6Block(nnx.Module):
         return y.astype(u.dtype), last
 
     def _steps_and_choices(self, u: Activations) -> tuple[Array, Array, Array, Array]:
-        """δ `[b, t, inner · states]`, Δ `[b, t, inner]`, B and C `[b, t, states]`, all float32."""
+        """Returns δ `[b, t, inner · states]`, Δ `[b, t, inner]`, B and C `[b, t, states]`, all float32."""
         low, into, out = jnp.split(self.select(u), [self.rank, self.rank + self.states], axis=-1)
         step = jax.nn.softplus(self.step(low).astype(jnp.float32))
         rate = jnp.exp(self.log_rate[...]).reshape(self.inner, self.states)
@@ -118,5 +122,5 @@ class S6Block(nnx.Module):
 
 
 def _entering(step: Float[Array, "b t d"], u: Float[Array, "b t d"], into: Float[Array, "b t n"]) -> Array:
-    """What is added to each state: Δ u B."""
+    """Returns what is added to each state: Δ u B."""
     return ((step * u.astype(jnp.float32))[..., None] * into[:, :, None]).reshape(*u.shape[:2], -1)

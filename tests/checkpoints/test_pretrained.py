@@ -407,9 +407,9 @@ def test_a_silent_hub_is_told_in_three_seconds(monkeypatch: pytest.MonkeyPatch, 
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         code = (
             "import sys, time\n"
-            "from evalkit import hub_checkpoints\n"
+            "from evalkit.checkpoints import hub\n"
             "start = time.perf_counter()\n"
-            "try:\n    hub_checkpoints.download('google/recurrentgemma-2b')\n"
+            "try:\n    hub.download('google/recurrentgemma-2b')\n"
             "except Exception as error:\n    print(f'{time.perf_counter() - start:.2f} {error}', flush=True)\n"
         )
         settings = {**tiny.environment(), "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}

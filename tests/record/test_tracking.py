@@ -276,5 +276,5 @@ def test_bad_settings_name_what_is_allowed(make: Callable[[], WandbSettings], na
 
 
 def test_wandb_is_imported_only_by_a_run_that_uses_it() -> None:
-    code = "import sys, evalkit.tracking; sys.exit('wandb' in sys.modules)"
+    code = "import sys, evalkit.record.tracking; sys.exit('wandb' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,3 +1,11 @@
 """Helpers of the tests."""
 
-from support import typecheck as typecheck  # which pytest finds as an attribute
+from importlib import import_module
+from types import ModuleType
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Imports `support.typecheck` when pytest asks for it: `benchmarks/gpu.py` runs where beartype is not installed."""
+    if name != "typecheck":
+        raise AttributeError(name)
+    return import_module("support.typecheck")

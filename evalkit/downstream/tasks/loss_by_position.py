@@ -1,4 +1,4 @@
-"""Loss by position as a task of lm-eval, for any of its models: a document is scored in segments, a request each."""
+"""Loss by position as a task of lm-eval, for any of its models: each segment of a document is one request."""
 
 import json
 import math
@@ -15,9 +15,10 @@ from evalkit.core.errors import UserError
 
 
 class LossByPosition(ConfigurableTask):
-    """Of each segment of a document, given all that comes before it: the loss in bits per byte.
+    """Measures the loss of each segment of a document, given everything before it, in bits per byte.
 
-    The metric of the segment that ends near byte n is `bits_per_byte@n`. Tokens would not do: they are the model's own.
+    The metric of the segment that ends near byte n is `bits_per_byte@n`. Bytes are the same for every model; tokens
+    are not.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -29,7 +30,10 @@ class LossByPosition(ConfigurableTask):
         super().__init__(config=settings)
 
     def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
-        """One request a segment; lm-eval gives `metadata` and what chat templates need, which have no place here."""
+        """Makes one request for each segment.
+
+        lm-eval passes `metadata` as a keyword, and arguments of chat templates, which mean nothing here.
+        """
         cuts = [0, *doc["cuts"]]
         return [
             Instance("loglikelihood", doc, (doc["text"][:start], doc["text"][start:stop]), number, kwargs["metadata"])
@@ -38,9 +42,9 @@ class LossByPosition(ConfigurableTask):
 
 
 def documents(text: str | None = None, length: int = 8192, segments: int = 8, **_: Any) -> dict[str, Dataset]:
-    """The documents below `text` that have `length` bytes, with where their segments end.
+    """Returns the documents below `text` of at least `length` bytes, with the ends of their segments.
 
-    lm-eval gives all of its metadata, of which the rest is not read. Raises UserError where there are none.
+    lm-eval passes all metadata; what is not named here is ignored. Raises UserError if there are no such documents.
     """
     if text is None:
         raise UserError("task griffin_loss_by_position reads texts of yours; give --metadata text=FILE (.txt, .jsonl)")
@@ -57,7 +61,7 @@ def documents(text: str | None = None, length: int = 8192, segments: int = 8, **
 
 
 def bits_per_byte(doc: Mapping[str, Any], results: Sequence[tuple[float, bool]]) -> dict[str, float]:
-    """The metrics of one document."""
+    """Returns the metrics of one document."""
     cuts = [0, *doc["cuts"]]
     sizes = [len(doc["text"][start:stop].encode()) for start, stop in pairwise(cuts)]
     values = [-logprob / math.log(2) / size for (logprob, _), size in zip(results, sizes, strict=True)]
@@ -65,13 +69,15 @@ def bits_per_byte(doc: Mapping[str, Any], results: Sequence[tuple[float, bool]])
 
 
 def names(length: int, segments: int) -> list[str]:
-    """The metric of each segment."""
+    """Returns the metric of each segment."""
     return [f"bits_per_byte@{length * (number + 1) // segments}" for number in range(segments)]
 
 
 def ends_of_segments(text: str, length: int, segments: int) -> list[int]:
-    """In characters, where each segment ends: before the first white space from its share of `length` bytes on, so that
-    no word is cut. Empty if the text is too short for as many."""
+    """Returns where each segment ends, in characters; nothing if the text is too short for so many.
+
+    A segment ends before the first white space after its share of `length` bytes, so that no word is cut.
+    """
     ends, size, wanted = [], 0, 1
     for place, character in enumerate(text):
         if size >= length * wanted // segments and character.isspace() and not text[place - 1].isspace():

@@ -1,4 +1,4 @@
-"""Phonebook lookup as a task of lm-eval, for any of its models: greedy text against the number."""
+"""Phonebook lookup as a task of lm-eval, for any of its models: greedy text is compared with the number."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ METRICS = ("exact_match", "digit_accuracy")
 
 
 class PhonebookLookup(ConfigurableTask):
-    """Exact match and digit accuracy, a metric of each for every size of the book: `exact_match@100`."""
+    """Measures exact match and digit accuracy at every size of the book, such as `exact_match@100`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         settings = {name: value for name, value in config.items() if name != "class"}
@@ -33,9 +33,9 @@ def documents(
     seed: int = 0,
     **_: Any,
 ) -> dict[str, Dataset]:
-    """Lookups in books of each number of `entries`, `prompts` of each.
+    """Returns `prompts` lookups for each number of `entries`.
 
-    lm-eval gives all of its metadata, of which the rest is not read. Raises UserError for a value that cannot be.
+    lm-eval passes all metadata; what is not named here is ignored. Raises UserError for an impossible value.
     """
     if prompts < 1:
         raise UserError(f"prompts={prompts}; allowed: 1 or more")
@@ -48,7 +48,7 @@ def documents(
 
 
 def lookups(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """The metrics of one lookup: what is said before the first newline, stripped, against the number."""
+    """Returns the metrics of one lookup: the text before the first newline, stripped, compared with the number."""
     said = results[0].partition("\n")[0].strip()
     right = sum(said[place : place + 1] == digit for place, digit in enumerate(doc["answer"]))
     values = (float(said == doc["answer"]), right / len(doc["answer"]))
@@ -56,5 +56,5 @@ def lookups(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
 
 
 def sizes(entries: int | Sequence[int]) -> list[int]:
-    """The numbers of entries, of which one may stand alone."""
+    """Returns the numbers of entries as a list; a single number may be given alone."""
     return [entries] if isinstance(entries, int) else list(entries)
