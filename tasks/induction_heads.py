@@ -84,7 +84,7 @@ class InductionHeads:
         return self.vocab_size - 1
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """Draws one example of `length` tokens; jittable, with static `length`. Raises ValueError if it is too short."""
+        """Draws one example of `length` tokens; jittable, `length` static. Raises ValueError if it is too short."""
         self._check_length(length)
         ordinary, places = jax.random.split(key)
         tokens = jax.random.randint(ordinary, (length,), 0, self.special)

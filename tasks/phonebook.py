@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 class Lookup(NamedTuple):
     """One prompt and its answer of ten digits.
 
-    `depth` is the place of the answer in the book: 0 is the first entry, 1 the last. `entries` counts those of the book.
+    `depth` is the place of the answer in the book: 0 is the first entry, 1 the last. `entries` counts the book's.
     `place` counts the characters of the prompt before the entry with the answer; if there are several, the last one.
     """
 

@@ -1,4 +1,4 @@
-"""Every package that the code imports is declared in `pyproject.toml`, so that none is there only by another's grace."""
+"""Every package that the code imports is declared in `pyproject.toml`, so that none is there by chance."""
 
 import ast
 import re

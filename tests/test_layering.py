@@ -26,7 +26,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("evalkit.checkpoints",),
     ("evalkit.session", "evalkit.bench"),
     ("evalkit.lm_eval",),
-    ("evalkit", "evalkit.commands"),
+    ("evalkit.commands",),
+    ("evalkit",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Pairs that never meet, whatever their floors: what is measured knows no model, and a model no task.

@@ -160,7 +160,7 @@ class PretrainedLM(TemplateLM):
         answers = [""] * len(requests)
         progress = tqdm(total=len(requests), desc="generate", disable=disable_tqdm)
         for wanted, members in _alike(requests).items():
-            prompts = [self._prompt(requests[member].args[0], wanted.most) for member in members]
+            prompts = [prompt_of(self, requests[member].args[0], wanted.most) for member in members]
 
             def said(index: int, text: str, wanted: Wanted = wanted, members: Sequence[int] = members) -> None:
                 member = members[index]
@@ -172,15 +172,16 @@ class PretrainedLM(TemplateLM):
         progress.close()
         return answers
 
-    def _prompt(self, context: str, room: int) -> Tokens:
-        """The tokens of a context, cut or refused where `room` tokens after it would not fit."""
-        prompt = tuple(self.tok_encode(context) or [self.prefix_token_id])
-        if self.max_length is None:
-            return prompt
-        bos = self.checkpoint.tokenizer.bos
-        (fitted,), cut = fit([Request(prompt, (0,) * room)], self.max_length, truncate=self.truncate, keep=bos)
-        self.truncated += cut
-        return fitted.context
+
+def prompt_of(model: PretrainedLM, context: str, room: int) -> Tokens:
+    """The tokens of a context, cut or refused where `room` tokens after it would not fit."""
+    prompt = tuple(model.tok_encode(context) or [model.prefix_token_id])
+    if model.max_length is None:
+        return prompt
+    bos = model.checkpoint.tokenizer.bos
+    (fitted,), cut = fit([Request(prompt, (0,) * room)], model.max_length, truncate=model.truncate, keep=bos)
+    model.truncated += cut
+    return fitted.context
 
 
 class Wanted(NamedTuple):

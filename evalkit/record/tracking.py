@@ -89,11 +89,9 @@ class WandbLog:
 
     def begin(self, header: Header) -> None:
         """Sends the number of parameters to every run."""
-        try:
+        with self._at_most_one_warning():
             for run in self._runs.values():
                 run.log({"parameters": header.parameters})
-        except Exception as error:
-            self._give_up(error)
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Sends each row to its seed's run, and rows without a seed to every run.

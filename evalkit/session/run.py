@@ -136,7 +136,10 @@ def _on_checkpoint(experiment: Experiment, folder: Path, earlier: Record | None)
             with _progress(session) as progress:
                 subject = subjects.of_checkpoint(session, opened, kept, progress)
                 header = subjects.header(session, subject, opened.notes)
-                session.say(*filter(None, [(header.text or {}).get("used"), *header.notes, f"folder: {folder}"]))
+                session.say(
+                    session.machine,
+                    *filter(None, [(header.text or {}).get("used"), *header.notes, f"folder: {folder}"]),
+                )
                 if not kept:
                     session.begin(header)
                 return _measure(session, subject)
@@ -173,6 +176,7 @@ def _announce(session: Session) -> None:
     text = experiment.feed.facts()
     session.say(
         f"{experiment.task_name} · {experiment.model_name} · {count:,} parameters · {shown}",
+        session.machine,
         *([] if text is None else [text["used"]]),
         *notes_of(experiment, model),
         f"folder: {session.folder}",

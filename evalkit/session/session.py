@@ -39,6 +39,7 @@ class Session:
         # With format=json the last line of stdout is the result and the only one.
         self.console = Console(stderr=experiment.format == "json")
         self.watch = Watch()
+        self.machine = ""
         self.timing: dict[str, float] = _times_of(folder) if offset else {}
         self._handlers = _log_to(folder, self.console)
         self.log = RowLog.open(folder / FILE, offset)
@@ -113,7 +114,7 @@ class Session:
         facts = environment.describe(self.experiment.matmul_precision)
         with writing(self.folder):
             (self.folder / "environment.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        self.say(
+        self.machine = (
             f"{facts['device']} × {facts['devices']} ({facts['cores']} cores), "
             f"float32 products: {self.experiment.matmul_precision}"
         )

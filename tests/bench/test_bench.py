@@ -41,7 +41,7 @@ def test_training_is_measured_and_taken_apart(capsys: pytest.CaptureFixture[str]
     result = json.loads(lines[0])
     assert result["ms_per_step"] > 0 and result["compile_s"] > 0 and result["peak_bytes"] > 0
     # At the least every parameter is read, and its gradient written.
-    params = config.experiment(config.compose(TINY)).model.init(jax.random.key(0))
+    params = config.built(TINY).model.init(jax.random.key(0))
     assert result["counted_gb_per_step"] * 1e9 > 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     assert result["tokens_per_s"] == pytest.approx(2 * 32 / result["ms_per_step"] * 1e3)
     names = {part["name"]: part["times"] for part in result["parts"]}

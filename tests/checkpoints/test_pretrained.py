@@ -321,7 +321,7 @@ def test_a_run_of_ours_is_exported_and_comes_back(tmp_path: Path) -> None:
     from evalkit.configuration import experiment as config
     from evalkit.session import run as runs
 
-    assert runs.start(config.experiment(config.compose(overrides)), run) == 0
+    assert runs.start(config.built(overrides), run) == 0
     ours = pretrained.load(str(run))
     assert isinstance(ours.tokenizer, Bytes) and ours.train_length == 32 and ours.source == str(run)
     assert export_command.main([str(run), str(out)]) == 0

@@ -8,7 +8,7 @@ import pytest
 
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
-from evalkit.configuration.composition import compose
+from evalkit.configuration.composition import combinations, compose
 from evalkit.configuration.schema import annotations
 from evalkit.core.errors import UserError
 from evalkit.record.tracking import WandbSettings
@@ -25,12 +25,21 @@ ALL = [
 
 
 def built(*overrides: str) -> config.Experiment:
-    return config.experiment(config.compose(overrides))
+    return config.built(overrides)
+
+
+def check(overrides: Sequence[str], *, sweep: bool = False) -> None:
+    """What a command does before its first run."""
+    for combination in combinations(overrides) if sweep else [overrides]:
+        composed = config.compose(combination)
+        if not sweep:
+            config.refuse_used(composed.folder)
+        config.prepared(composed)
 
 
 def refusal(*overrides: str, sweep: bool = False) -> str:
     with pytest.raises(UserError) as caught:
-        config.check(overrides, sweep=sweep)
+        check(overrides, sweep=sweep)
     message = str(caught.value)
     assert message and "\n" not in message
     return message
@@ -74,7 +83,7 @@ def test_task_yaml_states_every_setting_with_the_constructors_default(name: str)
 
 @pytest.mark.parametrize(("node", "constructor"), [("train", Training), ("wandb", WandbSettings)])
 def test_config_yaml_states_every_setting(node: str, constructor: type) -> None:
-    stated = set(config.compose(GRIFFIN)[node]) - {"_target_"}
+    stated = set(config.compose(GRIFFIN).config[node]) - {"_target_"}
     assert stated == {field.name for field in fields(constructor)}
 
 
@@ -180,7 +189,7 @@ def test_wrong_choices_are_one_line(overrides: Sequence[str], said: Sequence[str
 
 def test_a_sweep_is_checked_run_by_run() -> None:
     swept = ("task=induction_heads", "model=griffin,hawk", "seed=range(0,2)")
-    config.check(swept, sweep=True)
+    check(swept, sweep=True)
     assert "'train.stepz'" in refusal(*swept, "train.stepz=1", sweep=True)
     assert "attention" in refusal(*swept, "model.mixers.attention.window=64", sweep=True)  # Hawk has none
     assert "window=0" in refusal(*GRIFFIN, "model.mixers.attention.window=64,0", sweep=True)
@@ -232,6 +241,6 @@ def test_a_model_of_ones_own_takes_what_a_preset_sets_for_every_model(own: Path)
 
 
 def test_a_used_folder_is_refused(tmp_path: Path) -> None:
-    config.check([*GRIFFIN, f"hydra.run.dir={tmp_path}"])
+    check([*GRIFFIN, f"hydra.run.dir={tmp_path}"])
     (tmp_path / "metrics.jsonl").touch()
     assert f"resume={tmp_path}" in refusal(*GRIFFIN, f"hydra.run.dir={tmp_path}")

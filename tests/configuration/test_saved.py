@@ -19,7 +19,7 @@ KEPT = sorted((Path(__file__).parents[2] / "docs" / "results").rglob("config.yam
 
 
 def built(*overrides: str) -> config.Experiment:
-    return config.experiment(config.compose(overrides))
+    return config.built(overrides)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from support.shrunk import overrides_of
 
 
 def shrunk(model: str, task: str = "selective_copying") -> config.Experiment:
-    return config.experiment(config.compose([f"task={task}", f"model={model}", "task.length=40", *overrides_of(model)]))
+    return config.built([f"task={task}", f"model={model}", "task.length=40", *overrides_of(model)])
 
 
 @pytest.mark.parametrize("model", catalogue.options("model"))

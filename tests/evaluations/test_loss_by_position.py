@@ -28,7 +28,7 @@ MAKE = partial(row, run="r", seed=0, step=1, split="test")
 @lru_cache
 def tiny_pretrained(name: str) -> Pretrained:
     overrides = ["task=induction_heads", f"task.vocab_size={VOCABULARY}", f"model={name}", *overrides_of(name)]
-    model = config.experiment(config.compose(overrides)).model
+    model = config.built(overrides).model
     return Pretrained(model, jax.jit(model.init)(jax.random.key(0)), Numbers(VOCABULARY), "", "", None)
 
 

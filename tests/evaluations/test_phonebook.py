@@ -30,7 +30,7 @@ def rows_of(held: Pretrained, book: Phonebook, **settings: Any) -> dict[tuple[in
 @lru_cache
 def griffin() -> Pretrained:
     overrides = ["task=induction_heads", "task.vocab_size=258", "model=griffin", *overrides_of("griffin")]
-    model = config.experiment(config.compose(overrides)).model
+    model = config.built(overrides).model
     return pretrained(model, jax.jit(model.init)(jax.random.key(0)))
 
 

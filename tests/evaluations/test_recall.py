@@ -54,7 +54,7 @@ MIXERS = {
 
 
 def shrunk(model: str) -> config.Experiment:
-    return config.experiment(config.compose(["task=induction_heads", f"model={model}", *overrides_of(model)]))
+    return config.built(["task=induction_heads", f"model={model}", *overrides_of(model)])
 
 
 @pytest.mark.parametrize("name", MIXERS)

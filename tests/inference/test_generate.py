@@ -38,7 +38,7 @@ class Letters:
 def pretrained(name: str, eos: int | None = None) -> Pretrained:
     """A tiny model with parameters wild enough that it does not say one token for ever."""
     overrides = ["task=induction_heads", f"task.vocab_size={VOCABULARY}", f"model={name}", *overrides_of(name)]
-    model = config.experiment(config.compose(overrides)).model
+    model = config.built(overrides).model
     params = jax.jit(model.init)(jax.random.key(0))
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))

@@ -51,7 +51,7 @@ def trained_checkpoint(folder: Path) -> Path:
         "eval.during=[]",
         "wandb.mode=disabled",
     ]
-    assert run.start(config.experiment(config.compose(overrides)), folder / "run") == 0
+    assert run.start(config.built(overrides), folder / "run") == 0
     losses = [entry["total"] / entry["count"] for entry in read(folder / "run") if entry["split"] == "train"]
     assert losses[-1] < 0.6 * losses[0]
     export.export(str(folder / "run"), folder / "exported")

@@ -23,7 +23,7 @@ TOLERANCE = 2e-5
 
 @lru_cache
 def model_of(name: str) -> LanguageModel:
-    return config.experiment(config.compose(["task=induction_heads", f"model={name}", *overrides_of(name)])).model
+    return config.built(["task=induction_heads", f"model={name}", *overrides_of(name)]).model
 
 
 @lru_cache
@@ -240,7 +240,7 @@ def test_the_state_is_float32_and_bounded_where_it_should_be(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_paper_sizes_decay_mask_and_logits_dtype(name: str) -> None:
-    model = config.experiment(config.compose(["task=induction_heads", f"model={name}"])).model
+    model = config.built(["task=induction_heads", f"model={name}"]).model
     params = jax.eval_shape(model.init, jax.random.key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     if name != "mamba":  # a control of its authors' size: two blocks without MLPs
@@ -338,7 +338,7 @@ def test_a_filling_cache_is_attended_like_a_full_one(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_gradients_are_finite_and_logits_float32(name: str) -> None:
     shrunk = [*overrides_of(name), "model.dtype=bfloat16"]
-    model = config.experiment(config.compose(["task=induction_heads", f"model={name}", *shrunk])).model
+    model = config.built(["task=induction_heads", f"model={name}", *shrunk]).model
 
     def loss(params):
         logits, _ = model.apply(params, tokens_of())

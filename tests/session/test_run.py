@@ -69,7 +69,7 @@ def test_lengths_above_the_longest_are_marked_not_run(tmp_path: Path) -> None:
     model = ("model=mqa", "model.width=16", "model.mlp_expansion=1", "model.pattern=[attention]")
     size = ("model.mixers.attention.head_dim=4", "eval.lengths=[16,32,64]", "eval.max_length=32")
     own = [text for text in tiny.OVERRIDES if not text.startswith(("model", "eval.lengths"))]
-    experiment = tiny.config.experiment(tiny.config.compose([*own, *model, *size]))
+    experiment = tiny.config.built([*own, *model, *size])
     assert run.start(experiment, tmp_path / "run") == 0
     results = tiny.results(tmp_path / "run")
     assert [entry["length"] for entry in results["extrapolation"]] == [16, 32]
@@ -81,7 +81,7 @@ def test_lengths_above_the_longest_are_marked_not_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_task_with_an_answer_is_trained_and_evaluated(tmp_path: Path) -> None:
     own = [text for text in tiny.OVERRIDES if not text.startswith("task")]
-    experiment = tiny.config.experiment(tiny.config.compose([*own, *SELECTIVE]))
+    experiment = tiny.config.built([*own, *SELECTIVE])
     assert run.start(experiment, tmp_path / "run") == 0
     results = tiny.results(tmp_path / "run")
     assert results["answer_length"] == experiment.task.answer_length > 0

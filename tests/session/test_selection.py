@@ -65,7 +65,7 @@ FROZEN = ("batch_size", "learning_rate", "schedule", "weight_decay", "warmup_ste
 
 
 def recipe_of(*overrides: str) -> Mapping[str, Any]:
-    return config.experiment(config.compose(overrides)).config
+    return config.built(overrides).config
 
 
 @pytest.mark.parametrize(("figure", "level"), [("fig6b", 1.0), ("fig6a", 0.99)])

@@ -72,7 +72,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds."""
     folder = tmp_path_factory.mktemp("runs") / "two"
-    assert run.start(config.experiment(config.compose(overrides(data, "seeds=2"))), folder) == 0
+    assert run.start(config.built(overrides(data, "seeds=2")), folder) == 0
     return folder
 
 
@@ -98,7 +98,7 @@ def test_a_run_leaves_what_it_promises(trained: Path) -> None:
 
 
 def test_seeds_read_other_windows_and_a_resumed_step_the_same(data: Path) -> None:
-    experiment = config.experiment(config.compose(overrides(data)))
+    experiment = config.built(overrides(data))
     feed = feeds.feed_of(experiment.task)
     whole, later = (feed.load([0, 1], first, 3, 4, 32) for first in (0, 2))
     assert whole.tokens.shape == (2, 3, 4, 32)
@@ -108,7 +108,7 @@ def test_seeds_read_other_windows_and_a_resumed_step_the_same(data: Path) -> Non
 
 def test_positions_are_read_only_where_a_document_begins(data: Path) -> None:
     """Told or not, the windows of one document are the same training."""
-    experiment = config.experiment(config.compose(overrides(data)))
+    experiment = config.built(overrides(data))
     feed = feeds.feed_of(experiment.task)
     found = [feed.load([0], step, 1, 4, 32) for step in range(200)]
     inside, across = ([one for one in found if (one.positions is None) == whole] for whole in (True, False))
@@ -128,7 +128,7 @@ def test_dispatches_change_nothing(data: Path) -> None:
     ends = []
     for log_every in (2, 4):
         settings = [f"train.{name}_every={log_every}" for name in ("log", "eval", "checkpoint")]
-        experiment = config.experiment(config.compose(overrides(data, "train.steps=4", *settings)))
+        experiment = config.built(overrides(data, "train.steps=4", *settings))
         trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
         (stage,), state = experiment.train.stages(32), trainer.init()
         for _ in range(4 // log_every):
@@ -150,7 +150,7 @@ def test_it_is_evaluated_again_and_compared(trained: Path, tmp_path: Path) -> No
 
 def test_another_text_is_refused_when_a_run_goes_on(data: Path, tmp_path: Path) -> None:
     folder, mine = tmp_path / "run", texts(tmp_path / "texts")
-    assert run.start(config.experiment(config.compose(overrides(mine))), folder) == 0
+    assert run.start(config.built(overrides(mine)), folder) == 0
     texts(mine, seed=1)
     with pytest.raises(UserError, match=r"began with another text \(text: 2 documents"):
         run.resume(folder, ["train.steps=8"])

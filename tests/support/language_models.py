@@ -69,7 +69,7 @@ def pretrained(model: Any, params: Any = None) -> Pretrained:
 def tiny_pretrained(model: str) -> Pretrained:
     """A random model on bytes, at width 16."""
     overrides = ["task=induction_heads", "task.vocab_size=258", f"model={model}", *overrides_of(model)]
-    built = config.experiment(config.compose(overrides)).model
+    built = config.built(overrides).model
     params = jax.jit(built.init)(jax.random.key(0))
     return Pretrained(built, params, Bytes(), "tiny", digest(params), 256)
 

@@ -46,7 +46,7 @@ OVERRIDES = (*TASK, *MODEL, *TRAIN, *EVAL, "wandb.mode=disabled")
 
 def experiment(*overrides: str) -> Experiment:
     """The tiny run with `overrides` on top."""
-    return config.experiment(config.compose([*OVERRIDES, *overrides]))
+    return config.built([*OVERRIDES, *overrides])
 
 
 def trained(folder: Path, *overrides: str) -> Path:

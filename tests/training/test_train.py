@@ -37,7 +37,7 @@ COMBINATIONS = [
 
 @pytest.mark.parametrize(("task", "model", "preset"), COMBINATIONS)
 def test_every_combination_builds(task: str, model: str, preset: str) -> None:
-    experiment = config.experiment(config.compose([f"task={task}", f"model={model}", f"preset={preset}"]))
+    experiment = config.built([f"task={task}", f"model={model}", f"preset={preset}"])
     assert experiment.preset == preset
     assert experiment.model.vocab_size == experiment.task.vocab_size
 
@@ -46,13 +46,11 @@ def test_every_combination_builds(task: str, model: str, preset: str) -> None:
 @pytest.mark.parametrize("model", catalogue.options("model"))
 def test_every_task_and_model_take_a_step(task: str, model: str) -> None:
     """Shrunk, from the configuration that ships: the first loss is near that of guessing, and the parameters move."""
-    experiment = config.experiment(
-        config.compose(
-            [
-                *[f"task={task}", f"model={model}", "task.length=40", *overrides_of(model)],
-                "train.warmup_steps=1",  # the rate of a long one's first steps is lost in float32's last bit
-            ]
-        )
+    experiment = config.built(
+        [
+            *[f"task={task}", f"model={model}", "task.length=40", *overrides_of(model)],
+            "train.warmup_steps=1",  # the rate of a long one's first steps is lost in float32's last bit
+        ]
     )
     trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
     state = trainer.init()
@@ -192,17 +190,15 @@ def test_devices_share_a_batch_or_seeds_and_change_nothing(seeds: str) -> None:
 def shrunken(model: str) -> config.Experiment:
     """Selective copying at 32 tokens, small."""
     overrides = ["task=selective_copying", f"model={model}", "task.length=32", "task.data_tokens=4"]
-    return config.experiment(config.compose([*overrides, *overrides_of(model)]))
+    return config.built([*overrides, *overrides_of(model)])
 
 
 @pytest.mark.slow
 def test_a_small_task_is_learned() -> None:
     """Selective copying of two tokens out of twelve, teacher-forced nowhere: Hawk at width 32 solves it in seconds."""
-    experiment = config.experiment(
-        config.compose(
-            ["task=selective_copying", "model=hawk", "task.length=12", "task.data_tokens=2", *overrides_of("hawk"),
-             "model.width=32", "model.mixers.recurrent.width_rnn=32", "train.learning_rate=1e-2", "train.steps=600"]
-        )
+    experiment = config.built(
+        ["task=selective_copying", "model=hawk", "task.length=12", "task.data_tokens=2", *overrides_of("hawk"),
+         "model.width=32", "model.mixers.recurrent.width_rnn=32", "train.learning_rate=1e-2", "train.steps=600"]
     )  # fmt: skip
     trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
     state, _ = trainer.advance(trainer.init(), Stage(0, 600, 12, 64), 575)
