@@ -35,17 +35,17 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 OLD = sorted(path.parent for path in RESULTS.rglob("metrics.jsonl"))
 HEADER = Header("r", "t", "m", "evalkit.reports.accuracy", parameters=5, seeds=(0, 1), notes=("a",), text={"used": "u"})
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
-TEXT = st.none() | st.text(max_size=8)
+WORDS = st.none() | st.text(max_size=8)
 NUMBER = st.none() | st.integers(0, 2**40)
 ROWS = st.builds(
     row,
     metric=st.text(max_size=8),
-    run=TEXT,
-    task=TEXT,
-    model=TEXT,
+    run=WORDS,
+    task=WORDS,
+    model=WORDS,
     seed=NUMBER,
     step=NUMBER,
-    split=TEXT,
+    split=WORDS,
     length=NUMBER,
     position=NUMBER,
     total=st.none() | FINITE,

@@ -13,7 +13,7 @@ from evalkit.checkpoints.pretrained import Pretrained
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core.contracts import LanguageModel
-from evalkit.core.rows import Row, row, value
+from evalkit.core.rows import TEXT, Header, Record, Row, row, value
 from evalkit.evaluations.loss_by_position import LossByPosition, Subject, cache_bytes, edges_of, score, short_names
 from evalkit.record import text_rows
 from evalkit.reports.text.summary import base_context, bits_per_byte, differences, levels, table_of, verdict
@@ -143,7 +143,7 @@ def test_the_same_passages_stand_after_every_context() -> None:
         (32, 4),
         (128, 4),
     ]
-    assert base_context([*rows, MAKE(metric="parameters", total=1, count=1, extra={"train_length": 32})]) == 28
+    assert base_context(Record(Header("r", "books", "m", TEXT, train_length=32), rows)) == 28
 
 
 def test_foreign_context_ends_in_the_documents_own() -> None:
