@@ -42,7 +42,7 @@ def report(folder: Path, console: Console) -> dict[str, Any]:
         *_how_it_was_made(folder),
     ]
     write_text(folder / PAGE, page.page(title, lead(header), parts, summary))
-    print_report(console, title, notes, tables)
+    print_report(console, title, notes, tables, lead(header))
     for line in skipped or ([] if tables else ["nothing was measured at the end of this run"]):
         console.print(Text(line, style="dim"), soft_wrap=True)
     return summary
@@ -66,9 +66,9 @@ def sections(figures: Sequence[tuple[str, str]], tables: Sequence[Table]) -> lis
     return [part for found in parts.values() for part in found]
 
 
-def print_report(console: Console, title: str, notes: Sequence[str], tables: Sequence[Table]) -> None:
+def print_report(console: Console, title: str, notes: Sequence[str], tables: Sequence[Table], about: str = "") -> None:
     """Prints a title, the notes, and the tables under their headings."""
-    console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(Text(title, style="bold"), Text(about, style="dim"), soft_wrap=True)
     for note in notes:
         console.print(Text(f"note: {note}", style="yellow"))
     for table in tables:

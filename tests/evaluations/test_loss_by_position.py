@@ -12,7 +12,7 @@ import pytest
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core.contracts import LanguageModel, Pretrained
-from evalkit.core.rows import Row, row, value
+from evalkit.core.rows import TEXT, Header, Record, Row, row, value
 from evalkit.evaluations.held_out import Subject, longest_of, losses_of, short_names
 from evalkit.evaluations.loss_by_position import LossByPosition, cache_bytes, edges_of
 from evalkit.record import text_rows
@@ -138,7 +138,7 @@ def test_the_same_passages_stand_after_every_context() -> None:
         (32, 4),
         (128, 4),
     ]
-    assert base_context([*rows, MAKE(metric="parameters", total=1, count=1, extra={"train_length": 32})]) == 28
+    assert base_context(Record(Header("r", "books", "m", TEXT, train_length=32), rows)) == 28
 
 
 def test_foreign_context_ends_in_the_documents_own() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from evalkit.configuration import experiment as config
 from evalkit.core.contracts import Recalls
-from evalkit.core.rows import read, row, value
+from evalkit.core.rows import RECALL, Header, Record, read, row, value
 from evalkit.evaluations.forgetting import undone
 from evalkit.evaluations.planting import planted
 from evalkit.evaluations.recall import Recall
@@ -34,8 +34,8 @@ from evalkit.record.recall_rows import (
     RECALLED,
     RESTORED,
 )
-from evalkit.reports.recall.report import report
 from evalkit.reports.recall.summary import decayed, summarise
+from evalkit.reports.writer import report
 from evalkit.session import run
 from evalkit.tasks.induction_heads import InductionHeads
 from evalkit.tasks.selective_copying import SelectiveCopying
@@ -236,19 +236,22 @@ def test_every_answer_is_asked_with_each_part_of_the_state_put_back() -> None:
     assert plain["total"] == int((said == answers).sum())
 
 
+UNKNOWN = Header("r", "t", "m", RECALL)
+
+
 def made(metric: str, **settings) -> dict:
     return row(metric=metric, run="r", task="t", model="m", seed=0, step=1, split="test", **settings)
 
 
 def test_the_summary_is_within_the_window_and_beyond_it() -> None:
-    facts = row(metric="parameters", run="r", task="t", model="m", total=5, count=1, extra={"window": 8, "chance": 0.1})
+    header = Header("r", "t", "m", RECALL, window=8, chance=0.1)
     totals = {(0, 4): 10, (0, 8): 8, (0, 16): 0, (20, 4): 9, (20, 8): 9, (20, 16): 9}
     rows = [
         made(RECALLED, length=before + distance + 1, position=distance, total=total, count=10, extra=extra)
         for (before, distance), total in totals.items()
         for extra in [{"before": before, "right": [total], "asked": [10]}]
     ]
-    summary = summarise([facts, *rows])
+    summary = summarise(Record(header, rows))
     assert {(found["before"], found["reach"]): found["median"] for found in summary["by_reach"]} == pytest.approx(
         {(0, "within"): 0.9, (0, "beyond"): 0.0, (20, "within"): 0.9, (20, "beyond"): 0.9}
     )
@@ -258,16 +261,16 @@ def test_the_summary_is_within_the_window_and_beyond_it() -> None:
 
 def test_answers_lost_at_the_furthest_distance_are_told_from_the_others() -> None:
     """An answer that was never asked for is neither."""
-    facts = row(metric="parameters", run="r", task="t", model="m", total=5, count=1, extra={"chance": 0.2})
+    header = Header("r", "t", "m", RECALL, chance=0.2)
     rows = [
         made(RECALLED, length=distance + 1, position=distance, total=sum(right), count=30, extra=extra)
         for distance, right in [(16, [0, 10, 5, 0]), (4, [10, 10, 10, 0])]
         for extra in [{"before": 0, "right": right, "asked": [10, 10, 10, 0]}]
     ]
-    (found,) = summarise([facts, *rows])["by_answer"]
+    (found,) = summarise(Record(header, rows))["by_answer"]
     assert (found["distance"], found["lost"], found["others"]) == (16, [0, 2], 1.0)
     rows = [made(RECALLED, length=9, position=8, total=0, count=5, extra={"before": 0, "right": [0], "asked": [5]})]
-    (found,) = summarise([facts, *rows])["by_answer"]
+    (found,) = summarise(Record(header, rows))["by_answer"]
     assert (found["lost"], found["others"]) == ([0], None)
 
 
@@ -287,12 +290,12 @@ def test_what_the_decay_predicts_is_a_norm_over_channels() -> None:
         made(DRIFT, length=99, position=distance, total=total, count=1, extra={"block": 0, "first": 64})
         for distance, total in [(99, 7.0), (64, 0.0), (80, 9.0)]
     ]
-    (block,) = summarise([*kept, *apart, *moved])["forgetting"]
+    (block,) = summarise(Record(UNKNOWN, [*kept, *apart, *moved]))["forgetting"]
     assert block["moved"] == 7.0
     assert decayed([(0.01, 0.5), (0.001, 0.5)], block["predicted"]) == pytest.approx(np.exp(-1))
     assert 600 < block["predicted"] < 700 and block["measured"] == pytest.approx(16 + 19 * (np.log(2) - 1) / -np.log(2))
     endless = [made(FORGETTING, length=9, total=0.0, count=1, extra={"block": 0, "channel": 0, "share": 1.0})]
-    assert summarise(endless)["forgetting"][0]["predicted"] is None
+    assert summarise(Record(UNKNOWN, endless))["forgetting"][0]["predicted"] is None
 
 
 @pytest.mark.parametrize(
@@ -338,5 +341,5 @@ def test_a_finished_run_is_asked_and_reported(tmp_path: Path) -> None:
     for name in ("distance.png", "forgetting.png", "drift.png", "restored.png", "report.html"):
         assert (tmp_path / "recall" / name).stat().st_size > 1000
     one = (tmp_path / "recall" / "distance.png").read_bytes()
-    report(tmp_path / "recall", read(tmp_path / "recall"), Console(quiet=True))
+    report(tmp_path / "recall", Console(quiet=True))
     assert (tmp_path / "recall" / "distance.png").read_bytes() == one

@@ -34,7 +34,7 @@ def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert code == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert printed["folder"] == str(tmp_path / "out")
-    rows = {row["metric"]: row for row in read("out")}
+    rows = {row["metric"]: row for row in read("out").rows}
     assert set(rows) == {"piqa/acc", "piqa/acc_norm", "winogrande/acc"}
     for name, row in rows.items():
         task, metric = name.split("/")
@@ -185,7 +185,7 @@ def test_the_whole_of_table_1_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     assert "| here, MMLU by letters |" in printed and "| here, MMLU by answers |" in printed
     assert "NO |" in printed and "folder: out" in printed
-    rows = {row["metric"]: row for row in read("out")}
+    rows = {row["metric"]: row for row in read("out").rows}
     assert rows["mmlu/acc"]["count"] == rows["griffin_mmlu_continuation/acc_norm"]["count"] == 2 * 57
     for metric, shots in (("mmlu_anatomy/acc", 5), ("mmlu_virology_continuation/acc_norm", 5), ("piqa/acc_norm", 0)):
         assert rows[metric]["extra"] == {"num_fewshot": shots}

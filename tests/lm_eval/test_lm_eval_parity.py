@@ -52,7 +52,7 @@ def trained_checkpoint(folder: Path) -> Path:
         "wandb.mode=disabled",
     ]
     assert run.start(config.built(overrides), folder / "run") == 0
-    losses = [entry["total"] / entry["count"] for entry in read(folder / "run") if entry["split"] == "train"]
+    losses = [entry["total"] / entry["count"] for entry in read(folder / "run").rows if entry["split"] == "train"]
     assert losses[-1] < 0.6 * losses[0]
     export.export(str(folder / "run"), folder / "exported")
     return folder / "exported"

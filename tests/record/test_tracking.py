@@ -15,7 +15,7 @@ import pytest
 import wandb
 
 from evalkit.core.errors import UserError
-from evalkit.core.rows import Row, row
+from evalkit.core.rows import Header, Row, row
 from evalkit.record.tracking import WandbLog, WandbSettings
 
 CONFIG = {"train": {"steps": 20, "length": 256}, "seed": 0}
@@ -86,7 +86,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_rows_become_curves_of_each_seed(folder: Path) -> None:
     log = opened(folder, seeds=(3, 4), mode="offline", tags=["fig6b"])
-    log.write([measured(None, "parameters", 1000, count=1, seed=None)])
+    log.begin(Header("r", "copying", "hawk", "evalkit.reports.accuracy", parameters=1000))
     for seed in (3, 4):
         log.write(
             [

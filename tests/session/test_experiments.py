@@ -56,7 +56,7 @@ def test_it_runs_what_is_missing_and_draws_it_together(experiment: Callable[...,
         assert (out / "runs" / name).is_file()
     header, *lines = (out / "runs" / "compare.csv").read_text().splitlines()
     assert {line.split(",")[0] for line in lines} == {"one", "other"} and header.startswith("run,model")
-    forgetful = [entry for entry in read(out / "forgetful") if entry["metric"] == "accuracy"]
+    forgetful = [entry for entry in read(out / "forgetful").rows if entry["metric"] == "accuracy"]
     assert [(entry["length"], entry["extra"]) for entry in forgetful] == [(16, {"reset_every": 8})]
     before = stamps(out)
     assert experiment() == 0

@@ -10,7 +10,8 @@ from evalkit.checkpoints import pretrained as checkpoints
 from evalkit.configuration.experiment import refuse_used
 from evalkit.core.rows import FILE, read
 from evalkit.evaluations.phonebook import METRICS
-from evalkit.reports.phonebook import LABELS, lookup_figure
+from evalkit.reports.phonebook import LABELS, figures
+from evalkit.reports.pooling import Line, load
 from evalkit.session import run, subjects
 from support import tiny
 from support.language_models import Reader, pretrained
@@ -34,12 +35,11 @@ def look_up(*overrides: str) -> int:
 
 def test_a_lookup_writes_rows_numbers_a_figure_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert look_up("hydra.run.dir=out", "task.depth=1", "format=json") == 0
-    rows = read("out")
-    assert rows[0]["metric"] == "parameters" and rows[0]["extra"] is not None
-    assert (rows[0]["extra"]["window"], rows[0]["extra"]["train_length"]) == (250, 256)
+    header, rows = read("out")
+    assert (header.window, header.train_length) == (250, 256)
     wanted = {(metric, where) for metric in METRICS for where in ("all", "inside")}  # the last entry is near the end
-    assert {(entry["metric"], (entry["extra"] or {})["answer"]) for entry in rows[1:]} == wanted
-    assert {(entry["length"], entry["count"]) for entry in rows[1:]} == {(200, 3), (400, 3)}
+    assert {(entry["metric"], entry["extra"]["answer"]) for entry in rows} == wanted
+    assert {(entry["length"], entry["count"]) for entry in rows} == {(200, 3), (400, 3)}
     assert Path("out/lookup.png").stat().st_size > 10_000 and "depth: 1" in Path("out/config.yaml").read_text()
     printed = capsys.readouterr()
     found = json.loads(printed.out)
@@ -59,7 +59,7 @@ def test_a_lookup_that_was_stopped_goes_on_after_its_last_whole_length(monkeypat
     monkeypatch.setattr(run.EvaluationProgress, "describe", lambda self, length, done, of: seen.append(length))
     assert main(["resume=out"]) == 0
     assert log.read_text() == "".join(lines) and set(seen) == {400} and Path("out/lookup.png").exists()
-    assert [{**entry, "run": "out"} for entry in read("whole")] == read("out")
+    assert [{**entry, "run": "out"} for entry in read("whole").rows] == read("out").rows
     assert main(["resume=out", "eval.prompts=5"]) == 2
 
 
@@ -77,7 +77,8 @@ def test_a_lookup_does_not_go_on_with_other_parameters(
 
 def test_the_figure_marks_the_window_and_the_training_length_and_has_a_line_a_group() -> None:
     assert look_up("hydra.run.dir=out", "eval.lengths=[300,600]", "eval.prompts=12") == 0
-    axes = lookup_figure(read("out")).axes[0]
+    [drawing] = figures([Line("reader", [load(Path("out"))], alone=True)], "title", []).values()
+    axes = drawing.figure.axes[0]
     words = [text.get_text() for text in axes.texts]
     assert any("window 250" in word for word in words) and any("trained at 256" in word for word in words)
     legend = axes.get_legend()

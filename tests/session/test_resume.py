@@ -81,7 +81,7 @@ def test_a_signal_in_the_midst_of_training_changes_nothing(
         tiny.new(folder, *LONG), number, folder, lambda entries: tiny.last_step(entries) >= stop_from
     )
     assert ended == code
-    assert stop_from <= tiny.last_step(tiny.read(folder)) < STEPS
+    assert stop_from <= tiny.last_step(tiny.read(folder).rows) < STEPS
     resumed = tiny.finished(tiny.command(f"resume={folder}"))
     assert resumed.returncode == 0, resumed.stderr
     assert_same(folder, undisturbed)

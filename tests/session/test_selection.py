@@ -39,7 +39,7 @@ def test_a_search_is_read_from_its_rows(tmp_path: Path, capsys: pytest.CaptureFi
     stages = "train.curriculum=[{length:8,steps:2,batch_size:8}]"
     tiny.trained(tmp_path / "one", "train.steps=8", "train.eval_every=2", stages)
     (found,) = select(tmp_path, level=1.0)["griffin"]
-    validation = [row for row in read(tmp_path / "one") if row["split"] == "validation" and row["step"] == 8]
+    validation = [row for row in read(tmp_path / "one").rows if row["split"] == "validation" and row["step"] == 8]
     assert (found.accuracy, found.loss) == tuple(
         value(row) for name in ("accuracy", "loss") for row in validation if row["metric"] == name
     )
@@ -109,7 +109,7 @@ def test_the_recipes_beyond_the_protocol_are_those_that_carried_furthest(model: 
     carried = {
         folder.name: next(
             value(row)
-            for row in read(folder)
+            for row in read(folder).rows
             if (row["split"], row["length"], row["metric"]) == ("test", 4096, "accuracy")
         )
         for folder in (RESULTS / "fig6b_search_far").glob(f"{model}_*")

@@ -78,7 +78,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_leaves_what_it_promises(trained: Path) -> None:
     assert [name for name in WRITTEN if not (trained / name).is_file()] == []
-    rows, results = read(trained), json.loads((trained / "results.json").read_text())
+    rows, results = read(trained).rows, json.loads((trained / "results.json").read_text())
     assert {entry["metric"] for entry in rows if entry["split"] == "test"} == set(text_rows.RAW)
     assert {entry["metric"] for entry in rows if entry["split"] == "validation"} == {
         "loss",
@@ -160,9 +160,9 @@ def test_a_checkpoint_is_read_with_its_own_tokenizer(trained: Path, data: Path, 
     """The run itself as a checkpoint: the same losses as its own evaluation found, and both in one comparison."""
     given = [f"checkpoint={trained}", f"data.path={data}", "wandb.mode=disabled", f"hydra.run.dir={tmp_path}/again"]
     assert main(["task=books", *given, *EVAL]) == 0
-    again, before = tmp_path / "again", [entry for entry in read(trained) if entry["seed"] == 0]
+    again, before = tmp_path / "again", [entry for entry in read(trained).rows if entry["seed"] == 0]
     for metric in (text_rows.LOSS, text_rows.PAIRED, text_rows.REPEATED):
-        wanted, found = (table_of(rows, metric) for rows in (before, read(again)))
+        wanted, found = (table_of(rows, metric) for rows in (before, read(again).rows))
         for position, documents in wanted.items():
             for document, losses in documents.items():
                 assert found[position][document][0] == pytest.approx(losses[0], abs=1e-5)

@@ -89,7 +89,7 @@ def signalled(arguments: Sequence[str], number: int, folder: Path, when: Callabl
     """Starts a process, sends it a signal as soon as its rows are as they should be, and returns its exit code."""
     silent = subprocess.DEVNULL
     with subprocess.Popen(arguments, env=environment(), stdout=silent, stderr=silent) as process:
-        while process.poll() is None and not ((folder / "metrics.jsonl").exists() and when(read(folder))):
+        while process.poll() is None and not ((folder / "metrics.jsonl").exists() and when(read(folder).rows)):
             time.sleep(0.01)
         process.send_signal(number)
         return process.wait(120)
@@ -97,7 +97,7 @@ def signalled(arguments: Sequence[str], number: int, folder: Path, when: Callabl
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     """A run's rows without the name of its folder."""
-    return [{name: value for name, value in entry.items() if name != "run"} for entry in read(folder)]
+    return [{name: value for name, value in entry.items() if name != "run"} for entry in read(folder).rows]
 
 
 def last_step(entries: Sequence[Row]) -> int:
