@@ -78,7 +78,7 @@ def test_a_shrunk_setting_says_the_papers(task: str) -> None:
 def test_task_yaml_states_every_setting_with_the_constructors_default(name: str) -> None:
     task = config.build_task(name)
     assert task == type(task)()
-    assert set(compose([f"task={name}"]).task) == {"_target_", *annotations(type(task))}
+    assert set(compose([f"task={name}"]).config.task) == {"_target_", *annotations(type(task))}
 
 
 @pytest.mark.parametrize(("node", "constructor"), [("train", Training), ("wandb", WandbSettings)])

@@ -16,13 +16,15 @@ FROZEN = sorted((CONF / "experiment").glob("*/*/*.yaml"))
 
 
 def composed(*overrides: str) -> Mapping[str, Any]:
-    content = OmegaConf.to_container(compose(overrides), resolve=True)
+    content = OmegaConf.to_container(compose(overrides).config, resolve=True)
     assert isinstance(content, Mapping)
     return content
 
 
 def test_there_are_three_layers() -> None:
-    assert {path.name for path in CONF.iterdir() if path.is_dir()} == {"task", "model", "eval", "recipe", "experiment"}
+    assert {path.name for path in CONF.iterdir() if path.is_dir()} == {
+        *("task", "model", "eval", "recipe", "experiment", "on_checkpoint")
+    }
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: "/".join(path.with_suffix("").parts[-3:]))

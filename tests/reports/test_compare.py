@@ -88,10 +88,10 @@ def test_recipes_that_differ_stay_apart_and_say_how(tmp_path: Path) -> None:
 
 def test_a_run_under_old_names_is_of_the_same_recipe(tmp_path: Path) -> None:
     for seed, target in enumerate(("models.build", "evalkit.models.build")):
-        folder = write_run(tmp_path / str(seed), run_rows(name=f"run-{seed}", seeds=(seed,)))
+        folder = write_run(tmp_path / str(seed), run_record(name=f"run-{seed}", seeds=(seed,)))
         (folder / "config.yaml").write_text(f"model: {{_target_: {target}}}\n")
     [line] = lines(tmp_path)
-    assert list(line.extrapolation().seeds) == [0, 1]
+    assert list(extrapolation_curve(line.record).seeds) == [0, 1]
 
 
 def test_notes_that_differ_stay_apart_and_are_the_label(tmp_path: Path) -> None:

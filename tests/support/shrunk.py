@@ -17,7 +17,7 @@ SIZES = {"width": 16, "width_rnn": 16, "gate_blocks": 4, "head_dim": 4, "window"
 
 def overrides_of(name: str) -> list[str]:
     """The overrides that shrink the model `name`: whatever a mixer calls a size is what `SIZES` calls it."""
-    plain = OmegaConf.to_container(composition.compose(["task=induction_heads", f"model={name}"]).model)
+    plain = OmegaConf.to_container(composition.compose(["task=induction_heads", f"model={name}"]).config.model)
     return list(_differences(plain, _shrink(plain), "model"))
 
 

@@ -361,11 +361,11 @@ def test_a_folder_is_a_data_set_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", ["books", "arxiv"])
 def test_the_configuration_states_every_setting(name: str) -> None:
     def built(*overrides: str) -> Text:
-        return config.build({"task": composition.compose([f"task={name}", *overrides]).task}, "task")
+        return config.build({"task": composition.compose([f"task={name}", *overrides]).config.task}, "task")
 
     assert built() == Text()
     assert built("data.path=texts") == Text(path="texts")
     given = built("task.hub.name=owner/set", "task.hub.held_out=null", "task.field=article")
     assert given == Text(hub=Hub(name="owner/set", held_out=None), field="article")
-    stated = composition.compose([f"task={name}"]).task
+    stated = composition.compose([f"task={name}"]).config.task
     assert set(stated) == {"_target_", *annotations(Text)} and set(stated.hub) == {"_target_", *annotations(Hub)}
