@@ -9,22 +9,28 @@ from rich.text import Text
 GAP = 2
 
 
-def print_table(console: Console, header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Prints a table whose first column is text and whose others are numbers.
+def print_table(
+    console: Console, header: Sequence[str], lines: Sequence[Sequence[str]], heading: str | None = None
+) -> None:
+    """Prints a table whose first column is text and whose others are numbers, under its heading.
 
     Where it is too wide, the words of the first column are wrapped. Columns that still do not fit go to further tables
     below, each beginning with the first column again.
     """
     widths = [max(map(len, column)) + GAP for column in zip(header, *lines, strict=True)]
     first = _first_width([header[0], *(line[0] for line in lines)], console.width - sum(widths[1:]), console.width)
-    block, used = [0], first
+    blocks, used = [[0]], first
     for index in range(1, len(header)):
-        if len(block) > 1 and used + widths[index] > console.width:
-            _print_columns(console, header, lines, block, first)
-            block, used = [0], first
-        block.append(index)
+        if len(blocks[-1]) > 1 and used + widths[index] > console.width:
+            blocks.append([0])
+            used = first
+        blocks[-1].append(index)
         used += widths[index]
-    _print_columns(console, header, lines, block, first)
+    for number, block in enumerate(blocks):
+        console.print()
+        if heading and not number:
+            console.print(Text(heading))
+        _print_columns(console, header, lines, block, first)
 
 
 def _first_width(texts: Sequence[str], room: int, whole: int) -> int:
@@ -45,5 +51,4 @@ def _print_columns(
             table.add_column(header[index], justify="right", no_wrap=True)
     for line in lines:
         table.add_row(*[Text(line[index]) for index in columns])
-    console.print()
     console.print(table)

@@ -72,9 +72,7 @@ def print_report(console: Console, title: str, notes: Sequence[str], tables: Seq
     for note in notes:
         console.print(Text(f"note: {note}", style="yellow"))
     for table in tables:
-        console.print()
-        console.print(Text(table.heading))
-        print_table(console, table.header, table.lines)
+        print_table(console, table.header, table.lines, table.heading)
 
 
 def lead(header: Header) -> str:
