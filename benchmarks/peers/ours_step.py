@@ -3,13 +3,13 @@
 import jax
 import worker
 
-from evalkit.configuration.experiment import compose, experiment
+from evalkit.configuration.experiment import built as built_from
 from evalkit.core import devices
 from evalkit.training.trainer import Trainer
 
 devices.use_every_core()
 case = worker.case()
-built = experiment(compose(case["overrides"]))
+built = built_from(case["overrides"])
 jax.config.update("jax_default_matmul_precision", built.matmul_precision)
 trainer = Trainer(built.task, built.model, built.train, [0])
 state = trainer.init()

@@ -9,7 +9,7 @@ import jax
 from evalkit.bench.stopwatch import spread, times
 from evalkit.configuration.experiment import Experiment
 from evalkit.core import streams
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, first_line
 from evalkit.inference.streaming import stream_tally
 
 
@@ -23,7 +23,7 @@ def measure(experiment: Experiment, repeats: int, length: int, batch_size: int, 
     try:
         example = experiment.feed.held_out(streams.TEST, 0, batch_size, length)
     except ValueError as error:  # the task's own word on a length that it cannot have
-        raise UserError(str(error).splitlines()[0]) from error
+        raise UserError(first_line(error)) from error
 
     def score() -> Any:
         return stream_tally(model, params, example, chunk)

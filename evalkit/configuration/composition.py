@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from evalkit.configuration import catalogue
 from evalkit.configuration.schema import nearest
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, first_line
 
 GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe", "on_checkpoint")
 NAMES = ("task_name", "model_name")
@@ -138,7 +138,7 @@ def one_line() -> Iterator[None]:
     except OverrideParseException as error:
         raise UserError(f"cannot read {error.override!r}; give key=value, special characters in quotes") from error
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(str(error).splitlines()[0]) from error
+        raise UserError(first_line(error)) from error
 
 
 def _hydra(options: Sequence[str]) -> DictConfig:

@@ -15,6 +15,7 @@ from evalkit.configuration import catalogue, composition
 from evalkit.configuration.composition import Composed
 from evalkit.configuration.schema import locate, verify
 from evalkit.core.batches import feed_of
+from evalkit.core.checks import one_of
 from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task, Texts
 from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE
@@ -61,10 +62,8 @@ class Experiment:
             raise ValueError(
                 f"seed={self.seed}, seeds={self.seeds}; allowed: seed from 0, seeds from 1, below 2^32 together"
             )
-        if self.matmul_precision not in PRECISIONS:
-            raise ValueError(f"matmul_precision={self.matmul_precision!r}; allowed: {', '.join(PRECISIONS)}")
-        if self.format not in FORMATS:
-            raise ValueError(f"format={self.format!r}; allowed: {', '.join(FORMATS)}")
+        one_of(self, "matmul_precision", PRECISIONS)
+        one_of(self, "format", FORMATS)
         if self.data["path"] is not None and "path" not in self.config["task"]:
             raise ValueError(f"data.path={self.data['path']}, but {self.task_name} is drawn, not read; leave it out")
         if self.train is not None:

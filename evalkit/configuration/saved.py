@@ -12,7 +12,7 @@ from yaml import YAMLError
 from evalkit.configuration import composition
 from evalkit.configuration.composition import NAMES
 from evalkit.configuration.experiment import SETTINGS, Experiment, build, experiment, hold
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, first_line
 from evalkit.record.moved import renamed
 
 RESUMABLE = ("wandb", "eval", "train.steps", "format")
@@ -87,12 +87,40 @@ def _load(path: Path) -> DictConfig:
     try:
         config = OmegaConf.load(path)
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    missing = [name for name in SETTINGS if name not in config and name not in LATER]
-    if missing or not isinstance(config, DictConfig):
+        raise UserError(f"{path} cannot be read: {first_line(error)}") from error
+    content = OmegaConf.to_container(config)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is no run's configuration: it is a list")
+    content = {**LATER, **renamed(_of_a_checkpoint(content))}
+    missing = [name for name in SETTINGS if name not in content]
+    if missing:
         raise UserError(f"{path} is no run's configuration: it has no {missing[0]!r}")
-    content = renamed(OmegaConf.to_container(config))
-    return DictConfig(content | {name: value for name, value in LATER.items() if name not in content})
+    return DictConfig(content)
+
+
+def _of_a_checkpoint(content: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """The configuration of a run on a checkpoint from before these had a place in the one configuration."""
+    if content.get("checkpoint") is None or "train" in content:
+        return content
+    kept = {name: content[name] for name in ("checkpoint", "dtype", "data", "format", "wandb") if name in content}
+    untrained = {"model": None, "train": None, "seed": 0, "seeds": 1, "paper": {}, "preset": "paper"}
+    shared = {**untrained, "matmul_precision": "highest", "model_name": Path(content["checkpoint"]).name, **kept}
+    if "book" in content:
+        names = ("lengths", "prompts", "new_tokens", "batch_size", "chunk", "cache_gib")
+        lookup = {"_target_": "evalkit.evaluations.phonebook.Lookup", **{name: content[name] for name in names}}
+        return {**shared, "task": content["book"], "eval": lookup, "task_name": "phonebook_lookup"}
+    if "tasks" in content:
+        path = content["data"]["path"]
+        task = {"names": content["tasks"], "path": path, **{name: content[name] for name in ("num_fewshot", "limit")}}
+        names = ("max_length", "truncate", "add_bos", "share_prefixes", "calibrate")
+        return {
+            **shared,
+            "data": {"path": path},
+            "task": {"_target_": "evalkit.downstream.benchmarks.Benchmarks", **task},
+            "eval": {"_target_": "evalkit.downstream.evaluation.Downstream", **{name: content[name] for name in names}},
+            "task_name": "downstream",
+        }
+    return {**shared, **content}
 
 
 def _refuse_fixed(override: Override, choices: Mapping[str, Any], allowed: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, first_line
 
 Node = Mapping[str, Any]
 Settings = Mapping[str, Any]
@@ -90,7 +90,7 @@ def settings_of(node: Node, path: str) -> Settings:
     try:
         found = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"{path}._target_={target} cannot be imported: {reason}") from error
     # A partial is called later: the model with a vocabulary, a mixer with the model's width and its random numbers.
     given = ("vocab_size",) if "." not in path else ("width", "rngs")

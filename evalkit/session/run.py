@@ -18,7 +18,7 @@ from evalkit.configuration.notes import notes_of
 from evalkit.configuration.saved import EVALUABLE, RESUMABLE, from_file, save
 from evalkit.core.contracts import Trained, Verdict
 from evalkit.core.errors import UserError, writing
-from evalkit.core.rows import FILE, Record, encode, encode_header, read
+from evalkit.core.rows import FILE, Record, offset_after, read
 from evalkit.record.files import RESULTS
 from evalkit.record.progress import EvaluationProgress
 from evalkit.session import subjects
@@ -126,8 +126,7 @@ def _on_checkpoint(experiment: Experiment, folder: Path, earlier: Record | None)
         if earlier.header.identity != opened.pretrained.identity:
             raise UserError(f"{experiment.checkpoint} is another model than {folder} began with; start a new run")
         kept = earlier.rows[: experiment.eval.kept(earlier.rows)]
-        lines = [encode_header(earlier.header), *map(encode, kept)] if kept else []
-        offset = sum(len(f"{line}\n".encode()) for line in lines)
+        offset = offset_after(folder, len(kept)) if kept else 0
     _describe(experiment, folder)
     hint = f"go on with: python -m evalkit resume={folder}"
     with Session(experiment, folder, offset=offset, resume_hint=hint) as session:

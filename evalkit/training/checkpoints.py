@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, first_line
 from evalkit.training.state import TrainState
 
 FOLDER = "checkpoints"
@@ -60,7 +60,7 @@ class Checkpoints:
         except Exception as error:  # TensorStore reports a full disk as whatever its driver raises
             # Of the writes that the first failure keeps from starting, Python would speak when the process ends.
             warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            reason = first_line(error)[:200]
             raise UserError(
                 f"cannot write checkpoint {step} in {self.path}: {reason}; free space, then go on with resume="
             ) from error
@@ -72,7 +72,7 @@ class Checkpoints:
             try:
                 return Restored(step, *self._read(step, abstract))
             except Exception as error:  # Orbax raises a different type for each way a checkpoint can be broken
-                reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+                reason = first_line(error)[:200]
                 self._unreadable.append(step)
                 log.warning("checkpoint %d in %s cannot be read (%s); trying an older one", step, self.path, reason)
         if steps:
