@@ -106,10 +106,10 @@ def build(
     for name, value in (("vocab_size", vocab_size), ("width", width)):
         if value < 1:
             raise ValueError(f"{name}={value}; allowed: 1 or more")
-    mlp_width = round(mlp_expansion * width)
+    wide = mlp_expansion * width
+    mlp_width = round(wide)
     # A released model's expansion is a quotient of integers, so its product with the width is whole up to rounding.
-    if mlp_width < 0 or abs(mlp_width - mlp_expansion * width) > 1e-6 * mlp_width:
-        wide = mlp_expansion * width
+    if mlp_width < 0 or abs(mlp_width - wide) > 1e-6 * mlp_width:
         raise ValueError(
             f"mlp_expansion={mlp_expansion} makes an MLP of width {wide:g}; use a whole one, or 0 for none"
         )
@@ -132,20 +132,21 @@ def build(
     # The structure is built once, of shapes alone; each call only puts the parameters in.
     abstract = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
     graph, state = nnx.split(abstract)
-
-    def module(params: Params) -> LanguageModel:
-        filled = jax.tree.map(lambda leaf: leaf, state)  # a copy, because Flax replaces in place
-        nnx.replace_by_pure_dict(filled, params)
-        return nnx.merge(graph, filled)
-
     return Model(
         vocab_size=vocab_size,
         window=min(abstract.windows, default=None),
         init=lambda key: nnx.to_pure_dict(nnx.state(make(rngs=nnx.Rngs(key)), nnx.Param)),
-        module=module,
+        module=partial(_filled, graph, state),
         _decay=_decay_of(state),
         _init_cache=abstract.init_cache,
     )
+
+
+def _filled(graph: nnx.GraphDef, state: nnx.State, params: Params) -> LanguageModel:
+    """Returns the module of this structure with `params` in it."""
+    filled = jax.tree.map(lambda leaf: leaf, state)  # a copy, because Flax replaces in place
+    nnx.replace_by_pure_dict(filled, params)
+    return nnx.merge(graph, filled)
 
 
 def _decay_of(state: nnx.State) -> Params:

@@ -8,15 +8,16 @@ from typing import Any
 from evalkit.checkpoints import archives
 from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.saved import from_file
-from evalkit.core.contracts import Params, Task, Texts
+from evalkit.core.contracts import Params, Task
 from evalkit.core.errors import UserError
 from evalkit.record.files import RESULTS
+from evalkit.tasks.text import Text
 from evalkit.training.checkpoints import FOLDER, Checkpoints
 from evalkit.training.state import TrainState, params_of
 from evalkit.training.trainer import Trainer
 
 
-def load(run: str | Path, seed: int | None = None) -> tuple[Callable[..., Any], Params, Task | Texts]:
+def load(run: str | Path, seed: int | None = None) -> tuple[Callable[..., Any], Params, Task | Text]:
     """`(apply, params, task)` of a run's newest checkpoint: `logits, _ = apply(params, tokens)`.
 
     `seed` chooses among several (the first by default). Raises UserError for a folder that is no run, a run without a

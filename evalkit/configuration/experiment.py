@@ -16,10 +16,11 @@ from evalkit.configuration.composition import Composed
 from evalkit.configuration.schema import locate, verify
 from evalkit.core.batches import feed_of
 from evalkit.core.checks import one_of
-from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task, Texts
+from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task
 from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE
 from evalkit.record.tracking import WandbSettings
+from evalkit.tasks.text import Text
 from evalkit.training.settings import Training
 
 PRECISIONS = ("default", "high", "highest")
@@ -145,13 +146,13 @@ def experiment(config: DictConfig) -> Experiment:
         raise UserError(str(error)) from error
 
 
-def build_task(name: str, overrides: Sequence[str] = ()) -> Task | Texts:
+def build_task(name: str, overrides: Sequence[str] = ()) -> Task | Text:
     """The task `conf/task/<name>.yaml`, with its own settings as `key=value`; raises UserError."""
     base = composition.compose([f"task={name}"]).config.task
     settings = OmegaConf.create(composition.plain(base))
     composition.apply(settings, composition.parse(overrides))
     plain = {"task": composition.plain(settings)}
-    verify(plain, {"task": composition.plain(base)}, {"task": Task | Texts})
+    verify(plain, {"task": composition.plain(base)}, {"task": Task | Text})
     return build(plain, "task")
 
 

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
-from typing_extensions import TypeIs
 
 from evalkit.core import streams
-from evalkit.core.contracts import AnyTask, Feed, Illustration, Readable, Task, Texts
+from evalkit.core.contracts import AnyTask, Feed, Illustration, Task
 from evalkit.core.errors import UserError
 from evalkit.core.network import answers
 from evalkit.tasks import Example
+from evalkit.tasks.text import Text
 from evalkit.tasks.text.corpus import Span, Window
 from evalkit.tasks.text.tokenizers import Bytes, Numbers, Tokenizer, WithoutBos
 
@@ -27,42 +27,32 @@ ANSWER_SECONDS = 1.0
 SHOWN_LENGTH = 24
 
 
-def is_text(task: AnyTask) -> TypeIs[Texts]:
-    """Whether `task` is read, not drawn."""
-    return isinstance(task, Readable)
-
-
 def feed_of(task: AnyTask) -> Feed:
     """What `task` gives to training and to evaluations."""
-    if is_text(task):
+    if isinstance(task, Text):
         return Read(task)
     return Drawn(task) if isinstance(task, Task) else Feed()
 
 
 class Drawn(Feed):
-    """A synthetic task: every batch is drawn in the step itself."""
+    """A synthetic task: every batch is drawn in the step itself, from the keys of `streams`, and nothing is loaded."""
 
     def __init__(self, task: Task):
         self.task = task
 
     def load(self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int) -> tuple[()]:
-        """Nothing."""
         return ()
 
     def shapes(self, seeds: int, steps: int, batch: int, length: int) -> tuple[()]:
-        """Nothing."""
         return ()
 
     def batch(self, loaded: Any, index: Array, seed: ArrayLike, step: Array, batch: int, length: int) -> Example:
-        """Drawn from the key of `seed` and `step`."""
         return streams.train_batch(self.task, seed, step, batch, length)
 
     def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
-        """Drawn from the key of the stream and the sequence's number."""
         return streams.held_out_batch(self.task, stream, first, batch, length)
 
     def check_length(self, length: int) -> None:
-        """Raises ValueError, the task's own, for a length that it cannot have."""
         streams.check_length(self.task, length)
 
     def check_answers(self, length: int) -> None:
@@ -93,11 +83,44 @@ class Drawn(Feed):
         return Bytes() if size == Bytes.vocab_size else Numbers(size)
 
 
-class Read(Feed):
-    """A text: windows are read on the host."""
+class _OfText(Feed):
+    """What every feed of a text has: documents, and no answer that is right or wrong."""
 
-    def __init__(self, task: Texts):
+    def __init__(self, task: Text):
         self.task = task
+
+    def check_answers(self, length: int) -> None:
+        """Raises ValueError: every token is predicted."""
+        raise ValueError("a text has no answer to be right about; give eval=loss_by_position")
+
+    def check_documents(self) -> None:
+        """Every text has held-out documents."""
+
+    def refuse_trained_on(self, before: Feed) -> str | None:
+        """Compares the texts themselves, whatever their tokens."""
+        if self.task.allow_shared or not isinstance(before, Read):
+            return None
+        contents = self.contents
+        try:
+            known = set(before.task.contents(held_out=False))
+        except ValueError as error:
+            return f"not known whether held-out texts were trained on: {error}"
+        shared = sum(content in known for content in contents)
+        if shared:
+            raise UserError(
+                f"{shared} of {len(contents)} held-out texts were trained on in this run; "
+                "give others, or task.allow_shared=true"
+            )
+        return None
+
+    @property
+    def contents(self) -> Sequence[str]:
+        """The SHA-256 of each held-out document's text."""
+        return self.task.contents(held_out=True)
+
+
+class Read(_OfText):
+    """A text: windows are read on the host."""
 
     def load(self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int) -> Example:
         """The windows of every seed and step; without positions where no document begins within any of them.
@@ -120,7 +143,6 @@ class Read(Feed):
         return Example(whole, whole, flags)  # type: ignore[arg-type]
 
     def batch(self, loaded: Any, index: Array, seed: ArrayLike, step: Array, batch: int, length: int) -> Example:
-        """The one that was loaded."""
         return jax.tree.map(lambda leaf: leaf[index], loaded)
 
     def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
@@ -130,15 +152,7 @@ class Read(Feed):
     def check_length(self, length: int) -> None:
         """Any length may fit: how long the texts are is known when they are read."""
 
-    def check_answers(self, length: int) -> None:
-        """Raises ValueError: every token is predicted."""
-        _refuse_answers()
-
-    def check_documents(self) -> None:
-        """Every text has held-out documents."""
-
     def prepare(self) -> None:
-        """Reads and tokenises the texts, unless their tokens are there already."""
         refuse_unreachable(self.task.remote)
         try:
             self.task.prepare()
@@ -146,12 +160,11 @@ class Read(Feed):
             raise UserError(str(error)) from error
 
     def documents(self) -> Sequence[Span]:
-        """The held-out documents in the task's tokens."""
         return self.task.documents()
 
     def facts(self) -> dict[str, str]:
         """Of training and held-out texts."""
-        held_out = _digest_of(self.task.contents(held_out=True))
+        held_out = _digest_of(self.contents)
         return {"used": self.task.used(), "digest": self.task.digest(), "held_out": held_out}
 
     def reported(self, totals: dict[str, float]) -> dict[str, float]:
@@ -179,9 +192,8 @@ class Read(Feed):
 
     def refuse_trained_on(self, before: Feed) -> str | None:
         """A run's own texts were compared with each other when they were read."""
-        if not isinstance(before, Read) or before.task == self.task:
-            return None
-        return _refuse_trained_on(before.task, self.task, self.task.contents(held_out=True))
+        same = isinstance(before, Read) and before.task == self.task
+        return None if same else super().refuse_trained_on(before)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -189,18 +201,12 @@ class Read(Feed):
         return WithoutBos(self.task.tokenizer_)
 
 
-class Reread(Feed):
+class Reread(_OfText):
     """The held-out documents of a text in a checkpoint's own tokens; nothing is trained on them."""
 
-    def __init__(self, task: Texts, tokenizer: Tokenizer):
-        self.task, self._tokenizer = task, tokenizer
-
-    def check_answers(self, length: int) -> None:
-        """Raises ValueError: every token is predicted."""
-        _refuse_answers()
-
-    def check_documents(self) -> None:
-        """Every text has held-out documents."""
+    def __init__(self, task: Text, tokenizer: Tokenizer):
+        super().__init__(task)
+        self._tokenizer = tokenizer
 
     def prepare(self) -> None:
         """Reads and tokenises the held-out documents, which must be there."""
@@ -223,12 +229,8 @@ class Reread(Feed):
         return {
             "used": f"held-out text: {self.task.origin} ({len(self._found)} documents, {size / 1e6:,.1f} MB)",
             "digest": sha256(b"".join(document.span.tokens.tobytes() for document in self._found)).hexdigest(),
-            "held_out": _digest_of(self._contents),
+            "held_out": _digest_of(self.contents),
         }
-
-    def refuse_trained_on(self, before: Feed) -> str | None:
-        """Compares the texts themselves, whatever their tokens."""
-        return _refuse_trained_on(before.task, self.task, self._contents) if isinstance(before, Read) else None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -236,7 +238,7 @@ class Reread(Feed):
         return self._tokenizer
 
     @property
-    def _contents(self) -> Sequence[str]:
+    def contents(self) -> Sequence[str]:
         return [document.content for document in self._found]
 
     @cached_property
@@ -264,27 +266,6 @@ def refuse_unreachable(data_set: str | None) -> None:
             f"{data_set} is not in the cache and the hub ({HUB}) does not answer; give data.path=FOLDER with texts, "
             "bring the tokens of a machine that has them (EVALKIT_CACHE), or set HF_ENDPOINT to a mirror"
         )
-
-
-def _refuse_answers() -> None:
-    raise ValueError("a text has no answer to be right about; give eval=loss_by_position")
-
-
-def _refuse_trained_on(before: Texts, task: Texts, contents: Sequence[str]) -> str | None:
-    """`contents` are the SHA-256 of the documents that `task` holds out."""
-    if task.allow_shared:
-        return None
-    try:
-        known = set(before.contents(held_out=False))
-    except ValueError as error:
-        return f"not known whether held-out texts were trained on: {error}"
-    shared = sum(content in known for content in contents)
-    if shared:
-        raise UserError(
-            f"{shared} of {len(contents)} held-out texts were trained on in this run; "
-            "give others, or task.allow_shared=true"
-        )
-    return None
 
 
 def _digest_of(contents: Sequence[str]) -> str:

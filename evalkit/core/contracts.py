@@ -13,8 +13,7 @@ from jax.typing import ArrayLike
 
 from evalkit.core.rows import Row
 from evalkit.tasks import Example
-from evalkit.tasks.text.corpus import Span, Window
-from evalkit.tasks.text.documents import Document
+from evalkit.tasks.text.corpus import Span
 from evalkit.tasks.text.tokenizers import Tokenizer
 
 Params = Any  # nested dictionaries of arrays
@@ -22,8 +21,8 @@ Cache = Any  # a pytree of the model's own
 
 
 @runtime_checkable
-class TaskFacts(Protocol):
-    """What a task of either kind says of itself."""
+class Task(Protocol):
+    """A synthetic task: what it says of itself, pure sampling of one example, and the rule that says what is right."""
 
     @property
     def vocab_size(self) -> int:
@@ -32,12 +31,12 @@ class TaskFacts(Protocol):
 
     @property
     def length(self) -> int:
-        """The training length: entries of the context, or tokens of a window of text."""
+        """The training length: entries of the context."""
         ...
 
     @property
     def answer_length(self) -> int:
-        """Entries of `tokens` after the context: `tokens` has `length + answer_length`; of text 0."""
+        """Entries of `tokens` after the context: `tokens` has `length + answer_length`."""
         ...
 
     @property
@@ -47,22 +46,17 @@ class TaskFacts(Protocol):
 
     @property
     def chance(self) -> float:
-        """Accuracy of the best guess that knows nothing of the context, as far as it is known: of text 0."""
+        """Accuracy of the best guess that knows nothing of the context, as far as it is known."""
         ...
 
     @property
     def version(self) -> int:
-        """Raised whenever the same key, or of text the same numbers, would give another example."""
+        """Raised whenever the same key would give another example."""
         ...
 
     def describe(self, tokens: np.ndarray) -> str:
         """`tokens` for human eyes."""
         ...
-
-
-@runtime_checkable
-class Task(TaskFacts, Protocol):
-    """A synthetic task: pure sampling of one example, and the rule that says what is right."""
 
     def sample(self, key: Array, length: int) -> Example:
         """One example with a context of `length`; jittable with `length` static."""
@@ -92,79 +86,8 @@ class Recalls(Protocol):
         ...
 
 
-@runtime_checkable
-class Readable(Protocol):
-    """What sets a text apart from a synthetic task: it is read, not drawn. The numbers decide what is read."""
-
-    def windows(self, seed: int, step: int, batch: int, length: int) -> Window:
-        """The training windows of one seed at one step."""
-        ...
-
-    def validation_windows(self, first: int, batch: int, length: int) -> Window:
-        """Windows `first`, `first + 1`, … of what is kept for validation, the same for every seed and batch size."""
-        ...
-
-    def documents(self) -> Sequence[Span]:
-        """The held-out documents."""
-        ...
-
-    def texts(self) -> Iterator[Document]:
-        """The held-out documents as text; raises ValueError, in one line, for what cannot be read."""
-        ...
-
-
-@runtime_checkable
-class Texts(TaskFacts, Readable, Protocol):
-    """A text task: documents to train on and others to be evaluated on, as tokens."""
-
-    @property
-    def tokenizer_(self) -> Tokenizer:
-        """What makes its tokens."""
-        ...
-
-    @property
-    def remote(self) -> str | None:
-        """The data set on the hub that has to be fetched first, None if there is none."""
-        ...
-
-    @property
-    def streamed(self) -> str | None:
-        """The data set on the hub that `texts` reads each time, None if it reads files."""
-        ...
-
-    @property
-    def origin(self) -> str:
-        """Where the held-out documents come from."""
-        ...
-
-    @property
-    def allow_shared(self) -> bool:
-        """Whether a held-out document may have been trained on."""
-        ...
-
-    def contents(self, held_out: bool) -> Sequence[str]:
-        """The SHA-256 of each held-out document's text, or of each training document's; ValueError as `prepare`."""
-        ...
-
-    def prepare(self) -> None:
-        """Reads and tokenises everything, once for all runs; raises ValueError, in one line, for what cannot be."""
-        ...
-
-    def used(self) -> str:
-        """What text is read, in one line."""
-        ...
-
-    def digest(self) -> str:
-        """Names everything that is read: two with the same one give the same windows and documents."""
-        ...
-
-    def bytes_per_token(self) -> float:
-        """Of what is kept for validation."""
-        ...
-
-
 AnyTask = Any
-"""What a run may be about: a `Task`, `Texts`, or what only checkpoints are asked, such as a phonebook in text."""
+"""What a run may be about: a `Task`, a `Text`, or what only checkpoints are asked, such as a phonebook in text."""
 
 UNTRAINED = "no model is trained on this task; give checkpoint=FOLDER to evaluate one on it"
 
@@ -361,13 +284,7 @@ class Trained:
     def pretrained(self, index: int = 0) -> Pretrained:
         """The parameters of one seed with their tokenizer, as generation and scoring take them."""
         return Pretrained(
-            self.model,
-            self.params[index],
-            self.tokenizer,
-            self.source,
-            self.digest,
-            self.train_length,
-            self.settings,
+            self.model, self.params[index], self.tokenizer, self.source, self.digest, self.train_length, self.settings
         )
 
 

@@ -1,6 +1,7 @@
 """Splits a batch over the devices, whole sequences to each."""
 
 import os
+from collections.abc import Callable
 from math import gcd
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from evalkit.core.contracts import Params
+from evalkit.core.contracts import LanguageModel, Params
 
 AXIS = "data"
 COPIED_BYTES = 2**28  # parameters of up to 256 MiB are copied to every CPU device
@@ -66,6 +67,21 @@ def mesh_sharing(params: Params, *batches: int) -> Mesh:
 def bytes_of(tree: Any) -> int:
     """Returns the size of all arrays, or of all shapes, of a tree."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def cache_bytes(model: LanguageModel, length: int) -> int:
+    """Returns the size of the cache of one sequence of `length` tokens."""
+    return bytes_of(jax.eval_shape(lambda: model.init_cache(1, length)))
+
+
+def by_rows(function: Callable[..., Any], mesh: Mesh, whole: Any, *rows: Any) -> Any:
+    """Returns `function(whole, *rows)`, computed on each device of the mesh for its own rows (axis 0 of every array).
+
+    `whole`, such as the parameters, is the same on every device.
+    """
+    own = PartitionSpec(AXIS)
+    specs = (PartitionSpec(), *[own] * len(rows))
+    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=own, check_vma=False)(whole, *rows)
 
 
 def split(mesh: Mesh) -> NamedSharding:

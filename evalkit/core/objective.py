@@ -17,6 +17,11 @@ class Tally(NamedTuple):
     correct: Float[Array, " b"]
     scored: Float[Array, " b"]
 
+    @classmethod
+    def zero(cls, batch: int) -> "Tally":
+        """Returns the tally of nothing."""
+        return cls(*(jnp.zeros(batch) for _ in cls._fields))
+
     def __add__(self, other: "Tally") -> "Tally":  # type: ignore[override]
         return Tally(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 

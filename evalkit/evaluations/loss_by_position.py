@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
-import jax
 import numpy as np
 
 from evalkit.core.batches import feed_of
 from evalkit.core.checks import above, at_least, at_least_or_null
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Trained
-from evalkit.core.devices import bytes_of
+from evalkit.core.devices import cache_bytes
 from evalkit.core.rows import Row
 from evalkit.evaluations.held_out import Document, Losses, Subject, drawn, longest_of, losses_of
 from evalkit.evaluations.passages import Passages
@@ -189,8 +188,3 @@ def edges_of(length: int, bins: int) -> list[int]:
     """Where bins of positions begin and end: 0, 1, …, `length`, `bins` of them an octave."""
     octaves = np.arange(0, bins * np.log2(length) + 1e-9) / bins
     return sorted({0, *(round(float(2**octave)) for octave in octaves), length})
-
-
-def cache_bytes(model: LanguageModel, length: int) -> int:
-    """Of the cache of one sequence."""
-    return bytes_of(jax.eval_shape(lambda: model.init_cache(1, length)))

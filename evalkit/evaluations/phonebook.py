@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from evalkit.core.checks import above, at_least
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, Pretrained, Trained
-from evalkit.core.devices import AXIS, bytes_of, mesh_sharing
+from evalkit.core.devices import by_rows, cache_bytes, mesh_sharing
 from evalkit.core.rows import Row
 from evalkit.inference.generation import decode
 from evalkit.inference.prefill import Prefilled, bucket, by_length, placed, prefill
@@ -132,7 +132,7 @@ class Lookup(Evaluation):
     def rows(self, pretrained: Pretrained, size: int) -> int:
         """Prompts at a time whose caches have room for `size` tokens: `batch_size`, or half, a quarter, … of it."""
         devices = mesh_sharing(pretrained.params, self.batch_size).size
-        one, rows = bytes_of(jax.eval_shape(lambda: pretrained.model.init_cache(1, size))), self.batch_size
+        one, rows = cache_bytes(pretrained.model, size), self.batch_size
         while rows * one > self.cache_gib * 2**30 and rows % (2 * devices) == 0:
             rows //= 2
         return rows
@@ -174,11 +174,7 @@ def log_probabilities(
 
 @partial(jax.jit, static_argnames=("model", "mesh"))
 def _log_probabilities(
-    model: LanguageModel,
-    mesh: Mesh,
-    params: Params,
-    read: Prefilled,
-    tokens: Int[Array, "b t"],
+    model: LanguageModel, mesh: Mesh, params: Params, read: Prefilled, tokens: Int[Array, "b t"]
 ) -> Float[Array, "b t"]:
     """The log-probability of each of `tokens` after those before it."""
 
@@ -190,15 +186,12 @@ def _log_probabilities(
         logs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
         return jnp.take_along_axis(logs, tokens[..., None], axis=-1)[..., 0]
 
-    rows = PartitionSpec(AXIS)
-    return jax.shard_map(on_device, mesh=mesh, in_specs=(PartitionSpec(), rows, rows), out_specs=rows, check_vma=False)(
-        params, read, tokens
-    )
+    return by_rows(on_device, mesh, params, read, tokens)
 
 
 def _ends_a_length(row: Row) -> bool:
     """Whether it is the last row of a length."""
-    return row["metric"] == METRICS[-1] and (row["extra"] or {}).get("answer") == ALL
+    return row["metric"] == METRICS[-1] and row["extra"].get("answer") == ALL
 
 
 def _count(tokenizer: Tokenizer, text: str) -> int:

@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int
 
 from evalkit.core.contracts import LanguageModel, Params, Pretrained
-from evalkit.core.devices import AXIS, mesh_sharing
+from evalkit.core.devices import by_rows, mesh_sharing
 from evalkit.inference.prefill import Prefilled, bucket, by_length, check, placed, prefill
 from evalkit.tasks.text.tokenizers import Tokenizer
 
@@ -134,9 +135,9 @@ def _decode(
 ) -> tuple[Prefilled, Int[Array, "b n"]]:
     """At most `steps` tokens more, of which number `first` comes first; ends early where every row is done."""
 
-    def on_device(
-        params: Params, read: Prefilled, done: Array, ids: Array, seed: Array, first: Array, steps: Array
-    ) -> tuple[Prefilled, Array]:
+    def on_device(whole: tuple[Params, Array, Array, Array], read: Prefilled, done: Array, ids: Array) -> Any:
+        params, seed, first, steps = whole
+
         def going(state: tuple[Array, Prefilled, Array, Array]) -> Array:
             return (state[0] < steps) & ~state[2].all()
 
@@ -151,11 +152,8 @@ def _decode(
         _, read, _, tokens = jax.lax.while_loop(going, step, (jnp.zeros((), jnp.int32), read, done, tokens))
         return read, tokens
 
-    rows, same = PartitionSpec(AXIS), PartitionSpec()
-    specs = (same, rows, rows, rows, same, same, same)
-    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=(rows, rows), check_vma=False)(
-        params, read, done, ids, *(jnp.asarray(number, jnp.int32) for number in (seed, first, steps))
-    )
+    whole = (params, *(jnp.asarray(number, jnp.int32) for number in (seed, first, steps)))
+    return by_rows(on_device, mesh, whole, read, done, ids)
 
 
 def _choose(

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from evalkit.core.contracts import Cache, LanguageModel, Params, Pretrained
-from evalkit.core.devices import AXIS, copied, mesh_sharing, split
+from evalkit.core.devices import by_rows, copied, mesh_sharing, split
 
 PER_OCTAVE = 8
 
@@ -101,7 +101,4 @@ def _read(
         logits, cache = model.apply(params, tokens, positions, cache, last)
         return logits[:, 0], cache
 
-    rows = PartitionSpec(AXIS)
-    return jax.shard_map(
-        on_device, mesh=mesh, in_specs=(PartitionSpec(), rows, rows, rows), out_specs=(rows, rows), check_vma=False
-    )(params, tokens, positions, cache)
+    return by_rows(on_device, mesh, params, tokens, positions, cache)

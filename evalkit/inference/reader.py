@@ -50,6 +50,5 @@ class Reader:
     def _advance(self, part: Example, cache: Cache, scored: bool) -> tuple[Cache, Tally]:
         batch = len(self.answers)
         mesh = mesh_for(batch)
-        nothing = Tally(*(jnp.zeros(batch) for _ in Tally._fields))
-        part, cache, nothing = jax.device_put((part, cache, nothing), split(mesh))
+        part, cache, nothing = jax.device_put((part, cache, Tally.zero(batch)), split(mesh))
         return advance(self.model, mesh, jax.device_put(self.params, copied(mesh)), part, cache, nothing, scored)

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
 from evalkit.core.checks import at_least
 from evalkit.core.contracts import Cache, LanguageModel, Params
-from evalkit.core.devices import AXIS, bytes_of, copied, mesh_sharing, split
+from evalkit.core.devices import by_rows, cache_bytes, copied, mesh_sharing, split
 from evalkit.core.errors import UserError
 
 # Of lengths and rooms, so that few programs serve many.
@@ -185,7 +185,7 @@ class Scorer:
         """Rows of a batch: no more than there are or than fit, a power of two times the devices."""
         fitting = [self.tokens_per_batch // chunk, LOGITS_AT_A_TIME // (places * self.vocab_size)]
         if room:
-            fitting.append(CACHE_AT_A_TIME // self._cache_bytes(room))
+            fitting.append(CACHE_AT_A_TIME // max(1, cache_bytes(self.model, room)))
         devices = self._mesh.size
         most = max(1, min(fitting) // devices)
         return devices * min(1 << (most.bit_length() - 1), 1 << (-(-rows // devices) - 1).bit_length())
@@ -219,10 +219,6 @@ class Scorer:
         if not batch.room:
             return None
         return _empty(self.model, self._mesh, batch.size, batch.room)
-
-    def _cache_bytes(self, room: int) -> int:
-        """Of the cache of one row."""
-        return max(1, bytes_of(jax.eval_shape(lambda: self.model.init_cache(1, room))))
 
     @cached_property
     def _mesh(self) -> Mesh:
@@ -369,24 +365,19 @@ def _read_rows(
     mesh: Mesh,
     params: Params,
     cache: Cache | None,
-    tokens: Array,
-    positions: Array | None,
-    at: Array,
-    targets: Array,
+    tokens: Int[Array, "b t"],
+    positions: Int[Array, "b t"] | None,
+    at: Int[Array, "b n"],
+    targets: Int[Array, "b n"],
     *,
     keep: bool,
-) -> tuple[Array, Array, Cache | None]:
+) -> tuple[Float[Array, "b n"], Bool[Array, "b n"], Cache | None]:
     """The log-probabilities of `targets` after the tokens `at [b, n]`, whether each is the likeliest, and the cache
     if there is one to `keep`."""
 
     def read(
-        params: Params,
-        cache: Cache | None,
-        tokens: Int[Array, "b t"],
-        positions: Int[Array, "b t"] | None,
-        at: Int[Array, "b n"],
-        targets: Int[Array, "b n"],
-    ) -> tuple[Float[Array, "b n"], Bool[Array, "b n"], Cache | None]:
+        params: Params, cache: Cache | None, tokens: Array, positions: Array | None, at: Array, targets: Array
+    ) -> tuple[Array, Array, Cache | None]:
         logits, cache = model.apply(params, tokens, positions, cache, at)
         logits = logits.astype(jnp.float32)
         chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
@@ -396,11 +387,7 @@ def _read_rows(
     def on_device(params: Params, *rows: Any) -> tuple[Array, Array, Cache | None]:
         return _in_pieces(partial(read, params), rows, _piece(tokens.shape[0], tokens.shape[1], mesh.size))
 
-    rows = PartitionSpec(AXIS)
-    specs = (PartitionSpec(), rows, rows, rows, rows, rows)
-    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=(rows, rows, rows), check_vma=False)(
-        params, cache, tokens, positions, at, targets
-    )
+    return by_rows(on_device, mesh, params, cache, tokens, positions, at, targets)
 
 
 _advance = jax.jit(partial(_read_rows, keep=True), static_argnames=("model", "mesh"), donate_argnames=("cache",))

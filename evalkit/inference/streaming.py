@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from evalkit.core.contracts import Cache, LanguageModel, Params
-from evalkit.core.devices import AXIS, copied, mesh_for, split
+from evalkit.core.devices import by_rows, copied, mesh_for, split
 from evalkit.core.objective import Tally, tally
 from evalkit.tasks import Example
 
@@ -36,7 +36,7 @@ def stream_tally(
     params = jax.device_put(params, copied(mesh))
     # Never smaller than a window, so that all lengths of a model with one share a program.
     cache = jax.device_put(model.init_cache(batch, max(length + padding, model.window or 0)), split(mesh))
-    total = jax.device_put(Tally(*(jnp.zeros(batch) for _ in Tally._fields)), split(mesh))
+    total = jax.device_put(Tally.zero(batch), split(mesh))
     for start in range(0, length, chunk):
         check_interrupt()
         part = jax.tree.map(lambda x, start=start: jax.device_put(x[:, start : start + chunk], split(mesh)), whole)
@@ -60,7 +60,4 @@ def advance(
         logits, cache = model.apply(params, part.tokens, part.positions, cache, nowhere)
         return cache, total + tally(logits, part) if scored else total
 
-    rows = PartitionSpec(AXIS)
-    return jax.shard_map(
-        on_device, mesh=mesh, in_specs=(PartitionSpec(), rows, rows, rows), out_specs=(rows, rows), check_vma=False
-    )(params, part, cache, total)
+    return by_rows(on_device, mesh, params, part, cache, total)

@@ -23,6 +23,5 @@ def adamw(
 ) -> optax.GradientTransformation:
     """Global-norm clipping, then AdamW that decays only where the tree `mask` is True (sec. 3.1)."""
     return optax.chain(
-        optax.clip_by_global_norm(clip),
-        optax.adamw(rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=mask),
+        optax.clip_by_global_norm(clip), optax.adamw(rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=mask)
     )

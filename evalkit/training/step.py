@@ -29,12 +29,7 @@ class Step:
             training.schedule, training.learning_rate, training.warmup_steps, training.steps, training.final_fraction
         )
         self.optimizer = optimizer.adamw(
-            rate,
-            b1=training.b1,
-            b2=training.b2,
-            weight_decay=training.weight_decay,
-            clip=training.clip,
-            mask=MASK,
+            rate, b1=training.b1, b2=training.b2, weight_decay=training.weight_decay, clip=training.clip, mask=MASK
         )
         params = jax.eval_shape(model.init, jax.random.key(0))
         self.layout = Layout(params, model.decay_mask(params))
@@ -71,9 +66,7 @@ class Step:
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.params)
         bad = ~(jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradient)))
         sums = Sums(
-            sums.loss + loss,
-            sums.accuracy + accuracy,
-            jnp.where((sums.bad_step < 0) & bad, state.step, sums.bad_step),
+            sums.loss + loss, sums.accuracy + accuracy, jnp.where((sums.bad_step < 0) & bad, state.step, sums.bad_step)
         )
         return TrainState(optax.apply_updates(state.params, updates), optimizer_state, state.step + 1), sums
 

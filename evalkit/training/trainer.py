@@ -14,9 +14,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
-from evalkit.core.contracts import LanguageModel, Task, Texts
+from evalkit.core.contracts import LanguageModel, Task
 from evalkit.core.devices import AXIS, copied, mesh_for, split
 from evalkit.tasks import Example
+from evalkit.tasks.text import Text
 from evalkit.training.settings import Stage, Training
 from evalkit.training.state import Sums, TrainState
 from evalkit.training.step import Step
@@ -28,7 +29,7 @@ RUNS_ONCE = {"xla_backend_optimization_level": 0}
 class Trainer:
     """The compiled steps of one run: `init` once, then `advance` from stage to stage."""
 
-    def __init__(self, task: Task | Texts, model: LanguageModel, training: Training, seeds: Sequence[int]):
+    def __init__(self, task: Task | Text, model: LanguageModel, training: Training, seeds: Sequence[int]):
         self.task, self.model, self.training = task, model, training
         self.feed = feed_of(task)
         self.seeds = np.asarray(seeds, np.uint32)

@@ -7,9 +7,9 @@ from omegaconf import OmegaConf
 
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration import experiment as config
-from evalkit.core.batches import is_text
+from evalkit.tasks.text import Text
 
-DRAWN = [name for name in catalogue.options("task") if not is_text(config.build_task(name))]
+DRAWN = [name for name in catalogue.options("task") if not isinstance(config.build_task(name), Text)]
 """The tasks that are sampled, not read."""
 WINDOW = 8
 SIZES = {"width": 16, "width_rnn": 16, "gate_blocks": 4, "head_dim": 4, "window": WINDOW}
