@@ -4,6 +4,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -280,6 +281,11 @@ class Trained:
     digest: str = ""
     settings: str = ""
     kept: Sequence[Row] = ()
+
+    def each(self, **fields: Any) -> Iterator[tuple[Params, Callable[..., Row]]]:
+        """Of each seed its parameters, and what makes its rows, with these `fields` (`split`, `length`, …) in each."""
+        for seed, params in zip(self.seeds, self.params, strict=True):
+            yield params, partial(self.make_row, seed=seed, step=self.step, **fields)
 
     def pretrained(self, index: int = 0) -> Pretrained:
         """The parameters of one seed with their tokenizer, as generation and scoring take them."""

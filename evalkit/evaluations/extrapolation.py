@@ -1,6 +1,6 @@
 """Accuracy against length: does a model trained on 256 tokens still work on 16,384?"""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import jax.numpy as jnp
@@ -78,24 +78,21 @@ class Extrapolation(Evaluation):
         if self.during_every is not None and (trained.step or 0) % self.during_every:
             return
         for length in self.during:
-            yield from self._rows(trained, "validation", length, self.during_sequences, None)
+            yield from self.score(trained, "validation", length, self.during_sequences)
 
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of the whole ladder, shortest first; what is left out says why."""
         for length in sorted(set(self.lengths)):
             if self._runs(length):
                 sequences = self.sequences if length < self.long_from else self.long_sequences
-                enough = None if self.interval is None else self._enough
-                yield from self._rows(trained, "test", length, sequences, enough)
+                yield from self.score(trained, "test", length, sequences)
             else:
                 yield from self._left_out(trained, length)
 
     def _left_out(self, trained: Trained, length: int) -> Iterator[Row]:
         extra = {"not_run": f"longer than eval.max_length={self.max_length}"}
-        for seed in trained.seeds:
-            yield trained.make_row(
-                metric="accuracy", seed=seed, step=trained.step, split="test", length=length, count=0, extra=extra
-            )
+        for _, row in trained.each(split="test", length=length):
+            yield row(metric="accuracy", count=0, extra=extra)
 
     def _runs(self, length: int) -> bool:
         return self.max_length is None or length <= self.max_length
@@ -106,70 +103,40 @@ class Extrapolation(Evaluation):
         low, high = wilson(min(total, count), count)
         return high - low <= self.interval and not any(low < mark < high for mark in self.marks)
 
-    def _rows(
-        self, trained: Trained, split: str, length: int, sequences: int, enough: Callable[[float, int], bool] | None
-    ) -> Iterator[Row]:
-        for seed, params in zip(trained.seeds, trained.params, strict=True):
-            yield from score(
-                trained,
-                params,
-                seed,
-                split,
-                length,
-                sequences,
-                chunk=self.chunk,
-                batch_size=self.batch_size,
-                enough=enough,
-                reset_every=self.reset_every,
-            )
+    def score(self, trained: Trained, split: str, length: int, sequences: int) -> Iterator[Row]:
+        """One row a seed and metric: its model on the first `sequences` held-out sequences of `split` at `length`.
 
+        Of the split `test` fewer with an `interval`, which is looked at every 32 sequences whatever the batch size.
+        """
+        extra = None if self.reset_every is None else {"reset_every": self.reset_every}
+        for params, row in trained.each(split=split, length=length):
+            totals, done = self._summed(trained, params, split, length, sequences)
+            for metric, total in trained.feed.reported(totals).items():
+                yield row(metric=metric, total=total, count=done, extra=extra)
 
-def score(
-    trained: Trained,
-    params: Params,
-    seed: int,
-    split: str,
-    length: int,
-    sequences: int,
-    *,
-    chunk: int,
-    batch_size: int,
-    enough: Callable[[float, int], bool] | None = None,
-    reset_every: int | None = None,
-) -> Iterator[Row]:
-    """One row a metric: the model of one seed on the first `sequences` held-out sequences of `split` at `length`.
-
-    Fewer if `enough(right, sequences so far)`, asked every 32 sequences whatever the batch size.
-    """
-    stream = streams.TEST if split == "test" else streams.VALIDATION
-    totals: dict[str, float] = {}
-    done = 0
-    while done < sequences:
-        trained.check_interrupt()
-        example = trained.feed.held_out(stream, done, batch_size, length)
-        if reset_every is not None:
-            example = example._replace(positions=_restarting(example.tokens.shape, reset_every))
-        scores = stream_tally(trained.model, params, example, chunk, trained.check_interrupt).scores()
-        # A last batch that is not full keeps its shape, and the program with it; the sequences beyond are left out.
-        used = min(batch_size, sequences - done, sequences if enough is None else LOOK_EVERY - done % LOOK_EVERY)
-        for metric, values in scores.items():
-            totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())
-        done += used
-        trained.progress.describe(length, done, sequences)
-        if enough is not None and done % LOOK_EVERY == 0 and enough(totals["accuracy"], done):
-            break
-    extra = None if reset_every is None else {"reset_every": reset_every}
-    for metric, total in trained.feed.reported(totals).items():
-        yield trained.make_row(
-            metric=metric,
-            seed=seed,
-            step=trained.step,
-            split=split,
-            length=length,
-            total=total,
-            count=done,
-            extra=extra,
-        )
+    def _summed(
+        self, trained: Trained, params: Params, split: str, length: int, sequences: int
+    ) -> tuple[dict[str, float], int]:
+        """The sum of each metric over the sequences, and how many they are."""
+        stream = streams.TEST if split == "test" else streams.VALIDATION
+        looks = split == "test" and self.interval is not None
+        totals: dict[str, float] = {}
+        done = 0
+        while done < sequences:
+            trained.check_interrupt()
+            example = trained.feed.held_out(stream, done, self.batch_size, length)
+            if self.reset_every is not None:
+                example = example._replace(positions=_restarting(example.tokens.shape, self.reset_every))
+            scores = stream_tally(trained.model, params, example, self.chunk, trained.check_interrupt).scores()
+            # A last batch that is not full keeps its shape, and the program with it; sequences beyond are left out.
+            used = min(self.batch_size, sequences - done, LOOK_EVERY - done % LOOK_EVERY if looks else sequences)
+            for metric, values in scores.items():
+                totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())
+            done += used
+            trained.progress.describe(length, done, sequences)
+            if looks and done % LOOK_EVERY == 0 and self._enough(totals["accuracy"], done):
+                break
+        return totals, done
 
 
 def _restarting(shape: tuple[int, ...], every: int) -> Array:

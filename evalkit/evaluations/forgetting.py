@@ -1,6 +1,6 @@
 """What a recurrence forgets of a fact, and which part of its state brings the answer back when it is restored."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -58,9 +58,9 @@ class Forgetting:
     contexts: int
     chunk: int
 
-    def forgotten(self, trained: Trained, task: Recalls, params: Params, seed: int) -> Iterator[Row]:
+    def forgotten(self, trained: Trained, task: Recalls, params: Params, row: Callable[..., Row]) -> Iterator[Row]:
         """Rows of how fast each channel forgets, and of how far apart the states of a pair are at each checkpoint."""
-        row = partial(trained.make_row, seed=seed, step=trained.step, split="test", length=self.length)
+        row = partial(row, length=self.length)
         for block, found in self._summed(trained, task, params).items():
             shares = found.share / max(found.share.sum(), TINY)
             for channel, (total, share) in enumerate(zip(found.forgetting, shares, strict=True)):
@@ -71,7 +71,7 @@ class Forgetting:
                 for metric, totals in ((DIFFERENCE, found.difference), (DRIFT, found.drift)):
                     yield row(metric=metric, position=distance, total=totals[number], count=self.pairs, extra=extra)
 
-    def restored(self, trained: Trained, task: Recalls, params: Params, seed: int) -> Iterator[Row]:
+    def restored(self, trained: Trained, task: Recalls, params: Params, row: Callable[..., Row]) -> Iterator[Row]:
         """Rows of the same question with one possible cause of the loss undone, in every block and in each."""
         numbers = np.repeat(np.arange(self.contexts), task.answers)
         facts = np.tile(np.arange(task.answers), self.contexts)
@@ -85,17 +85,9 @@ class Forgetting:
             found = _queried(reader, cache, before, blocks, task.answers)
             trained.progress.describe(self.length, stop, self.length - 1)
             for (what, block), right in found.items():
-                yield trained.make_row(
-                    metric=RESTORED,
-                    seed=seed,
-                    step=trained.step,
-                    split="test",
-                    length=stop + 1,
-                    position=stop,
-                    total=int(right.sum()),
-                    count=len(right),
-                    extra={"first": self.first_check, "undone": what, "block": block},
-                )
+                extra = {"first": self.first_check, "undone": what, "block": block}
+                total = int(right.sum())
+                yield row(metric=RESTORED, length=stop + 1, position=stop, total=total, count=len(right), extra=extra)
 
     def checkpoints(self) -> list[int]:
         """The distances from the fact at which states are compared: `first_check`, then four an octave to the end."""

@@ -97,11 +97,8 @@ class LossByPosition(Evaluation):
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of every seed, the windows first."""
         subjects = [
-            Subject(
-                partial(trained.make_row, seed=seed, step=trained.step, split="test"),
-                partial(losses_of, trained.pretrained(index), self.chunk, trained.check_interrupt),
-            )
-            for index, seed in enumerate(trained.seeds)
+            Subject(row, partial(losses_of, trained.pretrained(index), self.chunk, trained.check_interrupt))
+            for index, (_, row) in enumerate(trained.each(split="test"))
         ]
 
         def done(tokens: int) -> None:

@@ -1,6 +1,6 @@
 """How far back a fact is recalled from, and what the recurrence forgets on the way (De et al. 2024, sec. 6.2)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -86,14 +86,16 @@ class Recall(Evaluation):
         """Rows of every seed: what is recalled, then what is forgotten and restored, where a state decays."""
         assert isinstance(trained.task, Recalls)
         forgetting = Forgetting(self.pair_length, self.told_at, self.pairs, self.contexts, self.chunk)
-        for seed, params in zip(trained.seeds, trained.params, strict=True):
+        for params, row in trained.each(split="test"):
             for before in self.before:
-                yield from self._recalled(trained, trained.task, params, seed, before)
+                yield from self._recalled(trained, trained.task, params, row, before)
             if jax.eval_shape(partial(trained.model.decays, params), jnp.zeros((2, 2), jnp.int32)):
-                yield from forgetting.forgotten(trained, trained.task, params, seed)
-                yield from forgetting.restored(trained, trained.task, params, seed)
+                yield from forgetting.forgotten(trained, trained.task, params, row)
+                yield from forgetting.restored(trained, trained.task, params, row)
 
-    def _recalled(self, trained: Trained, task: Recalls, params: Params, seed: int, before: int) -> Iterator[Row]:
+    def _recalled(
+        self, trained: Trained, task: Recalls, params: Params, row: Callable[..., Row], before: int
+    ) -> Iterator[Row]:
         distances = self.distances_after(before)
         right, queried = np.zeros((len(distances), task.answers), int), np.zeros(task.answers, int)
         while (done := int(queried.sum())) < self.sequences:
@@ -109,11 +111,8 @@ class Recall(Evaluation):
             if (done + used) % LOOK_EVERY == 0 and self._narrow(right.sum(axis=1), done + used):
                 break
         for distance, of_each in zip(distances, right, strict=True):
-            yield trained.make_row(
+            yield row(
                 metric=RECALLED,
-                seed=seed,
-                step=trained.step,
-                split="test",
                 length=before + distance + 1,
                 position=distance,
                 total=int(of_each.sum()),

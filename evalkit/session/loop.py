@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from evalkit.core.rows import Row, value
-from evalkit.evaluations.extrapolation import score
+from evalkit.evaluations.extrapolation import Extrapolation
 from evalkit.record.progress import Progress
 from evalkit.session import subjects
 from evalkit.session.session import Session
@@ -16,7 +16,7 @@ from evalkit.training.trainer import Trainer
 
 SOLVED = 1.0
 # As in the evaluation: few enough sequences at a time that a core keeps their activations in its cache.
-VALIDATION_CHUNK, VALIDATION_BATCH = 256, 8
+VALIDATION = Extrapolation(lengths=[], chunk=256, batch_size=8)
 
 
 def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, restored: Restored | None) -> TrainState:
@@ -64,18 +64,7 @@ def validate(session: Session, state: TrainState, step: int) -> bool:
     experiment = session.experiment
     _, training = experiment.trained
     subject = subjects.of_state(session, state, step, interruptible=False)
-    rows: list[Row] = []
-    for seed, params in zip(subject.seeds, subject.params, strict=True):
-        rows += score(
-            subject,
-            params,
-            seed,
-            "validation",
-            experiment.task.length,
-            training.validation_sequences,
-            chunk=VALIDATION_CHUNK,
-            batch_size=VALIDATION_BATCH,
-        )
+    rows = list(VALIDATION.score(subject, "validation", experiment.task.length, training.validation_sequences))
     session.write([*rows, *experiment.eval.probe(subject)])
     return all(value(entry) >= SOLVED for entry in rows if entry["metric"] == "accuracy")
 

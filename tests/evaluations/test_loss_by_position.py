@@ -12,9 +12,10 @@ import pytest
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core.contracts import LanguageModel, Pretrained
+from evalkit.core.devices import cache_bytes
 from evalkit.core.rows import TEXT, Header, Record, Row, row, value
 from evalkit.evaluations.held_out import Subject, longest_of, losses_of, short_names
-from evalkit.evaluations.loss_by_position import LossByPosition, cache_bytes, edges_of
+from evalkit.evaluations.loss_by_position import LossByPosition, edges_of
 from evalkit.record import text_rows
 from evalkit.reports.text.summary import base_context, bits_per_byte, differences, levels, table_of, verdict
 from evalkit.tasks.text.corpus import Span
