@@ -13,8 +13,12 @@ SPLIT = "benchmark"
 
 
 def summarise(record: Record) -> dict[str, Any]:
-    """The content of `results.json`: each metric, called `<task>/<metric>`."""
-    return {"schema": SCHEMA, **facts_of(record), "results": _results(record)}
+    """The content of `results.json`: the value of each metric, by benchmark."""
+    results: dict[str, dict[str, float | None]] = {}
+    for name, number in _results(record).items():
+        benchmark, _, metric = name.partition("/")
+        results.setdefault(benchmark, {})[metric] = number
+    return {"schema": SCHEMA, **facts_of(record), "results": results}
 
 
 def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str, Drawing]:

@@ -148,8 +148,11 @@ def _on_checkpoint(experiment: Experiment, folder: Path, earlier: Record | None)
 
 def _measure(session: Session, subject: Trained) -> Verdict:
     """The configured evaluation, its rows written as they come."""
-    for entry in session.experiment.eval.run(subject):
-        session.write([entry])
+    try:
+        for entry in session.experiment.eval.run(subject):
+            session.write([entry])
+    except ValueError as error:  # what an evaluation asks of a task, and can only be known with its tokens at hand
+        raise UserError(str(error)) from error
     return session.experiment.eval.verdict(subject)
 
 

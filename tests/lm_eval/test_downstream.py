@@ -38,9 +38,9 @@ def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert set(rows) == {"piqa/acc", "piqa/acc_norm", "winogrande/acc"}
     for name, row in rows.items():
         task, metric = name.split("/")
-        assert value(row) == printed["results"][task][f"{metric},none"]
-        assert (row["count"], row["task"], row["model"]) == (2, "downstream", "some/griffin")
-    for file in ("config.yaml", "environment.json", "results.json"):
+        assert value(row) == printed["results"][task][metric]
+        assert (row["count"], row["task"], row["model"]) == (2, "downstream", "tiny")
+    for file in ("config.yaml", "environment.json", "results.json", "lm_eval.json", "report.html"):
         assert (tmp_path / "out" / file).is_file()
     assert (
         main(

@@ -42,7 +42,7 @@ REPORT = '''
 """The kind of report: one number a seed."""
 
 from evalkit.core.rows import value
-from evalkit.reports.kind import Table
+from evalkit.reports.kinds import Table
 
 
 def summarise(record):
@@ -64,7 +64,7 @@ def records(lines):
 
 
 def _found(lines):
-    return [(line, record) for line in lines for run in line.runs for record in run.summary["seeds"]]
+    return [(line, record) for line in lines for record in summarise(line.record)["seeds"]]
 '''
 CONF = """
 # How sure the model is of its answers.

@@ -11,7 +11,7 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import AnyTask, Pretrained, Trained
 from evalkit.core.rows import Row, row
-from evalkit.session.run import Silent
+from evalkit.session.subjects import Silent
 
 
 def trained_of(experiment: Experiment, seeds: int = 1, step: int = 7) -> Trained:
