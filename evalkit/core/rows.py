@@ -202,14 +202,11 @@ class RowLog:
                 while rest:
                     rest = rest[self._file.write(rest) :]
         except UserError:
-            self._drop_partial_line()
+            with suppress(OSError):  # what was written of the line goes
+                self._file.truncate(self.offset)
+                self._file.seek(self.offset)
             raise
         self.offset += len(line)
-
-    def _drop_partial_line(self) -> None:
-        with suppress(OSError):
-            self._file.truncate(self.offset)
-            self._file.seek(self.offset)
 
 
 def read(run: str | Path) -> Record:

@@ -57,8 +57,7 @@ class Downstream(Evaluation):
         """A row for each metric of each benchmark and group; its count is of documents."""
         task = trained.task
         assert isinstance(task, Benchmarks)
-        settings = {name: value for name, value in asdict(self).items() if name != "calibrate"}
-        model = PretrainedLM(trained.pretrained(), **settings)
+        model = PretrainedLM(trained.pretrained(), **self._settings)
         with task.found(self._metadata(trained.source)) as index:
             results = evaluator.simple_evaluate(
                 model=model,
@@ -83,9 +82,13 @@ class Downstream(Evaluation):
         said += calibration.shown(self.calibrate, checks)
         return Verdict(said, int(not all(check.holds for check in checks)))
 
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """Those of `PretrainedLM`."""
+        return {name: value for name, value in asdict(self).items() if name != "calibrate"}
+
     def _metadata(self, source: str) -> Mapping[str, Any]:
-        settings = asdict(self)
-        return {"pretrained": source, **{name: settings[name] for name in settings if name != "calibrate"}}
+        return {"pretrained": source, **self._settings}
 
     def _refuse_other_protocol(self, calibrate: str, task: Benchmarks) -> None:
         asked = {"limit": task.limit, "num_fewshot": task.num_fewshot, "add_bos": self.add_bos}

@@ -41,7 +41,7 @@ class Passages:
         losses: dict[int, list[list[np.ndarray]]] = {context: [] for context in contexts}
         for context in contexts:
             for subject in subjects:
-                found = self._after(subject, enough, places, context)
+                found = [self._after(subject, *each, context) for each in zip(enough, places, strict=True)]
                 losses[context].append(found)
                 yield from rows_of(subject.row, text_rows.PAIRED, context, enough, found, {"passage": self.size})
                 self.done(context)
@@ -66,16 +66,10 @@ class Passages:
         """Where passages begin that have `longest` tokens before them."""
         return drawn(PLACES, document.number).integers(longest, len(document.tokens) - self.size, self.count)
 
-    def _after(
-        self, subject: Subject, documents: Sequence[Document], places: Sequence[np.ndarray], context: int
-    ) -> list[np.ndarray]:
-        """The losses of each document's passages after `context` tokens of its own."""
-        return [
-            np.stack(
-                subject.losses([document.tokens[start - context : start + self.size] for start in starts], self.size)
-            )
-            for document, starts in zip(documents, places, strict=True)
-        ]
+    def _after(self, subject: Subject, document: Document, starts: np.ndarray, context: int) -> np.ndarray:
+        """The losses of a document's passages after `context` tokens of its own."""
+        passages = [document.tokens[start - context : start + self.size] for start in starts]
+        return np.stack(subject.losses(passages, self.size))
 
     def _foreign(
         self,

@@ -131,14 +131,14 @@ class Scorer:
         single = [group for group in groups if not group.branches]
         stems = [group.stem for group in single]
         for batch in self._cut(stems, lambda length, chunk: 0 if length <= chunk else length):
-            self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores, continues=False)
+            self._read(batch, self._empty(batch), np.zeros(batch.size, np.int32), scores, continues=False)
             yield from (single[member] for member in batch.members)
         branched = [group for group in groups if group.branches]
         stems = [group.stem for group in branched]
         longest = max((len(row.tokens) for group in branched for row in group.branches), default=0)
         for batch in self._cut(stems, lambda length, chunk: rounded(length + longest)):
             part = [branched[member] for member in batch.members]
-            cache = self._read(batch, self._empty_cache(batch), np.zeros(batch.size, np.int32), scores, continues=True)
+            cache = self._read(batch, self._empty(batch), np.zeros(batch.size, np.int32), scores, continues=True)
             self._read_branches(part, cache, batch.room, scores)
             yield from part
 
@@ -215,10 +215,8 @@ class Scorer:
                 score.logprobs[question.index], score.greedy[question.index] = logprobs[row, slot], greedy[row, slot]
         return cache
 
-    def _empty_cache(self, batch: Batch) -> Cache | None:
-        if not batch.room:
-            return None
-        return _empty(self.model, self._mesh, batch.size, batch.room)
+    def _empty(self, batch: Batch) -> Cache | None:
+        return _empty(self.model, self._mesh, batch.size, batch.room) if batch.room else None
 
     @cached_property
     def _mesh(self) -> Mesh:
@@ -251,24 +249,20 @@ def fit(requests: Sequence[Request], max_length: int, *, truncate: bool, keep: i
         if excess <= 0:
             fitted.append(Request(context, continuation))
             continue
+        if not truncate:
+            raise UserError(
+                f"request {number} has {max_length + excess} tokens, more than max_length={max_length}; "
+                "give a larger max_length, or truncate=true to cut contexts on the left"
+            )
+        if len(context) <= excess:
+            raise UserError(
+                f"request {number} has a continuation of {len(continuation)} tokens, too many for "
+                f"max_length={max_length}; give a larger one"
+            )
         kept = context[:1] if context[0] == keep else ()
-        if not truncate or len(context) <= excess:
-            raise UserError(_too_long(number, max_length + excess, len(continuation), max_length, truncate))
         fitted.append(Request(kept + context[len(kept) + excess :], continuation))
         cut += 1
     return fitted, cut
-
-
-def _too_long(number: int, length: int, continuation: int, max_length: int, truncate: bool) -> str:
-    if truncate:
-        return (
-            f"request {number} has a continuation of {continuation} tokens, too many for max_length={max_length}; "
-            "give a larger one"
-        )
-    return (
-        f"request {number} has {length} tokens, more than max_length={max_length}; "
-        "give a larger max_length, or truncate=true to cut contexts on the left"
-    )
 
 
 def _refuse_empty(requests: Sequence[Request]) -> None:

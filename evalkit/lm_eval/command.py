@@ -22,7 +22,7 @@ from evalkit.core import devices
 from evalkit.core.errors import UserError
 from evalkit.downstream import data_sets, table1
 from evalkit.downstream.evaluation import read
-from evalkit.lm_eval import model as lm_eval_model
+from evalkit.lm_eval.model import EvalkitLM
 
 Results = dict[str, Any]
 
@@ -103,7 +103,7 @@ def evaluate(
     objects = read(task_manager, tasks)
     chosen: Any = model
     if model == "evalkit":
-        chosen = lm_eval_model.build(model_args)
+        chosen = EvalkitLM(**model_args)
         use_cache = use_cache and f"{use_cache}_{chosen.fingerprint}"
     results = evaluator.simple_evaluate(
         model=chosen,

@@ -61,16 +61,8 @@ class WithoutBos:
     bos = None
 
     def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
         self.name, self.vocab_size, self.eos = tokenizer.name, tokenizer.vocab_size, tokenizer.eos
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of `text`."""
-        return self._tokenizer.encode(text)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`."""
-        return self._tokenizer.decode(tokens)
+        self.encode, self.decode = tokenizer.encode, tokenizer.decode
 
 
 class Numbers:

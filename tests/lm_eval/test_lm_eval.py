@@ -271,7 +271,7 @@ def test_a_response_cache_is_of_one_checkpoint_and_its_settings() -> None:
 def test_wrong_arguments_are_one_line(arguments: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tiny.ROOT)
     with pytest.raises(UserError, match=words):
-        lm_eval_model.build(arguments)
+        EvalkitLM(**arguments)
 
 
 def test_an_unreachable_hub_is_told_at_once(
