@@ -15,15 +15,7 @@ from evalkit.core.contracts import Cache, LanguageModel, Params, Recalls, Traine
 from evalkit.core.rows import Row
 from evalkit.evaluations.planting import planted, planted_pair
 from evalkit.inference.reader import Reader
-from evalkit.record.recall_rows import (
-    DIFFERENCE,
-    DRIFT,
-    DRIFT_UNDONE,
-    FORGETTING,
-    FORGETTING_UNDONE,
-    NOTHING_UNDONE,
-    RESTORED,
-)
+from evalkit.record import recall_rows
 
 SETTLING = 16  # tokens after the fact whose convolutions still see it, in every block
 TINY = float(np.finfo(np.float32).tiny)  # a model of zeros has no difference to divide by
@@ -65,10 +57,10 @@ class Forgetting:
             shares = found.share / max(found.share.sum(), TINY)
             for channel, (total, share) in enumerate(zip(found.forgetting, shares, strict=True)):
                 extra = {"block": block, "channel": channel, "share": float(share)}
-                yield row(metric=FORGETTING, total=total, count=self.pairs, extra=extra)
+                yield row(metric=recall_rows.FORGETTING, total=total, count=self.pairs, extra=extra)
             extra = {"block": block, "first": self.first_check}
             for number, distance in enumerate(self.checkpoints()):
-                for metric, totals in ((DIFFERENCE, found.difference), (DRIFT, found.drift)):
+                for metric, totals in ((recall_rows.DIFFERENCE, found.difference), (recall_rows.DRIFT, found.drift)):
                     yield row(metric=metric, position=distance, total=totals[number], count=self.pairs, extra=extra)
 
     def restored(self, trained: Trained, task: Recalls, params: Params, row: Callable[..., Row]) -> Iterator[Row]:
@@ -86,8 +78,8 @@ class Forgetting:
             trained.progress.describe(self.length, stop, self.length - 1)
             for (what, block), right in found.items():
                 extra = {"first": self.first_check, "undone": what, "block": block}
-                total = int(right.sum())
-                yield row(metric=RESTORED, length=stop + 1, position=stop, total=total, count=len(right), extra=extra)
+                place = {"length": stop + 1, "position": stop}
+                yield row(metric=recall_rows.RESTORED, total=int(right.sum()), count=len(right), extra=extra, **place)
 
     def checkpoints(self) -> list[int]:
         """The distances from the fact at which states are compared: `first_check`, then four an octave to the end."""
@@ -133,8 +125,8 @@ def _queried(
     reader: Reader, cache: Cache, before: Cache, blocks: list[int], answers: int
 ) -> dict[tuple[str, int | None], np.ndarray]:
     """What is right of each context, by what was undone in which block; None stands for every block."""
-    found: dict[tuple[str, int | None], np.ndarray] = {(NOTHING_UNDONE, None): reader.ask(cache)}
-    for what in (DRIFT_UNDONE, FORGETTING_UNDONE):
+    found: dict[tuple[str, int | None], np.ndarray] = {(recall_rows.NOTHING_UNDONE, None): reader.ask(cache)}
+    for what in (recall_rows.DRIFT_UNDONE, recall_rows.FORGETTING_UNDONE):
         for block in [None, *blocks]:
             chosen = blocks if block is None else [block]
             found[what, block] = reader.ask(undone(what, cache, before, chosen, answers))
@@ -151,7 +143,7 @@ def undone(what: str, cache: Cache, before: Cache, blocks: Iterable[int], answer
     changed = list(cache)
     for block in blocks:
         now, then = (c[block].h.reshape(-1, answers, c[block].h.shape[-1]) for c in (cache, before))
-        shared, parted = (then, now) if what == DRIFT_UNDONE else (now, then)
+        shared, parted = (then, now) if what == recall_rows.DRIFT_UNDONE else (now, then)
         restored = shared.mean(axis=1, keepdims=True) + parted - parted.mean(axis=1, keepdims=True)
         changed[block] = cache[block]._replace(h=restored.reshape(cache[block].h.shape))
     return tuple(changed)

@@ -5,11 +5,12 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import lm_eval
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     devices.use_every_core()
     devices.spare_memory()
     setup_logging()
-    with _as_command_line(rest):
+    with _in_place_of(sys, "argv", [sys.argv[0], *rest]):  # which lm-eval reads
         harness = HarnessCLI()
         parsed = harness.parse_args()
     try:
@@ -66,7 +67,8 @@ def _run(harness: HarnessCLI, parsed: argparse.Namespace, given: argparse.Namesp
         if names and not unclear:
             _find_data(names, include, given.data_path, parsed.num_fewshot)
         parsed.include_path = include
-        with _in_place_of_simple_evaluate(partial(_kept_evaluation, kept, given.bootstrap_iters)):
+        # lm-eval's command has no flag for what `evaluate` does, and takes `simple_evaluate` from its package by name.
+        with _in_place_of(lm_eval, "simple_evaluate", partial(_kept_evaluation, kept, given.bootstrap_iters)):
             harness.execute(parsed)
     for results in kept:
         print(table1.beside_the_paper(results["results"]), end="")
@@ -119,22 +121,10 @@ def evaluate(
 
 
 @contextmanager
-def _in_place_of_simple_evaluate(function: Callable[..., Results]) -> Iterator[None]:
-    """lm-eval's command has no flag for what `evaluate` does, and takes `simple_evaluate` from its package by name."""
-    original = evaluator.simple_evaluate
-    lm_eval.__dict__["simple_evaluate"] = function
+def _in_place_of(module: ModuleType, name: str, stand_in: Any) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, stand_in)
     try:
         yield
     finally:
-        lm_eval.__dict__["simple_evaluate"] = original
-
-
-@contextmanager
-def _as_command_line(arguments: Sequence[str]) -> Iterator[None]:
-    """lm-eval reads `sys.argv`."""
-    argv = sys.argv
-    sys.argv = [argv[0], *arguments]
-    try:
-        yield
-    finally:
-        sys.argv = argv
+        setattr(module, name, original)
