@@ -107,10 +107,8 @@ class MQA(nnx.Module):
         keys = self._rotate(keys[:, :, None], where)[:, :, 0]
         if cache is None:
             # Leaving segments out skips a comparison of every query with every key.
-            marks = (
-                Marks(where, where, segments, segments) if positions is not None else Marks(where, where, None, None)
-            )
-            y = attend(queries, keys, values, marks, self.window, aligned=True)
+            seen = None if positions is None else segments
+            y = attend(queries, keys, values, Marks(where, where, seen, seen), self.window, aligned=True)
             return self.output(y.reshape(batch, steps, -1)), None
         new = _entries(cache, keys, values, where, segments)
         stored, after = self._store(cache, new, padded=positions is not None)

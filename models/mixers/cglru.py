@@ -1,6 +1,7 @@
 """The CG-LRU and the recurrent block with it (De et al. 2024, app. B): the RG-LRU with a complex decay."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -105,14 +106,12 @@ class ComplexRecurrentBlock(TwoBranches):
         angle_range: tuple[float, float] | list[float] = (0.0, math.pi / 10),
         implementation: str = "auto",
     ):
-        def unit(rngs: nnx.Rngs) -> CGLRU:
-            return CGLRU(
-                width_rnn,
-                gate_blocks,
-                decay_range=decay_range,
-                angle_range=angle_range,
-                implementation=implementation,
-                rngs=rngs,
-            )
-
+        unit = partial(
+            CGLRU,
+            width_rnn,
+            gate_blocks,
+            decay_range=decay_range,
+            angle_range=angle_range,
+            implementation=implementation,
+        )
         super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, rngs=rngs)

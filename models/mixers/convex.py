@@ -1,5 +1,7 @@
 """The RG-LRU with its input scaled by 1 − a: a control of its own scale, sqrt(1 − a²)."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -42,7 +44,5 @@ class ConvexRecurrentBlock(TwoBranches):
     """The recurrent block with a `ConvexRGLRU`. Raises ValueError if `gate_blocks` does not divide `width_rnn`."""
 
     def __init__(self, width: int, *, width_rnn: int, rngs: nnx.Rngs, gate_blocks: int = 16, conv_width: int = 4):
-        def unit(rngs: nnx.Rngs) -> ConvexRGLRU:
-            return ConvexRGLRU(width_rnn, gate_blocks, rngs=rngs)
-
+        unit = partial(ConvexRGLRU, width_rnn, gate_blocks)
         super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, rngs=rngs)

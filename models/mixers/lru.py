@@ -1,5 +1,7 @@
 """The recurrent block with a recurrence that has no gates: a control of what the RG-LRU's gates are for."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -59,7 +61,5 @@ class UngatedRecurrentBlock(TwoBranches):
         conv_width: int = 4,
         decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
     ):
-        def unit(rngs: nnx.Rngs) -> LRU:
-            return LRU(width_rnn, decay_range=decay_range, rngs=rngs)
-
+        unit = partial(LRU, width_rnn, decay_range=decay_range)
         super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, rngs=rngs)

@@ -1,6 +1,7 @@
 """The RG-LRU and the recurrent block around it (De et al. 2024, sec. 2.3, 2.4 and app. A)."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
@@ -146,7 +147,7 @@ class TwoBranches(nnx.Module):
     def __init__(
         self,
         width: int,
-        unit: Callable[[nnx.Rngs], Unit],
+        unit: Callable[..., Unit],
         *,
         width_rnn: int,
         conv_width: int,
@@ -159,7 +160,7 @@ class TwoBranches(nnx.Module):
         self.input = Linear(width, width_rnn, bias=bias, rngs=rngs)
         self.gate = Linear(width, width_rnn, bias=bias, rngs=rngs)
         self.conv = CausalConv1D(width_rnn, conv_width, bias=bias, rngs=rngs)
-        self.rglru = unit(rngs)
+        self.rglru = unit(rngs=rngs)
         self.output = Linear(width_rnn, width, bias=bias, rngs=rngs)
 
     def __call__(
@@ -217,17 +218,15 @@ class RecurrentBlock(TwoBranches):
         unit_reset: bool = False,
         implementation: str = "auto",
     ):
-        def unit(rngs: nnx.Rngs) -> RGLRU:
-            return RGLRU(
-                width_rnn,
-                gate_blocks,
-                decay_range=decay_range,
-                decay_power=decay_power,
-                unit_reset=unit_reset,
-                implementation=implementation,
-                rngs=rngs,
-            )
-
+        unit = partial(
+            RGLRU,
+            width_rnn,
+            gate_blocks,
+            decay_range=decay_range,
+            decay_power=decay_power,
+            unit_reset=unit_reset,
+            implementation=implementation,
+        )
         super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, bias=bias, rngs=rngs)
         self.gate_blocks = gate_blocks
         self.unit_reset = unit_reset

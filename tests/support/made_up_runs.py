@@ -27,13 +27,7 @@ def learns(step: int, seed: int) -> int:
 
 
 def scores(
-    right: int,
-    split: str,
-    step: int,
-    length: int,
-    seed: int,
-    names: Mapping[str, Any],
-    sequences: int = SEQUENCES,
+    right: int, split: str, step: int, length: int, seed: int, names: Mapping[str, Any], sequences: int = SEQUENCES
 ) -> list[Row]:
     """The three rows of one evaluation."""
     totals = {"loss": 0.5 * (sequences - right), "accuracy": right, "exact_match": right}

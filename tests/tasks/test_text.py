@@ -304,10 +304,7 @@ def test_the_first_documents_of_a_data_set_are_enough(server: Server) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (
-            {"held_out": "validation"},
-            "the data set owner/set cannot be read ('validation'); check its name, config",
-        ),
+        ({"held_out": "validation"}, "the data set owner/set cannot be read ('validation'); check its name, config"),
         ({"held_out": "broken"}, "the data set owner/set cannot be read (gone); check"),
         ({"held_out": "numbers"}, "field=text: owner/set has no text there; it has id, text"),
     ],

@@ -76,12 +76,7 @@ def test_the_schedule_warms_up_and_comes_down() -> None:
 def test_decay_moves_only_what_the_mask_says() -> None:
     params = {"decays": jnp.ones(3), "stays": jnp.ones(3)}
     tx = optimizer.adamw(
-        optax.constant_schedule(0.1),
-        b1=0.9,
-        b2=0.98,
-        weight_decay=0.5,
-        clip=1.0,
-        mask={"decays": True, "stays": False},
+        optax.constant_schedule(0.1), b1=0.9, b2=0.98, weight_decay=0.5, clip=1.0, mask={"decays": True, "stays": False}
     )
     zero = jax.tree.map(jnp.zeros_like, params)
     updates, _ = tx.update(zero, tx.init(params), params)
