@@ -4,9 +4,6 @@ Each row is of one document. `total` sums the mean losses (nats per token) of `c
 the `document` and its `bytes_per_token`. `position` is set, because reports alone take averages over documents.
 """
 
-from collections.abc import Sequence
-from hashlib import sha256
-
 LOSS = "loss"
 """The loss by position: of predictions after `extra.after` + 1 to `position` tokens, in a window of `length`."""
 
@@ -25,8 +22,3 @@ REPEATED, FRESH = "repeated_loss", "fresh_loss"
 """The loss of a passage that also stood `position` tokens earlier, and of the same one where another stood there."""
 
 RAW = (LOSS, PAIRED, FOREIGN, HELPED_SHORT, HELPED_LONG, REPEATED, FRESH)
-
-
-def digest_of(contents: Sequence[str]) -> str:
-    """Returns one name for a set of texts, in whatever order, from the SHA-256 of each."""
-    return sha256("\n".join(sorted(contents)).encode()).hexdigest()

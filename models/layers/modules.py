@@ -1,7 +1,5 @@
 """The layers of a block: norm, linear maps, gated MLP and causal convolution (De et al. 2024, sec. 2)."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,6 @@ from jaxtyping import Bool, Float, Int
 from evalkit.models.layers.products import product
 from evalkit.models.layers.shapes import Activations, Positions
 
-Initializer = Callable[..., Array]
 lecun = nnx.initializers.lecun_normal()
 
 # Up to this width a block-diagonal product is faster as one dense product: 16 blocks of 4 x 4 fill no vector unit.
