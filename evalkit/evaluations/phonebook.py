@@ -198,7 +198,7 @@ def _log_probabilities(
 
 def _ends_a_length(row: Row) -> bool:
     """Whether it is the last row of a length."""
-    return row["metric"] == METRICS[-1] and (row["extra"] or {}).get("answer") == ALL
+    return row["metric"] == METRICS[-1] and row["extra"].get("answer") == ALL
 
 
 def _count(tokenizer: Tokenizer, text: str) -> int:
