@@ -42,13 +42,13 @@ def load(checkpoint: str, dtype: str = "float32") -> Pretrained:
 
 def load_for_text(checkpoint: str, dtype: str = "float32") -> Pretrained:
     """As `load`; raises UserError for a model whose tokens stand for no text, too."""
-    held = load(checkpoint, dtype)
-    if isinstance(held.tokenizer, Numbers):
+    found = load(checkpoint, dtype)
+    if isinstance(found.tokenizer, Numbers):
         raise UserError(
-            f"checkpoint {checkpoint} has {held.tokenizer.vocab_size} tokens, which stand for no text; "
+            f"checkpoint {checkpoint} has {found.tokenizer.vocab_size} tokens, which stand for no text; "
             f"give one of {Bytes.vocab_size}, bytes and the two ends of a text, or a released model"
         )
-    return held
+    return found
 
 
 def digest(params: Params) -> str:

@@ -91,9 +91,8 @@ class Downstream(Evaluation):
         return {"pretrained": source, **self._settings}
 
     def _refuse_other_protocol(self, calibrate: str, task: Benchmarks) -> None:
-        asked = {"limit": task.limit, "num_fewshot": task.num_fewshot, "add_bos": self.add_bos}
-        asked["truncate"] = self.truncate or None
-        for name, value in asked.items():
+        protocol = {"limit": task.limit, "num_fewshot": task.num_fewshot, "add_bos": self.add_bos}
+        for name, value in {**protocol, "truncate": self.truncate or None}.items():
             if value is not None:
                 raise UserError(
                     f"calibrate={calibrate} with {name}={value} compares with another protocol; leave {name} out"

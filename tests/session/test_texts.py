@@ -169,6 +169,11 @@ def test_a_checkpoint_is_read_with_its_own_tokenizer(trained: Path, data: Path, 
     compare.compare([trained, again], tmp_path / "out", Console(quiet=True))
     assert (tmp_path / "out" / "positions.png").is_file()
     assert main(["task=books", *given]) == 2
+    whole = (tmp_path / "again" / "metrics.jsonl").read_bytes()
+    (tmp_path / "again" / "metrics.jsonl").write_bytes(whole[: len(whole) // 2])  # as if it was killed
+    (tmp_path / "again" / "results.json").unlink()
+    assert main([f"resume={tmp_path / 'again'}"]) == 0
+    assert (tmp_path / "again" / "metrics.jsonl").read_bytes() == whole
 
 
 def test_what_was_trained_on_is_not_held_out(
