@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,6 +31,7 @@ def trained_of(experiment: Experiment, seeds: int = 1, step: int = 7) -> Trained
         feed=feed,
         tokenizer=feed.tokenizer,
         train_length=experiment.task.length,
+        folder=Path(),
     )
 
 
@@ -48,6 +50,7 @@ def checkpoint_of(pretrained: Pretrained, task: AnyTask, make_row: Callable[...,
         feed=feed_of(task),
         tokenizer=pretrained.tokenizer,
         train_length=pretrained.train_length,
+        folder=Path(),
         source=pretrained.source,
         digest=pretrained.digest,
         settings=pretrained.settings,
