@@ -110,9 +110,7 @@ def _how_it_was_made(folder: Path) -> list[str]:
 
 
 def _environment(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if not isinstance(content, dict):
         return {"environment": content}
     command = content.get("command")
