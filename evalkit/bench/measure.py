@@ -111,10 +111,6 @@ def _text(name: str, value: Any) -> str:
         return " – ".join(_text(name, entry) for entry in value)
     if name.endswith("bytes"):
         return f"{value / 2**20:,.0f} MiB"
-    return (
-        f"{value:,.4g}"
-        if isinstance(value, float) and abs(value) < 1e4
-        else f"{value:,.0f}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return str(value)

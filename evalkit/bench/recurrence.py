@@ -58,12 +58,7 @@ def measure(batch: int, width: int, shortest: int, longest: int, repeats: int, p
     while length <= longest:
         rows += _at_length(batch, length, width, repeats, patience, copy, stopped)
         length *= 2
-    return {
-        "batch": batch,
-        "width": width,
-        "machine_copy_gb_per_s": copy / 1e9,
-        "rows": rows,
-    }
+    return {"batch": batch, "width": width, "machine_copy_gb_per_s": copy / 1e9, "rows": rows}
 
 
 def _at_length(
@@ -86,11 +81,8 @@ def _at_length(
             if taken > patience:
                 stopped[f"{contender.name} {backward}"] = f"took {taken:.1f} s at length {length}"
             rate = contender.bytes(elements, backward) / taken
-            yield _row(contender, length, backward) | {
-                "ms": taken * 1e3,
-                "gb_per_s": rate / 1e9,
-                "of_copy": rate / copy,
-            }
+            measured = {"ms": taken * 1e3, "gb_per_s": rate / 1e9, "of_copy": rate / copy}
+            yield _row(contender, length, backward) | measured
         for contender, reason in skipped:
             yield _row(contender, length, backward) | {"not_run": reason}
 
@@ -134,9 +126,9 @@ def call(contender: Contender, batch: int, length: int, width: int, backward: bo
     keys = jax.random.split(jax.random.key(0), contender.inputs)
     dtype = jnp.dtype(contender.dtype)
     inputs = [jax.random.normal(key, (batch, length, width), dtype) for key in keys]
+    rest = ()
     if contender.operation == "linear_scan":
         inputs[1] = jax.nn.sigmoid(inputs[1])
-        rest = ()
     else:
         rest = (jnp.full((width,), -0.5),)
 

@@ -13,8 +13,7 @@ from evalkit.core.errors import UserError
 
 def measure(overrides: Sequence[str], repeats: int) -> dict[str, Any]:
     """Seconds from starting the command to the line that reports its first step, of `repeats` fresh processes."""
-    taken = [_first_step(overrides) for _ in range(repeats)]
-    start = spread(taken)
+    start = spread([_first_step(overrides) for _ in range(repeats)])
     return {"command_to_first_step_s": start.median, "quartiles_s": [start.low, start.high]}
 
 

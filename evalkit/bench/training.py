@@ -22,11 +22,8 @@ from evalkit.training.trainer import Trainer
 
 def measure(trainer: Trainer, repeats: int, steps: int) -> dict[str, Any]:
     """A step of the last stage, and its parts alone."""
-    stage = trainer.training.stages(trainer.task.length)[-1]
-    return {
-        **measure_step(trainer, repeats, steps),
-        "parts": parts(trainer, stage, repeats) if len(trainer.seeds) == 1 else [],
-    }
+    stage, alone = trainer.training.stages(trainer.task.length)[-1], len(trainer.seeds) == 1
+    return measure_step(trainer, repeats, steps) | {"parts": parts(trainer, stage, repeats) if alone else []}
 
 
 def measure_step(trainer: Trainer, repeats: int, steps: int) -> dict[str, Any]:
@@ -95,15 +92,15 @@ def parts(trainer: Trainer, stage: Stage, repeats: int) -> list[dict[str, Any]]:
     length = stage.length + trainer.task.answer_length
     pieces = trainer.model.parts(trainer.model.init(jax.random.key(0)), stage.batch_size, length)
     functions: dict[str, Callable[[], Any]] = {
-        piece.name: partial(_as_in_a_step(trainer, piece.function), *piece.arguments) for piece in pieces
+        **{piece.name: partial(_as_in_a_step(trainer, piece.function), *piece.arguments) for piece in pieces},
+        "data": partial(_data(trainer, stage), 0, 0),
+        "optimiser": _update(trainer),
     }
-    functions["data"] = partial(_data(trainer, stage), 0, 0)
-    functions["optimiser"] = _update(trainer)
-    counts = {piece.name: piece.times for piece in pieces}
-    rows = []
-    for name, seconds in times(functions, repeats).items():
-        count = counts.get(name, 1)
-        rows.append({"name": name, "times": count, "ms": spread(seconds).median * 1e3 * count})
+    counts = {name: 1 for name in functions} | {piece.name: piece.times for piece in pieces}
+    rows = [
+        {"name": name, "times": counts[name], "ms": spread(seconds).median * 1e3 * counts[name]}
+        for name, seconds in times(functions, repeats).items()
+    ]
     return sorted(rows, key=lambda row: -row["ms"])
 
 

@@ -33,11 +33,8 @@ def write(folder: Path, run: Path, seeds: Sequence[int], state: TrainState, step
                 shutil.copy(path, folder / path.name)
         for index, seed in enumerate(seeds):
             leaves = jax.tree_util.tree_leaves_with_path(params_of(state, index))
-            arrays: dict[str, Any] = {
-                STEP: np.asarray(step),
-                **{_name(path): np.asarray(leaf) for path, leaf in leaves},
-            }
-            np.savez_compressed(folder / PARAMETERS / f"seed-{seed}.npz", **arrays)
+            arrays: dict[str, Any] = {_name(path): np.asarray(leaf) for path, leaf in leaves}
+            np.savez_compressed(folder / PARAMETERS / f"seed-{seed}.npz", **{STEP: np.asarray(step), **arrays})
 
 
 def refuse_used(folder: Path) -> None:
@@ -66,9 +63,8 @@ def read(experiment: Experiment, folder: Path, seeds: Sequence[int]) -> tuple[Tr
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise UserError(f"{path} cannot be read ({error}); take the run itself, or archive it again") from error
         if jax.tree.map(np.shape, params) != jax.tree.map(lambda shape: shape.shape, shapes):
-            raise UserError(
-                f"{path} has parameters of another model than {folder}'s config.yaml; archive the run again"
-            )
+            said = f"{path} has parameters of another model than {folder}'s config.yaml; archive the run again"
+            raise UserError(said)
         found.append(params)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
     return TrainState(stacked, None, jnp.full((len(found),), step)), step

@@ -3,7 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from evalkit.checkpoints import archives, tokenizer_files
+from evalkit.checkpoints.pretrained import load
 from evalkit.core.errors import UserError, writing
+from evalkit.models.formats import export as hugging_face
+from evalkit.tasks.text.tokenizers import Bytes
 
 
 def export(run: str, folder: Path) -> None:
@@ -11,13 +15,7 @@ def export(run: str, folder: Path) -> None:
 
     Raises UserError for what is no run, a model that RecurrentGemma cannot express, and a folder that is in use.
     """
-    from evalkit.checkpoints import tokenizer_files
-    from evalkit.checkpoints.pretrained import load
-    from evalkit.models.formats import export as hugging_face
-    from evalkit.tasks.text.tokenizers import Bytes
-
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; give another folder")
+    archives.refuse_used(folder)
     trained = load(run)
     model: Any = trained.model  # built by `models`, as what `conf/model/` names is
     tokenizer = trained.tokenizer

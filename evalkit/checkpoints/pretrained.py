@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -32,12 +30,11 @@ def load(checkpoint: str, dtype: str = "float32") -> Pretrained:
     folder = Path(checkpoint).expanduser()
     if not folder.is_dir():
         folder = hub_checkpoints.download(checkpoint)
-    with _explained(checkpoint):
-        return (
-            _run(folder, checkpoint, dtype)
-            if (folder / "config.yaml").is_file()
-            else _theirs(folder, checkpoint, dtype)
-        )
+    read = _run if (folder / "config.yaml").is_file() else _theirs
+    try:
+        return read(folder, checkpoint, dtype)
+    except ValueError as error:
+        raise UserError(f"checkpoint {checkpoint}: {error}") from error
 
 
 def load_for_text(checkpoint: str, dtype: str = "float32") -> Pretrained:
@@ -78,16 +75,8 @@ def _theirs(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
     found = released.find(folder, dtype)
     size = found.model.vocab_size
     tokenizer = tokenizer_files.read(folder, size, found.config)
-    length = PUBLISHED_TRAIN_LENGTH if size == PUBLISHED_VOCABULARY else None
     params = found.read()
-    length = found.config.get("max_position_embeddings", length)
+    published = PUBLISHED_TRAIN_LENGTH if size == PUBLISHED_VOCABULARY else None
+    length = found.config.get("max_position_embeddings", published)
     settings = json.dumps([{**found.config}, found.model.window, tokenizer_files.digest(folder)], sort_keys=True)
     return Pretrained(found.model, params, tokenizer, checkpoint, digest(params), length, settings)
-
-
-@contextmanager
-def _explained(checkpoint: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(f"checkpoint {checkpoint}: {error}") from error

@@ -52,18 +52,9 @@ def _open(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
 def write_bytes(folder: Path) -> None:
     """Writes the `Bytes` tokenizer as `tokenizer.json` and `tokenizer_config.json`, for transformers to read."""
     ends = {"<bos>": Bytes.bos, "<eos>": Bytes.eos}
-    added = [
-        {
-            "id": number,
-            "content": text,
-            "special": True,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-        }
-        for text, number in ends.items()
-    ]
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": number, "content": text, "special": True, **plain} for text, number in ends.items()]
+    bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     begin = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
     tokenizer = {
         "version": "1.0",
@@ -71,14 +62,14 @@ def write_bytes(folder: Path) -> None:
         "padding": None,
         "added_tokens": added,
         "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "pre_tokenizer": bytewise,
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}],
             "pair": [begin, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
             "special_tokens": {"<bos>": {"id": "<bos>", "ids": [Bytes.bos], "tokens": ["<bos>"]}},
         },
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "decoder": bytewise,
         "model": {"type": "BPE", "vocab": {**_byte_characters(), **ends}, "merges": []},
     }
     facts = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}

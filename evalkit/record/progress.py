@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from types import TracebackType
 from typing import Self
 
 from rich import progress
@@ -40,9 +39,7 @@ class _Display:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         elif self._pending is not None:

@@ -1,11 +1,11 @@
 """lm-eval's benchmarks, a metric of a task each: a kind of report."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from evalkit.core.rows import Record, value
-from evalkit.reports.kinds import DASH, Drawing, Table, facts_of
+from evalkit.reports.kinds import Drawing, Table, facts_of
+from evalkit.reports.numbers import finite, shown
 from evalkit.reports.pooling import Line
 
 SCHEMA = 1
@@ -30,7 +30,7 @@ def tables(lines: Sequence[Line]) -> list[Table]:
     """A row a metric, a column a model."""
     found = [_results(line.record) for line in lines]
     metrics = list(dict.fromkeys(metric for results in found for metric in results))
-    cells = [[metric, *(_shown(results.get(metric)) for results in found)] for metric in metrics]
+    cells = [[metric, *(shown(results.get(metric), ".4g") for results in found)] for metric in metrics]
     return [Table("Benchmarks", ["metric", *(line.label for line in lines)], cells)]
 
 
@@ -53,9 +53,4 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 def _results(record: Record) -> dict[str, float | None]:
     """Each metric's value; null where it is not a number."""
-    found = {entry["metric"]: value(entry) for entry in record.rows if entry["split"] == SPLIT}
-    return {metric: number if math.isfinite(number) else None for metric, number in found.items()}
-
-
-def _shown(number: float | None) -> str:
-    return DASH if number is None else f"{number:.4g}"
+    return {entry["metric"]: finite(value(entry)) for entry in record.rows if entry["split"] == SPLIT}

@@ -69,7 +69,12 @@ def finish(axes: Axes, title: str, notes: Sequence[str], keys: Sequence[Line2D],
     lines = [line for note in notes for line in textwrap.wrap(note, NOTE_CHARACTERS)]
     first, legend = 5 + LABEL_ROW * marks, LEGEND_ROW * math.ceil(len(keys) / columns)
     if keys:
-        axes.legend(handles=list(keys), ncols=columns, bbox_to_anchor=(0, 1), bbox_transform=_raised(axes, first))
+        axes.legend(
+            handles=list(keys),
+            ncols=columns,
+            bbox_to_anchor=(0, 1),
+            bbox_transform=shifted(axes, axes.transAxes, up=first),
+        )
     else:
         axes.text(0.5, 0.5, "nothing was measured", transform=axes.transAxes, ha="center", color=MUTED)
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
@@ -81,9 +86,9 @@ def finish(axes: Axes, title: str, notes: Sequence[str], keys: Sequence[Line2D],
     for part in (*texts, axes.get_legend()):
         if part is not None:
             part.set_in_layout(False)
-    figure = axes.get_figure(root=True)
-    engine = figure.get_layout_engine() if figure else None
-    assert figure is not None and isinstance(engine, ConstrainedLayoutEngine)
+    figure = figure_of(axes)
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
     above, below = (legend + 24 * bool(title)) / 72, (NOTE_ROW * len(lines) + 4 * bool(lines)) / 72
     height = HEIGHT + LABEL_ROW * marks / 72 + above + below
     figure.set_size_inches(WIDTH, height)
@@ -184,7 +189,13 @@ def raised(label: str) -> str:
     return re.sub(r"\^(\d+)", r"$^{\1}$", label)
 
 
-def _raised(axes: Axes, points: float) -> Transform:
+def shifted(axes: Axes, base: Transform, right: float = 0, up: float = 0) -> Transform:
+    """`base`, with so many points to the right and up."""
+    return base + ScaledTranslation(right / 72, up / 72, figure_of(axes).dpi_scale_trans)
+
+
+def figure_of(axes: Axes) -> Figure:
+    """The figure that the axes are in."""
     figure = axes.get_figure(root=True)
     assert figure is not None
-    return axes.transAxes + ScaledTranslation(0, points / 72, figure.dpi_scale_trans)
+    return figure

@@ -1,16 +1,13 @@
 """Overlays several runs of one task and one kind of report: figures, a table, `compare.csv` and `compare.html`."""
 
-import argparse
 import csv
 import io
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import RECALL
@@ -19,7 +16,7 @@ from evalkit.reports import page
 from evalkit.reports.kinds import kind_of
 from evalkit.reports.notes import notes_of
 from evalkit.reports.pooling import Run, find_runs, load, pool
-from evalkit.reports.writer import draw, print_report, sections
+from evalkit.reports.writer import print_report, say, sections
 
 SCHEMA = 1
 
@@ -38,8 +35,7 @@ def compare(
     task, kind = runs[0].header.task, kind_of(runs[0].header.kind)
     for run in loaded:
         if run not in runs:
-            said = f"left out, for its report is of another kind ({run.header.kind}): {run.folder}"
-            console.print(Text(said, style="dim"), soft_wrap=True)
+            say(console, f"left out, for its report is of another kind ({run.header.kind}): {run.folder}")
     lines = pool(runs)
     notes, title = notes_of(lines), page.display_name(task)
     tables = [table for table in kind.tables(lines) if table.lines]
@@ -47,39 +43,17 @@ def compare(
     out = out or Path("runs", "compare", f"{task}-{datetime.now():%Y-%m-%d_%H-%M-%S}")
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    shown = draw(drawings, out)
     members = [[line.label, run.header.run, ", ".join(map(str, run.seeds))] for line in lines for run in line.runs]
-    parts = [
-        page.notes(notes),
-        *sections(shown, tables),
-        page.heading("Runs"),
-        page.table(["model", "run", "seeds"], members),
-    ]
+    table = page.table(["model", "run", "seeds"], members)
+    parts = [page.notes(notes), *sections(drawings, out, tables), page.heading("Runs"), table]
     summaries = [kind.summarise(run.record) for line in lines for run in line.runs]
     data = {"schema": SCHEMA, "task": task, "notes": notes, "runs": summaries}
     labels = ", ".join(line.label for line in lines)
     write_text(out / "compare.html", page.page(f"{title}: {labels}", f"{len(runs)} runs compared", parts, data))
     write_text(out / "compare.csv", _csv(kind.records(lines)))
     print_report(console, title, notes, tables)
-    wrote = f"wrote {out / 'compare.html'}, {', '.join(f'{name}.png' for name in drawings)}, compare.csv"
-    console.print(Text(wrote, style="dim"), soft_wrap=True)
+    say(console, f"wrote {out / 'compare.html'}, {', '.join(f'{name}.png' for name in drawings)}, compare.csv")
     return out
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code, 2 for runs that cannot be compared."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evalkit.compare", description="Overlay the curves of several runs of one task, with a table."
-    )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or a folder that holds runs")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/compare/<task>-<timestamp>")
-    options = parser.parse_args(arguments)
-    try:
-        compare(options.runs, options.out, Console())
-    except UserError as error:
-        print(f"evalkit.reports.comparison: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
 
 
 def _of_one_kind(loaded: Sequence[Run]) -> list[Run]:
@@ -105,7 +79,3 @@ def _csv(records: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

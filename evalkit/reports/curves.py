@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
-from matplotlib.transforms import ScaledTranslation, Transform
+from matplotlib.transforms import Transform
 
 from evalkit.core.errors import writing
 from evalkit.core.rows import Header
@@ -29,6 +29,7 @@ from evalkit.reports.canvas import (
     mark_lengths,
     raised,
     settle,
+    shifted,
     step_axis,
 )
 from evalkit.reports.points import Curve, Point
@@ -120,14 +121,10 @@ def seed_figure(
         # The losses of the first steps would take most of the height.
         _scale(axes, frame, [point.value for point in points if not frame.steps or point.x > last / 20])
         looks = [
-            _draw_seeds(axes, curve, colours[index % len(colours)], width=1.2, dashes=DASHED)
+            _draw_seeds(axes, curve, lw=1.2, color=colours[index % len(colours)], ls=DASHED)
             for index, curve in enumerate(dashed)
         ]
-        keys = [
-            _draw_seeds(axes, curve, _colour(index), width=1.9, dashes=_dashes(index))
-            for index, curve in enumerate(curves)
-            if curve.seeds
-        ]
+        keys = [_draw_seeds(axes, curve, lw=1.9, **_look(index)) for index, curve in enumerate(curves) if curve.seeds]
         finish(axes, title, notes, [key for key in [*keys, *looks] if key.get_label()])
         return figure
 
@@ -166,19 +163,17 @@ def _scale(axes: Axes, frame: Frame, values: Sequence[float]) -> None:
 
 def _shift(axes: Axes, index: int, curves: int) -> Transform:
     """Points of different curves at one length stand side by side, so that none hides another."""
-    points = (index - (curves - 1) / 2) * min(2.4, 17 / curves)
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    return axes.transData + ScaledTranslation(points / 72, 0, figure.dpi_scale_trans)
+    return shifted(axes, axes.transData, right=(index - (curves - 1) / 2) * min(2.4, 17 / curves))
 
 
 def _draw_ladder(axes: Axes, curve: Curve, index: int, shift: Transform) -> None:
     across = curve.over_seeds()
     if not across:
         return
-    colour, marker = _colour(index), MARKERS[index % len(MARKERS)]
+    look, marker = _look(index), MARKERS[index % len(MARKERS)]
+    colour = look["color"]
     x, middle, low, high = zip(*across, strict=True)
-    style = {"color": colour, "ls": _dashes(index), "transform": shift, "zorder": 3 + 0.1 * index}
+    style = {**look, "transform": shift, "zorder": 3 + 0.1 * index}
     axes.plot(x, middle, marker=marker, markersize=4.6, markeredgecolor="white", markeredgewidth=0.6, lw=1.6, **style)
     if curve.banded:
         (points,) = curve.seeds.values()
@@ -217,25 +212,22 @@ def _say_not_run(axes: Axes, x: float, y: float, colour: str, last: str) -> None
     )
 
 
-def _draw_seeds(axes: Axes, curve: Curve, colour: str, width: float, dashes: Dashes = "solid") -> Line2D:
+def _draw_seeds(axes: Axes, curve: Curve, lw: float, **look: Any) -> Line2D:
     for points in curve.seeds.values():
         steps, values = [point.x for point in points], [point.value for point in points]
-        axes.plot(steps, values, color=colour, lw=0.8 if len(curve.seeds) > 1 else width, alpha=0.45, ls=dashes)
+        axes.plot(steps, values, lw=0.8 if len(curve.seeds) > 1 else lw, alpha=0.45, **look)
     across = curve.over_seeds(complete=True)
     steps, middles = [x for x, *_ in across], [middle for _, middle, *_ in across]
     marker = "o" if len(steps) == 1 else ""  # a line through one point is not seen
-    axes.plot(steps, middles, color=colour, lw=width, ls=dashes, marker=marker, ms=4.6, zorder=3)
-    return Line2D([], [], color=colour, lw=width, ls=dashes, label=curve.label)
+    axes.plot(steps, middles, lw=lw, marker=marker, ms=4.6, zorder=3, **look)
+    return Line2D([], [], lw=lw, label=curve.label, **look)
 
 
 def _key(index: int, label: str) -> Line2D:
-    marker, drawn = MARKERS[index % len(MARKERS)], {"color": _colour(index), "ls": _dashes(index), "lw": 1.6}
-    return Line2D([], [], marker=marker, ms=4.6, mec="white", mew=0.6, label=label, **drawn)
+    marker = MARKERS[index % len(MARKERS)]
+    return Line2D([], [], marker=marker, ms=4.6, mec="white", mew=0.6, lw=1.6, label=label, **_look(index))
 
 
-def _colour(index: int) -> str:
-    return COLOURS[index % len(COLOURS)]
-
-
-def _dashes(index: int) -> Dashes:
-    return DASHES[index // len(COLOURS) % len(DASHES)]
+def _look(index: int) -> dict[str, Any]:
+    """The colour and the dashes of a curve."""
+    return {"color": COLOURS[index % len(COLOURS)], "ls": DASHES[index // len(COLOURS) % len(DASHES)]}

@@ -9,9 +9,11 @@ from matplotlib.figure import Figure
 
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Record
+from evalkit.reports.canvas import length_label
+from evalkit.reports.numbers import DASH
 from evalkit.reports.pooling import Line
 
-DASH = "–"
+FACTS = ("preset", "train_length", "answer_length", "window", "chance", "steps")
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,8 @@ def kind_of(name: str) -> Kind:
     try:
         found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"the kind of report {name!r} cannot be imported ({error}); put its module on the path"
-        ) from error
+        said = f"the kind of report {name!r} cannot be imported ({error}); put its module on the path"
+        raise UserError(said) from error
     if not isinstance(found, Kind):
         raise UserError(f"{name} is no kind of report; it needs the functions summarise, tables, figures and records")
     return found
@@ -75,15 +76,17 @@ def facts_of(record: Record) -> dict[str, Any]:
         "model": header.model or None,
         "parameters": header.parameters,
         "notes": list(header.notes),
-        "preset": header.preset,
-        "train_length": header.train_length,
-        "answer_length": header.answer_length,
-        "window": header.window,
-        "chance": header.chance,
-        "steps": header.steps,
+        **{name: getattr(header, name) for name in FACTS},
     }
 
 
 def last_step(record: Record) -> int | None:
     """The last training step that a row is of."""
     return max((entry["step"] for entry in record.rows if entry["step"] is not None), default=None)
+
+
+def by_column(heading: str, name: str, rows: Mapping[str, Mapping[int, str]]) -> Table:
+    """A row a label, under `name`, and a column a length or position; a dash where there is nothing."""
+    columns = sorted({column for cells in rows.values() for column in cells})
+    lines = [[label, *(cells.get(column, DASH) for column in columns)] for label, cells in rows.items()]
+    return Table(heading, [name, *map(length_label, columns)], lines)

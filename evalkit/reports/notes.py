@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from evalkit.reports.numbers import grouped
 from evalkit.reports.pooling import Line
 
 COMPARED = (("training length", "train_length"), ("chance", "chance"), ("preset", "preset"))
@@ -17,11 +18,7 @@ def notes_of(lines: Sequence[Line]) -> list[str]:
             shown = ", ".join(f"{label} {_show(value)}" for label, value in values.items())
             notes.append(f"The {name} differs: {shown}.")
     shared = [note for note in lines[0].header.notes if all(note in line.header.notes for line in lines)]
-    own: dict[str, list[str]] = {}  # by note, so that what several say is said once
-    for line in lines:
-        for note in line.header.notes:
-            if note not in shared:
-                own.setdefault(note, []).append(line.label)
+    own = grouped((note, line.label) for line in lines for note in line.header.notes if note not in shared)
     return [*notes, *shared, *(f"{', '.join(labels)}: {note}" for note, labels in own.items())]
 
 
@@ -44,10 +41,8 @@ def left_out(line: Line) -> list[str]:
 
 def _other_texts(lines: Sequence[Line]) -> list[str]:
     """Says so where the lines were not drawn on the same held-out texts."""
-    texts: dict[str, list[str]] = {}
-    for line in lines:
-        if line.header.text:
-            texts.setdefault(line.header.text.get("held_out", line.header.text["digest"]), []).append(line.label)
+    told = ((line.label, line.header.text) for line in lines if line.header.text)
+    texts = grouped((text.get("held_out", text["digest"]), label) for label, text in told)
     if len(texts) < 2:
         return []
     return [f"The held-out texts differ, so the lines do not compare: {'; '.join(map(', '.join, texts.values()))}."]

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from evalkit.core.rows import Record, Row, value
-from evalkit.core.statistics import wilson
 from evalkit.record.phonebook_rows import ALL, INSIDE, OUTSIDE
-from evalkit.reports.canvas import length_label
 from evalkit.reports.curves import frame_of, length_figure
-from evalkit.reports.kinds import DASH, Drawing, Table
+from evalkit.reports.kinds import Drawing, Table, by_column
+from evalkit.reports.numbers import grouped, interval, shown
 from evalkit.reports.points import Curve, Point
 from evalkit.reports.pooling import Line
 
@@ -21,9 +20,9 @@ FACTS = ("run", "task", "model", "parameters", "train_length", "window", "source
 def summarise(record: Record) -> dict[str, Any]:
     """The content of `results.json`: what was evaluated, and a record a length, with each group's metrics and the 95%
     Wilson interval of its exact match; null for a group that has no prompt."""
-    lengths = sorted({entry["length"] for entry in record.rows if entry["length"] is not None})
+    by_length = grouped((entry["length"], entry) for entry in record.rows if entry["length"] is not None)
     return {name: getattr(record.header, name) for name in FACTS} | {
-        "lengths": [_of_length([entry for entry in record.rows if entry["length"] == length]) for length in lengths]
+        "lengths": [_of_length(by_length[length]) for length in sorted(by_length)]
     }
 
 
@@ -32,23 +31,23 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
 
     One model with a window has three lines: all prompts, and those whose answer is inside and outside of it.
     """
-    single = lines[0].alone
+    alone = lines[0].alone
     found = [Curve(line.label, {0: points_of(line.record, ALL)}) for line in lines]
-    if single and (groups := [which for which in LABELS if points_of(lines[0].record, which)])[1:]:
-        found = [Curve(LABELS[which], {0: points_of(lines[0].record, which)}) for which in groups]
+    if alone:
+        groups = {label: points_of(lines[0].record, which) for which, label in LABELS.items()}
+        by_group = [Curve(label, {0: points}) for label, points in groups.items() if points]
+        found = by_group if len(by_group) > 1 else found
     frame = frame_of([line.header for line in lines], y="exact match")
     drawn = Drawing(HEADING, CAPTION, length_figure(found, frame, title, notes))
-    return {"lookup" if single else "compare": drawn}
+    return {"lookup" if alone else "compare": drawn}
 
 
 def tables(lines: Sequence[Line]) -> list[Table]:
     """Of one run a row a length; of several a row each, a column a length."""
     if lines[0].alone:
         return [_lookup_table(summarise(lines[0].record))]
-    found = {line.label: {point.x: f"{point.value:.3f}" for point in points_of(line.record, ALL)} for line in lines}
-    lengths = sorted({length for cells in found.values() for length in cells})
-    cells = [[label, *(shown.get(length, DASH) for length in lengths)] for label, shown in found.items()]
-    return [Table(HEADING, ["model", *map(length_label, lengths)], cells)]
+    found = {line.label: {point.x: shown(point.value) for point in points_of(line.record, ALL)} for line in lines}
+    return [by_column(HEADING, "model", found)]
 
 
 def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -70,7 +69,7 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
 def points_of(record: Record, which: str) -> list[Point]:
     """The exact match of one group of prompts by length."""
     return [
-        Point(entry["length"] or 0, value(entry), *_interval(entry), entry["count"] or 0)
+        Point(entry["length"] or 0, value(entry), *interval(entry), entry["count"] or 0)
         for entry in record.rows
         if entry["metric"] == "exact_match" and entry["extra"]["answer"] == which
     ]
@@ -86,8 +85,8 @@ def _lookup_table(summary: dict[str, Any]) -> Table:
             found[ALL]["digit_accuracy"],
             found[ALL]["log_probability"],
         ]
-        shown = [DASH if number is None else f"{number:.3f}" for number in cells]
-        lines.append([f"{found['length']:,}", f"{found['entries']:,}", *shown, f"{found[ALL]['prompts']:,}"])
+        numbers = map(shown, cells)
+        lines.append([f"{found['length']:,}", f"{found['entries']:,}", *numbers, f"{found[ALL]['prompts']:,}"])
     return Table(HEADING, header, lines)
 
 
@@ -101,7 +100,7 @@ def _group(rows: Sequence[Row]) -> dict[str, Any] | None:
     if not rows:
         return None
     match = next(entry for entry in rows if entry["metric"] == "exact_match")
-    low, high = _interval(match)
+    low, high = interval(match)
     return {
         **{entry["metric"]: value(entry) for entry in rows},
         "exact_match_low": low,
@@ -109,7 +108,3 @@ def _group(rows: Sequence[Row]) -> dict[str, Any] | None:
         "prompt_tokens": match["extra"]["prompt_tokens"],
         "prompts": int(match["count"] or 0),
     }
-
-
-def _interval(entry: Row) -> tuple[float, float]:
-    return wilson(entry["total"] or 0.0, entry["count"] or 0)

@@ -1,8 +1,11 @@
 """What a figure draws: points with their intervals, and curves of them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+
+from evalkit.reports.numbers import grouped
 
 
 @dataclass(frozen=True)
@@ -11,9 +14,9 @@ class Point:
 
     x: int
     value: float
-    low: float
-    high: float
-    count: float
+    low: float = math.nan
+    high: float = math.nan
+    count: float = 1
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,7 @@ class Curve:
 
     def over_seeds(self, complete: bool = False) -> list[tuple[int, float, float, float]]:
         """(x, median, min, max) over the seeds that have x; with `complete`, only where every seed has it."""
-        values: dict[int, list[float]] = {}
-        for points in self.seeds.values():
-            for point in points:
-                values.setdefault(point.x, []).append(point.value)
+        values = grouped((point.x, point.value) for points in self.seeds.values() for point in points)
         return [
             (x, median(found), min(found), max(found))
             for x, found in sorted(values.items())

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, Header, Record, read
 from evalkit.record.moved import renamed
+from evalkit.reports.numbers import grouped
 
 FACTS = ("model", "preset", "train_length", "window", "steps", "chance", "parameters")
 # Sections of config.yaml that decide what a run computes; how often it logs does not.
@@ -96,9 +97,7 @@ def load(folder: Path, name: str | None = None) -> Run:
 
 def pool(runs: Sequence[Run]) -> list[Line]:
     """Groups runs of one recipe; a seed that occurs twice in a group sets its runs apart, each under its own name."""
-    groups: dict[tuple[str | None, tuple[tuple[str, str], ...]], list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.name, tuple(sorted(run.recipe.items()))), []).append(run)
+    groups = grouped(((run.name, tuple(sorted(run.recipe.items()))), run) for run in runs)
     labels = [_label(group[0], runs) for group in groups.values()]
     lines = []
     for label, group in zip(labels, groups.values(), strict=True):
@@ -118,12 +117,9 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
     differing = [name for name in settings if len({other.recipe.get(name) for other in namesakes}) > 1]
     # The configuration explains the facts: `train.steps` says why `steps` differs.
     told = [name for name in differing if "." in name] or differing
-    distinct = [_setting(name, run.recipe[name]) for name in told if run.recipe.get(name)]
+    values = [(name, run.recipe[name]) for name in told if run.recipe.get(name)]
+    distinct = [value if name == "notes" else f"{name.rpartition('.')[2]}={value}" for name, value in values]
     return " · ".join([run.header.model, *distinct[:SHOWN]])
-
-
-def _setting(name: str, value: str) -> str:
-    return value if name == "notes" else f"{name.rpartition('.')[2]}={value}"
 
 
 def _seeds_repeat(group: Sequence[Run]) -> bool:

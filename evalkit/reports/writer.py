@@ -14,6 +14,7 @@ from evalkit.reports import page
 from evalkit.reports.curves import save, svg
 from evalkit.reports.kinds import Drawing, Table, kind_of, last_step
 from evalkit.reports.notes import left_out, notes_of
+from evalkit.reports.numbers import grouped
 from evalkit.reports.pooling import Line, Run
 from evalkit.reports.terminal import print_table
 
@@ -33,37 +34,33 @@ def report(folder: Path, console: Console) -> dict[str, Any]:
     notes, skipped = notes_of(lines), left_out(lines[0])
     summary, tables = kind.summarise(record), [table for table in kind.tables(lines) if table.lines]
     drawings = kind.figures(lines, title, notes)
-    shown = draw(drawings, folder)
-    write_results(folder, summary)
     parts = [
         page.notes([*notes, *skipped]),
         page.facts(_facts(lines[0], last_step(record))),
-        *sections(shown, tables),
+        *sections(drawings, folder, tables),
         *_how_it_was_made(folder),
     ]
+    write_results(folder, summary)
     write_text(folder / PAGE, page.page(title, lead(header), parts, summary))
     print_report(console, title, notes, tables, lead(header))
     for line in skipped or ([] if tables else ["nothing was measured at the end of this run"]):
-        console.print(Text(line, style="dim"), soft_wrap=True)
+        say(console, line)
     return summary
 
 
-def draw(drawings: Mapping[str, Drawing], folder: Path) -> list[tuple[str, str]]:
-    """Saves each figure as `<name>.png`; returns heading and HTML of each."""
+def sections(drawings: Mapping[str, Drawing], folder: Path, tables: Sequence[Table]) -> list[str]:
+    """The body of a page: under each heading its figures, each saved as `<name>.png` too, then its tables."""
+    found: list[tuple[str, str]] = []
     for name, drawing in drawings.items():
         save(drawing.figure, folder / f"{name}.png")
-    return [
-        (drawing.heading, page.figure(svg(drawing.figure, f"{name}-"), drawing.caption))
-        for name, drawing in drawings.items()
-    ]
+        found.append((drawing.heading, page.figure(svg(drawing.figure, f"{name}-"), drawing.caption)))
+    found += [(table.heading, page.table(table.header, table.lines)) for table in tables]
+    return [part for heading, parts in grouped(found).items() for part in (page.heading(heading), *parts)]
 
 
-def sections(figures: Sequence[tuple[str, str]], tables: Sequence[Table]) -> list[str]:
-    """The body of a page: under each heading its figures, then its tables."""
-    parts: dict[str, list[str]] = {}
-    for heading, part in [*figures, *((table.heading, page.table(table.header, table.lines)) for table in tables)]:
-        parts.setdefault(heading, [page.heading(heading)]).append(part)
-    return [part for found in parts.values() for part in found]
+def say(console: Console, line: str) -> None:
+    """Prints what is beside the numbers."""
+    console.print(Text(line, style="dim"), soft_wrap=True)
 
 
 def print_report(console: Console, title: str, notes: Sequence[str], tables: Sequence[Table], about: str = "") -> None:
@@ -113,9 +110,7 @@ def _how_it_was_made(folder: Path) -> list[str]:
 
 
 def _environment(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if not isinstance(content, dict):
         return {"environment": content}
     command = content.get("command")

@@ -15,7 +15,7 @@ from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, read
 from evalkit.record.files import RESULTS, write_text
 from evalkit.reports.accuracy.summary import summarise
-from evalkit.reports.kinds import DASH
+from evalkit.reports.numbers import DASH
 from evalkit.reports.terminal import print_table
 
 WITHIN = 1.1

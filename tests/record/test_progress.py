@@ -19,11 +19,11 @@ class Clock:
         return self.now
 
 
-def console(terminal: bool) -> tuple[Console, io.StringIO]:
+def console(terminal: bool) -> tuple[Console, io.StringIO, Clock]:
     text = io.StringIO()
     # TERM is given so that the test does not depend on the terminal it runs in.
     environ = {"TERM": "xterm-256color", "COLUMNS": "160"}
-    return Console(file=text, force_terminal=terminal, _environ=environ, width=160), text
+    return Console(file=text, force_terminal=terminal, _environ=environ, width=160), text, Clock()
 
 
 def train(clock: Clock, progress: Progress, seconds: list[float], steps: int = 100) -> None:
@@ -33,8 +33,7 @@ def train(clock: Clock, progress: Progress, seconds: list[float], steps: int = 1
 
 
 def test_a_file_gets_plain_lines_without_escapes() -> None:
-    out, text = console(terminal=False)
-    clock = Clock()
+    out, text, clock = console(terminal=False)
     with Progress(out, 1000, "training [hawk]", clock=clock) as progress:
         train(clock, progress, [float(second) for second in range(30, 40)])
     assert "\x1b" not in text.getvalue()
@@ -45,8 +44,7 @@ def test_a_file_gets_plain_lines_without_escapes() -> None:
 
 
 def test_the_interval_rules_the_plain_lines() -> None:
-    out, text = console(terminal=False)
-    clock = Clock()
+    out, text, clock = console(terminal=False)
     with Progress(out, 1000, "training", interval=2.0, clock=clock) as progress:
         train(clock, progress, [float(second) for second in range(10)])
     steps = re.findall(r"step ([\d,]+)/", text.getvalue())
@@ -54,8 +52,7 @@ def test_the_interval_rules_the_plain_lines() -> None:
 
 
 def test_the_first_chunk_is_counted_out_of_the_rates() -> None:
-    out, text = console(terminal=False)
-    clock = Clock()
+    out, text, clock = console(terminal=False)
     with Progress(out, 400, "training", interval=0.0, clock=clock) as progress:
         train(clock, progress, [500.0, 501.0, 502.0])
     first, _, third = text.getvalue().splitlines()
@@ -64,8 +61,7 @@ def test_the_first_chunk_is_counted_out_of_the_rates() -> None:
 
 
 def test_a_resumed_run_has_the_rates_of_its_own_steps() -> None:
-    out, text = console(terminal=False)
-    clock = Clock()
+    out, text, clock = console(terminal=False)
     with Progress(out, 2000, "training", interval=0.0, clock=clock) as progress:
         progress.update(step=1000, loss=0.5, accuracy=0.5, tokens=10_000)
         clock.now = 4.0
@@ -74,8 +70,7 @@ def test_a_resumed_run_has_the_rates_of_its_own_steps() -> None:
 
 
 def test_an_interrupted_run_still_gets_its_last_line() -> None:
-    out, text = console(terminal=False)
-    clock = Clock()
+    out, text, clock = console(terminal=False)
     with pytest.raises(KeyboardInterrupt), Progress(out, 1000, "training", clock=clock) as progress:
         train(clock, progress, [1.0, 2.0, 3.0])
         raise KeyboardInterrupt
@@ -83,8 +78,7 @@ def test_an_interrupted_run_still_gets_its_last_line() -> None:
 
 
 def test_a_terminal_gets_a_bar() -> None:
-    out, text = console(terminal=True)
-    clock = Clock()
+    out, text, clock = console(terminal=True)
     with Progress(out, 200, "training", clock=clock) as progress:
         train(clock, progress, [1.0, 2.0])
         progress.message("checkpoint [200] written")
@@ -96,16 +90,16 @@ def test_a_terminal_gets_a_bar() -> None:
 
 
 def test_messages_stand_between_the_plain_lines() -> None:
-    out, text = console(terminal=False)
-    with Progress(out, 100, "training", clock=Clock()) as progress:
+    out, text, clock = console(terminal=False)
+    with Progress(out, 100, "training", clock=clock) as progress:
         progress.message("compiling [bold]")
         progress.update(step=100, loss=0.0, accuracy=1.0, tokens=1)
     assert text.getvalue().splitlines() == ["compiling [bold]", "training: step 100/100  loss 0  accuracy 100.0%"]
 
 
 def test_an_evaluation_counts_its_lengths() -> None:
-    out, text = console(terminal=False)
-    with EvaluationProgress(out, 2, "test", interval=0.0, clock=Clock()) as progress:
+    out, text, clock = console(terminal=False)
+    with EvaluationProgress(out, 2, "test", interval=0.0, clock=clock) as progress:
         for length in (512, 1024):
             for done in (1, 2):
                 progress.describe(length, done, of=2)
@@ -118,7 +112,7 @@ def test_an_evaluation_counts_its_lengths() -> None:
 
 
 def test_nothing_is_printed_where_nothing_was_done() -> None:
-    out, text = console(terminal=False)
-    with Progress(out, 10, "training"):
+    out, text, clock = console(terminal=False)
+    with Progress(out, 10, "training", clock=clock):
         pass
     assert text.getvalue() == ""

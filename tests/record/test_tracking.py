@@ -88,26 +88,13 @@ def test_rows_become_curves_of_each_seed(folder: Path) -> None:
     log = opened(folder, seeds=(3, 4), mode="offline", tags=["fig6b"])
     log.begin(Header("r", "copying", "hawk", "evalkit.reports.accuracy", parameters=1000))
     for seed in (3, 4):
-        log.write(
-            [
-                measured("train", "loss", 8.0, seed=seed, step=10, length=256),
-                measured("train", "accuracy", 1.0, seed=seed, step=10, length=256),
-            ]
-        )
-        log.write(
-            [
-                measured("validation", "accuracy", 2.0, seed=seed, step=10, length=256),
-                measured("validation", "accuracy", seed, seed=seed, step=10, length=512),
-            ]
-        )
-        log.write(
-            [
-                measured("test", "accuracy", 4.0, seed=seed, step=20, length=256),
-                measured("test", "accuracy", 1.0, seed=seed, step=20, length=1024),
-                measured("test", "accuracy", 1.0, seed=seed, step=20, length=1024, position=7),
-                measured("test", "accuracy", None, seed=seed, step=20, length=4096, count=0),
-            ]
-        )
+        at: dict[str, Any] = {"seed": seed, "step": 10}
+        log.write([measured("train", name, total, **at, length=256) for name, total in (("loss", 8), ("accuracy", 1))])
+        log.write([measured("validation", "accuracy", total, **at, length=n) for total, n in ((2, 256), (seed, 512))])
+        at = {"seed": seed, "step": 20}
+        log.write([measured("test", "accuracy", total, **at, length=n) for total, n in ((4, 256), (1, 1024))])
+        log.write([measured("test", "accuracy", 1, **at, length=1024, position=7)])
+        log.write([measured("test", "accuracy", None, **at, length=4096, count=0)])
     log.finish(0)
 
     ids = json.loads((folder / "wandb.json").read_text())

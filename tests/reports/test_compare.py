@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from evalkit.__main__ import main
 from evalkit.core.rows import RECALL, Record, row
 from evalkit.record.recall_rows import RECALLED
 from evalkit.reports.accuracy.report import COLUMNS, comparison_table
 from evalkit.reports.accuracy.summary import extrapolation_curve, learning_curve
-from evalkit.reports.comparison import main
 from evalkit.reports.pooling import Line, find_runs, load, pool
 from support.made_up_runs import falls, perfect, run_record, write_run
 
@@ -29,7 +29,7 @@ def test_it_writes_figures_a_table_and_a_page_that_needs_nothing(
     mqa = write_run(tmp_path / "mqa", run_record("mqa", test=falls, notes=notes, not_run=[2048]))
     hawk = write_run(tmp_path / "hawk", run_record("hawk", test=perfect))
     out = tmp_path / "out"
-    assert main([str(mqa), str(hawk), "--out", str(out)]) == 0
+    assert main(["compare", str(mqa), str(hawk), "--out", str(out)]) == 0
     files = ["compare.csv", "compare.html", "compare.png", "growth-512.png", "learning.png"]
     assert sorted(path.name for path in out.iterdir()) == files
     printed = capsys.readouterr().out
@@ -47,7 +47,7 @@ def test_it_writes_figures_a_table_and_a_page_that_needs_nothing(
 
 def test_the_csv_is_tidy(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", run_record("hawk", seeds=(0, 1), test=falls))
-    main([str(folder), "--out", str(tmp_path / "out")])
+    main(["compare", str(folder), "--out", str(tmp_path / "out")])
     with (tmp_path / "out" / "compare.csv").open() as file:
         table = list(csv.DictReader(file))
     assert tuple(table[0]) == ("run", "model", *COLUMNS)
@@ -115,9 +115,9 @@ def test_what_asks_by_distance_is_left_out_and_alone_compared(
     place = {"task": header.task, "seed": 0, "length": 9, "position": 4, "split": "test"}
     measured = row(metric=RECALLED, **place, total=3, count=4, extra=told)
     asked = write_run(tmp_path / "a_recall", Record(header, [measured]))
-    assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     assert "left out, for its report is of another kind (evalkit.reports.recall)" in capsys.readouterr().out
-    assert main([str(asked), "--out", str(tmp_path / "other")]) == 0
+    assert main(["compare", str(asked), "--out", str(tmp_path / "other")]) == 0
     files = {path.name for path in (tmp_path / "other").iterdir()}
     assert files == {"distance.png", "compare.csv", "compare.html"}
 
@@ -136,14 +136,14 @@ def test_a_run_given_twice_counts_once(tmp_path: Path) -> None:
 def test_training_lengths_that_differ_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", run_record("hawk"))
     write_run(tmp_path / "b", run_record("griffin", train_length=512))
-    assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     assert "The training length differs: hawk 256, griffin 512." in capsys.readouterr().out
 
 
 def test_what_all_runs_say_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for model, own in (("hawk", []), ("mqa", ["length curriculum"])):
         write_run(tmp_path / model, run_record(model, notes=["preset=cpu", *own]))
-    main([str(tmp_path / "hawk"), str(tmp_path / "mqa"), "--out", str(tmp_path / "out")])
+    main(["compare", str(tmp_path / "hawk"), str(tmp_path / "mqa"), "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
     assert printed.count("note: preset=cpu") == 1 and "note: mqa: length curriculum" in printed
     assert printed.count("preset=cpu") == 1
@@ -154,14 +154,14 @@ def test_what_several_runs_say_is_said_once_with_their_names(
 ) -> None:
     for model, own in (("hawk", ["length curriculum"]), ("mamba", []), ("mqa", ["length curriculum"])):
         write_run(tmp_path / model, run_record(model, notes=own))
-    main([str(tmp_path), "--out", str(tmp_path / "out")])
+    main(["compare", str(tmp_path), "--out", str(tmp_path / "out")])
     assert "note: hawk, mqa: length curriculum" in capsys.readouterr().out
 
 
 def test_different_tasks_are_refused_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", run_record())
     write_run(tmp_path / "b", run_record(task="selective_copying"))
-    assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "out")]) == 2
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "induction_heads" in said
@@ -170,10 +170,10 @@ def test_different_tasks_are_refused_and_nothing_is_written(tmp_path: Path, caps
 
 
 def test_a_folder_without_rows_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "metrics.jsonl").touch()
-    assert main([str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) == 2
+    assert main(["compare", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert f"no metrics.jsonl in or below {tmp_path}" in first
     assert "holds no rows" in second
@@ -183,15 +183,15 @@ def test_a_folder_without_rows_is_refused(tmp_path: Path, capsys: pytest.Capture
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "a", run_record())
     (tmp_path / "file").write_text("")
-    assert main([str(folder), "--out", str(tmp_path / "file")]) == 2
-    assert capsys.readouterr().err.startswith(f"evalkit.reports.comparison: cannot write {tmp_path / 'file'}")
+    assert main(["compare", str(folder), "--out", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.startswith(f"evalkit: cannot write {tmp_path / 'file'}")
 
 
 def test_runs_that_only_began_can_be_compared(tmp_path: Path) -> None:
     write_run(tmp_path / "a", run_record("mqa")._replace(rows=[]))
     hawk = run_record("hawk")
     write_run(tmp_path / "b", hawk._replace(rows=hawk.rows[:3]))
-    assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
 
 
 def test_it_needs_no_jax() -> None:

@@ -1,24 +1,18 @@
 """Accuracy by length and by training step: the tables, figures and CSV of one run or of several."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from evalkit.core.statistics import censored_spread
-from evalkit.reports.accuracy.summary import (
-    LEVELS,
-    extrapolation_curve,
-    learning_curve,
-    probe_lengths,
-    summarise,
-)
+from evalkit.reports.accuracy.summary import LEVELS, extrapolation_curve, learning_curve, probe_lengths, summarise
 from evalkit.reports.canvas import length_label
 from evalkit.reports.curves import frame_of, length_figure, seed_figure
-from evalkit.reports.kinds import DASH, Drawing, Table
+from evalkit.reports.kinds import Drawing, Table
+from evalkit.reports.numbers import DASH, between, shown
 from evalkit.reports.points import Curve
 from evalkit.reports.pooling import Line
 
 LEVEL = "0.99"
+LOSS = ".3g"
 BY_LENGTH, TRAINING = "Accuracy by evaluation length", "While training"
 SPREAD = "Median and range over seeds; a single seed with its 95% interval."
 VALIDATION = "Validation accuracy at the training length against training steps."
@@ -31,8 +25,7 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
     ladders = [extrapolation_curve(line.record).relabel(line.label) for line in lines]
     ladder = length_figure([curve for curve in ladders if curve.seeds or len(lines) > 1], frame, title, notes)
     extrapolation = Drawing(BY_LENGTH, SPREAD, ladder)
-    learning = replace(frame.while_training(), trained=(), windows=())
-    named = f"{title} while training"
+    learning, named = frame.while_training(), f"{title} while training"
     curves = [learning_curve(line.record).relabel(line.label) for line in lines]
     if lines[0].alone:
         trained = _at(curves[0], lines[0].header.train_length, " (training length)")
@@ -40,7 +33,7 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
         figure = seed_figure([trained], learning, named, notes, [probe for probe in probes if probe.seeds])
         return {"extrapolation": extrapolation, "training": Drawing(TRAINING, VALIDATION, figure)}
     drawn = {"learning": Drawing(TRAINING, VALIDATION, seed_figure(curves, learning, named, notes))}
-    for at in sorted({length for line in lines for length in _probes(line)}):
+    for at in sorted(set().union(*map(_probes, lines))):
         looked = [learning_curve(line.record, at).relabel(line.label) for line in lines]
         figure = seed_figure(looked, learning, f"{title} at {length_label(at)} while training", notes)
         drawn[f"growth-{at}"] = Drawing(TRAINING, f"The same at {at:,} tokens.", figure)
@@ -67,46 +60,34 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 def comparison_table(lines: Sequence[Line]) -> Table:
     """A row a line of the figure, a column a length (median accuracy over seeds)."""
-    summaries = {line.label: summarise(line.record) for line in lines}
-    medians = {
-        label: {found["length"]: found["accuracy"]["median"] for found in summary["aggregate"]["extrapolation"]}
-        for label, summary in summaries.items()
-    }
-    skipped = {label: {entry["length"] for entry in summary["not_run"]} for label, summary in summaries.items()}
-    lengths = sorted({length for label in summaries for length in [*medians[label], *skipped[label]]})
-    cells = [
-        [
-            line.label,
-            DASH if line.header.parameters is None else f"{line.header.parameters:,}",
-            str(len(line.seeds)),
-            _steps_to_level(summaries[line.label]),
-            *[_median(medians[line.label].get(length), length in skipped[line.label]) for length in lengths],
-        ]
-        for line in lines
-    ]
+    found = []
+    for line in lines:
+        summary = summarise(line.record)
+        skipped = {entry["length"]: "not run" for entry in summary["not_run"]}
+        medians = {at["length"]: shown(at["accuracy"]["median"]) for at in summary["aggregate"]["extrapolation"]}
+        facts = [line.label, shown(line.header.parameters, ","), str(len(line.seeds)), _steps_to_level(summary)]
+        found.append((facts, skipped | medians))
+    lengths = sorted({length for _, measured in found for length in measured})
+    cells = [[*facts, *(measured.get(length, DASH) for length in lengths)] for facts, measured in found]
     return Table(BY_LENGTH, ["model", "parameters", "seeds", "steps to 99%", *map(length_label, lengths)], cells)
 
 
 def ladder_table(summary: Mapping[str, Any]) -> Table:
     """A row a length: with one seed its 95% interval, with several their median and range."""
     one = len({record["seed"] for record in summary["extrapolation"]}) <= 1
-    spread = "95% interval" if one else "range over seeds"
     intervals = {record["length"]: (record["low"], record["high"]) for record in summary["extrapolation"]}
-    measured = {}
+    cells = {entry["length"]: ["not run", "", "", "", ""] for entry in summary["not_run"]}
     for record in summary["aggregate"]["extrapolation"]:
         accuracy = record["accuracy"]
-        low, high = intervals[record["length"]] if one else (accuracy["min"], accuracy["max"])
-        measured[record["length"]] = [
-            _number(accuracy["median"]),
-            f"{_number(low)} {DASH} {_number(high)}",
-            _number(record["exact_match"]["median"]),
+        cells[record["length"]] = [
+            shown(accuracy["median"]),
+            between(*intervals[record["length"]] if one else (accuracy["min"], accuracy["max"])),
+            shown(record["exact_match"]["median"]),
             f"{record['sequences']:,g}",
-            _loss(record["loss"]["median"]),
+            shown(record["loss"]["median"], LOSS),
         ]
-    skipped = {entry["length"]: ["not run", "", "", "", ""] for entry in summary["not_run"]}
-    lines = [
-        [_length(length, summary["train_length"]), *cells] for length, cells in sorted({**skipped, **measured}.items())
-    ]
+    spread = "95% interval" if one else "range over seeds"
+    lines = [[_length(length, summary["train_length"]), *cells[length]] for length in sorted(cells)]
     return Table(BY_LENGTH, ["length", "accuracy", spread, "exact match", "sequences", "loss"], lines)
 
 
@@ -115,10 +96,9 @@ def steps_table(summary: Mapping[str, Any]) -> Table:
     header = ["seed", *[f"steps to {level:.0%}" for level in LEVELS], "last accuracy", "last loss", "at step"]
     lines = []
     for seed in summary["seeds"]:
-        last = seed["validation"]
-        if last:
+        if last := seed["validation"]:
             steps = [_steps(seed["steps_to"][str(level)], last["step"]) for level in LEVELS]
-            final = [_number(last["accuracy"]), _loss(last["loss"]), f"{last['step']:,}"]
+            final = [shown(last["accuracy"]), shown(last["loss"], LOSS), f"{last['step']:,}"]
             lines.append([str(seed["seed"]), *steps, *final])
     return Table(TRAINING, header, lines)
 
@@ -134,32 +114,18 @@ def _probes(line: Line) -> set[int]:
 
 def _steps_to_level(summary: Mapping[str, Any]) -> str:
     """Median steps to 99 %, or the bound where most seeds did not get there; how many did, where not all."""
-    reached = [seed["steps_to"][LEVEL] for seed in summary["seeds"]]
-    last = [seed["validation"]["step"] for seed in summary["seeds"] if seed["validation"]]
-    median, got = censored_spread(reached)["median"], sum(step is not None for step in reached)
-    shown = _steps(None if median is None else round(median), min(last, default=None))
-    return shown if got in (0, len(reached)) else f"{shown} ({got} of {len(reached)} seeds)"
+    reached, seeds = summary["aggregate"]["steps_to"][LEVEL], summary["seeds"]
+    median, got = reached["median"], reached["seeds"]
+    last = min((seed["validation"]["step"] for seed in seeds if seed["validation"]), default=None)
+    steps = _steps(None if median is None else round(median), last)
+    return steps if got in (0, len(seeds)) else f"{steps} ({got} of {len(seeds)} seeds)"
 
 
 def _steps(reached: int | None, last: int | None) -> str:
     """Steps to a level; "> last" where it was not reached by the last validation."""
-    if reached is not None:
-        return f"{reached:,}"
-    return DASH if last is None else f"> {last:,}"
-
-
-def _median(accuracy: float | None, skipped: bool) -> str:
-    return "not run" if accuracy is None and skipped else _number(accuracy)
+    return f"> {last:,}" if reached is None and last is not None else shown(reached, ",")
 
 
 def _length(length: int, trained: int | None) -> str:
     label = f"{length:,}" if length < 2**20 else f"{length:,} ({length_label(length)})"
     return f"{label} (trained)" if length == trained else label
-
-
-def _number(number: float | None) -> str:
-    return DASH if number is None else f"{number:.3f}"
-
-
-def _loss(number: float | None) -> str:
-    return DASH if number is None else f"{number:.3g}"

@@ -1,12 +1,13 @@
 """From the rows of one run to its numbers (`results.json`) and its curves; nothing else is read."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evalkit.core.rows import Record, Row, value
 from evalkit.core.statistics import censored_spread, spread, wilson
 from evalkit.reports.kinds import facts_of, last_step
+from evalkit.reports.numbers import finite, grouped
 from evalkit.reports.points import Curve, Point
 
 SCHEMA = 1
@@ -15,7 +16,9 @@ METRICS = ("accuracy", "exact_match", "loss")
 ROUNDING = 1e-9
 
 Cell = Mapping[str, Row]
-"""The rows of one evaluation (one seed, length and step) by metric."""
+"""The rows of one evaluation by metric."""
+Cells = Mapping[tuple[int, int, int], Cell]
+"""Evaluations by (seed, length, step), in that order."""
 
 
 def summarise(record: Record) -> dict[str, Any]:
@@ -27,8 +30,9 @@ def summarise(record: Record) -> dict[str, Any]:
     """
     cells = _evaluations(record, "validation", record.header.train_length)
     seeds = sorted({entry["seed"] for entry in record.rows if entry["seed"] is not None})
-    per_seed = [_seed_summary(seed, _by_step(cells, seed)) for seed in seeds]
+    per_seed = [_seed_summary(seed, cells) for seed in seeds]
     ladder = _ladder(record)
+    reached = {str(level): [seed["steps_to"][str(level)] for seed in per_seed] for level in LEVELS}
     return {
         "schema": SCHEMA,
         **facts_of(record),
@@ -37,13 +41,11 @@ def summarise(record: Record) -> dict[str, Any]:
         "extrapolation": ladder,
         "not_run": _not_run(record),
         "aggregate": {
-            "steps_to": {
-                str(level): censored_spread(seed["steps_to"][str(level)] for seed in per_seed) for level in LEVELS
-            },
+            "steps_to": {level: censored_spread(steps) for level, steps in reached.items()},
             "validation": _spreads([seed["validation"] for seed in per_seed if seed["validation"]]),
             "extrapolation": [
                 {"length": length, "sequences": sum(cell["sequences"] for cell in found), **_spreads(found)}
-                for length, found in _group(ladder, "length").items()
+                for length, found in grouped((cell["length"], cell) for cell in ladder).items()
             ],
         },
     }
@@ -51,17 +53,17 @@ def summarise(record: Record) -> dict[str, Any]:
 
 def extrapolation_curve(record: Record) -> Curve:
     """Test accuracy against evaluation length."""
-    cells = _evaluations(record, "test")
-    seeds = {seed: [_point(length, cell) for (_, length, _), cell in found] for seed, found in _by_seed(cells).items()}
-    skipped = sorted({skipped["length"] for skipped in _not_run(record)})
-    return Curve(record.header.model, {seed: _latest(points) for seed, points in seeds.items()}, skipped)
+    return Curve(
+        record.header.model,
+        _points({(seed, length): cell for (seed, length, _), cell in _evaluations(record, "test").items()}),
+        [left["length"] for left in _not_run(record)],
+    )
 
 
 def learning_curve(record: Record, length: int | None = None) -> Curve:
     """Validation accuracy against training step, at `length` (by default the training length)."""
     cells = _evaluations(record, "validation", length or record.header.train_length)
-    seeds = {seed: [_point(step, cell) for (_, _, step), cell in found] for seed, found in _by_seed(cells).items()}
-    return Curve(record.header.model, {seed: _latest(points) for seed, points in seeds.items()})
+    return Curve(record.header.model, _points({(seed, step): cell for (seed, _, step), cell in cells.items()}))
 
 
 def probe_lengths(record: Record) -> list[int]:
@@ -70,56 +72,45 @@ def probe_lengths(record: Record) -> list[int]:
     return sorted(lengths - {record.header.train_length})
 
 
-def _evaluations(record: Record, split: str, length: int | None = None) -> Mapping[tuple[int, int, int], Cell]:
-    """Rows of `split` that counted something, by (seed, length, step), then metric; of equal ones the last."""
+def _evaluations(record: Record, split: str, length: int | None = None) -> Cells:
+    """Those of `split` that counted something and have an accuracy; of equal rows the last."""
     cells: dict[tuple[int, int, int], dict[str, Row]] = {}
     for entry in record.rows:
         wanted = entry["split"] == split and entry["task"] == record.header.task and entry["position"] is None
         if wanted and entry["count"] and entry["length"] is not None and length in (None, entry["length"]):
             key = (entry["seed"] or 0, entry["length"], entry["step"] or 0)
             cells.setdefault(key, {})[entry["metric"]] = entry
-    return cells
+    return {key: cells[key] for key in sorted(cells) if "accuracy" in cells[key]}
 
 
-def _by_seed(cells: Mapping[tuple[int, int, int], Cell]) -> dict[int, list[tuple[tuple[int, int, int], Cell]]]:
-    found: dict[int, list[tuple[tuple[int, int, int], Cell]]] = {}
-    for key, cell in sorted(cells.items(), key=lambda item: item[0]):
-        if "accuracy" in cell:
-            found.setdefault(key[0], []).append((key, cell))
-    return found
+def _points(cells: Mapping[tuple[int, int], Cell]) -> dict[int, list[Point]]:
+    """By seed, of cells by seed and x."""
+    return grouped((seed, _point(x, cells[seed, x])) for seed, x in sorted(cells))
 
 
-def _by_step(cells: Mapping[tuple[int, int, int], Cell], seed: int) -> dict[int, Cell]:
-    return {step: cell for (owner, _, step), cell in sorted(cells.items(), key=lambda item: item[0]) if owner == seed}
-
-
-def _latest(points: Iterable[Point]) -> list[Point]:
-    """One point an x: of several evaluations at one length, the one after most training steps."""
-    return [point for _, point in sorted({point.x: point for point in points}.items())]
-
-
-def _seed_summary(seed: int, validation: Mapping[int, Cell]) -> dict[str, Any]:
-    records = [{"step": step, **_record(cell)} for step, cell in validation.items() if "accuracy" in cell]
+def _seed_summary(seed: int, cells: Cells) -> dict[str, Any]:
+    by_step = {step: {"step": step, **_record(cell)} for (owner, _, step), cell in cells.items() if owner == seed}
+    records = list(by_step.values())
+    steps = {level: [found["step"] for found in records if _accuracy(found) >= level - ROUNDING] for level in LEVELS}
     return {
         "seed": seed,
-        "steps_to": {str(level): _first_step(records, level) for level in LEVELS},
+        "steps_to": {str(level): next(iter(reached), None) for level, reached in steps.items()},
         "validation": records[-1] if records else None,
-        "best": max(records, key=lambda record: record["accuracy"] or 0.0) if records else None,
+        "best": max(records, key=_accuracy, default=None),
     }
 
 
-def _first_step(records: Iterable[Mapping[str, Any]], level: float) -> int | None:
-    return next((record["step"] for record in records if (record["accuracy"] or 0.0) >= level - ROUNDING), None)
+def _accuracy(found: Mapping[str, Any]) -> float:
+    return found["accuracy"] or 0.0
 
 
 def _ladder(record: Record) -> list[dict[str, Any]]:
     """One record a length and seed: the test evaluation after most training steps."""
     latest: dict[tuple[int, int], dict[str, Any]] = {}
-    for (seed, length, step), cell in sorted(_evaluations(record, "test").items(), key=lambda item: item[0]):
-        if "accuracy" in cell:
-            point = _point(length, cell)
-            interval = {"low": _finite(point.low), "high": _finite(point.high)}
-            latest[length, seed] = {"length": length, "seed": seed, "step": step, **_record(cell), **interval}
+    for (seed, length, step), cell in _evaluations(record, "test").items():
+        point = _point(length, cell)
+        ends = {"low": finite(point.low), "high": finite(point.high)}
+        latest[length, seed] = {"length": length, "seed": seed, "step": step, **_record(cell), **ends}
     return [latest[key] for key in sorted(latest)]
 
 
@@ -135,7 +126,7 @@ def _not_run(record: Record) -> list[dict[str, Any]]:
 
 
 def _record(cell: Cell) -> dict[str, Any]:
-    values = {metric: _finite(value(cell[metric])) if metric in cell else None for metric in METRICS}
+    values = {metric: finite(value(cell[metric])) if metric in cell else None for metric in METRICS}
     return {**values, "sequences": cell["accuracy"]["count"]}
 
 
@@ -145,20 +136,8 @@ def _point(x: int, cell: Cell) -> Point:
     count = entry["count"] or 0
     if entry["total"] is None:
         return Point(x, math.nan, math.nan, math.nan, count)
-    low, high = wilson(min(max(entry["total"], 0.0), count), count)
-    return Point(x, value(entry), low, high, count)
+    return Point(x, value(entry), *wilson(min(max(entry["total"], 0.0), count), count), count)
 
 
 def _spreads(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {metric: spread(record[metric] for record in records if record[metric] is not None) for metric in METRICS}
-
-
-def _group(records: Iterable[dict[str, Any]], key: str) -> dict[Any, list[dict[str, Any]]]:
-    groups: dict[Any, list[dict[str, Any]]] = {}
-    for record in records:
-        groups.setdefault(record[key], []).append(record)
-    return groups
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None

@@ -8,6 +8,7 @@ from evalkit.core.rows import Row
 from evalkit.record import recall_rows
 from evalkit.reports.curves import COLOURS, Frame, frame_of, length_figure, seed_figure
 from evalkit.reports.kinds import Drawing
+from evalkit.reports.numbers import grouped
 from evalkit.reports.points import Curve, Point
 from evalkit.reports.pooling import Line
 from evalkit.reports.recall.summary import channels, decayed, summarise
@@ -69,43 +70,31 @@ def _of_one(
 
 def _by_before(summary: Mapping[str, Any]) -> list[Curve]:
     """Accuracy against distance, a curve a number of tokens before the fact."""
-    befores = sorted({record["before"] for record in summary["recalled"]})
-    return [
-        _curve(f"{before:,} tokens before the fact", [r for r in summary["recalled"] if r["before"] == before])
-        for before in befores
-    ]
+    by_before = grouped((record["before"], record) for record in summary["recalled"])
+    return [_curve(f"{before:,} tokens before the fact", by_before[before]) for before in sorted(by_before)]
 
 
 def _restored(summary: Mapping[str, Any]) -> list[Curve]:
     """Accuracy against distance as it is, and with drift or forgetting undone in every block."""
-    whole = [record for record in summary["restored"] if record["block"] is None]
-    found = {undone: [record for record in whole if record["undone"] == undone] for undone in LABELS}
-    return [_curve(LABELS[undone], records) for undone, records in found.items() if records]
+    whole = grouped((record["undone"], record) for record in summary["restored"] if record["block"] is None)
+    return [_curve(label, whole[undone]) for undone, label in LABELS.items() if undone in whole]
 
 
 def _curve(label: str, records: Iterable[Mapping[str, Any]]) -> Curve:
-    seeds: dict[int, list[Point]] = {}
-    for record in records:
-        point = Point(record["distance"], record["accuracy"], record["low"], record["high"], record["sequences"])
-        seeds.setdefault(record["seed"], []).append(point)
-    return Curve(label, seeds)
+    names = ("distance", "accuracy", "low", "high", "sequences")
+    return Curve(label, grouped((record["seed"], Point(*(record[name] for name in names))) for record in records))
 
 
 def _by_block(found: Iterable[Mapping[str, Any]]) -> dict[int, Curve]:
     """What was found at each distance, a curve a block."""
-    blocks: dict[int, dict[int, list[Point]]] = {}
-    for entry in found:
-        value = entry["relative"]
-        point = Point(entry["distance"], value, value, value, 1)
-        blocks.setdefault(entry["block"], {}).setdefault(entry["seed"], []).append(point)
-    return {block: Curve(f"block {block + 1}", seeds) for block, seeds in sorted(blocks.items())}
+    blocks = grouped((one["block"], (one["seed"], Point(one["distance"], one["relative"]))) for one in found)
+    return {block: Curve(f"block {block + 1}", grouped(blocks[block])) for block in sorted(blocks)}
 
 
 def _decay(block: int, measured: Curve, rows: Sequence[Row]) -> Curve:
     """What the decay of its channels alone would leave of a block's first difference, not in the legend."""
-    seeds = {}
+    seeds, of_block = {}, channels(rows)
     for seed, points in measured.seeds.items():
-        own, first = channels(rows, seed, block), points[0].x
-        left = [(point.x, decayed(own, point.x - first)) for point in points]
-        seeds[seed] = [Point(x, value, value, value, 1) for x, value in left]
+        left = ((point.x, decayed(of_block.get((seed, block), ()), point.x - points[0].x)) for point in points)
+        seeds[seed] = [Point(x, value) for x, value in left]
     return Curve("", seeds)

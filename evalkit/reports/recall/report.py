@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from evalkit.record.recall_rows import DRIFT_UNDONE, FORGETTING_UNDONE, NOTHING_UNDONE
-from evalkit.reports.kinds import DASH, Table
+from evalkit.reports.kinds import Table
+from evalkit.reports.numbers import between, grouped, shown
 from evalkit.reports.pooling import Line
 from evalkit.reports.recall.curves import DISTANCE
 from evalkit.reports.recall.summary import summarise
@@ -21,9 +22,8 @@ def tables(lines: Sequence[Line]) -> list[Table]:
     def table(heading: str, header: Sequence[str], rows_of: Callable[[Mapping[str, Any]], Rows]) -> Table:
         if single:
             return Table(heading, header, rows_of(found[0][1]))
-        return Table(
-            heading, ["model", *header], [[label, *row] for label, summary in found for row in rows_of(summary)]
-        )
+        cells = [[label, *row] for label, summary in found for row in rows_of(summary)]
+        return Table(heading, ["model", *header], cells)
 
     before, by_seed = "tokens before the fact", ["seed", "half-way to chance at distance"]
     lost = ["seed", "distance", "answers lost", "accuracy of the others"]
@@ -57,8 +57,8 @@ def _reach(summary: Mapping[str, Any]) -> Rows:
         [
             f"{found['before']:,}",
             found["reach"] if summary["window"] else "any",
-            f"{found['median']:.3f}",
-            f"{found['min']:.3f} {DASH} {found['max']:.3f}",
+            shown(found["median"]),
+            between(found["min"], found["max"]),
             str(found["seeds"]),
         ]
         for found in summary["by_reach"]
@@ -79,7 +79,7 @@ def _answers(summary: Mapping[str, Any]) -> Rows:
             str(found["seed"]),
             f"{found['distance']:,}",
             ", ".join(map(str, found["lost"])) or "none",
-            DASH if found["others"] is None else f"{found['others']:.3f}",
+            shown(found["others"]),
         ]
         for found in summary["by_answer"]
     ]
@@ -92,7 +92,7 @@ def _forgetting(summary: Mapping[str, Any]) -> Rows:
             str(found["block"] + 1),
             _tokens(found["predicted"], "no end"),
             _tokens(found["measured"], "longer than the contexts"),
-            DASH if found["moved"] is None else f"{found['moved']:.1f}",
+            shown(found["moved"], ".1f"),
         ]
         for found in summary["forgetting"]
     ]
@@ -101,15 +101,12 @@ def _forgetting(summary: Mapping[str, Any]) -> Rows:
 def _restored(summary: Mapping[str, Any]) -> Rows:
     """By seed at the furthest distance; the last column is the block whose forgetting, undone alone, restores most."""
     lines = []
-    for seed in sorted({record["seed"] for record in summary["restored"]}):
-        own = [record for record in summary["restored"] if record["seed"] == seed]
+    for seed, own in sorted(grouped((record["seed"], record) for record in summary["restored"]).items()):
         last = max(record["distance"] for record in own)
         found = {(r["undone"], r["block"]): r["accuracy"] for r in own if r["distance"] == last}
-        alone = {
-            block: right for (what, block), right in found.items() if what == FORGETTING_UNDONE and block is not None
-        }
+        whole = [shown(found[what, None]) for what in (NOTHING_UNDONE, DRIFT_UNDONE, FORGETTING_UNDONE)]
+        alone = {at: right for (what, at), right in found.items() if what == FORGETTING_UNDONE and at is not None}
         best = max(alone, key=lambda block: alone[block])
-        whole = [f"{found[what, None]:.3f}" for what in (NOTHING_UNDONE, DRIFT_UNDONE, FORGETTING_UNDONE)]
         lines.append([str(seed), f"{last:,}", *whole, f"{best + 1}: {alone[best]:.3f}"])
     return lines
 

@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 from scipy.optimize import root_scalar
 
 from evalkit.core.rows import Record, Row, value
-from evalkit.core.statistics import spread, wilson
+from evalkit.core.statistics import spread
 from evalkit.record import recall_rows
 from evalkit.reports.kinds import facts_of, last_step
+from evalkit.reports.numbers import grouped, interval
 
 SCHEMA = 1
 CARRYING = 8
@@ -36,7 +37,7 @@ def summarise(record: Record) -> dict[str, Any]:
     `restored`: the accuracy by seed and distance with what is `undone`, in one `block` or (null) in every block.
     """
     rows, header = record.rows, record.header
-    records = [{**_record(entry), "before": entry["extra"]["before"]} for entry in _of(rows, recall_rows.RECALLED)]
+    records = _records(rows, recall_rows.RECALLED, "before")
     return {
         "schema": SCHEMA,
         **facts_of(record),
@@ -48,7 +49,7 @@ def summarise(record: Record) -> dict[str, Any]:
         "forgetting": _forgetting(rows),
         "differences": _looks(rows, recall_rows.DIFFERENCE),
         "drifts": _looks(rows, recall_rows.DRIFT),
-        "restored": [_restored(entry) for entry in _of(rows, recall_rows.RESTORED)],
+        "restored": _records(rows, recall_rows.RESTORED, "undone", "block"),
     }
 
 
@@ -57,63 +58,54 @@ def decayed(channels: Sequence[tuple[float, float]], tokens: float) -> float:
     return math.sqrt(math.fsum(share * math.exp(-2 * delta * tokens) for delta, share in channels))
 
 
-def channels(rows: Sequence[Row], seed: int, block: int) -> list[tuple[float, float]]:
-    """δ and share of each channel of a block."""
-    return [
-        (value(entry), entry["extra"]["share"])
-        for entry in _of(rows, recall_rows.FORGETTING)
-        if ((entry["seed"] or 0), entry["extra"]["block"]) == (seed, block)
-    ]
+def channels(rows: Sequence[Row]) -> dict[tuple[int, int], list[tuple[float, float]]]:
+    """δ and share of each channel, by seed and block."""
+    found = _of(rows, recall_rows.FORGETTING)
+    return grouped((_place(entry), (value(entry), entry["extra"]["share"])) for entry in found)
 
 
-def _record(entry: Row) -> dict[str, Any]:
-    low, high = wilson(entry["total"] or 0.0, entry["count"] or 0.0)
-    return {
-        "seed": entry["seed"] or 0,
-        "distance": entry["position"],
-        "accuracy": value(entry),
-        "low": low,
-        "high": high,
-        "sequences": entry["count"],
-    }
-
-
-def _restored(entry: Row) -> dict[str, Any]:
-    return {**_record(entry), "undone": entry["extra"]["undone"], "block": entry["extra"]["block"]}
+def _records(rows: Sequence[Row], metric: str, *more: str) -> list[dict[str, Any]]:
+    """The accuracy that each row measured; `more` names what else is told of it in `extra`."""
+    found = []
+    for entry in _of(rows, metric):
+        low, high = interval(entry)
+        measured = {"accuracy": value(entry), "low": low, "high": high, "sequences": entry["count"]}
+        told = {name: entry["extra"][name] for name in more}
+        found.append({"seed": entry["seed"] or 0, "distance": entry["position"], **measured, **told})
+    return found
 
 
 def _by_reach(records: Sequence[dict[str, Any]], window: int | None) -> list[dict[str, Any]]:
-    result = []
-    for before in sorted({record["before"] for record in records}):
-        for reach in ("within", "beyond"):
-            means: dict[int, list[float]] = {}
-            for record in records:
-                inside = window is None or record["distance"] <= window
-                if record["before"] == before and inside is (reach == "within"):
-                    means.setdefault(record["seed"], []).append(record["accuracy"])
-            if means:
-                over_seeds = spread(float(np.mean(found)) for found in means.values())
-                result.append({"before": before, "reach": reach, **over_seeds})
-    return result
+    by_seed = grouped(
+        ((record["before"], window is not None and record["distance"] > window, record["seed"]), record["accuracy"])
+        for record in records
+    )
+    means = grouped(((before, beyond), float(np.mean(found))) for (before, beyond, _), found in by_seed.items())
+    return [
+        {"before": before, "reach": "beyond" if beyond else "within", **spread(means[before, beyond])}
+        for before, beyond in sorted(means)
+    ]
 
 
 def _half_way(records: Sequence[dict[str, Any]], chance: float | None) -> list[dict[str, Any]]:
-    middle = _middle(chance)
-    result = []
-    for before in sorted({record["before"] for record in records}):
-        for seed in sorted({record["seed"] for record in records}):
-            own = [record for record in records if (record["before"], record["seed"]) == (before, seed)]
-            fallen = [record["distance"] for record in own if record["accuracy"] <= middle]
-            result.append({"before": before, "seed": seed, "distance": min(fallen, default=None)})
-    return result
+    fallen = grouped(
+        ((record["before"], record["seed"]), record["distance"])
+        for record in records
+        if record["accuracy"] <= _middle(chance)
+    )
+    befores, seeds = (sorted({record[name] for record in records}) for name in ("before", "seed"))
+    return [
+        {"before": before, "seed": seed, "distance": min(fallen.get((before, seed), ()), default=None)}
+        for before, seed in product(befores, seeds)
+    ]
 
 
 def _by_answer(rows: Sequence[Row], chance: float | None) -> list[dict[str, Any]]:
-    furthest: dict[tuple[int, int], Row] = {}
-    for entry in sorted(_of(rows, recall_rows.RECALLED), key=lambda entry: entry["position"] or 0):
-        furthest[entry["extra"]["before"], entry["seed"] or 0] = entry
+    asked_at = sorted(_of(rows, recall_rows.RECALLED), key=lambda entry: entry["position"] or 0)
+    furthest = {(entry["extra"]["before"], entry["seed"] or 0): entry for entry in asked_at}
     result = []
-    for (before, seed), entry in sorted(furthest.items(), key=lambda item: item[0]):
+    for before, seed in sorted(furthest):
+        entry = furthest[before, seed]
         right, asked = (np.asarray(entry["extra"][name]) for name in ("right", "asked"))
         lost = right < asked * _middle(chance)
         others = int(asked[~lost].sum())
@@ -137,24 +129,23 @@ def _middle(chance: float | None) -> float:
 
 
 def _forgetting(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    found = _of(rows, recall_rows.FORGETTING)
+    differences, drifts = (_by_distance(rows, metric) for metric in (recall_rows.DIFFERENCE, recall_rows.DRIFT))
     result = []
-    for seed, block in sorted({(entry["seed"] or 0, entry["extra"]["block"]) for entry in found}):
-        own = channels(rows, seed, block)
+    for (seed, block), own in sorted(channels(rows).items()):
+        by_share = sorted(enumerate(own), key=lambda item: -item[1][1])
+        drift = drifts.get((seed, block))
         result.append(
             {
                 "seed": seed,
                 "block": block,
                 "predicted": _to_1_over_e(own),
-                "measured": _measured(rows, seed, block),
-                "moved": next(
-                    (moved for _, moved in reversed(_by_distance(rows, recall_rows.DRIFT, seed, block))), None
-                ),
+                "measured": _measured(differences.get((seed, block), ())),
+                "moved": drift[-1][1] if drift else None,
                 "channels": len(own),
                 "slowest": min(delta for delta, _ in own),
                 "carrying": [
                     {"channel": channel, "decay": delta, "share": share}
-                    for channel, (delta, share) in sorted(enumerate(own), key=lambda item: -item[1][1])[:CARRYING]
+                    for channel, (delta, share) in by_share[:CARRYING]
                 ],
             }
         )
@@ -185,12 +176,11 @@ def _to_1_over_e(own: Sequence[tuple[float, float]]) -> float | None:
     return root_scalar(above, bracket=(0.0, FAR), method="brentq", maxiter=1000).root if above(0.0) > 0 else 0.0
 
 
-def _measured(rows: Sequence[Row], seed: int, block: int) -> float | None:
+def _measured(found: Sequence[tuple[int, float]]) -> float | None:
     """The tokens in which the difference falls to 1/e of what it was, None if it does not.
 
     Between two distances at which it was looked at it falls exponentially.
     """
-    found = _by_distance(rows, recall_rows.DIFFERENCE, seed, block)
     for (start, above), (stop, below) in pairwise(found):
         if below < math.exp(-1) <= above:
             part = (math.log(above) + 1) / (math.log(above) - math.log(max(below, TINY)))
@@ -198,13 +188,15 @@ def _measured(rows: Sequence[Row], seed: int, block: int) -> float | None:
     return None
 
 
-def _by_distance(rows: Sequence[Row], metric: str, seed: int, block: int) -> list[tuple[int, float]]:
-    """Tokens since the first look, nearest first, and the value there."""
-    return sorted(
-        ((entry["position"] or 0) - entry["extra"]["first"], value(entry))
-        for entry in _of(rows, metric)
-        if ((entry["seed"] or 0), entry["extra"]["block"]) == (seed, block)
-    )
+def _by_distance(rows: Sequence[Row], metric: str) -> dict[tuple[int, int], list[tuple[int, float]]]:
+    """By seed and block: tokens since the first look, nearest first, and the value there."""
+    found = _of(rows, metric)
+    looks = grouped((_place(one), ((one["position"] or 0) - one["extra"]["first"], value(one))) for one in found)
+    return {place: sorted(own) for place, own in looks.items()}
+
+
+def _place(entry: Row) -> tuple[int, int]:
+    return entry["seed"] or 0, entry["extra"]["block"]
 
 
 def _of(rows: Sequence[Row], metric: str) -> list[Row]:

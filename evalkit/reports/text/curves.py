@@ -15,7 +15,7 @@ from evalkit.reports.points import Curve, Point
 from evalkit.reports.pooling import Line
 from evalkit.reports.text.summary import (
     Estimate,
-    alike,
+    Table,
     base_context,
     bits_per_byte,
     bytes_per_token,
@@ -34,9 +34,7 @@ FIRST_DRAWN = 16
 def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str, Drawing]:
     """Three figures, in nats a token by tokens; where the lines' tokens are not alike, in bits a byte by bytes."""
     same = tokens_are_alike(lines)
-    frame = replace(frame_of(line.header for line in lines), scale="fitted", chance=None)
-    if not same:
-        frame = replace(frame, trained=(), windows=())
+    frame = replace(frame_of(line.header for line in lines if same), scale="fitted", chance=None)
     by_position = length_figure(
         [_curve(line, [one for one in losses(line, same) if one.position >= FIRST_DRAWN], same) for line in lines],
         replace(frame, x="token position" if same else "position (bytes)", y=f"mean loss ({unit(same)})"),
@@ -51,20 +49,20 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
     )
     by_context.axes[0].axhline(0, color=MUTED, linewidth=0.8, zorder=1.5)
     _in_thousandths(by_context.axes[0], unit(same))
-    learning = replace(Frame(y="validation loss (bits a byte)", scale="fitted").while_training())
+    learning = Frame(y="validation loss (bits a byte)", scale="fitted").while_training()
     training = seed_figure([_learning(line) for line in lines], learning, f"{title} while training", notes)
+    kept = "Loss on the ends of the training documents, which are kept from training."
     return {
         "positions": Drawing(POSITIONS, "Held-out documents; the band is a 95% interval over documents.", by_position),
         "context": Drawing(CONTEXT, "The same passages after more or less of their own document.", by_context),
-        "training": Drawing(
-            TRAINING, "Loss on the ends of the training documents, which are kept from training.", training
-        ),
+        "training": Drawing(TRAINING, kept, training),
     }
 
 
 def tokens_are_alike(lines: Sequence[Line]) -> bool:
     """Whether the lines' tokens are as long, so that losses a token compare."""
-    return alike([line.record.rows for line in lines])
+    ratios = [bytes_per_token(line.record.rows) for line in lines]
+    return max(ratios) - min(ratios) < 1e-6
 
 
 def unit(same: bool) -> str:
@@ -74,16 +72,17 @@ def unit(same: bool) -> str:
 
 def losses(line: Line, same: bool) -> list[Estimate]:
     """The mean loss at each position."""
-    return levels(table_of(line.record.rows, text_rows.LOSS, value if same else bits_per_byte))
+    return levels(_measured(line, text_rows.LOSS, same))
 
 
 def changes(line: Line, same: bool) -> list[Estimate]:
     """What every context changes against the one that fits into a training window."""
-    table, base = (
-        table_of(line.record.rows, text_rows.PAIRED, value if same else bits_per_byte),
-        base_context(line.record),
-    )
+    table, base = _measured(line, text_rows.PAIRED, same), base_context(line.record)
     return [] if base is None else differences(table, table, base)
+
+
+def _measured(line: Line, metric: str, same: bool) -> Table:
+    return table_of(line.record.rows, metric, value if same else bits_per_byte)
 
 
 def _curve(line: Line, found: Sequence[Estimate], same: bool) -> Curve:
@@ -95,10 +94,7 @@ def _curve(line: Line, found: Sequence[Estimate], same: bool) -> Curve:
 
 def _learning(line: Line) -> Curve:
     seeds = validation(line.record.rows)["bits_per_byte"]
-    return Curve(
-        line.label,
-        {seed: [Point(step, loss, loss, loss, 1) for step, loss in found] for seed, found in seeds.items()},
-    )
+    return Curve(line.label, {seed: [Point(step, loss) for step, loss in found] for seed, found in seeds.items()})
 
 
 def _in_thousandths(axes: Axes, of: str) -> None:

@@ -1,10 +1,11 @@
 """The tables and the CSV of text runs, of one or of several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from evalkit.reports.canvas import length_label
-from evalkit.reports.kinds import DASH, Table
+from evalkit.reports.kinds import Table, by_column
+from evalkit.reports.numbers import DASH, between
 from evalkit.reports.pooling import Line
 from evalkit.reports.text.curves import CONTEXT, POSITIONS, TRAINING, changes, losses, tokens_are_alike, unit
 from evalkit.reports.text.summary import Estimate, base_context, summarise
@@ -26,16 +27,7 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """A record a line and position, of the loss, and of what more context than a training window's changes."""
     same = tokens_are_alike(lines)
     return [
-        {
-            "model": line.label,
-            "measure": measure,
-            "unit": unit(same),
-            "position": one.position,
-            "mean": one.mean,
-            "low": one.low,
-            "high": one.high,
-            "documents": one.documents,
-        }
+        {"model": line.label, "measure": measure, "unit": unit(same), **asdict(one)}
         for line in lines
         for measure, found in (("loss", losses(line, same)), ("more_context", _longer(line, same)))
         for one in found
@@ -70,24 +62,23 @@ def _of_one(summary: Mapping[str, Any]) -> list[Table]:
 def _of_several(lines: Sequence[Line]) -> list[Table]:
     """Mean loss at powers of two, and what more context changes, with half the width of its interval."""
     same = tokens_are_alike(lines)
-    level = {line.label: {one.position: f"{one.mean:.4f}" for one in losses(line, same)} for line in lines}
+    level = {line.label: _by_position(losses(line, same), "{0.mean:.4f}") for line in lines}
     changed = {
-        f"{line.label}, against {base_context(line.record) or DASH}": {
-            one.position: f"{one.mean:+.4f} ± {one.high - one.mean:.4f}" for one in _longer(line, same)
-        }
+        f"{line.label}, against {base_context(line.record) or DASH}": _by_position(
+            _longer(line, same), "{0.mean:+.4f} ± {1:.4f}"
+        )
         for line in lines
     }
     return [
-        _by_position(POSITIONS, f"loss ({unit(same)}) at position", level),
-        _by_position(CONTEXT, f"after more context ({unit(same)})", changed),
+        by_column(POSITIONS, f"loss ({unit(same)}) at position", level),
+        by_column(CONTEXT, f"after more context ({unit(same)})", changed),
     ]
 
 
-def _by_position(heading: str, name: str, shown: Mapping[str, Mapping[int, str]]) -> Table:
-    positions = sorted({place for line in shown.values() for place in line if place.bit_count() == 1})
-    drawn = [position for position in positions if position >= SHOWN_FROM]
-    cells = [[label, *(line.get(position, DASH) for position in drawn)] for label, line in shown.items()]
-    return Table(heading, [name, *map(length_label, drawn)], cells)
+def _by_position(found: Iterable[Estimate], form: str) -> dict[int, str]:
+    """At powers of two; the second number of `form` is half the width of the interval."""
+    drawn = [one for one in found if one.position.bit_count() == 1 and one.position >= SHOWN_FROM]
+    return {one.position: form.format(one, one.high - one.mean) for one in drawn}
 
 
 def _longer(line: Line, same: bool) -> list[Estimate]:
@@ -117,6 +108,5 @@ def _control(words: str, found: Mapping[str, Any]) -> list[str]:
 
 def _cells(found: Mapping[str, Any], form: str) -> list[str]:
     """Position, mean, interval and number of documents."""
-    low, high = found["low"], found["high"]
-    interval = DASH if low is None else f"{low:{form}} {DASH} {high:{form}}"
+    interval = between(found["low"], found["high"], form)
     return [f"{found['position']:,}", f"{found['mean']:{form}}", interval, str(found["documents"])]

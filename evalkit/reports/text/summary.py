@@ -5,7 +5,7 @@ The document is the unit: seeds are averaged within a document first, and every 
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from scipy.special import stdtrit
 from evalkit.core.rows import Record, Row, value
 from evalkit.record import text_rows
 from evalkit.reports.kinds import facts_of, last_step
+from evalkit.reports.numbers import finite
 
 SCHEMA = 1
 Table = Mapping[int, Mapping[str, Mapping[int, float]]]
@@ -48,7 +49,12 @@ def table_of(rows: Iterable[Row], metric: str, of: Callable[[Row], float] = valu
 
 def levels(table: Table) -> list[Estimate]:
     """The mean loss at each position."""
-    return [_estimate(position, _by_document(table[position])) for position in sorted(table)]
+    return [
+        _estimate(
+            position, {document: float(np.mean(list(seeds.values()))) for document, seeds in table[position].items()}
+        )
+        for position in sorted(table)
+    ]
 
 
 def differences(table: Table, base: Table, at: int | None = None) -> list[Estimate]:
@@ -94,12 +100,6 @@ def bytes_per_token(rows: Sequence[Row]) -> float:
     return float(np.mean(list(found.values()))) if found else 1.0
 
 
-def alike(several: Sequence[Sequence[Row]]) -> bool:
-    """Whether the tokens of several runs are as long, so that losses a token compare."""
-    ratios = [bytes_per_token(rows) for rows in several]
-    return max(ratios) - min(ratios) < 1e-6
-
-
 def validation(rows: Sequence[Row]) -> dict[str, dict[int, list[tuple[int, float]]]]:
     """By metric and seed: (step, value) while training."""
     found: dict[str, dict[int, dict[int, float]]] = {"loss": {}, "bits_per_byte": {}}
@@ -111,30 +111,28 @@ def validation(rows: Sequence[Row]) -> dict[str, dict[int, list[tuple[int, float
 
 def summarise(record: Record) -> dict[str, Any]:
     """The content of `results.json`; parts that were never run are empty."""
-    header, rows = record.header, record.rows
-    paired, foreign = (table_of(rows, metric) for metric in (text_rows.PAIRED, text_rows.FOREIGN))
-    repeated, fresh = (table_of(rows, metric) for metric in (text_rows.REPEATED, text_rows.FRESH))
+    rows, base, trained = record.rows, base_context(record), record.header.train_length
+    tables = {metric: table_of(rows, metric) for metric in text_rows.RAW}
+    paired, short, long = (tables[name] for name in (text_rows.PAIRED, text_rows.HELPED_SHORT, text_rows.HELPED_LONG))
+    in_bits = levels(table_of(rows, text_rows.LOSS, bits_per_byte))
     last = {metric: {seed: found[-1][1] for seed, found in seeds.items()} for metric, seeds in validation(rows).items()}
-    short, long = (table_of(rows, metric) for metric in (text_rows.HELPED_SHORT, text_rows.HELPED_LONG))
     return {
         "schema": SCHEMA,
         **facts_of(record),
-        "text": header.text,
+        "text": record.header.text,
         "step": last_step(record),
         "seeds": sorted({entry["seed"] for entry in rows if entry["seed"] is not None}),
         "validation": last,
         "by_position": [
             {**_record(found), "bits_per_byte": bits.mean}
-            for found, bits in zip(
-                *(levels(table_of(rows, text_rows.LOSS, of)) for of in (value, bits_per_byte)), strict=True
-            )
+            for found, bits in zip(levels(tables[text_rows.LOSS]), in_bits, strict=True)
         ],
-        "paired": {"loss": [_record(found) for found in levels(paired)], **_against(paired, base_context(record))},
+        "paired": {"loss": [_record(found) for found in levels(paired)], **_against(paired, base)},
         # After as many tokens as a training window has: its passages end beyond what was trained.
-        "paired_after_a_window": _against(paired, header.train_length),
+        "paired_after_a_window": _against(paired, trained),
         # Against the same passages after their own text, as long, and after the nearest part of it alone.
-        "foreign": [_record(found) for found in differences(foreign, paired)],
-        "repeated": [_record(found) for found in differences(repeated, fresh)],
+        "foreign": [_record(found) for found in differences(tables[text_rows.FOREIGN], paired)],
+        "repeated": [_record(one) for one in differences(tables[text_rows.REPEATED], tables[text_rows.FRESH])],
         "helped": [
             {**_record(found), "chosen_by": _chosen_by(rows)}
             for position in short
@@ -162,10 +160,6 @@ def _chosen_by(rows: Sequence[Row]) -> str | None:
     return next((entry["extra"]["chosen_by"] for entry in rows if entry["metric"] == text_rows.HELPED_LONG), None)
 
 
-def _by_document(losses: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
-    return {document: float(np.mean(list(seeds.values()))) for document, seeds in losses.items()}
-
-
 def _estimate(position: int, by_document: Mapping[str, float]) -> Estimate:
     values = np.asarray(list(by_document.values()))
     mean, count = float(values.mean()), len(values)
@@ -176,6 +170,4 @@ def _estimate(position: int, by_document: Mapping[str, float]) -> Estimate:
 
 
 def _record(found: Estimate) -> dict[str, Any]:
-    finite = {name: getattr(found, name) for name in ("mean", "low", "high")}
-    numbers = {name: number if math.isfinite(number) else None for name, number in finite.items()}
-    return {"position": found.position, **numbers, "documents": found.documents}
+    return asdict(found) | {name: finite(getattr(found, name)) for name in ("mean", "low", "high")}
