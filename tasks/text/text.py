@@ -1,6 +1,5 @@
 """Text to train on and text that is held out: the user's, a data set's, or what comes with Python."""
 
-import dataclasses
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -12,27 +11,21 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Integer
 
-from evalkit.tasks.text import corpus, documents, standard_library, tokenizers
+from evalkit.tasks.text import corpus, tokenizers
 from evalkit.tasks.text.corpus import Corpus, Span, Window
 from evalkit.tasks.text.documents import Document
-from evalkit.tasks.text.hub_documents import Hub
+from evalkit.tasks.text.source import Source
 from evalkit.tasks.text.tokenizers import Tokenizer
-
-TRAIN, HELD_OUT = "train", "held"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
+class Text(Source):
     """Documents: say each next token. Windows of the training texts to train on, whole held-out documents to be read.
 
     A window packs what follows in the texts: at the first token of a document the position is 0, so that nothing of
     the document before it is seen, and that token is not asked for.
 
-    Where the text is (one of these, or none for the source of Python's standard library):
-      path: a folder, in it files or folders whose names begin with `train`, and others that begin with `held`.
-      train, held_out: for each a file, a folder or a pattern such as `books/*.txt`.
-      hub: a data set of the Hugging Face hub.
-    Files are .txt, .tex and .md, one document each, or .jsonl and .parquet, one a row, its text in `field`.
+    Where the text is: `path`, `train` with `held_out`, or `hub`, as `Source` says.
 
     Options:
       length: tokens of a training window.
@@ -43,11 +36,6 @@ class Text:
     """
 
     length: int = 512
-    path: str | None = None
-    train: str | None = None
-    held_out: str | None = None
-    field: str = "text"
-    hub: Hub = dataclasses.field(default_factory=Hub)
     tokenizer: str | None = None
     validation: float = 1 / 64
     cache: str | None = None
@@ -63,14 +51,7 @@ class Text:
             raise ValueError(f"length={self.length}; allowed: 1 or more")
         if not 0 < self.validation < 1:
             raise ValueError(f"validation={self.validation}; allowed: above 0 and below 1, such as {1 / 64}")
-        files = {"path": self.path, "train": self.train, "held_out": self.held_out, "hub.name": self.hub.name}
-        given = [f"{name}={value}" for name, value in files.items() if value is not None]
-        pair = self.train is not None and self.held_out is not None
-        if len(given) > 1 + pair:
-            raise ValueError(f"{' with '.join(given)}; allowed: path, or train with held_out, or hub.name")
-        if (self.train is None) != (self.held_out is None):
-            missing = "held_out" if self.held_out is None else "train"
-            raise ValueError(f"{given[0]} without {missing}; give both, each a file, a folder or a pattern")
+        super().__post_init__()
 
     @property
     def vocab_size(self) -> int:
@@ -92,18 +73,6 @@ class Text:
             for held_out in (False, True)
         ]
         return None if all(built) else self.hub.name
-
-    @property
-    def streamed(self) -> str | None:
-        """The data set on the hub that `texts` reads each time, None if it reads files."""
-        return None if self.hub.is_local else self.hub.name
-
-    @property
-    def origin(self) -> str:
-        """Where the held-out documents come from."""
-        if self.path is None and self.train is None and self.hub.name is None:
-            return f"{standard_library.name()}, no data given; give data.path=FOLDER"
-        return str(self.held_out or self.path or self.hub.name)
 
     def prepare(self) -> None:
         """Reads and tokenises everything, once for all runs; raises ValueError, in one line, for what cannot be."""
@@ -130,7 +99,7 @@ class Text:
 
     def texts(self) -> Iterator[Document]:
         """The held-out documents as text, for a model with a tokenizer of its own; raises ValueError as `prepare`."""
-        return self._read(held_out=True)
+        return self.read(held_out=True)
 
     def used(self) -> str:
         """What text is read, in one line."""
@@ -179,18 +148,10 @@ class Text:
         return Path(self.cache or os.environ.get("EVALKIT_CACHE") or "~/.cache/evalkit/corpora").expanduser()
 
     def _corpus(self, held_out: bool) -> Corpus:
-        read = partial(self._read, held_out)
+        read = partial(self.read, held_out)
         if self.hub.name is None or self.hub.is_local:
             return corpus.build(read, self.tokenizer_, self._folder)
         return corpus.build_named(read, self.hub.identity(held_out, self.field), self.tokenizer_, self._folder)
-
-    def _read(self, held_out: bool) -> Iterator[Document]:
-        if self.hub.name is not None:
-            return self.hub.read(held_out, self.field)
-        if self.path is not None:
-            return _beginning(self.path, HELD_OUT if held_out else TRAIN, self.field)
-        place = self.held_out if held_out else self.train
-        return standard_library.documents(held_out) if place is None else documents.read(place, self.field)
 
     def _check_lengths(self, length: int) -> None:
         """Raises ValueError if a window does not fit into what is trained on, or into what validation has."""
@@ -208,25 +169,6 @@ class Text:
     def _enough(self, length: int) -> float:
         """A part of the training texts that is long enough for a few windows, or half of them."""
         return min(0.5, 4 * (length + 1) / self._training.total)
-
-
-def _beginning(folder: str, prefix: str, field: str) -> Iterator[Document]:
-    """The documents in the entries of `folder` whose names begin with `prefix`."""
-    root = Path(folder).expanduser()
-    if not root.is_dir():
-        raise ValueError(f"path={folder} is no folder; give one with files train-*.txt and held-out-*.txt")
-    try:
-        entries = sorted(entry for entry in root.iterdir() if entry.name.startswith(prefix))
-    except OSError as error:
-        raise ValueError(f"path={folder} cannot be read ({error.strerror}); let it be read") from error
-    entries = [entry for entry in entries if entry.is_dir() or entry.suffix.lower() in documents.SUFFIXES]
-    if not entries:
-        raise ValueError(
-            f"path={folder} has no text whose name begins with {prefix}; "
-            "name files train-*.txt and held-out-*.txt, or give train=… and held_out=…"
-        )
-    for entry in entries:
-        yield from documents.read(str(entry), field)
 
 
 def _count(number: int, noun: str) -> str:

@@ -83,7 +83,7 @@ def test_benchmarks_are_a_row_a_metric(tmp_path: Path) -> None:
         names = {"run": header.run, "task": header.task, "model": model, "split": "benchmark"}
         rows = [row(**names, metric="piqa/acc", total=right, count=5, extra={"num_fewshot": 0})]
         folders.append(write_run(tmp_path / model, Record(header, rows)))
-    assert report(folders[0], Console(quiet=True))["results"] == {"piqa/acc": 0.6}
+    assert report(folders[0], Console(quiet=True))["results"] == {"piqa": {"acc": 0.6}}
     console = Console(file=io.StringIO(), width=80)
     compare(folders, tmp_path / "out", console)
     assert "piqa/acc" in printed(console) and "0.8" in printed(console)
