@@ -55,7 +55,7 @@ def _run(overrides: Sequence[str]) -> int:
     experiment = prepared(composed)
     from evalkit.session import run
 
-    return run.start(experiment, composed.folder)
+    return run.start(experiment, composed.folder.absolute())
 
 
 def _sweep(own: Sequence[str], typed: Sequence[str], overrides: Sequence[str]) -> int:

@@ -63,7 +63,7 @@ def compose(overrides: Sequence[str]) -> Composed:
     _name(config)
     HydraConfig.instance().set_config(config)  # which the resolver ${hydra:…} reads
     with one_line():
-        folder = Path(config.hydra.run.dir).absolute()
+        folder = Path(config.hydra.run.dir)
     choices = dict(config.hydra.runtime.choices)
     with open_dict(config):
         del config["hydra"]
