@@ -52,10 +52,10 @@ def measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[d
         wanted = _format(overrides)
         return {**recurrence.measure(**own), "environment": environment.describe("highest")}, wanted
     from evalkit.checkpoints.loading import trainer_of
-    from evalkit.configuration.experiment import compose, experiment
+    from evalkit.configuration import experiment
 
     devices.use_every_core()
-    built = experiment(compose(overrides).config)
+    built = experiment.built(overrides)
     jax.config.update("jax_default_matmul_precision", built.matmul_precision)
     if what == "start":
         result = start.measure(overrides, **own)

@@ -40,6 +40,7 @@ def trainer_of(experiment: Experiment) -> Trainer:
 
 def restore(experiment: Experiment, run: Path, at: int | None = None) -> tuple[TrainState, int]:
     """The newest state of a run, or that of step `at`, and its step; raises UserError if there is none."""
+    _ = experiment.trained  # a run that measured a checkpoint has no parameters of its own
     if archives.is_archive(run):
         if at is not None:
             raise UserError(f"{run} is an archive, which has the last parameters alone; leave step= out")

@@ -11,7 +11,7 @@ import numpy as np
 from evalkit.checkpoints import hub as hub_checkpoints
 from evalkit.checkpoints import tokenizer_files
 from evalkit.checkpoints.loading import restore
-from evalkit.configuration.saved import from_file
+from evalkit.configuration.saved import checkpoint_of, from_file
 from evalkit.core.contracts import Params, Pretrained
 from evalkit.core.errors import UserError
 from evalkit.models.formats import released
@@ -61,6 +61,9 @@ def digest(params: Params) -> str:
 
 def _run(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
     """A run of ours: on text, on as many tokens as bytes have, or on tokens that stand for no text."""
+    measured = checkpoint_of(folder / "config.yaml")
+    if measured is not None:
+        raise UserError(f"{checkpoint} measured the checkpoint {measured}; give that one")
     experiment = from_file(folder / "config.yaml", [f"model.dtype={dtype}"], ("model.dtype",))
     model, _ = experiment.trained
     size = experiment.task.vocab_size

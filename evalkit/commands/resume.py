@@ -8,9 +8,11 @@ from evalkit.core.errors import UserError
 
 def main(arguments: Sequence[str]) -> int:
     """Goes on with a run and returns the exit code; raises UserError if it cannot."""
-    if not arguments:
+    from evalkit.commands import run
+
+    if not arguments or arguments[0].startswith("-"):
         raise UserError("resume needs the folder of a run, such as resume runs/<task>/<model>/<time>")
-    return existing(arguments[0], arguments[1:])
+    return run.main([f"resume={arguments[0]}", *arguments[1:]])
 
 
 def existing(folder: str, overrides: Sequence[str]) -> int:

@@ -21,6 +21,8 @@ SIGNALS = (130, 143)
 def main(arguments: Sequence[str]) -> int:
     """Runs what the settings describe and returns the exit code; raises UserError before anything is written."""
     flags = _flags(arguments)
+    if flags.cfg == "job" and not flags.multirun and not flags.package:
+        return _show([*flags.overrides, *_search_path(flags.config_dir)], resolve=flags.resolve)
     own = [argument for argument in arguments if argument not in flags.overrides]
     if any(getattr(flags, name) for name in ANSWERED_BY_HYDRA):
         return _hydra([*own, *flags.overrides])
@@ -42,6 +44,16 @@ def main(arguments: Sequence[str]) -> int:
     return _run(overrides)
 
 
+def _show(overrides: Sequence[str], *, resolve: bool) -> int:
+    """Prints the configuration of the run that these settings would start."""
+    from omegaconf import OmegaConf
+
+    from evalkit.configuration.experiment import compose
+
+    print(OmegaConf.to_yaml(compose(overrides).config, resolve=resolve), end="")
+    return 0
+
+
 def _run(overrides: Sequence[str]) -> int:
     """One run: composed once, built once."""
     from evalkit.configuration.experiment import compose, prepared, refuse_used
@@ -50,8 +62,6 @@ def _run(overrides: Sequence[str]) -> int:
     composed = compose(overrides)
     refuse_used(composed.folder)
     devices.use_every_core()
-    if composed.config.checkpoint is not None:
-        devices.spare_memory()
     experiment = prepared(composed)
     from evalkit.session import run
 
@@ -69,7 +79,7 @@ def _sweep(own: Sequence[str], typed: Sequence[str], overrides: Sequence[str]) -
     devices.use_every_core()
     for combination in combinations(overrides):
         composed = compose(combination)
-        if composed.config.checkpoint is not None:
+        if composed.choices.get("on_checkpoint") is not None:
             raise UserError(f"task={composed.choices['on_checkpoint']} takes one checkpoint at a time; leave -m out")
         prepared(composed)
     return _hydra([*own, *forced(typed)])
@@ -78,7 +88,7 @@ def _sweep(own: Sequence[str], typed: Sequence[str], overrides: Sequence[str]) -
 def _is_whole_experiment(overrides: Sequence[str]) -> bool:
     """Whether all its runs are meant; with a model= it is one of them, as any other run."""
     named = {text.partition("=")[0] for text in overrides if not text.endswith("=null")}
-    return "experiment" in named and "model" not in named
+    return "experiment" in named and not named & {"model", "checkpoint"}
 
 
 def _flags(arguments: Sequence[str]) -> argparse.Namespace:

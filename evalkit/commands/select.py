@@ -1,8 +1,8 @@
 """`python -m evalkit select FOLDER`: which trial of a search its protocol chooses, model by model.
 
-Only validation at the training length counts. The trial with the fewest tokens to `--level` of the answers is chosen;
-among trials within a tenth of the fewest, the one with the lowest loss at the end. Trials that did not reach the level
-rank behind, by that loss. Those that did not finish, or ended without a finite loss, come last.
+Only validation at the training length counts. The trial with the fewest tokens to `--level` of the answers is chosen.
+Among trials within a tenth of the fewest, the lowest loss at the end decides. Trials that did not reach the level rank
+behind, by that loss. Those that did not finish, or ended without a finite loss, come last.
 """
 
 import argparse

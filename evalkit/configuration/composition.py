@@ -16,6 +16,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from evalkit.configuration import catalogue
 from evalkit.configuration.schema import nearest
@@ -25,7 +26,7 @@ GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe", "on_checkpo
 NAMES = ("task_name", "model_name")
 CHECKPOINT = "checkpoint"
 # What only a run that trains has; the parameters of a checkpoint are trained already.
-OF_TRAINING = ("model", "train", "seed", "seeds", "runs", "controls", "selected_by")
+OF_TRAINING = ("experiment", "model", "train", "seed", "seeds", "runs", "controls", "selected_by")
 # Hydra's defaults list, which picks the recipe, follows options of groups and no values. So each preset is an option
 # without a file, which sets the plain key `preset` to its name.
 for _preset in catalogue.PRESETS:
@@ -114,7 +115,7 @@ def apply(config: DictConfig, values: Sequence[Override]) -> None:
             raise UserError(f"{override.input_line!r}: give one value here, as key=value")
         with one_line(), open_dict(config):
             if override.is_delete():
-                _delete(config, override.key_or_group)
+                _delete(config, override)
             else:
                 OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
 
@@ -137,7 +138,7 @@ def one_line() -> Iterator[None]:
         raise UserError(f"{group}={name} does not exist; choose one of {', '.join(error.options or [])}") from error
     except OverrideParseException as error:
         raise UserError(f"cannot read {error.override!r}; give key=value, special characters in quotes") from error
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise UserError(first_line(error)) from error
 
 
@@ -170,11 +171,11 @@ def _initialised() -> initialize_config_dir:
 
 def _options(typed: Sequence[tuple[str, Override]]) -> list[str]:
     """The words that pick options. With a checkpoint, the task says what is measured on one (`conf/on_checkpoint`)."""
-    options = [text for text, override in typed if chooses(override)]
+    options = [text for text, override in typed if chooses(override) and not _is_none(override)]
     tasks = [override for _, override in typed if override.key_or_group == "task" and is_choice(override)]
     given = [override.value() for _, override in typed if override.key_or_group == CHECKPOINT]
     on_checkpoint = catalogue.options("on_checkpoint")
-    if not given or given[-1] is None:
+    if not given or given[-1] in (None, ""):
         if tasks and tasks[-1].value() in set(on_checkpoint) - set(catalogue.options("task")):
             raise UserError("checkpoint is missing; give checkpoint=FOLDER, such as runs/<task>/<model>/<time>")
         return options
@@ -195,6 +196,11 @@ def _refuse_training(parsed: Sequence[Override], checkpoint: Any) -> None:
             )
 
 
+def _is_none(override: Override) -> bool:
+    """Whether it picks no option of a group."""
+    return is_choice(override) and not override.is_delete() and override.value() is None
+
+
 def _name(config: DictConfig) -> None:
     """The names of task and model: the options that were taken; on a checkpoint, its own."""
     choices, checkpoint = config.hydra.runtime.choices, OmegaConf.select(config, CHECKPOINT)
@@ -208,6 +214,10 @@ def _refuse_unfit(override: Override) -> None:
     key = override.key_or_group
     if key in NAMES:
         raise UserError(f"{key} follows from the choice; give {key.removesuffix('_name')}=…")
+    if key in ("recipe", "on_checkpoint"):
+        raise UserError(f"{key} follows from task, preset and model; leave {override.input_line!r} out")
+    if _is_none(override) and key != "experiment":
+        raise UserError(f"{key}=null picks nothing; choose one of {', '.join(catalogue.options(key))}")
     if override.is_sweep_override():
         raise UserError(f"{override.input_line!r} gives several values; add -m to run each, or write a list as [a,b]")
 
@@ -221,11 +231,13 @@ def _refuse_unknown_hydra_keys(parsed: Sequence[Override], base: DictConfig) -> 
             raise UserError(f"unknown key {key!r}; the nearest valid one is {nearest(key, valid)!r}")
 
 
-def _delete(config: DictConfig, key: str) -> None:
-    parent, _, name = key.rpartition(".")
+def _delete(config: DictConfig, override: Override) -> None:
+    parent, _, name = override.key_or_group.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
     if not isinstance(node, DictConfig) or name not in node:
-        raise UserError(f"~{key} deletes what is not there; leave it out")
+        raise UserError(f"{override.input_line} deletes what is not there; leave it out")
+    if override.value() not in (None, "", node[name]):
+        raise UserError(f"{override.input_line} deletes another value than {name}={node[name]}; leave the value out")
     with open_dict(node):
         del node[name]
 

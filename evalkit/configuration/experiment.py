@@ -25,6 +25,7 @@ from evalkit.training.settings import Training
 
 PRECISIONS = ("default", "high", "highest")
 FORMATS = ("text", "json")
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ class Experiment:
             )
         one_of(self, "matmul_precision", PRECISIONS)
         one_of(self, "format", FORMATS)
+        one_of(self, "dtype", DTYPES)
+        if self.checkpoint is None and self.dtype != DTYPES[0]:
+            raise ValueError(f"dtype={self.dtype} is of a checkpoint's activations; give model.dtype={self.dtype}")
         if self.data["path"] is not None and "path" not in self.config["task"]:
             raise ValueError(f"data.path={self.data['path']}, but {self.task_name} is drawn, not read; leave it out")
         if self.train is not None:
@@ -179,7 +183,7 @@ def _model(node: Mapping[str, Any] | None, task: Any) -> LanguageModel | None:
 def _refuse_missing(composed: Composed) -> None:
     """Raises UserError for a run without a task or a model, or of a figure whose protocol chose no recipe for it."""
     config, choices = composed.config, composed.choices
-    for group in ("task", "model") if config.checkpoint is None else ():
+    for group in ("task", "model") if OmegaConf.select(config, "checkpoint") is None else ():
         if choices.get(group) is None:
             allowed = " or ".join(f"{group}={name}" for name in catalogue.options(group))
             raise UserError(f"{group} is missing; give {allowed}")

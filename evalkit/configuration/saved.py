@@ -43,6 +43,11 @@ def changed(config: Mapping[str, Any], overrides: Sequence[str], allowed: Sequen
     return _changed(DictConfig(dict(config)), overrides, allowed)
 
 
+def checkpoint_of(path: Path) -> str | None:
+    """The checkpoint that a saved run measured, None for a run that trained; raises UserError for what is no run."""
+    return _load(path).checkpoint
+
+
 def save(config: Mapping[str, Any], path: Path) -> None:
     """Writes `Experiment.config` as the YAML that `from_file` reads; a full disk leaves an earlier one as it was."""
     new = path.with_suffix(".yaml.new")

@@ -35,7 +35,8 @@ def nearest(key: str, valid: Sequence[str]) -> str:
         same_name = candidate.rpartition(".")[2] == key.rpartition(".")[2]
         return difflib.SequenceMatcher(None, key, candidate).ratio() + same_name * (0.2 if "." in key else 1.0)
 
-    return max((candidate for candidate in valid if candidate != key), key=likeness)
+    others = [candidate for candidate in valid if candidate != key and not key.startswith(f"{candidate}.")]
+    return max(others or valid, key=likeness)
 
 
 def locate(node: Node, path: str, message: str) -> str:
@@ -65,7 +66,7 @@ def _verify_node(node: Node, base: Any, path: str, settings: Settings | None, va
 
 
 def _verify_value(key: str, value: Any, base: Any, annotation: Any) -> None:
-    if _is_built(value):
+    if _is_built(value) and annotation not in SIMPLE:
         return
     if _is_built(base):
         setting = next((name for name in base if name not in INSTRUCTIONS), "_target_")
@@ -86,6 +87,8 @@ def _is_built(value: Any) -> bool:
 
 def settings_of(node: Node, path: str) -> Settings:
     """What the constructor of `node` takes, less what its caller gives; raises UserError if it cannot be imported."""
+    if "_target_" not in node:
+        raise UserError(f"{path} has no _target_; name what it builds, such as _target_: evalkit.models.build")
     target = str(node["_target_"])
     try:
         found = pkgutil.resolve_name(target)

@@ -318,6 +318,10 @@ class Evaluation(ABC):
         """Raises ValueError if it asks of `task` what that cannot give, before anything is trained."""
         return None
 
+    def check_tokens(self, task: AnyTask, tokenizer: Tokenizer) -> None:
+        """Raises ValueError if it asks what the tokens of a checkpoint cannot give, before anything is written."""
+        return None
+
     def limits(self, model: LanguageModel) -> Sequence[str]:
         """What it will not do of what was asked for, and why: known before it starts, a line each."""
         return []

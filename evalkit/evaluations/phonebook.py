@@ -73,6 +73,14 @@ class Lookup(Evaluation):
         ends = [number for number, row in enumerate(rows, 1) if _ends_a_length(row)]
         return ends[-1] if ends else 0
 
+    def check_tokens(self, task: AnyTask, tokenizer: Tokenizer) -> None:
+        """Raises ValueError for a length that is too short for any entry."""
+        self._sizes(task, tokenizer)
+
+    def _sizes(self, task: phonebook.Phonebook, tokenizer: Tokenizer) -> dict[int, int]:
+        """The entries of the book by length, the shortest first."""
+        return {length: task.entries_for(length, partial(_count, tokenizer)) for length in sorted(set(self.lengths))}
+
     def run(self, trained: Trained) -> Iterator[Row]:
         """The rows of each length that `trained.kept` has not, the shortest first.
 
@@ -84,10 +92,7 @@ class Lookup(Evaluation):
         assert isinstance(trained.task, phonebook.Phonebook)
         done = {row["length"] for row in trained.kept}
         pretrained = placed(trained.pretrained(), self.batch_size)
-        count = partial(_count, pretrained.tokenizer)
-        # All first, so that a length that cannot be is refused before the others are run.
-        sizes = {length: trained.task.entries_for(length, count) for length in sorted(set(self.lengths))}
-        for length, entries in sizes.items():
+        for length, entries in self._sizes(trained.task, pretrained.tokenizer).items():
             if length not in done:
                 yield from self._rows(trained, pretrained, length, entries)
 

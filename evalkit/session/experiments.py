@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from evalkit.configuration import catalogue, composition
-from evalkit.configuration.experiment import Experiment, compose, experiment
+from evalkit.configuration.experiment import Experiment, built
 from evalkit.configuration.saved import EVALUABLE, changed, from_file
 from evalkit.core.errors import UserError
 from evalkit.record.files import RESULTS
 from evalkit.reports.comparison import compare
 from evalkit.session import run
 
-EVALUATE, STEP, FOLDER = "evaluate=", "step=", "hydra.run.dir="
+EVALUATE, STEP, RUN_FOLDER = "evaluate=", "step=", "hydra.run.dir="
 # What decides the numbers of a run; where it logs to, and how, does not. One that was given more steps stays itself.
 DECIDING = ("task", "model", "train", "eval", "seed", "seeds", "matmul_precision")
 
@@ -43,8 +43,8 @@ def main(overrides: Sequence[str]) -> int:
     A run that fails does not keep the others from running; the code is then 1. Raises UserError for what cannot be
     run, before anything is written.
     """
-    given = [text for text in overrides if not text.lstrip("+").startswith(FOLDER)]
-    folders = [text.lstrip("+").removeprefix(FOLDER).strip("'\"") for text in overrides if text not in given]
+    given = [text for text in overrides if not text.lstrip("+").startswith(RUN_FOLDER)]
+    folders = [str(composition.parse([text])[0].value()) for text in overrides if text not in given]
     options = [text for text in given if composition.chooses(composition.parse([text])[0])]
     chosen = composition.compose(options)
     folder = Path(folders[-1]) if folders else Path("runs", chosen.choices["experiment"], chosen.config.preset)
@@ -77,15 +77,15 @@ def _members(chosen: DictConfig, given: Sequence[str]) -> list[Member]:
         own = [text for text in plan if not text.startswith(EVALUATE)]
         if evaluated is None:
             typed = [*own, *given]
-            members[name] = Member(group, name, typed, None, experiment(compose(typed).config))
+            members[name] = Member(group, name, typed, None, built(typed))
             continue
         trained = [member.name for member in members.values() if member.evaluated is None]
         if evaluated not in trained:
             known = ", ".join(trained)
             raise UserError(f"{name} evaluates {evaluated}, which is not trained in this experiment: {known}")
         settings = [text for text in own if not text.startswith(STEP)]
-        built = changed(members[evaluated].experiment.config, settings, EVALUABLE)
-        members[name] = Member(group, name, own, evaluated, built)
+        experiment = changed(members[evaluated].experiment.config, settings, EVALUABLE)
+        members[name] = Member(group, name, own, evaluated, experiment)
     if not any(member.group == "runs" for member in members.values()):
         allowed = " or ".join(f"experiment={name}" for name in catalogue.options("experiment"))
         raise UserError(f"{' '.join(given)} names no runs; give {allowed}")
@@ -111,7 +111,7 @@ def _refuse_begun_otherwise(folder: Path, member: Member) -> None:
         if not other and begun["train"]["steps"] < wanted["train"]["steps"]:
             other = ["train.steps"]
         if other:
-            raise UserError(f"{path.parent} was begun with another {other[0]}; give another {FOLDER}FOLDER")
+            raise UserError(f"{path.parent} was begun with another {other[0]}; give another {RUN_FOLDER}FOLDER")
 
 
 def _decided(config: Mapping[str, Any], key: str) -> Any:

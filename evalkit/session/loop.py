@@ -22,7 +22,7 @@ VALIDATION = Extrapolation(lengths=[], chunk=256, batch_size=8)
 def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, restored: Restored | None) -> TrainState:
     """Trains to the last step and returns the state there; raises Interrupted after a signal, the state saved.
 
-    A stopped run that is `restored` takes the very same steps as one that was never stopped: batches are functions of
+    A stopped run that is `restored` takes the very same steps as one that was never stopped. Batches are functions of
     seed and step, and its rows were cut to what the checkpoint knows.
     """
     training, task = trainer.training, trainer.task

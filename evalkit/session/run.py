@@ -4,6 +4,7 @@ Its life: the experiment is built; what cannot be is refused; the folder is desc
 reports. A run on a checkpoint is the same without training.
 """
 
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
@@ -43,8 +44,12 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
     """Goes on exactly where the run in `folder` stopped, with its own config; raises UserError if it cannot."""
     experiment = from_file(folder / "config.yaml", overrides, RESUMABLE)
     if experiment.checkpoint is not None:
-        if overrides:
-            raise UserError(f"{overrides[0]!r}: an evaluation goes on with its own settings; leave it out")
+        fixed = [text for text in overrides if text.startswith(("eval", "train"))]
+        if fixed:
+            raise UserError(f"{fixed[0]!r}: an evaluation goes on with its own settings; leave it out")
+        if (folder / RESULTS).is_file():
+            print(f"{folder} is finished: nothing is left to do; give task= and checkpoint= again for a new run")
+            return 0
         return _on_checkpoint(experiment, folder, read(folder) if (folder / FILE).is_file() else None)
     if is_archive(folder):
         raise UserError(f"{folder} is an archive, which has no checkpoint to go on from; give the run itself")
@@ -99,7 +104,7 @@ def _trained(experiment: Experiment, folder: Path) -> int:
             _refuse_other_text(experiment, folder)
         (folder / RESULTS).unlink(missing_ok=True)  # of an earlier end: what has one is finished
         offset = 0 if restored is None else restored.meta["rows"]
-        hint = f"go on with: python -m evalkit resume={folder}"
+        hint = f"go on with: python -m evalkit {shlex.quote(f'resume={folder}')}"
         with Session(experiment, folder, offset=offset, resume_hint=hint) as session:
             return session.guard(lambda: _train_and_measure(session, trainer, checkpoints, restored))
 
@@ -122,13 +127,13 @@ def _on_checkpoint(experiment: Experiment, folder: Path, earlier: Record | None)
     """Evaluates a checkpoint; goes on after the whole pieces of an `earlier` attempt in the same folder."""
     opened = subjects.open_checkpoint(experiment)
     kept, offset = [], 0
-    if earlier is not None:
+    if earlier is not None and earlier.header.identity is not None:
         if earlier.header.identity != opened.pretrained.identity:
             raise UserError(f"{experiment.checkpoint} is another model than {folder} began with; start a new run")
         kept = earlier.rows[: experiment.eval.kept(earlier.rows)]
         offset = offset_after(folder, len(kept)) if kept else 0
     _describe(experiment, folder)
-    hint = f"go on with: python -m evalkit resume={folder}"
+    hint = f"go on with: python -m evalkit {shlex.quote(f'resume={folder}')}"
     with Session(experiment, folder, offset=offset, resume_hint=hint) as session:
 
         def work() -> Verdict:
@@ -148,11 +153,8 @@ def _on_checkpoint(experiment: Experiment, folder: Path, earlier: Record | None)
 
 def _measure(session: Session, subject: Trained) -> Verdict:
     """The configured evaluation, its rows written as they come."""
-    try:
-        for entry in session.experiment.eval.run(subject):
-            session.write([entry])
-    except ValueError as error:  # what an evaluation asks of a task, and can only be known with its tokens at hand
-        raise UserError(str(error)) from error
+    for entry in session.experiment.eval.run(subject):
+        session.write([entry])
     return session.experiment.eval.verdict(subject)
 
 

@@ -11,7 +11,9 @@ from evalkit.checkpoints.pretrained import load_for_text
 from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.notes import notes_of
 from evalkit.configuration.saved import from_file
+from evalkit.core import devices
 from evalkit.core.contracts import Feed, Pretrained, Progress, Trained
+from evalkit.core.errors import UserError
 from evalkit.core.rows import Header, Row
 from evalkit.session.session import Session
 from evalkit.training.state import TrainState, params_of
@@ -38,9 +40,14 @@ def open_checkpoint(experiment: Experiment) -> Opened:
     The held-out texts are read too, and held to those that a run of ours was trained on.
     """
     assert experiment.checkpoint is not None
+    devices.spare_memory()
     own = experiment.feed
     own.refuse_unreachable()  # before the weights, which take minutes
     pretrained = load_for_text(experiment.checkpoint, experiment.dtype)
+    try:
+        experiment.eval.check_tokens(experiment.task, pretrained.tokenizer)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     feed = own.in_tokens_of(pretrained.tokenizer)
     run = Path(experiment.checkpoint).expanduser() / "config.yaml"
     unknown = feed.refuse_trained_on(from_file(run).feed) if run.is_file() else None

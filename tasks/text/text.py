@@ -76,9 +76,10 @@ class Text(Source):
 
     def prepare(self) -> None:
         """Reads and tokenises everything, once for all runs; raises ValueError, in one line, for what cannot be."""
+        training, held_out = self._training, self._held_out
         if not self.allow_shared:
             try:
-                corpus.refuse_shared(self._training, self._held_out)
+                corpus.refuse_shared(training, held_out)
             except ValueError as error:
                 raise ValueError(f"{error}, or give allow_shared=true") from error
         self._check_lengths(self.length)

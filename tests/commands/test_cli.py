@@ -144,6 +144,17 @@ def test_a_fault_of_ours_keeps_its_traceback(run: Run) -> None:
         (("evaluate=nowhere", "eval.lengths=[8]"), "nowhere does not exist"),
         (("resume=a", "evaluate=b"), "one run"),
         (("-m", "resume=a", "seed=1,2"), "one run"),
+        ((*GRIFFIN, "preset=null"), "preset=null picks nothing; choose one of cpu"),
+        ((*GRIFFIN, "recipe=foo"), "recipe follows from task, preset and model"),
+        ((*GRIFFIN, "dtype=bfloat16"), "give model.dtype=bfloat16"),
+        ((*GRIFFIN, "seed=${train}"), "allowed: int"),
+        ((*GRIFFIN, "train.foo=3"), "unknown key 'train.foo'"),
+        ((*GRIFFIN, "~train.steps=1400"), "~train.steps=1400 deletes another value than steps=3000"),
+        (("task=phonebook", "checkpoint="), "model is missing"),
+        (("experiment=fig6b", "checkpoint=x"), "experiment=fig6b, but checkpoint=x is trained already"),
+        (("--cfg", "job", *GRIFFIN, "nope=3"), "unknown key 'nope'"),
+        (("resume",), "resume needs the folder of a run"),
+        (("evaluate", "--help"), "evaluate needs the folder of a run"),
     ],
 )
 def test_a_refused_command_leaves_nothing(
@@ -186,6 +197,8 @@ def test_hydra_answers_its_own_flags(run: Run, capsys: pytest.CaptureFixture[str
     assert "evalkit is powered by Hydra" in capsys.readouterr().out
     assert main(["--cfg", "job", *GRIFFIN, "train.steps=700"]) == 0
     assert "steps: 700" in capsys.readouterr().out
+    assert main(["--cfg", "job", "task=phonebook", "checkpoint=somewhere"]) == 0
+    assert "variant: jelassi" in capsys.readouterr().out, "not what would run"
     assert not run.started and not list(Path.cwd().iterdir())
 
 

@@ -54,13 +54,16 @@ def test_a_lookup_that_was_stopped_goes_on_after_its_last_whole_length(monkeypat
     log = Path("out") / FILE
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:-2]))
-    Path("out/lookup.png").unlink()
+    for name in ("lookup.png", "results.json"):
+        Path("out", name).unlink()
     seen = []
     monkeypatch.setattr(run.EvaluationProgress, "describe", lambda self, length, done, of: seen.append(length))
     assert main(["resume=out"]) == 0
     assert log.read_text() == "".join(lines) and set(seen) == {400} and Path("out/lookup.png").exists()
     assert [{**entry, "run": "out"} for entry in read("whole").rows] == read("out").rows
     assert main(["resume=out", "eval.prompts=5"]) == 2
+    before = log.read_bytes()
+    assert main(["resume=out"]) == 0 and log.read_bytes() == before, "a finished evaluation was made again"
 
 
 def test_a_lookup_does_not_go_on_with_other_parameters(
@@ -69,6 +72,7 @@ def test_a_lookup_does_not_go_on_with_other_parameters(
     assert look_up("hydra.run.dir=out") == 0
     log = Path("out") / FILE
     log.write_text(log.read_text().replace('"identity":"', '"identity":"1'))
+    Path("out/results.json").unlink()
     assert main(["resume=out"]) == 2
     assert "some/reader is another model than out began with; start a new run" in capsys.readouterr().err
     assert main(["evaluate=out"]) == 2
