@@ -18,7 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from evalkit.checkpoints import export as export_command
+from evalkit.__main__ import main
 from evalkit.checkpoints import hub as hub_checkpoints
 from evalkit.checkpoints import pretrained, tokenizer_files
 from evalkit.core.errors import UserError
@@ -324,7 +324,7 @@ def test_a_run_of_ours_is_exported_and_comes_back(tmp_path: Path) -> None:
     assert runs.start(config.built(overrides), run) == 0
     ours = pretrained.load(str(run))
     assert isinstance(ours.tokenizer, Bytes) and ours.train_length == 32 and ours.source == str(run)
-    assert export_command.main([str(run), str(out)]) == 0
+    assert main(["export", str(run), str(out)]) == 0
     pytest.importorskip("tokenizers")
     theirs = pretrained.load(str(out))
     assert (theirs.tokenizer.bos, theirs.tokenizer.eos, theirs.tokenizer.vocab_size) == (256, 257, 258)
@@ -332,7 +332,7 @@ def test_a_run_of_ours_is_exported_and_comes_back(tmp_path: Path) -> None:
     assert theirs.digest == ours.digest and len(ours.digest) == 64
     given = jnp.asarray([ours.tokenizer.encode("the same text")])
     np.testing.assert_array_equal(theirs.model.apply(theirs.params, given)[0], ours.model.apply(ours.params, given)[0])
-    assert export_command.main([str(run), str(out)]) == 2  # it is not empty any more
+    assert main(["export", str(run), str(out)]) == 2  # it is not empty any more
 
 
 @pytest.mark.slow
@@ -342,7 +342,7 @@ def test_a_run_on_tokens_loads_with_numbers_for_text_and_is_not_exported(
     run = tiny.trained(tmp_path / "run")
     ours = pretrained.load(str(run), "bfloat16")
     assert isinstance(ours.tokenizer, Numbers) and ours.tokenizer.vocab_size == 16
-    assert export_command.main([str(run), str(tmp_path / "out")]) == 2
+    assert main(["export", str(run), str(tmp_path / "out")]) == 2
     assert "bias=true" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from evalkit.__main__ import main
 from evalkit.configuration import experiment as config
 from evalkit.configuration.saved import from_file
 from evalkit.core.rows import read, value
-from evalkit.session.selection import Trial, main, ranked, select, tokens_after
+from evalkit.session.selection import Trial, ranked, select, tokens_after
 from support import tiny
 
 
@@ -48,14 +49,14 @@ def test_a_search_is_read_from_its_rows(tmp_path: Path, capsys: pytest.CaptureFi
     answer = experiment.task.answer_length
     assert tokens_after(experiment, 2) == 2 * 8 * (8 + answer)
     assert tokens_after(experiment, 6) == 2 * 8 * (8 + answer) + 4 * 4 * (32 + answer)
-    assert main([str(tmp_path), "--level", "0.9"]) == 0
+    assert main(["select", str(tmp_path), "--level", "0.9"]) == 0
     (kept,) = json.loads((tmp_path / "selection.json").read_text())["trials"]["griffin"]
     assert kept["tokens"] is None and kept["loss"] == found.loss
     assert "griffin" in capsys.readouterr().out
 
 
 def test_a_folder_without_trials_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path)]) == 2
+    assert main(["select", str(tmp_path)]) == 2
     assert "no metrics.jsonl in the folders of" in capsys.readouterr().err
 
 

@@ -321,7 +321,10 @@ def test_what_a_data_set_refuses_is_one_line(server: Server, settings: dict[str,
 def test_a_data_set_without_network_is_one_line() -> None:
     """In a process of its own: `datasets` reads the switch when it is imported."""
     pytest.importorskip("datasets")
-    code = "from tasks.text import Text; from tasks.hub_documents import Hub; Text(hub=Hub(name='owner/set')).prepare()"
+    code = (
+        "from evalkit.tasks.text import Text; from evalkit.tasks.text.hub_documents import Hub; "
+        "Text(hub=Hub(name='owner/set')).prepare()"
+    )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stderr.splitlines()[-1].startswith("ValueError: the data set owner/set cannot be read (")
