@@ -25,9 +25,7 @@ class Text(Source):
     A window packs what follows in the texts: at the first token of a document the position is 0, so that nothing of
     the document before it is seen, and that token is not asked for.
 
-    Where the text is: `path`, `train` with `held_out`, or `hub`, as `Source` says.
-
-    Options:
+    Options, beside those of `Source`, which say where the text is:
       length: tokens of a training window.
       tokenizer: a file, tokenizer.json or tokenizer.model; None for bytes.
       validation: the last part of every training document, kept for validation.
