@@ -17,6 +17,8 @@ from evalkit.models.parts import Part, parts_of
 
 Params = dict[str, Any]
 DTYPES = ("float32", "bfloat16")
+SPARED = ("bias", "scale")
+"""What Flax's own layers call their biases and norms, which decay no more than ours."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,5 +153,5 @@ def _filled(graph: nnx.GraphDef, state: nnx.State, params: Params) -> LanguageMo
 
 def _decay_of(state: nnx.State) -> Params:
     """Returns True for each parameter with weight decay, in the structure of the parameters."""
-    decays = {path: not isinstance(leaf, NoDecay) for path, leaf in nnx.to_flat_state(state)}
+    decays = {path: not isinstance(leaf, NoDecay) and path[-1] not in SPARED for path, leaf in nnx.to_flat_state(state)}
     return nnx.traversals.unflatten_mapping(decays)

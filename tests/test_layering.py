@@ -23,7 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("evalkit.evaluations", "evalkit.downstream", "evalkit.reports"),
     ("evalkit.downstream.tasks", "evalkit.reports.accuracy", "evalkit.reports.recall", "evalkit.reports.text"),
     ("evalkit.configuration",),
-    ("evalkit.checkpoints",),
+    ("evalkit.checkpoints", "evalkit.contract"),
     ("evalkit.session", "evalkit.bench"),
     ("evalkit.lm_eval",),
     ("evalkit.commands",),

@@ -14,10 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration.composition import Composed
 from evalkit.configuration.schema import locate, verify
-from evalkit.core.batches import feed_of
+from evalkit.core.batches import feed_of, refuse_no_task
 from evalkit.core.checks import one_of
 from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, place_of
 from evalkit.core.rows import FILE
 from evalkit.record.tracking import WandbSettings
 from evalkit.tasks.text import Text
@@ -143,8 +143,10 @@ def experiment(config: DictConfig) -> Experiment:
     if missing:
         raise UserError(f"{missing[0]} is missing from the configuration; leave ~{missing[0]} out")
     built = {name: build(plain, name) for name in ("task", "train", "eval", "wandb")}
-    built["model"] = _model(plain["model"], built["task"])
     try:
+        if plain["train"] is not None:
+            refuse_no_task(built["task"])
+        built["model"] = _model(plain["model"], built["task"])
         return Experiment(**{**plain, **built}, config=plain)
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -164,7 +166,7 @@ def build(plain: Mapping[str, Any], name: str) -> Any:
     """What the part `name` of a plain configuration describes; raises UserError with the constructor's own message."""
     if plain[name] is None:
         return None
-    with _explained(plain[name], name):
+    with explained(plain[name], name):
         return instantiate(plain[name], _convert_="all")
 
 
@@ -176,7 +178,7 @@ def hold(config: DictConfig, base: Mapping[str, Any]) -> None:
 def _model(node: Mapping[str, Any] | None, task: Any) -> LanguageModel | None:
     if node is None:
         return None
-    with _explained(node, "model"):
+    with explained(node, "model"):
         return instantiate(node, _convert_="all")(vocab_size=task.vocab_size)
 
 
@@ -195,16 +197,20 @@ def _refuse_missing(composed: Composed) -> None:
 
 
 @contextmanager
-def _explained(node: Mapping[str, Any], path: str) -> Iterator[None]:
+def explained(node: Mapping[str, Any], path: str) -> Iterator[None]:
     """A constructor's own message with the path of the key that it speaks of; other errors are ours and stay."""
     try:
         yield
-    except (InstantiationException, TypeError, ValueError) as error:
+    except Exception as error:
         cause: BaseException = error
         while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
         if isinstance(cause, UserError):
             raise UserError(str(cause)) from error
-        if not isinstance(cause, InstantiationException | TypeError | ValueError):
+        message, place = " ".join(str(cause).split()), place_of(cause)
+        if isinstance(cause, InstantiationException | TypeError | ValueError):
+            told = place if isinstance(cause, TypeError) else ""
+            raise UserError(f"{locate(node, path, message)}{told}") from error
+        if not place:
             raise
-        raise UserError(locate(node, path, " ".join(str(cause).split()))) from error
+        raise UserError(f"{path} cannot be built: {type(cause).__name__}: {message}{place}") from error

@@ -25,6 +25,8 @@ from evalkit.tasks.text.tokenizers import Bytes, Numbers, Tokenizer, WithoutBos
 HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 ANSWER_SECONDS = 1.0
 SHOWN_LENGTH = 24
+PARTS = ("vocab_size", "length", "answer_length", "scored", "chance", "version", "sample", "solve", "describe")
+"""What a task has, as `Task` says it."""
 
 
 def feed_of(task: AnyTask) -> Feed:
@@ -32,6 +34,15 @@ def feed_of(task: AnyTask) -> Feed:
     if isinstance(task, Text):
         return Read(task)
     return Drawn(task) if isinstance(task, Task) else Feed()
+
+
+def refuse_no_task(task: AnyTask) -> None:
+    """Raises ValueError, naming what is missing, for what is no task that a model can be trained on."""
+    if isinstance(task, Text | Task):
+        return
+    missing = [name for name in PARTS if name not in dir(task)]
+    name = type(task).__name__
+    raise ValueError(f"task: {name} has no {', '.join(missing)}; a task has {', '.join(PARTS)}")
 
 
 class Drawn(Feed):

@@ -234,6 +234,17 @@ class Progress(Protocol):
         ...
 
 
+class Silent:
+    """Progress that is not shown: a look while training is short."""
+
+    def describe(self, length: int, done: int, of: int) -> None:
+        """Says nothing."""
+
+
+def go_on() -> None:
+    """In place of a look at the signals: what is short is not interrupted."""
+
+
 @dataclass(frozen=True)
 class Pretrained:
     """One set of parameters with all that is needed to run it on text.

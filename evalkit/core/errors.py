@@ -3,6 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import extract_tb
+
+# The package, and the folders beside it in a checkout; a line elsewhere is the user's own.
+_PACKAGE = Path(__file__).resolve().parent.parent
+OURS = tuple(
+    f"{folder}/" for folder in (_PACKAGE, *((_PACKAGE / name).resolve() for name in ("models", "tasks", "kernels")))
+)
+LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 
 
 class UserError(Exception):
@@ -18,6 +26,17 @@ def first_line(error: BaseException) -> str:
     ('no such file', 'KeyboardInterrupt')
     """
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def place_of(error: BaseException) -> str:
+    """Where in the user's own code an error was raised, such as " (mixers.py:12)"; nothing where it was in ours.
+
+    A line of ours or of a library above it may have been reached from there; it is the user's that is told.
+    """
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(OURS) and not any(word in frame.filename for word in LIBRARIES):
+            return f" ({Path(frame.filename).name}:{frame.lineno})"
+    return ""
 
 
 @contextmanager

@@ -12,18 +12,11 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.notes import notes_of
 from evalkit.configuration.saved import from_file
 from evalkit.core import devices
-from evalkit.core.contracts import Feed, Pretrained, Progress, Trained
+from evalkit.core.contracts import Feed, Pretrained, Progress, Silent, Trained, go_on
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Header, Row
 from evalkit.session.session import Session
 from evalkit.training.state import TrainState, params_of
-
-
-class Silent:
-    """Progress that is not shown: a look while training is short."""
-
-    def describe(self, length: int, done: int, of: int) -> None:
-        """Says nothing."""
 
 
 class Opened(NamedTuple):
@@ -68,7 +61,7 @@ def of_state(
         seeds=seeds,
         step=step,
         make_row=session.make_row,
-        check_interrupt=session.watch.check if interruptible else _go_on,
+        check_interrupt=session.watch.check if interruptible else go_on,
         progress=progress or Silent(),
         feed=feed,
         tokenizer=feed.tokenizer,
@@ -125,7 +118,3 @@ def header(session: Session, subject: Trained, notes: Sequence[str] = ()) -> Hea
         steps=experiment.train.steps,
         preset=experiment.preset,
     )
-
-
-def _go_on() -> None:
-    """In place of a look at the signals."""

@@ -15,15 +15,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import LanguageModel, Task
-from evalkit.core.devices import AXIS, copied, mesh_for, split
+from evalkit.core.devices import AXIS, RUNS_ONCE, copied, mesh_for, split
 from evalkit.tasks import Example
 from evalkit.tasks.text import Text
 from evalkit.training.settings import Stage, Training
 from evalkit.training.state import Sums, TrainState
 from evalkit.training.step import Step
-
-# For a program that runs once, compiling less is faster: half the seconds here.
-RUNS_ONCE = {"xla_backend_optimization_level": 0}
 
 
 class Trainer:

@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 from evalkit.models.layers.shapes import Activations, Positions, States
 
 Cache = Any  # each mixer has a pytree of its own
+REQUIRED = "a mixer has __call__(x, positions, cache), init_cache(batch, length) and window, a whole number or None"
 
 
 @runtime_checkable
@@ -35,6 +36,18 @@ class Mixer(Protocol):
         The first axis of each of its arrays is the batch. A mixer whose state has a fixed size ignores `length`.
         """
         ...
+
+
+def refuse_no_mixer(mixer: Any) -> Mixer:
+    """Returns `mixer`; raises ValueError, naming what is missing, for what lacks a part of the contract."""
+    name = type(mixer).__name__
+    missing = [part for part in ("__call__", "init_cache") if not callable(getattr(mixer, part, None))]
+    if missing or not isinstance(mixer, Mixer):
+        raise ValueError(f"{name} has no {', '.join(missing or ['window'])}; {REQUIRED}")
+    window = mixer.window
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        raise ValueError(f"{name} has window={window!r}; {REQUIRED}")
+    return mixer
 
 
 @runtime_checkable

@@ -1,0 +1,98 @@
+"""What an evaluation promises: a kind of report, and methods that the session can call."""
+
+import inspect
+import time
+from collections.abc import Callable
+from functools import cached_property
+from itertools import islice
+from pkgutil import resolve_name
+from typing import Any
+
+from evalkit.contract.promises import Promise, promised
+from evalkit.core.contracts import Evaluation, Trained
+from evalkit.core.rows import FIELDS, Row, encode
+
+FUNCTIONS = ("summarise", "tables", "figures", "records")
+# Rows of an evaluation are taken for so long, since it may go on for hours.
+SECONDS = 20.0
+METHODS = {"run": 1, "probe": 1, "verdict": 1, "limits": 1, "check": 1, "kept": 1, "check_tokens": 2}
+
+
+class EvaluationUnderCheck:
+    """An evaluation, and a model that is not trained, for it to measure."""
+
+    def __init__(self, evaluation: Any, make_trained: Callable[[], Trained]):
+        self.evaluation = evaluation
+        self._make_trained = make_trained
+
+    @cached_property
+    def trained(self) -> Trained:
+        """What it is given to measure; its parameters take a moment, so they are made when they are needed."""
+        return self._make_trained()
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Its first rows."""
+        began = time.monotonic()
+        found = []
+        for entry in islice(self.evaluation.run(self.trained), 16):
+            found.append(entry)
+            if time.monotonic() - began > SECONDS:
+                break
+        return found
+
+
+@promised("evaluation", "it is an Evaluation of evalkit.core.contracts, whose run(trained) yields rows")
+def _evaluation(subject: EvaluationUnderCheck) -> str | None:
+    found = subject.evaluation
+    if not isinstance(found, Evaluation):
+        return f"it is a {type(found).__name__}"
+    for name, count in METHODS.items():
+        method = getattr(found, name)
+        try:
+            inspect.signature(method).bind(*range(count))
+        except TypeError as error:
+            return f"{name} cannot be called with {count} argument{'s' * (count > 1)}: {error}"
+    if not inspect.isgeneratorfunction(inspect.unwrap(type(found).run)):
+        return "run is no generator; let it yield each row as it is measured"
+    return None
+
+
+@promised("kind", "kind names a module with the functions summarise, tables, figures and records")
+def _kind(subject: EvaluationUnderCheck) -> str | None:
+    try:
+        kind = type(subject.evaluation).kind
+    except AttributeError:
+        return "it has none"
+    if not isinstance(kind, str):
+        return f"it is {kind!r}"
+    module = resolve_name(kind)
+    missing = [name for name in FUNCTIONS if not callable(getattr(module, name, None))]
+    return f"{kind} has no {', '.join(missing)}" if missing else None
+
+
+@promised("pieces", "pieces is how many lengths it reports progress of, a whole number from 0")
+def _pieces(subject: EvaluationUnderCheck) -> str | None:
+    pieces = subject.evaluation.pieces
+    return None if isinstance(pieces, int) and pieces >= 0 else f"it is {pieces!r}"
+
+
+@promised("limits", "limits(model) is a list of sentences")
+def _limits(subject: EvaluationUnderCheck) -> str | None:
+    limits = subject.evaluation.limits(subject.trained.model)
+    fits = not isinstance(limits, str) and all(isinstance(line, str) for line in limits)
+    return None if fits else f"it is {limits!r}"
+
+
+@promised("rows", "run yields rows as trained.make_row makes them, each with a metric")
+def _rows(subject: EvaluationUnderCheck) -> str | None:
+    for entry in subject.rows:
+        if not isinstance(entry, dict) or set(entry) != set(FIELDS):
+            return f"it yields {str(entry)[:60]}"
+        encode(entry)
+    return None if subject.rows else "it yields none"
+
+
+QUICK_PROMISES_OF_EVALUATIONS: tuple[tuple[Promise, ...], ...] = ((_evaluation,), (_kind, _pieces, _limits))
+"""In groups: one is looked at where those before it are kept."""
+PROMISES_OF_EVALUATIONS: tuple[tuple[Promise, ...], ...] = (*QUICK_PROMISES_OF_EVALUATIONS, (_rows,))

@@ -1,0 +1,353 @@
+"""What a model, and with it each of its mixers, promises; `evalkit.models.layers.Mixer` says it in full.
+
+The quick promises are looked at before every training, in two small programs of 32 tokens.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from evalkit.contract.promises import Promise, promised
+from evalkit.core.contracts import LanguageModel, Params
+from evalkit.core.devices import RUNS_ONCE
+
+TOKENS, CHUNK = 32, 16
+# Where tokens begin to be replaced: odd and even places, and both sides of a chunk's edge.
+CUTS = (1, 5, 11, 16, 17, 24, 31)
+# Two documents in one row; the pads before a row; the pads after a row's first tokens.
+RESETS, LEFT, RIGHT = (9, 20), 5, 6
+# Of the largest logit: sums in another order are as exact as this in float32, and in bfloat16.
+CLOSE = {"float32": 1e-3, "bfloat16": 0.1}
+NO_PAD = "position -1 writes nothing and changes no state"
+
+
+class ModelUnderCheck:
+    """A model with parameters to look at; what several promises need is computed once.
+
+    `params` may be those of a run; without them there are fresh ones. What starts at zero gets small random values,
+    since a layer that adds nothing would hide what it does. `dtype` is that of the activations.
+    """
+
+    def __init__(self, model: LanguageModel, vocab_size: int, params: Params | None = None, *, dtype: str = "float32"):
+        self.model, self.vocab_size, self.dtype = model, vocab_size, dtype
+        self._given = params
+
+    @cached_property
+    def shapes(self) -> Params:
+        """Shapes and dtypes of the parameters."""
+        return jax.eval_shape(self.model.init, jax.random.key(0))
+
+    @cached_property
+    def params(self) -> Params:
+        """The parameters, none of them zero throughout."""
+        given = self._given
+        if given is None:
+            given = jax.jit(self.model.init, compiler_options=RUNS_ONCE)(jax.random.key(0))
+        random = np.random.default_rng(0)
+        return jax.device_put(jax.tree.map(partial(_without_zeros, random), jax.device_get(given)))
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """`[rows, TOKENS]`: three rows, each followed by itself with the tokens from each of `CUTS` on replaced; then
+        the later documents of the first row, by themselves.
+
+        The second row has tokens of one half of the vocabulary and is replaced with the other half, the third the
+        other way round: a choice of the largest is then seen to change in one of the two.
+        """
+        random = np.random.default_rng(1)
+        half = max(self.vocab_size // 2, 1)
+        drawn = random.integers(0, self.vocab_size, (2, TOKENS))
+        drawn[1] = np.where(drawn[1] == drawn[0], (drawn[0] + 1) % self.vocab_size, drawn[1])
+        low, high = drawn[0] % half, half + drawn[1] % (self.vocab_size - half)
+        after = np.arange(TOKENS) >= np.array([TOKENS, *CUTS])[:, None]
+        rows = [np.where(after, other, first) for first, other in (drawn, (low, high), (high, low))]
+        documents = [np.roll(drawn[0], -start) for start in RESETS]
+        return np.concatenate([*rows, documents]).astype(np.int32)
+
+    @cached_property
+    def program(self) -> Any:
+        """The forward pass of training, compiled."""
+        return jax.jit(lambda params, tokens: self.model.apply(params, tokens)[0], compiler_options=RUNS_ONCE)
+
+    @cached_property
+    def logits(self) -> np.ndarray:
+        """`[rows, TOKENS, v]` of `tokens`, in one forward pass as in training."""
+        return _run(self.program, self.params, self.tokens)
+
+    @cached_property
+    def cached(self) -> Any:
+        """The forward pass through the cache, compiled when first called."""
+        return jax.jit(self.model.apply, compiler_options=RUNS_ONCE)
+
+    @cached_property
+    def pieces(self) -> np.ndarray:
+        """`[rows, TOKENS, v]` of what `_rows` makes, in chunks through the cache."""
+        tokens, positions = _rows(self.tokens[0])
+        return self.through_cache(tokens, positions, [CHUNK] * (TOKENS // CHUNK))
+
+    def through_cache(self, tokens: np.ndarray, positions: np.ndarray | None, sizes: Sequence[int]) -> np.ndarray:
+        """Logits of `tokens`, given to the cache in chunks of these sizes."""
+        cache, start, found = self.model.init_cache(len(tokens), tokens.shape[1] + 1), 0, []
+        for size in sizes:
+            part = slice(start, start + size)
+            where = None if positions is None else jnp.asarray(positions[:, part])
+            with jax.default_matmul_precision("highest"):
+                logits, cache = self.cached(self.params, jnp.asarray(tokens[:, part]), where, cache)
+            found.append(np.asarray(logits, np.float64))
+            start += size
+        return np.concatenate(found, axis=1)
+
+    @cached_property
+    def tolerance(self) -> float:
+        """What two ways to the same logits may differ by."""
+        return CLOSE[self.dtype] * max(float(np.abs(self.logits).max()), 1e-6)
+
+    def differ(self, actual: np.ndarray, expected: np.ndarray) -> str | None:
+        """Where logits `[t, v]` differ the first time, and by how much."""
+        off = np.abs(actual - expected).max(axis=-1)
+        wrong = np.flatnonzero(~(off <= self.tolerance))
+        if not len(wrong):
+            return None
+        return f"the logits differ from position {wrong[0]} on, by {np.nanmax(off[wrong]):.2g}"
+
+
+@promised("shapes", "logits are float32 [b, t, v], and without a cache there is none")
+def _shapes(subject: ModelUnderCheck) -> str | None:
+    tokens = jax.ShapeDtypeStruct((2, TOKENS), jnp.int32)
+    logits, cache = jax.eval_shape(subject.model.apply, subject.shapes, tokens)
+    if cache is not None:
+        return f"without one it returns {type(cache).__name__}"
+    wanted = (2, TOKENS, subject.vocab_size)
+    if logits.shape != wanted or logits.dtype != jnp.float32:
+        return f"for tokens {tokens.shape} they are {logits.dtype} {logits.shape}, not float32 {wanted}"
+    return None
+
+
+@promised("cache", "cache in, cache out: the same arrays, of the same shapes and dtypes, the batch first")
+def _cache(subject: ModelUnderCheck) -> str | None:
+    tokens = jax.ShapeDtypeStruct((2, CHUNK), jnp.int32)
+    before = jax.eval_shape(partial(subject.model.init_cache, 2, TOKENS))
+    logits, after = jax.eval_shape(subject.model.apply, subject.shapes, tokens, None, before)
+    if logits.shape != (2, CHUNK, subject.vocab_size):
+        return f"with a cache the logits of tokens {tokens.shape} are {logits.shape}"
+    for leaf in jax.tree.leaves(before):
+        if not leaf.shape or leaf.shape[0] != 2:
+            return f"for a batch of 2 an array of init_cache is {leaf.shape}"
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        return f"{_named(jax.tree.structure(before))} goes in and {_named(jax.tree.structure(after))} comes out"
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        if old.shape != new.shape or old.dtype != new.dtype:
+            return f"{old.dtype} {old.shape} goes in and {new.dtype} {new.shape} comes out"
+    return None
+
+
+@promised("parameters", "init(key) is a nested dictionary of float arrays")
+def _parameters(subject: ModelUnderCheck) -> str | None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(subject.shapes):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return f"{jax.tree_util.keystr(path)} is {leaf.dtype}"
+    return None if jax.tree.leaves(subject.shapes) else "it has none"
+
+
+@promised("finite", "the logits of fresh parameters are finite")
+def _finite(subject: ModelUnderCheck) -> str | None:
+    bad = np.argwhere(~np.isfinite(subject.logits).all(axis=-1))
+    return f"those at position {bad[0][1]} are not" if len(bad) else None
+
+
+@promised("causality", "a position sees itself and those before it")
+def _causality(subject: ModelUnderCheck) -> str | None:
+    size = 1 + len(CUTS)
+    for start in range(0, 3 * size, size):
+        base = subject.logits[start]
+        for row, cut in enumerate(CUTS, start + 1):
+            off = np.abs(subject.logits[row, :cut] - base[:cut]).max(axis=-1)
+            seen = np.flatnonzero(off > subject.tolerance * 1e-2)
+            if len(seen):
+                return (
+                    f"the logits at position {seen[0]} change by {off[seen[0]]:.2g} "
+                    f"when the tokens from position {cut} on are replaced"
+                )
+    return None
+
+
+@promised("batch", "a row does not depend on the others")
+def _batch(subject: ModelUnderCheck) -> str | None:
+    kept = len(subject.tokens) // 2
+    others = np.concatenate([np.zeros_like(subject.tokens[kept:]), subject.tokens[:kept][::-1]])
+    found = _run(subject.program, subject.params, others)[::-1]
+    for row in range(kept):
+        if differs := subject.differ(found[row], subject.logits[row]):
+            return f"beside other rows, and in another place, {differs}"
+    return None
+
+
+@promised("chunks", "tokens in chunks through the cache give what they give at once")
+def _chunks(subject: ModelUnderCheck) -> str | None:
+    found = subject.differ(subject.pieces[0], subject.logits[0])
+    return None if found is None else f"in chunks of {CHUNK} {found}"
+
+
+@promised("padding", NO_PAD)
+def _padding(subject: ModelUnderCheck) -> str | None:
+    base, pieces = subject.logits[0], subject.pieces
+    after_pads = subject.differ(pieces[1, LEFT:], base[: TOKENS - LEFT])
+    if after_pads is not None:
+        return f"after {LEFT} pads {after_pads}"
+    joined = np.concatenate([pieces[2, : CHUNK - RIGHT], pieces[2, CHUNK:]])
+    between = subject.differ(joined, base[: TOKENS - RIGHT])
+    if between is not None:
+        return f"with {RIGHT} pads after position {CHUNK - RIGHT - 1} {between}"
+    first = subject.differ(pieces[4, CHUNK:], base[: TOKENS - CHUNK])
+    return None if first is None else f"after a chunk of pads alone {first}"
+
+
+@promised("resets", "position 0 begins a new document, which sees nothing of the one before")
+def _resets(subject: ModelUnderCheck) -> str | None:
+    ends = (*RESETS, TOKENS)
+    alone = [subject.logits[row, : stop - start] for row, start, stop in _documents(ends)]
+    for start, expected in zip((0, *RESETS), alone, strict=True):
+        found = subject.differ(subject.pieces[3, start : start + len(expected)], expected)
+        if found is not None:
+            return f"in the document that begins at {start} {found}"
+    return None
+
+
+@promised("steps", "one token at a time gives what all tokens at once give")
+def _steps(subject: ModelUnderCheck) -> str | None:
+    tokens = subject.tokens[:2]
+    for sizes in ([1] * TOKENS, [7, 1, 16, 8]):
+        found = subject.differ(subject.through_cache(tokens, None, sizes)[0], subject.logits[0])
+        if found is not None:
+            return f"in chunks of {', '.join(map(str, dict.fromkeys(sizes)))} {found}"
+    return None
+
+
+@promised("packing", "documents in one row, without a cache, are as if each were alone")
+def _packing(subject: ModelUnderCheck) -> str | None:
+    tokens, positions = _rows(subject.tokens[0])
+    logits, _ = _precise(subject.cached, subject.params, tokens, positions)
+    ends = (*RESETS, TOKENS)
+    for row, start, stop in _documents(ends):
+        found = subject.differ(logits[3, start:stop], subject.logits[row, : stop - start])
+        if found is not None:
+            return f"in the document that begins at {start} {found}"
+    found = subject.differ(logits[1, LEFT:], subject.logits[0, : TOKENS - LEFT])
+    return None if found is None else f"after {LEFT} pads {found}"
+
+
+@promised("state under padding", NO_PAD)
+def _state(subject: ModelUnderCheck) -> str | None:
+    tokens = subject.tokens[:2, :CHUNK]
+    _, cache = _precise(subject.cached, subject.params, tokens, None, subject.model.init_cache(2, TOKENS))
+    _, after = _precise(subject.cached, subject.params, tokens[:, :3], np.full((2, 3), -1, np.int32), cache)
+    for number, (old, new) in enumerate(zip(jax.tree.leaves(cache), jax.tree.leaves(after), strict=True)):
+        if not np.array_equal(np.asarray(old), np.asarray(new)):
+            return f"three pads change array {number} of the cache"
+    return None
+
+
+@promised("chosen positions", "the logits at chosen positions are those of all")
+def _at(subject: ModelUnderCheck) -> str | None:
+    at = np.array([[0, TOKENS // 2, TOKENS - 1]] * 2, np.int32)
+    some, _ = _precise(subject.cached, subject.params, subject.tokens[:2], None, None, at)
+    if some.shape != (2, 3, subject.vocab_size):
+        return f"for at {at.shape} they are {some.shape}"
+    return subject.differ(some[0], subject.logits[0, at[0]])
+
+
+@promised("causality by gradients", "a position has no gradient at those after it")
+def _gradients_of_later(subject: ModelUnderCheck) -> str | None:
+    # Each position gets a token of its own, so that the gradient of its row of the table is that position's. The
+    # logit is of the last token, which stands nowhere: the table is the head, too.
+    tokens = jnp.arange(min(subject.vocab_size - 1, 4 * TOKENS))[None]
+    if "table" not in subject.params.get("embedding", {}) or tokens.shape[1] < 3:
+        return None  # another embedding than ours, or too few tokens: replaced tokens must say it
+    at = tokens.shape[1] // 2
+
+    def logit(table: Array) -> Array:
+        return subject.model.apply({**subject.params, "embedding": {"table": table}}, tokens)[0][0, at, -1]
+
+    gradient = jax.jit(jax.grad(logit), compiler_options=RUNS_ONCE)(jnp.asarray(subject.params["embedding"]["table"]))
+    reached = np.flatnonzero(np.abs(np.asarray(gradient)[: tokens.shape[1]]).sum(axis=1))
+    later = reached[reached > at]
+    return f"position {at} has one at {', '.join(map(str, later[:5]))}" if len(later) else None
+
+
+@promised("gradients", "the gradients of all parameters are finite")
+def _gradients(subject: ModelUnderCheck) -> str | None:
+    def loss(params: Params) -> Array:
+        return (subject.model.apply(params, jnp.asarray(subject.tokens[:2]))[0] ** 2).mean()
+
+    found = jax.jit(jax.grad(loss), compiler_options=RUNS_ONCE)(subject.params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+        if not np.isfinite(np.asarray(leaf)).all():
+            return f"that of {jax.tree_util.keystr(path)} is not"
+    return None
+
+
+@promised("same key", "the same key gives the same parameters, and another key others")
+def _same_key(subject: ModelUnderCheck) -> str | None:
+    def traced(key: Array) -> Params:
+        return subject.model.init(key)
+
+    init, anew = (jax.jit(function, compiler_options=RUNS_ONCE) for function in (subject.model.init, traced))
+    made = [make(jax.random.key(seed)) for make, seed in ((init, 3), (anew, 3), (init, 4))]
+    first, again, other = (jax.tree.leaves(params) for params in jax.device_get(made))
+    if not all(map(np.array_equal, first, again)):
+        return "the same key gives two sets"
+    return "two keys give the same set" if all(map(np.array_equal, first, other)) else None
+
+
+QUICK_PROMISES_OF_MODELS: tuple[tuple[Promise, ...], ...] = (
+    (_parameters, _shapes, _cache),
+    (_finite,),
+    (_batch,),
+    (_causality, _chunks, _padding, _resets),
+)
+"""In groups: one is looked at where those before it are kept."""
+SLOWER_PROMISES = (_steps, _packing, _state, _at, _gradients, _gradients_of_later, _same_key)
+EVERY_PROMISE_OF_MODELS: tuple[Promise, ...] = (*sum(QUICK_PROMISES_OF_MODELS, ()), *SLOWER_PROMISES)
+
+
+def _rows(first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and positions `[5, TOKENS]`: plain; pads first; pads in the middle; three documents; a chunk of pads."""
+    where = np.arange(TOKENS)
+    after = CHUNK - RIGHT
+    tokens = np.stack([first, np.roll(first, LEFT), first, first, np.roll(first, CHUNK)])
+    tokens[2, CHUNK:] = first[after : TOKENS - RIGHT]
+    middle = np.where(where < after, where, np.where(where < CHUNK, -1, where - RIGHT))
+    documents = where - np.select([where >= RESETS[1], where >= RESETS[0]], [RESETS[1], RESETS[0]], 0)
+    pads = [np.maximum(where - LEFT, -1), middle, documents, np.maximum(where - CHUNK, -1)]
+    return tokens, np.stack([where, *pads]).astype(np.int32)
+
+
+def _documents(ends: Sequence[int]) -> list[tuple[int, int, int]]:
+    """The row of `ModelUnderCheck.tokens` that begins with each document, and where it starts and ends."""
+    rows = (0, 3 * (1 + len(CUTS)), 3 * (1 + len(CUTS)) + 1)
+    return list(zip(rows, (0, *RESETS), ends, strict=True))
+
+
+def _run(program: Any, params: Params, tokens: np.ndarray) -> np.ndarray:
+    with jax.default_matmul_precision("highest"):
+        return np.asarray(program(params, jnp.asarray(tokens)), np.float64)
+
+
+def _precise(program: Any, params: Params, tokens: np.ndarray, *others: Any) -> tuple[np.ndarray, Any]:
+    with jax.default_matmul_precision("highest"):
+        logits, cache = program(params, jnp.asarray(tokens), *others)
+    return np.asarray(logits, np.float64), cache
+
+
+def _without_zeros(random: np.random.Generator, leaf: np.ndarray) -> np.ndarray:
+    return leaf if leaf.any() else (0.02 * random.standard_normal(leaf.shape)).astype(leaf.dtype)
+
+
+def _named(structure: Any) -> str:
+    text = str(structure).removeprefix("PyTreeDef(").removesuffix(")")
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,0 +1,56 @@
+"""A promise: a name, what is promised, and a look at whether it is kept."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from evalkit.core.errors import UserError, first_line, place_of
+
+READ_ON = "docs/extending.md"
+
+
+class Promise(NamedTuple):
+    """`look(subject)` says in words what was found instead, or None where the promise is kept."""
+
+    name: str
+    text: str
+    look: Callable[[Any], str | None]
+
+    def found(self, subject: Any) -> str | None:
+        """What was found instead of what is promised, None if it is kept; an error of the subject's is one too."""
+        try:
+            return self.look(subject)
+        except Exception as error:  # whatever code that we did not write may raise
+            return f"it raises {type(error).__name__}: {first_line(error)}{place_of(error)}"
+
+
+class BrokenPromise(UserError):
+    """One line: who promised what, what was found, and where to read on."""
+
+    def __init__(self, subject: str, promise: Promise, found: str):
+        super().__init__(f"{subject} breaks {promise.name!r}: {promise.text}, but {found}; {READ_ON} says more")
+        self.promise = promise
+
+
+def promised(name: str, text: str) -> Callable[[Callable[[Any], str | None]], Promise]:
+    """Makes a promise of a function that looks whether it is kept.
+
+    >>> @promised("even", "it is even")
+    ... def even(number):
+    ...     return f"it is {number}" if number % 2 else None
+    >>> even.found(3), even.found(4)
+    ('it is 3', None)
+    """
+    return lambda look: Promise(name, text, look)
+
+
+def broken(subject: str, groups: Sequence[Sequence[Promise]], under_check: Any) -> Iterator[BrokenPromise]:
+    """The broken promises, in order; a group is looked at where all groups before it are kept."""
+    for group in groups:
+        kept = True
+        for promise in group:
+            found = promise.found(under_check)
+            if found is not None:
+                kept = False
+                yield BrokenPromise(subject, promise, found)
+        if not kept:
+            return

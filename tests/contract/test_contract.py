@@ -1,0 +1,123 @@
+"""What a mixer, a task and an evaluation promise: ours keep all of it, wrong ones are told which they break."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from evalkit.configuration import catalogue
+from evalkit.configuration import experiment as config
+from evalkit.contract import (
+    EVERY_PROMISE_OF_MODELS,
+    PROMISES_OF_EVALUATIONS,
+    PROMISES_OF_TASKS,
+    QUICK_PROMISES_OF_MODELS,
+    EvaluationUnderCheck,
+    ModelUnderCheck,
+    TaskUnderCheck,
+)
+from evalkit.contract.experiment import every_part
+from evalkit.contract.promises import BrokenPromise, Promise, broken
+from evalkit.core.batches import refuse_no_task
+from evalkit.core.contracts import Task
+from evalkit.core.errors import UserError
+from evalkit.models import build
+from support import tiny, wrong_evaluations, wrong_mixers, wrong_tasks
+from support.shrunk import DRAWN, overrides_of
+
+VOCABULARY = 16
+
+
+@lru_cache(maxsize=2)  # tests of one model stand together
+def ours(name: str) -> ModelUnderCheck:
+    overrides = ["task=induction_heads", f"model={name}", *overrides_of(name)]
+    return ModelUnderCheck(config.built(overrides).trained[0], VOCABULARY)
+
+
+def of_mixer(mixer: type) -> ModelUnderCheck:
+    model = build(vocab_size=VOCABULARY, width=8, pattern=["mine"], mixers={"mine": mixer}, mlp_expansion=0)
+    return ModelUnderCheck(model, VOCABULARY)
+
+
+def first(found: Iterator[BrokenPromise]) -> BrokenPromise | None:
+    return next(found, None)
+
+
+@pytest.mark.parametrize("name", catalogue.options("model"))
+@pytest.mark.parametrize("promise", EVERY_PROMISE_OF_MODELS, ids=lambda promise: promise.name)
+def test_our_models_keep_every_promise(name: str, promise: Promise) -> None:
+    assert promise.found(ours(name)) is None
+
+
+def task_of(name: str) -> Task:
+    task = config.build_task(name)
+    assert isinstance(task, Task)
+    return task
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_our_tasks_keep_every_promise(name: str) -> None:
+    assert not [str(found) for found in broken("it", PROMISES_OF_TASKS, TaskUnderCheck(task_of(name)))]
+
+
+def test_the_right_ones_keep_every_promise() -> None:
+    mixer = of_mixer(wrong_mixers.MinGRU)
+    assert not {promise.name: found for promise in EVERY_PROMISE_OF_MODELS if (found := promise.found(mixer))}
+    assert first(broken("it", PROMISES_OF_TASKS, TaskUnderCheck(wrong_tasks.Parity()))) is None
+    assert first(broken("it", PROMISES_OF_EVALUATIONS, measured(wrong_evaluations.CountsSeeds()))) is None
+
+
+@pytest.mark.parametrize("name", wrong_mixers.WRONG)
+def test_a_wrong_mixer_is_told_what_it_breaks(name: str) -> None:
+    mixer, promise = wrong_mixers.WRONG[name]
+    looked_at = of_mixer(mixer)
+    found = first(broken("model=mine", QUICK_PROMISES_OF_MODELS, looked_at))
+    if found is None:  # only what `evalkit check` looks at as well
+        found = first(broken("model=mine", [EVERY_PROMISE_OF_MODELS], looked_at))
+    assert found is not None and found.promise.name == promise, found
+    assert str(found).startswith(f"model=mine breaks {promise!r}: ") and "\n" not in str(found)
+
+
+@pytest.mark.parametrize("name", wrong_mixers.UNBUILT)
+def test_a_mixer_that_cannot_be_built_is_refused(name: str) -> None:
+    with pytest.raises(UserError) as refused, config.explained({"_target_": "evalkit.models.build"}, "model"):
+        of_mixer(wrong_mixers.UNBUILT[name][0])
+    assert wrong_mixers.UNBUILT[name][1] in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", wrong_tasks.WRONG)
+def test_a_wrong_task_is_told_what_it_breaks(name: str) -> None:
+    task, promise = wrong_tasks.WRONG[name]
+    found = first(broken("task=mine", PROMISES_OF_TASKS, TaskUnderCheck(task())))
+    assert found is not None and found.promise.name == promise, found
+    assert "\n" not in str(found)
+
+
+@pytest.mark.parametrize("name", wrong_tasks.UNBUILT)
+def test_what_is_no_task_is_refused(name: str) -> None:
+    wrong, words = wrong_tasks.UNBUILT[name]
+    with pytest.raises(ValueError, match=words):
+        refuse_no_task(wrong())
+
+
+@lru_cache
+def untrained() -> Any:
+    return every_part(tiny.experiment())[-1].under_check
+
+
+def measured(evaluation: Any) -> EvaluationUnderCheck:
+    return EvaluationUnderCheck(evaluation, lambda: untrained().trained)
+
+
+@pytest.mark.parametrize("name", wrong_evaluations.WRONG)
+def test_a_wrong_evaluation_is_told_what_it_breaks(name: str) -> None:
+    evaluation, promise = wrong_evaluations.WRONG[name]
+    found = first(broken("eval", PROMISES_OF_EVALUATIONS, measured(evaluation())))
+    assert found is not None and found.promise.name == promise, found
+    assert "\n" not in str(found)
+
+
+def test_there_are_sixty_wrong_ones() -> None:
+    kinds = (wrong_mixers, wrong_tasks, wrong_evaluations)
+    assert sum(len(kind.WRONG) + len(kind.UNBUILT) for kind in kinds) >= 60

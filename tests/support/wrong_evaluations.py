@@ -1,0 +1,130 @@
+"""A right evaluation, and many wrong ways to write one: each breaks one promise, which `WRONG` names beside it."""
+
+from evalkit.core.contracts import Evaluation
+
+WRONG: dict[str, tuple[type, str]] = {}
+
+
+class CountsSeeds(Evaluation):
+    """One row a seed."""
+
+    kind = "evalkit.reports.accuracy"
+
+    def run(self, trained):
+        for _, make_row in trained.each(split="test", length=trained.task.length):
+            yield make_row(metric="accuracy", total=1, count=1)
+
+
+def breaks(promise):
+    """Lists a wrong evaluation with the promise that it breaks."""
+
+    def listed(wrong):
+        WRONG[wrong.__name__] = (wrong, promise)
+        return wrong
+
+    return listed
+
+
+@breaks("evaluation")
+class IsNoEvaluation:
+    kind = "evalkit.reports.accuracy"
+
+    def run(self, trained):
+        yield {}
+
+
+@breaks("evaluation")
+class ReturnsAList(CountsSeeds):
+    def run(self, trained):
+        return list(super().run(trained))
+
+
+@breaks("evaluation")
+class TakesNothing(CountsSeeds):
+    def run(self):
+        yield {}
+
+
+@breaks("evaluation")
+class ProbesWithTwo(CountsSeeds):
+    def probe(self, trained, step):
+        yield {}
+
+
+@breaks("evaluation")
+class LimitsNothing(CountsSeeds):
+    def limits(self):
+        return []
+
+
+@breaks("kind")
+class HasNoKind(Evaluation):
+    run = CountsSeeds.run
+
+
+@breaks("kind")
+class HasAKindOfNothing(CountsSeeds):
+    kind = "evalkit.reports.nothing"
+
+
+@breaks("kind")
+class HasAKindWithoutTables(CountsSeeds):
+    kind = "evalkit.reports.writer"
+
+
+@breaks("kind")
+class HasAModuleAsKind(CountsSeeds):
+    kind = len
+
+
+@breaks("pieces")
+class HasHalfAPiece(CountsSeeds):
+    @property
+    def pieces(self):
+        return 0.5
+
+
+@breaks("limits")
+class LimitsAWord(CountsSeeds):
+    def limits(self, model):
+        return "none"
+
+
+@breaks("rows")
+class YieldsNumbers(CountsSeeds):
+    def run(self, trained):
+        yield 0.5
+
+
+@breaks("rows")
+class YieldsItsOwnFields(CountsSeeds):
+    def run(self, trained):
+        yield {"accuracy": 0.5}
+
+
+@breaks("rows")
+class YieldsAnArray(CountsSeeds):
+    def run(self, trained):
+        for row in super().run(trained):
+            yield row | {"extra": {"logits": object()}}
+
+
+@breaks("rows")
+class Raises(CountsSeeds):
+    def run(self, trained):
+        yield trained.make_row(metric=trained.mettric)
+
+
+@breaks("rows")
+class YieldsNothing(CountsSeeds):
+    def run(self, trained):
+        yield from ()
+
+
+class RunsNot(Evaluation):
+    """It leaves out what it must have."""
+
+    kind = "evalkit.reports.accuracy"
+
+
+UNBUILT = {"RunsNot": (RunsNot, "abstract method")}

@@ -1,0 +1,398 @@
+"""A right mixer, and many wrong ways to write one: each breaks one promise, which `WRONG` names beside it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from evalkit.models.layers import scanned
+
+WRONG: dict[str, tuple[type, str]] = {}
+
+
+class MinGRU(nnx.Module):
+    """Feng et al. 2024, arXiv 2410.01201: a gated recurrence whose gates see the input alone."""
+
+    window = None
+
+    def __init__(self, width, *, rngs):
+        self.width = width
+        self.gate = nnx.Linear(width, width, rngs=rngs)
+        self.candidate = nnx.Linear(width, width, rngs=rngs)
+
+    def __call__(self, x, positions, cache):
+        y, last = self.recurrence(x, positions, cache)
+        return y, None if cache is None else last
+
+    def recurrence(self, x, positions, h):
+        z = jax.nn.sigmoid(self.gate(x))
+        return scanned(z * self.candidate(x), 1 - z, positions, h)
+
+    def init_cache(self, batch, length):
+        return jnp.zeros((batch, self.width))
+
+
+def breaks(promise):
+    """Lists a wrong mixer with the promise that it breaks."""
+
+    def listed(wrong):
+        WRONG[wrong.__name__] = (wrong, promise)
+        return wrong
+
+    return listed
+
+
+class After(MinGRU):
+    """The right one, with something done to its output."""
+
+    def __call__(self, x, positions, cache):
+        y, cache = super().__call__(x, positions, cache)
+        return self.spoilt(x, y), cache
+
+
+@breaks("causality")
+class SeesTheNextToken(After):
+    def spoilt(self, x, y):
+        return y + jnp.roll(x, -1, axis=1).at[:, -1].set(0)
+
+
+@breaks("causality")
+class AddsTheMeanOfAll(After):
+    def spoilt(self, x, y):
+        return y + x.mean(axis=1, keepdims=True)
+
+
+@breaks("causality")
+class AttendsWithoutAMask(After):
+    def spoilt(self, x, y):
+        return y + jax.nn.softmax(x @ x.swapaxes(1, 2)) @ x
+
+
+@breaks("causality")
+class ChoosesTheLargestOfAll(After):
+    """A hard choice, through which no gradient goes."""
+
+    def spoilt(self, x, y):
+        chosen = jnp.argmax(x[..., :1], axis=1, keepdims=True)
+        return y + jax.lax.stop_gradient(jnp.take_along_axis(x, chosen, axis=1))
+
+
+@breaks("causality")
+class NormsOverTime(After):
+    def spoilt(self, x, y):
+        return (y - y.mean(axis=1, keepdims=True)) / (y.std(axis=1, keepdims=True) + 1e-3)
+
+
+@breaks("causality")
+class TurnsTimeAround(After):
+    def spoilt(self, x, y):
+        return y[:, ::-1]
+
+
+@breaks("causality")
+class SortsInTime(After):
+    def spoilt(self, x, y):
+        return jnp.sort(y, axis=1)
+
+
+@breaks("causality")
+class SeesTheLastToken(After):
+    def spoilt(self, x, y):
+        return y + x[:, -1:]
+
+
+@breaks("causality")
+class SumsFromTheEnd(After):
+    def spoilt(self, x, y):
+        return y + jnp.cumsum(x[:, ::-1], axis=1)[:, ::-1]
+
+
+@breaks("causality")
+class ScalesByTheLargest(After):
+    def spoilt(self, x, y):
+        return y / (1 + jnp.abs(x).max(axis=(1, 2), keepdims=True))
+
+
+@breaks("causality")
+class FourierOverTime(After):
+    def spoilt(self, x, y):
+        return y + jnp.fft.fft(x, axis=1).real
+
+
+@breaks("batch")
+class NormsOverTheBatch(After):
+    def spoilt(self, x, y):
+        return y - y[:1] * 0.5
+
+
+@breaks("batch")
+class MeanOfTheBatch(After):
+    def spoilt(self, x, y):
+        return y + x.mean(axis=(0, 1), keepdims=True)
+
+
+@breaks("batch")
+class RollsTheBatch(After):
+    def spoilt(self, x, y):
+        return y + jnp.roll(x, 1, axis=0) * (jnp.arange(x.shape[1]) == 0)[None, :, None]
+
+
+@breaks("shapes")
+class DropsTheBatch(After):
+    def spoilt(self, x, y):
+        return y[0]
+
+
+@breaks("shapes")
+class TurnsTheAxes(After):
+    def spoilt(self, x, y):
+        return y.swapaxes(0, 1)
+
+
+@breaks("shapes")
+class HasAnotherWidth(After):
+    def spoilt(self, x, y):
+        return jnp.concatenate([y, y], axis=-1)
+
+
+@breaks("shapes")
+class OneTokenLess(After):
+    def spoilt(self, x, y):
+        return y[:, 1:]
+
+
+@breaks("shapes")
+class KnowsOneLength(After):
+    def spoilt(self, x, y):
+        return y + jnp.reshape(x, (-1, 256, self.width))
+
+
+@breaks("shapes")
+class AsksATracer(After):
+    def spoilt(self, x, y):
+        return y if x.sum() > 0 else -y
+
+
+@breaks("shapes")
+class UsesNumpy(After):
+    def spoilt(self, x, y):
+        return jnp.asarray(np.tanh(np.asarray(y)))
+
+
+@breaks("shapes")
+class IsComplex(After):
+    def spoilt(self, x, y):
+        return y * 1j
+
+
+@breaks("finite")
+class TakesALogarithm(After):
+    def spoilt(self, x, y):
+        return jnp.log(y)
+
+
+@breaks("gradients")
+class TakesARootOfNothing(After):
+    def spoilt(self, x, y):
+        return jnp.sqrt(jnp.abs(x - x)) + y
+
+
+@breaks("chunks")
+class CountsPositionsFromEachChunk(After):
+    def spoilt(self, x, y):
+        return y + jnp.arange(x.shape[1])[None, :, None] / 8
+
+
+@breaks("chunks")
+class DrawsWhenTraced(After):
+    def spoilt(self, x, y):
+        return y * np.random.default_rng().normal()
+
+
+@breaks("chunks")
+class IgnoresItsCache(MinGRU):
+    def recurrence(self, x, positions, h):
+        return super().recurrence(x, positions, None)
+
+
+@breaks("chunks")
+class ReturnsTheCacheThatWasGiven(MinGRU):
+    def __call__(self, x, positions, cache):
+        return super().__call__(x, positions, cache)[0], cache
+
+
+@breaks("chunks")
+class KeepsTheFirstState(MinGRU):
+    def __call__(self, x, positions, cache):
+        y, _ = self.recurrence(x, positions, cache)
+        return y, None if cache is None else y[:, 0]
+
+
+@breaks("chunks")
+class ForgetsHalf(MinGRU):
+    def __call__(self, x, positions, cache):
+        y, last = super().__call__(x, positions, cache)
+        return y, None if last is None else last / 2
+
+
+@breaks("shapes")
+class ReturnsNoPair(MinGRU):
+    def __call__(self, x, positions, cache):
+        return self.recurrence(x, positions, cache)[0]
+
+
+@breaks("cache")
+class NeverReturnsACache(MinGRU):
+    def __call__(self, x, positions, cache):
+        return self.recurrence(x, positions, cache)[0], None
+
+
+@breaks("cache")
+class GrowsItsCache(MinGRU):
+    def __call__(self, x, positions, cache):
+        y, _ = self.recurrence(x, positions, None)
+        return y, None if cache is None else jnp.concatenate([cache, y[:, -1]], axis=1)
+
+
+@breaks("cache")
+class ChangesTheStructure(MinGRU):
+    def __call__(self, x, positions, cache):
+        y, last = super().__call__(x, positions, cache)
+        return y, None if last is None else {"h": last}
+
+
+@breaks("cache")
+class ChangesTheDtype(MinGRU):
+    def __call__(self, x, positions, cache):
+        y, last = super().__call__(x, positions, cache)
+        return y, None if last is None else last.astype(jnp.bfloat16)
+
+
+@breaks("cache")
+class CacheWithoutABatch(MinGRU):
+    def __call__(self, x, positions, cache):
+        y, _ = super().__call__(x, positions, None if cache is None else jnp.tile(cache, (x.shape[0], 1)))
+        return y, None if cache is None else cache
+
+    def init_cache(self, batch, length):
+        return jnp.zeros((1, self.width))
+
+
+@breaks("cache")
+class CacheOfNoLength(MinGRU):
+    def init_cache(self, batch):
+        return jnp.zeros((batch, self.width))
+
+
+@breaks("cache")
+class CacheOfAScalar(MinGRU):
+    def __call__(self, x, positions, cache):
+        h = None if cache is None else cache["h"]
+        y, last = self.recurrence(x, positions, h)
+        return y, None if cache is None else {"h": last, "step": cache["step"] + x.shape[1]}
+
+    def init_cache(self, batch, length):
+        return {"h": jnp.zeros((batch, self.width)), "step": jnp.zeros((), jnp.int32)}
+
+
+@breaks("resets")
+class IgnoresPositions(MinGRU):
+    def recurrence(self, x, positions, h):
+        pads = None if positions is None else jnp.where(positions < 0, -1, 1)
+        return super().recurrence(x, pads, h)
+
+
+@breaks("padding")
+class WritesPads(MinGRU):
+    def recurrence(self, x, positions, h):
+        return super().recurrence(x, None if positions is None else jnp.abs(positions), h)
+
+
+@breaks("resets")
+class ResetsTheFirstRowAlone(MinGRU):
+    def recurrence(self, x, positions, h):
+        if positions is not None:
+            positions = jnp.where((jnp.arange(x.shape[0]) > 0)[:, None] & (positions == 0), 1, positions)
+        return super().recurrence(x, positions, h)
+
+
+@breaks("parameters")
+class HasWholeNumbers(MinGRU):
+    def __init__(self, width, *, rngs):
+        super().__init__(width, rngs=rngs)
+        self.table = nnx.Param(jnp.arange(width))
+
+
+@breaks("same key")
+class StartsAnywhere(MinGRU):
+    def __init__(self, width, *, rngs):
+        super().__init__(width, rngs=rngs)
+        self.scale = nnx.Param(jnp.asarray(np.random.default_rng().normal(size=width).astype(np.float32)))
+
+
+class NoInitCache(nnx.Module):
+    window = None
+
+    def __init__(self, width, *, rngs):
+        self.map = nnx.Linear(width, width, rngs=rngs)
+
+    def __call__(self, x, positions, cache):
+        return self.map(x), cache
+
+
+class NoWindow(nnx.Module):
+    def __init__(self, width, *, rngs):
+        self.map = nnx.Linear(width, width, rngs=rngs)
+
+    def __call__(self, x, positions, cache):
+        return x, cache
+
+    def init_cache(self, batch, length):
+        return jnp.zeros((batch, 1))
+
+
+class WindowOfAWord(MinGRU):
+    window = "8"
+
+
+class WindowOfNothing(MinGRU):
+    window = 0
+
+
+class NotCalled(nnx.Module):
+    window = None
+
+    def __init__(self, width, *, rngs):
+        self.map = nnx.Linear(width, width, rngs=rngs)
+
+    def init_cache(self, batch, length):
+        return jnp.zeros((batch, 1))
+
+
+class NoRngs(MinGRU):
+    def __init__(self, width):
+        super().__init__(width, rngs=nnx.Rngs(0))
+
+
+class NoWidth(MinGRU):
+    def __init__(self, *, rngs):
+        super().__init__(8, rngs=rngs)
+
+
+class Misspelt(MinGRU):
+    def __init__(self, width, *, rngs):
+        super().__init__(width, rngs=rngs)
+        self.gates = nnx.Liner(width, width, rngs=rngs)
+
+
+UNBUILT = {
+    "NoInitCache": (NoInitCache, "NoInitCache has no init_cache; a mixer has"),
+    "NoWindow": (NoWindow, "NoWindow has no window; a mixer has"),
+    "WindowOfAWord": (WindowOfAWord, "WindowOfAWord has window='8'"),
+    "WindowOfNothing": (WindowOfNothing, "WindowOfNothing has window=0"),
+    "NotCalled": (NotCalled, "NotCalled has no __call__"),
+    "NoRngs": (NoRngs, "unexpected keyword argument 'rngs'"),
+    "NoWidth": (NoWidth, "unexpected keyword argument 'width'"),
+    "Misspelt": (Misspelt, "'Liner' (wrong_mixers.py:"),
+}
+"""Those that a model cannot be built of, with what is said."""
