@@ -15,6 +15,7 @@ from evalkit.core.errors import UserError
 # What Hydra answers by itself, without a run.
 ANSWERED_BY_HYDRA = ("help", "hydra_help", "cfg", "info", "shell_completion")
 EXISTING = {"resume": resume.existing, "evaluate": evaluate.existing}
+FOLDERS = (*EXISTING, "hydra.run.dir", "hydra.sweep.dir")
 SIGNALS = (130, 143)
 
 
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     if any(getattr(flags, name) for name in ANSWERED_BY_HYDRA):
         return _hydra([*own, *flags.overrides])
     overrides = [*flags.overrides, *_search_path(flags.config_dir)]
+    _refuse_no_folder(overrides)
     existing = [text for text in overrides if text.partition("=")[0] in EXISTING]
     if existing:
         verb, _, folder = existing[0].partition("=")
@@ -42,6 +44,14 @@ def main(arguments: Sequence[str]) -> int:
         devices.use_every_core()
         return experiments.main(overrides)
     return _run(overrides)
+
+
+def _refuse_no_folder(overrides: Sequence[str]) -> None:
+    """Raises UserError for a folder that is named by nothing, which would be the current one."""
+    for text in overrides:
+        name, equals, folder = text.lstrip("+").partition("=")
+        if name in FOLDERS and equals and not folder.strip("'\" "):
+            raise UserError(f"{name}= names no folder; give one, such as {name}=runs/<task>/<model>/<time>")
 
 
 def _show(overrides: Sequence[str], *, resolve: bool) -> int:

@@ -6,7 +6,12 @@ from typing import Any
 from evalkit.reports.numbers import grouped
 from evalkit.reports.pooling import Line
 
-COMPARED = (("training length", "train_length"), ("chance", "chance"), ("preset", "preset"))
+COMPARED = (
+    ("training length", "train_length"),
+    ("number of training steps", "steps"),
+    ("chance", "chance"),
+    ("preset", "preset"),
+)
 
 
 def notes_of(lines: Sequence[Line]) -> list[str]:
@@ -49,4 +54,6 @@ def _other_texts(lines: Sequence[Line]) -> list[str]:
 
 
 def _show(value: Any) -> str:
-    return "unknown" if value is None else f"{value:,.3g}" if isinstance(value, float) else f"{value}"
+    if value is None or isinstance(value, str):
+        return value or "unknown"
+    return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}"

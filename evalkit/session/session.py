@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from evalkit.core.errors import writing
 from evalkit.core.rows import FILE, Header, Row, RowLog, row
 from evalkit.record import environment
 from evalkit.record.tracking import WandbLog
-from evalkit.reports.writer import report
+from evalkit.reports.writer import PAGE, report
 from evalkit.training.interrupt import Interrupted, Watch
 
 TIMES = "timing.json"
@@ -30,12 +30,15 @@ class Session:
     """Where the work on one run writes, shows and listens; use it as a context manager.
 
     Rows after the first `offset` bytes of `metrics.jsonl` belong to an interrupted attempt and are deleted.
-    `resume_hint` is printed on Ctrl-C.
+    `resume_hint` is printed on Ctrl-C, `next_commands` at the end.
     """
 
-    def __init__(self, experiment: Experiment, folder: Path, *, offset: int, resume_hint: str):
+    def __init__(
+        self, experiment: Experiment, folder: Path, *, offset: int, resume_hint: str, next_commands: Sequence[str]
+    ):
         jax.config.update("jax_default_matmul_precision", experiment.matmul_precision)
-        self.experiment, self.folder, self.resume_hint = experiment, folder, resume_hint
+        self.experiment, self.folder = experiment, folder
+        self.resume_hint, self.next_commands = resume_hint, next_commands
         # With format=json the last line of stdout is the result and the only one.
         self.console = Console(stderr=experiment.format == "json")
         self.watch = Watch()
@@ -61,9 +64,7 @@ class Session:
     def __exit__(self, *error: Any) -> None:
         self.watch.__exit__(*error)
         self.log.close()
-        for handler in self._handlers:
-            logging.getLogger("evalkit").removeHandler(handler)
-            handler.close()
+        _stop_logging(self._handlers)
 
     def guard(self, work: Callable[[], Verdict]) -> int:
         """Does the work, reports, and returns the exit code: a signal's own, or what the evaluation's verdict says.
@@ -126,6 +127,7 @@ class Session:
             self.say(verdict.text)
         for name, seconds in self.timing.items():
             self.console.print(f"{name.replace('_', ' ')}: {seconds:.0f} s", highlight=False)
+        self.say(f"report:   {self.folder / PAGE}", *self.next_commands)
         if self.experiment.format == "json":
             sys.stdout.write(json.dumps({**summary, "folder": str(self.folder)}, allow_nan=False) + "\n")
             sys.stdout.flush()
@@ -153,9 +155,19 @@ def _log_to(folder: Path, console: Console) -> list[logging.Handler]:
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     logger = logging.getLogger("evalkit")
     logger.setLevel(logging.INFO)
+    # A library that gives the root logger a handler would have each warning printed twice.
+    logger.propagate = False
     file = logging.FileHandler(folder / "evalkit.log", encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     shown = RichHandler(logging.WARNING, console, show_path=False, show_time=False)
     for handler in (file, shown):
         logger.addHandler(handler)
     return [file, shown]
+
+
+def _stop_logging(handlers: Sequence[logging.Handler]) -> None:
+    logger = logging.getLogger("evalkit")
+    for handler in handlers:
+        logger.removeHandler(handler)
+        handler.close()
+    logger.propagate = True

@@ -193,7 +193,7 @@ def test_a_run_that_goes_on_is_not_finished(experiment: Callable[..., int], tmp_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "_train_and_measure", Mock(side_effect=UserError("a full disk")))
         with pytest.raises(UserError, match="a full disk"):
-            run.resume(one, [])
+            run.resume(one, ["train.steps=8"])
     assert not (one / "results.json").exists()
 
 
