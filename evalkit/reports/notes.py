@@ -8,7 +8,6 @@ from evalkit.reports.pooling import Line
 
 COMPARED = (
     ("training length", "train_length"),
-    ("number of training steps", "steps"),
     ("chance", "chance"),
     ("preset", "preset"),
 )
@@ -22,6 +21,8 @@ def notes_of(lines: Sequence[Line]) -> list[str]:
         if len(set(values.values())) > 1:
             shown = ", ".join(f"{label} {_show(value)}" for label, value in values.items())
             notes.append(f"The {name} differs: {shown}.")
+    if len({line.header.steps for line in lines}) > 1:  # the labels say how many
+        notes.append("The number of training steps differs.")
     shared = [note for note in lines[0].header.notes if all(note in line.header.notes for line in lines)]
     own = grouped((note, line.label) for line in lines for note in line.header.notes if note not in shared)
     return [*notes, *shared, *(f"{', '.join(labels)}: {note}" for note, labels in own.items())]

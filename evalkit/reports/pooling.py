@@ -74,18 +74,30 @@ class Line:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run folders among and below `paths`, each once, in order.
+    """The run folders among and below `paths`, each once, in order; a run's own folder ends the search in it.
 
     Raises `UserError` naming a path that holds no run.
     """
     found: dict[Path, Path] = {}
     for path in paths:
-        folders = [path] if (path / FILE).is_file() else sorted(file.parent for file in path.rglob(FILE))
+        folders = _below(path)
         if not folders:
             raise UserError(f"no {FILE} in or below {path}: give folders of runs (runs/<task>/<model>/<timestamp>)")
         for folder in folders:
-            found.setdefault(folder.resolve(), folder)
+            if not any(parent in folders for parent in folder.parents):
+                found.setdefault(folder.resolve(), folder)
     return list(found.values())
+
+
+def inner_runs(paths: Sequence[Path]) -> list[Path]:
+    """What `find_runs` leaves out of `paths`: evaluations in the folders of the runs that they are of."""
+    found = [folder.resolve() for folder in find_runs(paths)]
+    return [folder for path in paths for folder in _below(path) if folder.resolve() not in found]
+
+
+def _below(path: Path) -> list[Path]:
+    """A run's folder alone, or every folder with rows in a folder that is no run."""
+    return [path] if (path / FILE).is_file() else sorted(file.parent for file in path.rglob(FILE))
 
 
 def load(folder: Path, name: str | None = None) -> Run:

@@ -1,18 +1,16 @@
 """One process's work on one run: where its rows go, what its user sees, and its signals."""
 
 import json
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
-from rich.logging import RichHandler
 
 from evalkit.configuration.experiment import Experiment
 from evalkit.core.contracts import Verdict
@@ -21,6 +19,7 @@ from evalkit.core.rows import FILE, Header, Row, RowLog, row
 from evalkit.record import environment
 from evalkit.record.tracking import WandbLog
 from evalkit.reports.writer import PAGE, report
+from evalkit.session import logs
 from evalkit.training.interrupt import Interrupted, Watch
 
 TIMES = "timing.json"
@@ -44,17 +43,12 @@ class Session:
         self.watch = Watch()
         self.machine = ""
         self.timing: dict[str, float] = _times_of(folder) if offset else {}
-        self._handlers = _log_to(folder, self.console)
-        self.log = RowLog.open(folder / FILE, offset)
-        self.wandb = WandbLog(
-            experiment.wandb,
-            folder,
-            experiment.config,
-            seeds=experiment.all_seeds,
-            task=experiment.task_name,
-            model=experiment.model_name,
-            train_length=getattr(experiment.task, "length", 0),
-        )
+        with ExitStack() as opened:
+            opened.enter_context(logs.shown(self.console))
+            opened.enter_context(logs.kept(folder / "evalkit.log"))
+            self.log = opened.enter_context(RowLog.open(folder / FILE, offset))
+            self.wandb = self._wandb()
+            self._opened = opened.pop_all()
         self.make_row = partial(row, run=folder.name, task=experiment.task_name, model=experiment.model_name)
 
     def __enter__(self) -> "Session":
@@ -63,8 +57,7 @@ class Session:
 
     def __exit__(self, *error: Any) -> None:
         self.watch.__exit__(*error)
-        self.log.close()
-        _stop_logging(self._handlers)
+        self._opened.close()
 
     def guard(self, work: Callable[[], Verdict]) -> int:
         """Does the work, reports, and returns the exit code: a signal's own, or what the evaluation's verdict says.
@@ -111,6 +104,18 @@ class Session:
         finally:
             self.timing[name] = self.timing.get(name, 0.0) + time.perf_counter() - began
 
+    def _wandb(self) -> WandbLog:
+        experiment = self.experiment
+        return WandbLog(
+            experiment.wandb,
+            self.folder,
+            experiment.config,
+            seeds=experiment.all_seeds,
+            task=experiment.task_name,
+            model=experiment.model_name,
+            train_length=getattr(experiment.task, "length", 0),
+        )
+
     def _describe_machine(self) -> None:
         facts = environment.describe(self.experiment.matmul_precision)
         with writing(self.folder):
@@ -145,29 +150,3 @@ def _times_of(folder: Path) -> dict[str, float]:
         return json.loads((folder / TIMES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-
-
-def _log_to(folder: Path, console: Console) -> list[logging.Handler]:
-    """Warnings to the console, everything to `evalkit.log`."""
-    # A full disk is told once, by what could not be written; the log itself must not add its own tracebacks.
-    logging.raiseExceptions = False
-    # Orbax logs a traceback of what it also raises.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    logger = logging.getLogger("evalkit")
-    logger.setLevel(logging.INFO)
-    # A library that gives the root logger a handler would have each warning printed twice.
-    logger.propagate = False
-    file = logging.FileHandler(folder / "evalkit.log", encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    shown = RichHandler(logging.WARNING, console, show_path=False, show_time=False)
-    for handler in (file, shown):
-        logger.addHandler(handler)
-    return [file, shown]
-
-
-def _stop_logging(handlers: Sequence[logging.Handler]) -> None:
-    logger = logging.getLogger("evalkit")
-    for handler in handlers:
-        logger.removeHandler(handler)
-        handler.close()
-    logger.propagate = True
