@@ -20,6 +20,7 @@ from evalkit.record import environment
 from evalkit.record.tracking import WandbLog
 from evalkit.reports.writer import PAGE, report
 from evalkit.session import logs
+from evalkit.session.hints import near
 from evalkit.training.interrupt import Interrupted, Watch
 
 TIMES = "timing.json"
@@ -132,7 +133,7 @@ class Session:
             self.say(verdict.text)
         for name, seconds in self.timing.items():
             self.console.print(f"{name.replace('_', ' ')}: {seconds:.0f} s", highlight=False)
-        self.say(f"report:   {self.folder / PAGE}", *self.next_commands)
+        self.say(f"report:   {near(self.folder / PAGE)}", *self.next_commands)
         if self.experiment.format == "json":
             sys.stdout.write(json.dumps({**summary, "folder": str(self.folder)}, allow_nan=False) + "\n")
             sys.stdout.flush()
