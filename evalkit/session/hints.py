@@ -1,9 +1,10 @@
-"""What to type next, in commands that can be pasted."""
+"""What a user reads at the end: where the report is, and what to type next, in commands that can be pasted."""
 
 from pathlib import Path
 
 from evalkit.configuration.experiment import Experiment
 from evalkit.record.history import pasteable
+from evalkit.reports.writer import PAGE
 
 
 def resume_hint(folder: Path) -> str:
@@ -12,25 +13,29 @@ def resume_hint(folder: Path) -> str:
 
 
 def next_commands(experiment: Experiment, folder: Path) -> list[str]:
-    """What may follow a run that has ended: measure it further, train it further, lay it beside others."""
+    """Where the report of a run that has ended is, and what may follow: measure further, train further, compare."""
     compare = f"compare:  {pasteable('compare', *_others(experiment, folder))}"
     if experiment.checkpoint is not None:
-        return [compare]
+        return [_report(folder), compare]
     _, training = experiment.trained
     again = pasteable(f"evaluate={near(folder)}", *_further(experiment))
     more = pasteable(f"resume={near(folder)}", f"train.steps={2 * training.steps}")
-    return [f"evaluate: {again}", f"resume:   {more}", compare]
+    return [_report(folder), f"evaluate: {again}", f"resume:   {more}", compare]
 
 
 def after_evaluation(run: Path, target: Path) -> list[str]:
-    """What may follow an evaluation of a run."""
-    return [f"compare:  {pasteable('compare', str(near(run)), str(near(target)))}"]
+    """Where the report of an evaluation of a run is, and what may follow."""
+    return [_report(target), f"compare:  {pasteable('compare', str(near(run)), str(near(target)))}"]
 
 
 def near(folder: Path) -> Path:
     """A folder as it is reached from the current one, where it lies below that."""
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) and folder != here else folder
+
+
+def _report(folder: Path) -> str:
+    return f"report:   {near(folder / PAGE)}"
 
 
 def _further(experiment: Experiment) -> list[str]:

@@ -18,9 +18,8 @@ from evalkit.core.errors import writing
 from evalkit.core.rows import FILE, Header, Row, RowLog, row
 from evalkit.record import environment
 from evalkit.record.tracking import WandbLog
-from evalkit.reports.writer import PAGE, report
+from evalkit.reports.writer import report
 from evalkit.session import logs
-from evalkit.session.hints import near
 from evalkit.training.interrupt import Interrupted, Watch
 
 TIMES = "timing.json"
@@ -133,7 +132,7 @@ class Session:
             self.say(verdict.text)
         for name, seconds in self.timing.items():
             self.console.print(f"{name.replace('_', ' ')}: {seconds:.0f} s", highlight=False)
-        self.say(f"report:   {near(self.folder / PAGE)}", *self.next_commands)
+        self.say(*self.next_commands)
         if self.experiment.format == "json":
             sys.stdout.write(json.dumps({**summary, "folder": str(self.folder)}, allow_nan=False) + "\n")
             sys.stdout.flush()

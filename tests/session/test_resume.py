@@ -192,6 +192,12 @@ def test_what_resuming_does(
     printed = capsys.readouterr()
     assert said.replace("RUN", str(folder)) in (printed.err if code else printed.out)
     assert printed.err.count("\n") == (1 if code else 0)
+    if code == 0:
+        ends = printed.out.splitlines()[-4:]
+        assert ends[0] == f"report:   {folder / 'report.html'}"
+        assert ends[1].startswith(f"evaluate: python -m evalkit evaluate={folder} 'eval.lengths=[")
+        assert ends[2] == f"resume:   python -m evalkit resume={folder} train.steps=12"
+        assert ends[3] == f"compare:  python -m evalkit compare {folder} OTHER_RUN"
     if kept is None:
         assert tiny.files(folder) == before
     else:
