@@ -13,9 +13,10 @@ import numpy as np
 from evalkit.configuration.experiment import Experiment
 from evalkit.core.errors import UserError, writing
 from evalkit.record.files import RESULTS
+from evalkit.record.history import FILE as HISTORY
 from evalkit.training.state import TrainState, params_of
 
-RECORD = ("config.yaml", "metrics.jsonl", RESULTS, "environment.json", "timing.json")
+RECORD = ("config.yaml", "metrics.jsonl", RESULTS, HISTORY, "environment.json", "timing.json")
 PARAMETERS = "parameters"
 STEP = "step"
 

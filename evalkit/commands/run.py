@@ -5,17 +5,28 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalkit.commands import evaluate, resume
 from evalkit.configuration import catalogue
 from evalkit.core.errors import UserError
 
+if TYPE_CHECKING:
+    from evalkit.session.sweeps import Ended
+
 # What Hydra answers by itself, without a run.
 ANSWERED_BY_HYDRA = ("help", "hydra_help", "cfg", "info", "shell_completion")
 EXISTING = {"resume": resume.existing, "evaluate": evaluate.existing}
+FOLDERS = (*EXISTING, "hydra.run.dir", "hydra.sweep.dir")
 SIGNALS = (130, 143)
+# Launchers of Hydra's that are packages of their own, and the extras that bring them.
+LAUNCHERS = {
+    "joblib": ("hydra-joblib-launcher", "joblib"),
+    "submitit_local": ("hydra-submitit-launcher", "slurm"),
+    "submitit_slurm": ("hydra-submitit-launcher", "slurm"),
+}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     if any(getattr(flags, name) for name in ANSWERED_BY_HYDRA):
         return _hydra([*own, *flags.overrides])
     overrides = [*flags.overrides, *_search_path(flags.config_dir)]
+    _refuse_no_folder(overrides)
     existing = [text for text in overrides if text.partition("=")[0] in EXISTING]
     if existing:
         verb, _, folder = existing[0].partition("=")
@@ -34,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(f"{verb}=RUN takes one run at a time; give one {verb}=, without -m")
         return EXISTING[verb](folder, [text for text in overrides if text not in existing])
     if flags.multirun:
-        return _sweep(own, flags.overrides, overrides)
+        return _sweep(overrides)
     if _is_whole_experiment(overrides):
         from evalkit.core import devices
         from evalkit.session import experiments
@@ -42,6 +54,14 @@ def main(arguments: Sequence[str]) -> int:
         devices.use_every_core()
         return experiments.main(overrides)
     return _run(overrides)
+
+
+def _refuse_no_folder(overrides: Sequence[str]) -> None:
+    """Raises UserError for a folder that is named by nothing, which would be the current one."""
+    for text in overrides:
+        name, equals, folder = text.lstrip("+").partition("=")
+        if name in FOLDERS and equals and not folder.strip("'\" "):
+            raise UserError(f"{name}= names no folder; give one, such as {name}=runs/<task>/<model>/<time>")
 
 
 def _show(overrides: Sequence[str], *, resolve: bool) -> int:
@@ -68,21 +88,62 @@ def _run(overrides: Sequence[str]) -> int:
     return run.start(experiment, composed.folder.absolute())
 
 
-def _sweep(own: Sequence[str], typed: Sequence[str], overrides: Sequence[str]) -> int:
-    """Every run of a sweep is built, so that what cannot be is refused, before Hydra starts the first."""
-    from evalkit.configuration.composition import combinations, forced
+def _sweep(overrides: Sequence[str]) -> int:
+    """Every run of a sweep is built, so that what cannot be is refused, before Hydra starts the first.
+
+    Ends with a list of the runs and their comparison; returns the code of the first that failed.
+    """
+    from rich.console import Console
+
+    from evalkit.configuration.composition import combinations
     from evalkit.configuration.experiment import compose, prepared
     from evalkit.core import devices
 
     if _is_whole_experiment(overrides):
         raise UserError("experiment= has its own runs; leave -m out, or give a model= as well")
+    _refuse_missing_launcher(overrides)
     devices.use_every_core()
     for combination in combinations(overrides):
         composed = compose(combination)
         if composed.choices.get("on_checkpoint") is not None:
             raise UserError(f"task={composed.choices['on_checkpoint']} takes one checkpoint at a time; leave -m out")
         prepared(composed)
-    return _hydra([*own, *forced(typed)])
+    from evalkit.session import logs, sweeps
+
+    console = Console(stderr="format=json" in overrides)
+    try:
+        with logs.shown(console):
+            ended = _launched(overrides)
+    except SystemExit as stop:  # of a run that a signal stopped
+        return stop.code if isinstance(stop.code, int) else 1
+    sweeps.conclude(ended, console)
+    return next((one.code for one in ended if one.code), 0)
+
+
+def _launched(overrides: Sequence[str]) -> "list[Ended]":
+    """Has Hydra's launcher call `job` for each run of a sweep."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    from evalkit.configuration import composition
+
+    with composition.initialised():
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        words = [*composition.forced(overrides), "hydra.mode=MULTIRUN"]
+        batches = hydra.multirun(config_name="config", task_function=job, overrides=words)
+    return [done.return_value for batch in batches or [] for done in batch]
+
+
+def _refuse_missing_launcher(overrides: Sequence[str]) -> None:
+    """Raises UserError, with what to install, for a launcher of Hydra's that is not there."""
+    for text in overrides:
+        name, _, launcher = text.lstrip("+").partition("=")
+        if name == "hydra/launcher" and launcher in LAUNCHERS:
+            package, extra = LAUNCHERS[launcher]
+            try:
+                version(package)
+            except PackageNotFoundError as error:
+                raise UserError(f"{text} needs {package}: pip install 'griffin-evalkit[{extra}]'") from error
 
 
 def _is_whole_experiment(overrides: Sequence[str]) -> bool:
@@ -110,7 +171,7 @@ def _search_path(directory: str | None) -> list[str]:
 
 
 def _hydra(arguments: Sequence[str]) -> int:
-    """Hands the command line to Hydra, which answers by itself, or calls `job` for each run of a sweep."""
+    """Hands the command line to Hydra, which answers by itself."""
     import hydra
 
     from evalkit.configuration import composition  # noqa: F401  it tells Hydra which presets there are
@@ -139,15 +200,16 @@ def _as_command_line(arguments: Sequence[str]) -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = full_error
 
 
-def job(config: Any) -> None:
+def job(config: Any) -> "Ended":
     """One run of a sweep in the folder that Hydra gives it; a signal ends the sweep by SystemExit.
 
-    A run that failed does not stop the others: it raises UserError, which Hydra keeps for the end.
+    A run that failed does not stop the others.
     """
     from hydra.core.hydra_config import HydraConfig
 
     from evalkit.configuration.experiment import experiment, refuse_used
     from evalkit.session import run
+    from evalkit.session.sweeps import Ended
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
@@ -158,5 +220,4 @@ def job(config: Any) -> None:
         code = error.exit_code
     if code in SIGNALS:
         raise SystemExit(code)
-    if code:
-        raise UserError(f"a run of the sweep, {folder}, ended with exit code {code}")
+    return Ended(str(folder), code)

@@ -79,7 +79,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
     """The runs of a sweep, as Hydra's own sweeper forms them."""
-    with one_line(), _initialised():
+    with one_line(), initialised():
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         return BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)[0]
 
@@ -144,7 +144,7 @@ def one_line() -> Iterator[None]:
 
 def _hydra(options: Sequence[str]) -> DictConfig:
     """What Hydra composes of these options, its own part included."""
-    with one_line(), _initialised():
+    with one_line(), initialised():
         config = hydra_compose("config", overrides=list(options), return_hydra_config=True)
         _refuse_recipe_of_no_preset(config, options)
         return config
@@ -165,8 +165,9 @@ def _refuse_recipe_of_no_preset(config: DictConfig, options: Sequence[str]) -> N
         )
 
 
-def _initialised() -> initialize_config_dir:
-    return initialize_config_dir(version_base="1.3", config_dir=str(catalogue.directory()))
+def initialised() -> initialize_config_dir:
+    """Hydra with our configuration, within a `with`."""
+    return initialize_config_dir(version_base="1.3", config_dir=str(catalogue.directory()), job_name="evalkit")
 
 
 def _options(typed: Sequence[tuple[str, Override]]) -> list[str]:

@@ -1,9 +1,7 @@
 """Describes what a result was measured on: versions, device, code, command."""
 
 import platform
-import shlex
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import jax
 
 from evalkit.core.devices import cores
+from evalkit.record.history import command_line
 
 PACKAGES = ("griffin-evalkit", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "hydra-core", "wandb")
 
@@ -19,7 +18,7 @@ def describe(matmul_precision: str) -> dict[str, Any]:
     """Returns the content of `environment.json`."""
     device = jax.devices()[0]
     return {
-        "command": _command(),
+        "command": command_line(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": device.device_kind,
@@ -30,13 +29,6 @@ def describe(matmul_precision: str) -> dict[str, Any]:
         "versions": {name: _version(name) for name in PACKAGES},
         "git": _git(),
     }
-
-
-def _command() -> str:
-    """Returns the command as it was typed."""
-    # Not `sys.argv`, which Hydra rewrites. The first word, a path of this machine, is left out.
-    words = sys.orig_argv[1:]
-    return shlex.join(["python", *words] if words[:1] == ["-m"] else ["evalkit", *words[1:]])
 
 
 def _version(package: str) -> str | None:

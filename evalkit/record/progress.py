@@ -2,16 +2,22 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Self
 
 from rich import progress
 from rich.console import Console
 
+BAR, NARROW_BAR, WIDE = 20, 10, 100
+GAP = "  "
+
 
 class _Display:
-    """Shows a bar on a terminal; elsewhere prints a plain line every `interval` seconds, and always the last one."""
+    """Shows a bar on a terminal, in one line of its width.
+
+    Elsewhere prints a plain line every `interval` seconds, and always the last one.
+    """
 
     def __init__(
         self,
@@ -49,11 +55,13 @@ class _Display:
         """Prints one line above the bar, or between the plain lines."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _show(self, completed: float, text: str) -> None:
+    def _show(self, completed: float, parts: Mapping[str, str], spare: Sequence[str]) -> None:
+        """Shows the `parts`; on a terminal without room for all, those named `spare` go, one after the other."""
         if self._bar is not None:
+            text = _fitted(parts, spare, self._console.width - len(self._description) - _bar_width(self._console) - 2)
             self._bar.update(self._bar.task_ids[0], completed=completed, text=text)
             return
-        self._pending = f"{self._description}: {text}"
+        self._pending = f"{self._description}: {GAP.join(parts.values())}"
         if self._clock() - self._printed_at >= self._interval:
             self._print(self._pending)
 
@@ -81,12 +89,17 @@ class Progress(_Display):
             self._first = (now, step, tokens)
         start, first_step, first_tokens = self._first
         seconds = now - start
-        parts = [f"step {step:,}/{self.total:,}", f"loss {loss:.4g}", f"accuracy {accuracy:.1%}"]
+        parts = {
+            "step": f"step {step:,}/{self.total:,}",
+            "loss": f"loss {loss:.4g}",
+            "accuracy": f"accuracy {accuracy:.1%}",
+        }
         if seconds > 0 and step > first_step:
             rate = (step - first_step) / seconds
-            parts += [f"{_short(rate)} steps/s", f"{_short((tokens - first_tokens) / seconds)} tokens/s"]
-            parts.append(f"ETA {timedelta(seconds=round((self.total - step) / rate))}")
-        self._show(step, "  ".join(parts))
+            parts["steps"] = f"{_short(rate)} steps/s"
+            parts["tokens"] = f"{_short((tokens - first_tokens) / seconds)} tokens/s"
+            parts["ETA"] = f"ETA {timedelta(seconds=round((self.total - step) / rate))}"
+        self._show(step, parts, ("tokens", "steps", "accuracy", "loss"))
 
 
 class EvaluationProgress(_Display):
@@ -96,8 +109,12 @@ class EvaluationProgress(_Display):
 
     def describe(self, length: int, done: int, of: int) -> None:
         """Shows that `done` of the `of` pieces at this length have been evaluated; `done == of` ends the length."""
-        text = f"length {length:,}  {done:,}/{of:,}  ({self._finished + 1} of {self.total} lengths)"
-        self._show(self._finished + done / of, text)
+        parts = {
+            "length": f"length {length:,}",
+            "done": f"{done:,}/{of:,}",
+            "lengths": f"({self._finished + 1} of {self.total} lengths)",
+        }
+        self._show(self._finished + done / of, parts, ("done",))
         if done == of:
             self._finished += 1
 
@@ -105,11 +122,24 @@ class EvaluationProgress(_Display):
 def _bar(console: Console) -> progress.Progress:
     return progress.Progress(
         progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(bar_width=20),
+        progress.BarColumn(bar_width=_bar_width(console)),
         progress.TextColumn("{task.fields[text]}", markup=False),
         console=console,
         refresh_per_second=4,
     )
+
+
+def _bar_width(console: Console) -> int:
+    return BAR if console.width >= WIDE else NARROW_BAR
+
+
+def _fitted(parts: Mapping[str, str], spare: Sequence[str], room: int) -> str:
+    """The parts in a line of at most `room`, without as many of the `spare` ones as that takes."""
+    for gone in range(len(spare) + 1):
+        line = GAP.join(text for name, text in parts.items() if name not in spare[:gone])
+        if len(line) <= room:
+            break
+    return line
 
 
 def _short(value: float) -> str:

@@ -15,7 +15,7 @@ from evalkit.record.files import write_text
 from evalkit.reports import page
 from evalkit.reports.kinds import kind_of
 from evalkit.reports.notes import notes_of
-from evalkit.reports.pooling import Run, find_runs, load, pool
+from evalkit.reports.pooling import Run, find_runs, inner_runs, load, pool
 from evalkit.reports.writer import print_report, say, sections
 
 SCHEMA = 1
@@ -27,10 +27,11 @@ def compare(
     """Writes the comparison of the runs found in `folders` to `out`, prints its tables and returns `out`.
 
     `out` defaults to `runs/compare/<task>-<timestamp>`. `names` are what runs are called, by folder, instead of after
-    their models. Runs of another kind of report than the first are left out, and said to be. Raises `UserError` for a
-    folder without rows and for runs of different tasks.
+    their models. Of a folder of runs, evaluations within a run and runs without rows are left out, and said to be; so
+    are runs of another kind of report than the first. Raises `UserError` for a folder without rows and for runs of
+    different tasks.
     """
-    loaded = [load(folder, (names or {}).get(folder)) for folder in find_runs(folders)]
+    loaded = _loaded(folders, names or {}, console)
     runs = _of_one_kind(loaded)
     task, kind = runs[0].header.task, kind_of(runs[0].header.kind)
     for run in loaded:
@@ -54,6 +55,26 @@ def compare(
     print_report(console, title, notes, tables)
     say(console, f"wrote {out / 'compare.html'}, {', '.join(f'{name}.png' for name in drawings)}, compare.csv")
     return out
+
+
+def _loaded(folders: Sequence[Path], names: Mapping[Path, str], console: Console) -> list[Run]:
+    """The runs in `folders`, what is left out of them said."""
+    loaded: list[Run] = []
+    problems: list[UserError] = []
+    for folder in find_runs(folders):
+        try:
+            loaded.append(load(folder, names.get(folder)))
+        except UserError as error:
+            if folder in folders:
+                raise
+            problems.append(error)
+    if not loaded:
+        raise problems[0]
+    for error in problems:
+        say(console, f"left out: {error}")
+    for folder in inner_runs(folders):
+        say(console, f"left out, for it is an evaluation within a run (give its folder to compare it): {folder}")
+    return loaded
 
 
 def _of_one_kind(loaded: Sequence[Run]) -> list[Run]:

@@ -6,7 +6,11 @@ from typing import Any
 from evalkit.reports.numbers import grouped
 from evalkit.reports.pooling import Line
 
-COMPARED = (("training length", "train_length"), ("chance", "chance"), ("preset", "preset"))
+COMPARED = (
+    ("training length", "train_length"),
+    ("chance", "chance"),
+    ("preset", "preset"),
+)
 
 
 def notes_of(lines: Sequence[Line]) -> list[str]:
@@ -17,6 +21,8 @@ def notes_of(lines: Sequence[Line]) -> list[str]:
         if len(set(values.values())) > 1:
             shown = ", ".join(f"{label} {_show(value)}" for label, value in values.items())
             notes.append(f"The {name} differs: {shown}.")
+    if len({line.header.steps for line in lines}) > 1:  # the labels say how many
+        notes.append("The number of training steps differs.")
     shared = [note for note in lines[0].header.notes if all(note in line.header.notes for line in lines)]
     own = grouped((note, line.label) for line in lines for note in line.header.notes if note not in shared)
     return [*notes, *shared, *(f"{', '.join(labels)}: {note}" for note, labels in own.items())]
@@ -49,4 +55,6 @@ def _other_texts(lines: Sequence[Line]) -> list[str]:
 
 
 def _show(value: Any) -> str:
-    return "unknown" if value is None else f"{value:,.3g}" if isinstance(value, float) else f"{value}"
+    if value is None or isinstance(value, str):
+        return value or "unknown"
+    return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}"

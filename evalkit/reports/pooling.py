@@ -9,7 +9,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from evalkit.core.errors import UserError
-from evalkit.core.rows import FILE, Header, Record, read
+from evalkit.core.rows import FILE, Header, Record
+from evalkit.record import history
 from evalkit.record.moved import renamed
 from evalkit.reports.numbers import grouped
 
@@ -17,6 +18,7 @@ FACTS = ("model", "preset", "train_length", "window", "steps", "chance", "parame
 # Sections of config.yaml that decide what a run computes; how often it logs does not.
 SECTIONS = ("task", "model", "train", "matmul_precision")
 CADENCE = ("train.log_every", "train.eval_every", "train.checkpoint_every", "train.keep_every")
+BUDGET = ("steps", "train.steps", "extended")
 SHOWN = 3
 
 
@@ -72,26 +74,42 @@ class Line:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run folders among and below `paths`, each once, in order.
+    """The run folders among and below `paths`, each once, in order; a run's own folder ends the search in it.
 
     Raises `UserError` naming a path that holds no run.
     """
     found: dict[Path, Path] = {}
     for path in paths:
-        folders = [path] if (path / FILE).is_file() else sorted(file.parent for file in path.rglob(FILE))
+        folders = _below(path)
         if not folders:
             raise UserError(f"no {FILE} in or below {path}: give folders of runs (runs/<task>/<model>/<timestamp>)")
         for folder in folders:
-            found.setdefault(folder.resolve(), folder)
+            if not any(parent in folders for parent in folder.parents):
+                found.setdefault(folder.resolve(), folder)
     return list(found.values())
+
+
+def inner_runs(paths: Sequence[Path]) -> list[Path]:
+    """What `find_runs` leaves out of `paths`: evaluations in the folders of the runs that they are of."""
+    found = [folder.resolve() for folder in find_runs(paths)]
+    return [folder for path in paths for folder in _below(path) if folder.resolve() not in found]
+
+
+def _below(path: Path) -> list[Path]:
+    """A run's folder alone, or every folder with rows in a folder that is no run."""
+    return [path] if (path / FILE).is_file() else sorted(file.parent for file in path.rglob(FILE))
 
 
 def load(folder: Path, name: str | None = None) -> Run:
     """Reads one run. Raises `UserError` if it has no rows."""
-    record = read(folder)
+    record = history.record_of(folder)
     if not record.header.task:
         raise UserError(f"{folder / FILE} holds no rows: that run stopped before its first measurement")
-    facts = {name: str(getattr(record.header, name)) for name in FACTS} | {"notes": "; ".join(record.header.notes)}
+    extensions = history.extensions(folder, record)
+    notes = [note for note in record.header.notes if note not in map(str, extensions)]
+    facts = {name: str(getattr(record.header, name)) for name in FACTS} | {"notes": "; ".join(notes)}
+    if extensions:
+        facts["extended"] = str(extensions[0].before)
     return Run(folder, record, facts | _settings(folder / "config.yaml"), name)
 
 
@@ -109,17 +127,28 @@ def pool(runs: Sequence[Run]) -> list[Line]:
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    """The model's name, with what sets this run apart from others of the same model."""
-    if run.name is not None:
-        return run.name
+    """The model's name, with what sets this run apart from others of the same model, and how long it was trained."""
+    return " · ".join([run.name] if run.name is not None else _described(run, runs)) + _budget(run, runs)
+
+
+def _budget(run: Run, runs: Sequence[Run]) -> str:
+    """The steps it was trained for where they are not the same for all, or where they were raised later."""
+    extended, steps = run.recipe.get("extended"), run.header.steps
+    told = {other.header.steps for other in runs}
+    if steps is None or (len(told) == 1 and extended is None):
+        return ""
+    return f" · {steps:,} steps" + ("" if extended is None else f", first {int(extended):,}")
+
+
+def _described(run: Run, runs: Sequence[Run]) -> list[str]:
     namesakes = [other for other in runs if other.header.model == run.header.model]
-    settings = sorted({name for other in namesakes for name in other.recipe})
+    settings = sorted({name for other in namesakes for name in other.recipe if name not in BUDGET})
     differing = [name for name in settings if len({other.recipe.get(name) for other in namesakes}) > 1]
-    # The configuration explains the facts: `train.steps` says why `steps` differs.
+    # The configuration explains the facts: `task.length` says why `train_length` differs.
     told = [name for name in differing if "." in name] or differing
     values = [(name, run.recipe[name]) for name in told if run.recipe.get(name)]
     distinct = [value if name == "notes" else f"{name.rpartition('.')[2]}={value}" for name, value in values]
-    return " · ".join([run.header.model, *distinct[:SHOWN]])
+    return [run.header.model, *distinct[:SHOWN]]
 
 
 def _seeds_repeat(group: Sequence[Run]) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from evalkit.core.rows import Header, read
+from evalkit.core.rows import Header
+from evalkit.record import history
 from evalkit.record.files import write_results, write_text
 from evalkit.reports import page
 from evalkit.reports.curves import save, svg
@@ -27,12 +28,14 @@ def report(folder: Path, console: Console) -> dict[str, Any]:
     Returns the summary. Raises `UserError` if the folder has no rows, its kind of report cannot be imported, or
     something cannot be written.
     """
-    record = read(folder)
+    record = history.record_of(folder)
     header, kind = record.header, kind_of(record.header.kind)
     lines = [Line(header.model or "unknown model", [Run(folder, record, {})], alone=True)]
     title = f"{page.display_name(header.task or 'run')} · {lines[0].label}"
     notes, skipped = notes_of(lines), left_out(lines[0])
     summary, tables = kind.summarise(record), [table for table in kind.tables(lines) if table.lines]
+    if extended := history.extensions(folder, record):
+        summary["extended"] = [found._asdict() for found in extended]
     drawings = kind.figures(lines, title, notes)
     parts = [
         page.notes([*notes, *skipped]),
@@ -40,8 +43,8 @@ def report(folder: Path, console: Console) -> dict[str, Any]:
         *sections(drawings, folder, tables),
         *_how_it_was_made(folder),
     ]
-    write_results(folder, summary)
     write_text(folder / PAGE, page.page(title, lead(header), parts, summary))
+    write_results(folder, summary)  # last, for what has it is finished
     print_report(console, title, notes, tables, lead(header))
     for line in skipped or ([] if tables else ["nothing was measured at the end of this run"]):
         say(console, line)
@@ -98,15 +101,20 @@ def _facts(line: Line, step: int | None) -> list[tuple[str, str]]:
 
 
 def _how_it_was_made(folder: Path) -> list[str]:
-    """The command, the environment and the configuration, as far as the folder has them."""
+    """Every command, the environment and the configuration, as far as the folder has them."""
     environment, config = _environment(folder / "environment.json"), folder / "config.yaml"
-    command = environment.pop("command", None)
+    last = environment.pop("command", None)
+    commands = "\n".join(map(_command, history.read(folder))) or last
     parts = [
-        page.code(command) if command else "",
+        page.code(commands) if commands else "",
         page.details("environment", json.dumps(environment, indent=2)) if environment else "",
         page.details("configuration", config.read_text(encoding="utf-8")) if config.is_file() else "",
     ]
     return [page.heading("How it was made"), *parts] if any(parts) else []
+
+
+def _command(work: history.Work) -> str:
+    return f"{work.command}  # from step {work.step:,}" if work.step else work.command
 
 
 def _environment(path: Path) -> dict[str, Any]:

@@ -15,11 +15,13 @@ from evalkit.configuration import catalogue, composition
 from evalkit.configuration.experiment import Experiment, built
 from evalkit.configuration.saved import EVALUABLE, changed, from_file
 from evalkit.core.errors import UserError
-from evalkit.record.files import RESULTS
+from evalkit.record.history import pasteable
 from evalkit.reports.comparison import compare
-from evalkit.session import run
+from evalkit.session import logs, plan, run
+from evalkit.session.plan import is_finished
 
-EVALUATE, STEP, RUN_FOLDER = "evaluate=", "step=", "hydra.run.dir="
+EVALUATE, STEP, RUN_FOLDER, DRY_RUN = "evaluate=", "step=", "hydra.run.dir=", "dry_run="
+STOPPED = (130, 143)
 # What decides the numbers of a run; where it logs to, and how, does not. One that was given more steps stays itself.
 DECIDING = ("task", "model", "train", "eval", "seed", "seeds", "matmul_precision")
 
@@ -40,11 +42,12 @@ class Member(NamedTuple):
 def main(overrides: Sequence[str]) -> int:
     """Runs what is missing of the experiment that `overrides` name; returns 0, or the code of a run that stopped.
 
-    A run that fails does not keep the others from running; the code is then 1. Raises UserError for what cannot be
-    run, before anything is written.
+    A list of the runs and an estimate come first; with `dry_run=true` that is all. A run that fails does not keep the
+    others from running; the code is then 1. Raises UserError for what cannot be run, before anything is written.
     """
-    given = [text for text in overrides if not text.lstrip("+").startswith(RUN_FOLDER)]
-    folders = [str(composition.parse([text])[0].value()) for text in overrides if text not in given]
+    dry, words = _dry_run(overrides)
+    given = [text for text in words if not text.lstrip("+").startswith(RUN_FOLDER)]
+    folders = [str(composition.parse([text])[0].value()) for text in words if text not in given]
     options = [text for text in given if composition.chooses(composition.parse([text])[0])]
     chosen = composition.compose(options)
     folder = Path(folders[-1]) if folders else Path("runs", chosen.choices["experiment"], chosen.config.preset)
@@ -52,6 +55,30 @@ def main(overrides: Sequence[str]) -> int:
     for member in members:
         _refuse_begun_otherwise(folder, member)
     console = Console()
+    again = f"go on with the whole experiment: {pasteable(*words)}"
+    try:
+        with logs.shown(console):
+            plan.show([plan.Job(m.name, folder / m.name, m.experiment, m.evaluated) for m in members], console)
+            code = 0 if dry else _run_all(folder, members, console)
+    except KeyboardInterrupt:  # between two runs; within one, that is saved first
+        console.print(Text(again), soft_wrap=True)
+        raise
+    if code in STOPPED:
+        console.print(Text(again), soft_wrap=True)
+    return code
+
+
+def _dry_run(overrides: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether only the list is wanted, and the other words; raises UserError."""
+    asked = [text for text in overrides if text.lstrip("+").startswith(DRY_RUN)]
+    values = [composition.parse([text])[0].value() for text in asked]
+    if not all(isinstance(value, bool) for value in values):
+        raise UserError(f"{asked[-1]}; allowed: dry_run=true or dry_run=false")
+    return any(values[-1:]), [text for text in overrides if text not in asked]
+
+
+def _run_all(folder: Path, members: Sequence[Member], console: Console) -> int:
+    """Trains and evaluates one after the other, then draws them together; returns the exit code."""
     failed = []
     for number, member in enumerate(members, 1):
         console.print(Text(f"{folder / member.name} ({number} of {len(members)})", style="bold"), soft_wrap=True)
@@ -72,9 +99,9 @@ def main(overrides: Sequence[str]) -> int:
 def _members(chosen: DictConfig, given: Sequence[str]) -> list[Member]:
     """The runs in order, the user's own settings last in what is trained; raises UserError if there are none."""
     members: dict[str, Member] = {}
-    for group, name, plan in _plans(chosen):
-        evaluated = next((text.removeprefix(EVALUATE) for text in plan if text.startswith(EVALUATE)), None)
-        own = [text for text in plan if not text.startswith(EVALUATE)]
+    for group, name, planned in _plans(chosen):
+        evaluated = next((text.removeprefix(EVALUATE) for text in planned if text.startswith(EVALUATE)), None)
+        own = [text for text in planned if not text.startswith(EVALUATE)]
         if evaluated is None:
             typed = [*own, *given]
             members[name] = Member(group, name, typed, None, built(typed))
@@ -98,7 +125,7 @@ def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:
     for group in ("runs", "controls"):
         named = OmegaConf.to_container(chosen[group])
         assert isinstance(named, Mapping)
-        plans += [(group, str(name), plan) for name, plan in named.items()]
+        plans += [(group, str(name), planned) for name, planned in named.items()]
     return sorted(plans, key=lambda found: any(text.startswith(EVALUATE) for text in found[2]))
 
 
@@ -121,10 +148,10 @@ def _decided(config: Mapping[str, Any], key: str) -> Any:
 def _do(folder: Path, member: Member) -> int:
     """Trains or evaluates one, unless that is done; returns its exit code. Raises UserError for a run not finished."""
     target = folder / member.name
-    if _is_finished(target):
+    if is_finished(target):
         return 0
     if member.evaluated is not None:
-        if not _is_finished(folder / member.evaluated):
+        if not is_finished(folder / member.evaluated):
             raise UserError(f"it evaluates {member.evaluated}, which is not finished; give the same command again")
         return run.evaluate(folder / member.evaluated, member.overrides, target)
     if (target / "config.yaml").is_file():
@@ -136,10 +163,6 @@ def _do(folder: Path, member: Member) -> int:
 def _draw(folder: Path, members: Sequence[Member], console: Console) -> None:
     """One comparison of the runs, and one of the controls."""
     for group in ("runs", "controls"):
-        drawn = [folder / m.name for m in members if m.group == group and _is_finished(folder / m.name)]
+        drawn = [folder / m.name for m in members if m.group == group and is_finished(folder / m.name)]
         if drawn:
             compare(drawn, folder / group, console, {path: path.name for path in drawn})
-
-
-def _is_finished(folder: Path) -> bool:
-    return (folder / RESULTS).is_file()

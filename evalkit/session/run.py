@@ -4,13 +4,14 @@ Its life: the experiment is built; what cannot be is refused; the folder is desc
 reports. A run on a checkpoint is the same without training.
 """
 
-import shlex
+import json
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
 import jax
+from rich.console import Console
 
 from evalkit.checkpoints.archives import is_archive
 from evalkit.checkpoints.loading import restore, trainer_of
@@ -20,9 +21,13 @@ from evalkit.configuration.saved import EVALUABLE, RESUMABLE, from_file, save
 from evalkit.core.contracts import Trained, Verdict
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import FILE, Record, offset_after, read
+from evalkit.record import history
 from evalkit.record.files import RESULTS
+from evalkit.record.history import Work, pasteable
 from evalkit.record.progress import EvaluationProgress
 from evalkit.session import subjects
+from evalkit.session.hints import after_evaluation, near, next_commands, resume_hint
+from evalkit.session.lock import alone
 from evalkit.session.loop import train
 from evalkit.session.session import Session
 from evalkit.training.checkpoints import Checkpoints, Restored
@@ -35,31 +40,29 @@ AGAIN = "give the same command again"
 def start(experiment: Experiment, folder: Path) -> int:
     """Trains, evaluates and reports in `folder`; returns the exit code (130 or 143 after a signal)."""
     if experiment.checkpoint is not None:
-        return _on_checkpoint(experiment, folder, None)
-    _describe(experiment, folder)
-    return _trained(experiment, folder)
+        opened = subjects.open_checkpoint(experiment)
+        with alone(folder):
+            return _on_checkpoint(experiment, folder, opened, None)
+    with alone(folder):
+        return _trained(experiment, folder)
 
 
 def resume(folder: Path, overrides: Sequence[str]) -> int:
-    """Goes on exactly where the run in `folder` stopped, with its own config; raises UserError if it cannot."""
+    """Goes on exactly where the run in `folder` stopped, with its own config; a finished run stays as it is.
+
+    More `train.steps` than before train a finished run further. Raises UserError if it cannot go on.
+    """
     experiment = from_file(folder / "config.yaml", overrides, RESUMABLE)
-    if experiment.checkpoint is not None:
-        fixed = [text for text in overrides if text.startswith(("eval", "train"))]
-        if fixed:
-            raise UserError(f"{fixed[0]!r}: an evaluation goes on with its own settings; leave it out")
-        if (folder / RESULTS).is_file():
-            print(f"{folder} is finished: nothing is left to do; give task= and checkpoint= again for a new run")
-            return 0
-        return _on_checkpoint(experiment, folder, read(folder) if (folder / FILE).is_file() else None)
-    if is_archive(folder):
+    if experiment.checkpoint is None and is_archive(folder):
         raise UserError(f"{folder} is an archive, which has no checkpoint to go on from; give the run itself")
-    _, training = experiment.trained
-    with closing(Checkpoints(folder)) as checkpoints:
-        done = checkpoints.latest or 0
-    if done > training.steps:
-        raise UserError(f"train.steps={training.steps}, but {folder} is at step {done}; give at least {done}")
-    _describe(experiment, folder)
-    return _trained(experiment, folder)
+    with alone(folder):
+        if experiment.checkpoint is not None:
+            return _resume_on_checkpoint(experiment, folder, overrides)
+        _refuse_less(experiment, folder)
+        if (folder / RESULTS).is_file() and not _has_more_steps(experiment, folder):
+            _refuse_other_evaluation(experiment, folder, overrides)
+            return _say_finished(experiment, folder)
+        return _trained(experiment, folder)
 
 
 def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None) -> int:
@@ -79,17 +82,70 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
     unknown = _refuse_trained_on(experiment, folder)
     state, step = restore(experiment, folder, int(at[0]) if at else None)
     target = target or folder / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
-    _describe(experiment, target)
-    with Session(experiment, target, offset=0, resume_hint=AGAIN) as session:
-        if unknown:
-            session.say(unknown)
+    with alone(target):
+        _describe(experiment, target)
+        history.add(target, Work(history.command_line()), before=history.read(folder))
+        following = after_evaluation(folder, target)
+        with Session(experiment, target, offset=0, resume_hint=AGAIN, next_commands=following) as session:
+            if unknown:
+                session.say(unknown)
 
-        def work() -> Verdict:
-            _announce(session)
-            session.begin(subjects.header(session, subjects.of_state(session, state, step)))
-            return _measure_state(session, state, step)
+            def work() -> Verdict:
+                _announce(session)
+                session.begin(subjects.header(session, subjects.of_state(session, state, step)))
+                return _measure_state(session, state, step)
 
-        return session.guard(work)
+            return session.guard(work)
+
+
+def _refuse_less(experiment: Experiment, folder: Path) -> None:
+    """Raises UserError for fewer steps than are done, and for a folder in which nothing was ever trained."""
+    _, training = experiment.trained
+    if any(work.step is None for work in history.read(folder)[-1:]):
+        raise UserError(
+            f"{folder} is an evaluation, which has no training to go on with; evaluate the run itself again"
+        )
+    with closing(Checkpoints(folder)) as checkpoints:
+        done = checkpoints.latest or 0
+    if done > training.steps:
+        raise UserError(f"train.steps={training.steps}, but {folder} is at step {done}; give at least {done}")
+
+
+def _has_more_steps(experiment: Experiment, folder: Path) -> bool:
+    """Whether it is to train further than its folder says."""
+    (_, now), (_, before) = experiment.trained, from_file(folder / "config.yaml").trained
+    return now.steps > before.steps
+
+
+def _refuse_other_evaluation(experiment: Experiment, folder: Path, overrides: Sequence[str]) -> None:
+    """Raises UserError if a finished run is to be measured otherwise: its results stay what they are."""
+    if experiment.config["eval"] != from_file(folder / "config.yaml").config["eval"]:
+        settings = [text for text in overrides if not text.startswith("train.")]
+        command = pasteable(f"evaluate={near(folder)}", *settings)
+        raise UserError(f"{folder} is finished, and its results stay; for other ones give {command}")
+
+
+def _say_finished(experiment: Experiment, folder: Path) -> int:
+    """Says that nothing is left to do; with format=json its numbers are the last line of the output, as of any run."""
+    machine = experiment.format == "json"
+    console = Console(stderr=machine)
+    for line in (f"{folder} is finished: nothing is left to do", *next_commands(experiment, folder)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if machine:
+        summary = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        print(json.dumps({**summary, "folder": str(folder)}, allow_nan=False))
+    return 0
+
+
+def _resume_on_checkpoint(experiment: Experiment, folder: Path, overrides: Sequence[str]) -> int:
+    """Goes on with an evaluation of a checkpoint, whose settings stay."""
+    fixed = [text for text in overrides if text.startswith(("eval", "train"))]
+    if fixed:
+        raise UserError(f"{fixed[0]!r}: an evaluation goes on with its own settings; leave it out")
+    if (folder / RESULTS).is_file():
+        return _say_finished(experiment, folder)
+    opened = subjects.open_checkpoint(experiment)
+    return _on_checkpoint(experiment, folder, opened, read(folder) if (folder / FILE).is_file() else None)
 
 
 def _trained(experiment: Experiment, folder: Path) -> int:
@@ -102,10 +158,12 @@ def _trained(experiment: Experiment, folder: Path) -> int:
         experiment.feed.prepare()
         if restored is not None:
             _refuse_other_text(experiment, folder)
+        _describe(experiment, folder)
         (folder / RESULTS).unlink(missing_ok=True)  # of an earlier end: what has one is finished
-        offset = 0 if restored is None else restored.meta["rows"]
-        hint = f"go on with: python -m evalkit {shlex.quote(f'resume={folder}')}"
-        with Session(experiment, folder, offset=offset, resume_hint=hint) as session:
+        offset, step = (0, 0) if restored is None else (restored.meta["rows"], restored.step)
+        history.add(folder, Work(history.command_line(), step, training.steps, training.schedule))
+        told = {"resume_hint": resume_hint(folder), "next_commands": next_commands(experiment, folder)}
+        with Session(experiment, folder, offset=offset, **told) as session:
             return session.guard(lambda: _train_and_measure(session, trainer, checkpoints, restored))
 
 
@@ -123,9 +181,8 @@ def _measure_state(session: Session, state: TrainState, step: int) -> Verdict:
         return _measure(session, subjects.of_state(session, state, step, progress))
 
 
-def _on_checkpoint(experiment: Experiment, folder: Path, earlier: Record | None) -> int:
+def _on_checkpoint(experiment: Experiment, folder: Path, opened: subjects.Opened, earlier: Record | None) -> int:
     """Evaluates a checkpoint; goes on after the whole pieces of an `earlier` attempt in the same folder."""
-    opened = subjects.open_checkpoint(experiment)
     kept, offset = [], 0
     if earlier is not None and earlier.header.identity is not None:
         if earlier.header.identity != opened.pretrained.identity:
@@ -133,8 +190,9 @@ def _on_checkpoint(experiment: Experiment, folder: Path, earlier: Record | None)
         kept = earlier.rows[: experiment.eval.kept(earlier.rows)]
         offset = offset_after(folder, len(kept)) if kept else 0
     _describe(experiment, folder)
-    hint = f"go on with: python -m evalkit {shlex.quote(f'resume={folder}')}"
-    with Session(experiment, folder, offset=offset, resume_hint=hint) as session:
+    history.add(folder, Work(history.command_line()))
+    told = {"resume_hint": resume_hint(folder), "next_commands": next_commands(experiment, folder)}
+    with Session(experiment, folder, offset=offset, **told) as session:
 
         def work() -> Verdict:
             with _progress(session) as progress:

@@ -1,18 +1,16 @@
 """One process's work on one run: where its rows go, what its user sees, and its signals."""
 
 import json
-import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
-from rich.logging import RichHandler
 
 from evalkit.configuration.experiment import Experiment
 from evalkit.core.contracts import Verdict
@@ -21,6 +19,7 @@ from evalkit.core.rows import FILE, Header, Row, RowLog, row
 from evalkit.record import environment
 from evalkit.record.tracking import WandbLog
 from evalkit.reports.writer import report
+from evalkit.session import logs
 from evalkit.training.interrupt import Interrupted, Watch
 
 TIMES = "timing.json"
@@ -30,28 +29,26 @@ class Session:
     """Where the work on one run writes, shows and listens; use it as a context manager.
 
     Rows after the first `offset` bytes of `metrics.jsonl` belong to an interrupted attempt and are deleted.
-    `resume_hint` is printed on Ctrl-C.
+    `resume_hint` is printed on Ctrl-C, `next_commands` at the end.
     """
 
-    def __init__(self, experiment: Experiment, folder: Path, *, offset: int, resume_hint: str):
+    def __init__(
+        self, experiment: Experiment, folder: Path, *, offset: int, resume_hint: str, next_commands: Sequence[str]
+    ):
         jax.config.update("jax_default_matmul_precision", experiment.matmul_precision)
-        self.experiment, self.folder, self.resume_hint = experiment, folder, resume_hint
+        self.experiment, self.folder = experiment, folder
+        self.resume_hint, self.next_commands = resume_hint, next_commands
         # With format=json the last line of stdout is the result and the only one.
         self.console = Console(stderr=experiment.format == "json")
         self.watch = Watch()
         self.machine = ""
         self.timing: dict[str, float] = _times_of(folder) if offset else {}
-        self._handlers = _log_to(folder, self.console)
-        self.log = RowLog.open(folder / FILE, offset)
-        self.wandb = WandbLog(
-            experiment.wandb,
-            folder,
-            experiment.config,
-            seeds=experiment.all_seeds,
-            task=experiment.task_name,
-            model=experiment.model_name,
-            train_length=getattr(experiment.task, "length", 0),
-        )
+        with ExitStack() as opened:
+            opened.enter_context(logs.shown(self.console))
+            opened.enter_context(logs.kept(folder / "evalkit.log"))
+            self.log = opened.enter_context(RowLog.open(folder / FILE, offset))
+            self.wandb = self._wandb()
+            self._opened = opened.pop_all()
         self.make_row = partial(row, run=folder.name, task=experiment.task_name, model=experiment.model_name)
 
     def __enter__(self) -> "Session":
@@ -60,10 +57,7 @@ class Session:
 
     def __exit__(self, *error: Any) -> None:
         self.watch.__exit__(*error)
-        self.log.close()
-        for handler in self._handlers:
-            logging.getLogger("evalkit").removeHandler(handler)
-            handler.close()
+        self._opened.close()
 
     def guard(self, work: Callable[[], Verdict]) -> int:
         """Does the work, reports, and returns the exit code: a signal's own, or what the evaluation's verdict says.
@@ -110,6 +104,18 @@ class Session:
         finally:
             self.timing[name] = self.timing.get(name, 0.0) + time.perf_counter() - began
 
+    def _wandb(self) -> WandbLog:
+        experiment = self.experiment
+        return WandbLog(
+            experiment.wandb,
+            self.folder,
+            experiment.config,
+            seeds=experiment.all_seeds,
+            task=experiment.task_name,
+            model=experiment.model_name,
+            train_length=getattr(experiment.task, "length", 0),
+        )
+
     def _describe_machine(self) -> None:
         facts = environment.describe(self.experiment.matmul_precision)
         with writing(self.folder):
@@ -126,6 +132,7 @@ class Session:
             self.say(verdict.text)
         for name, seconds in self.timing.items():
             self.console.print(f"{name.replace('_', ' ')}: {seconds:.0f} s", highlight=False)
+        self.say(*self.next_commands)
         if self.experiment.format == "json":
             sys.stdout.write(json.dumps({**summary, "folder": str(self.folder)}, allow_nan=False) + "\n")
             sys.stdout.flush()
@@ -143,19 +150,3 @@ def _times_of(folder: Path) -> dict[str, float]:
         return json.loads((folder / TIMES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-
-
-def _log_to(folder: Path, console: Console) -> list[logging.Handler]:
-    """Warnings to the console, everything to `evalkit.log`."""
-    # A full disk is told once, by what could not be written; the log itself must not add its own tracebacks.
-    logging.raiseExceptions = False
-    # Orbax logs a traceback of what it also raises.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    logger = logging.getLogger("evalkit")
-    logger.setLevel(logging.INFO)
-    file = logging.FileHandler(folder / "evalkit.log", encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    shown = RichHandler(logging.WARNING, console, show_path=False, show_time=False)
-    for handler in (file, shown):
-        logger.addHandler(handler)
-    return [file, shown]

@@ -89,6 +89,19 @@ def test_a_terminal_gets_a_bar() -> None:
     assert "checkpoint [200] written\n" in plain
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_bar_is_one_line_with_the_remaining_time_in_sight(width: int) -> None:
+    out, text, clock = console(terminal=True)
+    out.width = width
+    with Progress(out, 1_000_000, "training", clock=clock) as progress:
+        train(clock, progress, [1.0, 2.0], steps=99_999)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\n", text.getvalue()).replace("\r", "\n").splitlines()
+    assert max(map(len, lines)) <= width and not any("…" in line for line in lines)
+    last = next(line for line in reversed(lines) if "step" in line)
+    assert "step 199,998/1,000,000" in last and "ETA 0:00:08" in last
+    assert ("loss" in last) == (width > 60) and ("tokens/s" in last) == (width > 80)
+
+
 def test_messages_stand_between_the_plain_lines() -> None:
     out, text, clock = console(terminal=False)
     with Progress(out, 100, "training", clock=clock) as progress:

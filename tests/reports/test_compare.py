@@ -169,6 +169,29 @@ def test_different_tasks_are_refused_and_nothing_is_written(tmp_path: Path, caps
     assert not (tmp_path / "out").exists()
 
 
+def test_of_a_folder_of_runs_what_is_no_run_of_its_own_is_left_out_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = write_run(tmp_path / "runs" / "one", run_record())
+    inner = write_run(one / "evaluate" / "later", run_record(task="selective_copying"))
+    empty = tmp_path / "runs" / "stopped"
+    empty.mkdir()
+    (empty / "metrics.jsonl").touch()
+    assert main(["compare", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("left out") == 2 and f"to compare it): {inner}" in printed
+    assert f"left out: {empty / 'metrics.jsonl'} holds no rows" in printed
+    assert main(["compare", str(inner), "--out", str(tmp_path / "other")]) == 0, "named, it is a run as any other"
+
+
+def test_runs_of_other_lengths_of_training_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, steps in (("a", 150), ("b", 1500)):
+        write_run(tmp_path / name, run_record(name=name, seeds=(steps,), steps=steps))
+    assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert "note: The number of training steps differs." in capsys.readouterr().out
+    assert [line.label for line in lines(tmp_path)] == ["griffin · 150 steps", "griffin · 1,500 steps"]
+
+
 def test_a_folder_without_rows_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     (tmp_path / "empty").mkdir()

@@ -14,9 +14,12 @@ LINES = [
 ]
 
 
-def printed(width: int, header: list[str], lines: list[list[str]]) -> str:
+STEPS = ["seed", "steps to 90%", "steps to 99%", "steps to 100%", "last accuracy", "last loss", "at step"]
+
+
+def printed(width: int, header: list[str], lines: list[list[str]], heading: str | None = None) -> str:
     console = Console(file=StringIO(), width=width)
-    print_table(console, header, lines)
+    print_table(console, header, lines, heading)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
@@ -41,3 +44,20 @@ def test_a_table_that_fits_is_not_wrapped() -> None:
 def test_a_name_is_never_broken() -> None:
     name = "induction_heads_griffin_long"
     assert printed(40, ["run", *"abcdefgh"], [[name, *["0.5000"] * 8]]).count(name) > 1
+
+
+def test_words_of_the_header_are_wrapped_before_columns_go_elsewhere() -> None:
+    text = printed(80, STEPS, [["0", "> 1,500", "> 1,500", "> 1,500", "0.000", "2.69", "1,500"]], "While training")
+    assert text.count("While training") == 1 and "to 100%" in text and "steps to 100%" not in text
+    wide = printed(120, STEPS, [["0", "> 1,500", "> 1,500", "> 1,500", "0.000", "2.69", "1,500"]])
+    assert all(name in wide for name in STEPS)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_no_table_is_without_a_heading_or_wider_than_the_terminal(width: int) -> None:
+    header = ["model", *[f"{2**power}K" for power in range(20)]]
+    text = printed(width, header, [["griffin · 1,500 steps", *["0.500"] * 20]], "Accuracy")
+    assert max(map(len, text.splitlines())) <= width
+    tables = text.strip().split("\n\n")
+    assert len(tables) > 1
+    assert [table.splitlines()[0] for table in tables] == ["Accuracy", *["Accuracy (continued)"] * (len(tables) - 1)]

@@ -1,7 +1,9 @@
 """`experiment=…`: what is missing is run, what is done is left alone, and what cannot be is refused before anything."""
 
+import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,7 +14,7 @@ from evalkit.configuration import catalogue
 from evalkit.configuration.saved import from_file
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
-from evalkit.session import experiments, run
+from evalkit.session import experiments, plan, run
 from support import tiny
 
 EXPERIMENT = """
@@ -29,26 +31,41 @@ controls:
 SETTINGS = [text for text in tiny.OVERRIDES if not text.startswith(("task=", "model="))]
 
 
+def begin(folder: Path, *overrides: str, text: str = EXPERIMENT) -> int:
+    """Runs an experiment of a folder of the user's own, into `folder/out`; what a step takes is made up."""
+    (folder / "conf" / "experiment").mkdir(parents=True, exist_ok=True)
+    (folder / "conf" / "experiment" / "mine.yaml").write_text(text.lstrip())
+    search = f"hydra.searchpath=['file://{folder / 'conf'}']"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_seconds_measured", Mock(return_value=1.0))
+        return main(["experiment=mine", search, *SETTINGS, f"hydra.run.dir={folder / 'out'}", *overrides])
+
+
 @pytest.fixture
 def experiment(tmp_path: Path) -> Callable[..., int]:
-    """Runs an experiment of a folder of the user's own, into `tmp_path/out`."""
-    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    """Runs the experiment into `tmp_path/out`."""
+    return partial(begin, tmp_path)
 
-    def runs(*overrides: str, text: str = EXPERIMENT) -> int:
-        (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(text.lstrip())
-        search = f"hydra.searchpath=['file://{tmp_path / 'conf'}']"
-        return main(["experiment=mine", search, *SETTINGS, f"hydra.run.dir={tmp_path / 'out'}", *overrides])
 
-    return runs
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("experiment")
+    assert begin(folder) == 0
+    return folder / "out"
+
+
+@pytest.fixture
+def finished(done: Path, tmp_path: Path) -> Path:
+    """`tmp_path/out` with all of the experiment's runs."""
+    return Path(shutil.copytree(done, tmp_path / "out"))
 
 
 def stamps(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("metrics.jsonl"))}
 
 
-def test_it_runs_what_is_missing_and_draws_it_together(experiment: Callable[..., int], tmp_path: Path) -> None:
-    assert experiment() == 0
-    out = tmp_path / "out"
+def test_it_runs_what_is_missing_and_draws_it_together(experiment: Callable[..., int], finished: Path) -> None:
+    out = finished
     assert {path.name for path in out.iterdir()} == {"one", "other", "forgetful", "runs", "controls"}
     controls = (out / "controls" / "compare.csv").read_text().splitlines()[1:]
     assert [line.split(",")[1] for line in controls] == ["forgetful"], "not called after its place in the experiment"
@@ -63,8 +80,7 @@ def test_it_runs_what_is_missing_and_draws_it_together(experiment: Callable[...,
     assert stamps(out) == before, "a finished run was run again"
 
 
-def test_it_goes_on_with_a_run_that_was_stopped(experiment: Callable[..., int], tmp_path: Path) -> None:
-    assert experiment() == 0
+def test_it_goes_on_with_a_run_that_was_stopped(experiment: Callable[..., int], finished: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "other" / "results.json").unlink()  # as if stopped before its end
     called: list[Path] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -75,19 +91,53 @@ def test_it_goes_on_with_a_run_that_was_stopped(experiment: Callable[..., int], 
     assert from_file(called[0] / "config.yaml").train.learning_rate == 1e-3
 
 
-def test_other_settings_in_the_same_folder_are_refused(
-    experiment: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_dry_run_lists_the_runs_with_their_hours_and_writes_nothing(
+    experiment: Callable[..., int], done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert experiment() == 0
-    capsys.readouterr()
-    before = stamps(tmp_path / "out")
+    """A run of 6 steps of 4 × 33 tokens each, by a model that takes a second a token."""
+    assert experiment("dry_run=true") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("measuring a step") == 1, "the two differ in nothing that makes a step slower"
+    assert "one to do 0 of 6 0.21 other to do 0 of 6 0.21 forgetful evaluates one – –" in said
+    assert "about 0.43 hours of training" in said
+    assert not (tmp_path / "out").exists()
+    assert experiment("dry_run=perhaps") == 2 and "allowed: dry_run=true" in capsys.readouterr().err
+    before = tiny.files(shutil.copytree(done, tmp_path / "out"))
+    assert experiment("dry_run=true") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "one finished 6 of 6 –" in said and "nothing is left to train" in said
+    assert tiny.files(tmp_path / "out") == before
+
+
+def test_what_a_step_takes_is_measured() -> None:
+    seconds = plan._seconds_measured(tiny.experiment())
+    assert math.isfinite(seconds) and seconds > 0
+
+
+def test_ctrl_c_names_the_command_that_goes_on_with_all(
+    experiment: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for stop in (Mock(return_value=130), Mock(side_effect=KeyboardInterrupt)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(experiments, "_do", stop)
+            patch.setattr(plan, "show", Mock())
+            assert experiment("dry_run=false") == 130
+        said = capsys.readouterr().out
+        assert "go on with the whole experiment: python -m evalkit experiment=mine" in said
+        assert "'eval.lengths=[16,32]'" in said and "dry_run" not in said
+
+
+def test_other_settings_in_the_same_folder_are_refused(
+    experiment: Callable[..., int], finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = stamps(finished)
     assert experiment("train.steps=8") == 2
     said = capsys.readouterr().err
     assert (
         said.count("\n") == 1
         and "out/one was begun with another train.steps; give another hydra.run.dir=FOLDER" in said
     )
-    assert stamps(tmp_path / "out") == before
+    assert stamps(finished) == before
 
 
 @pytest.mark.parametrize(
@@ -135,8 +185,7 @@ def test_a_run_that_fails_does_not_keep_the_others_from_running(
     assert "one" not in (tmp_path / "out" / "runs" / "compare.csv").read_text().replace("none", "")
 
 
-def test_an_interrupted_evaluation_is_done_anew(experiment: Callable[..., int], tmp_path: Path) -> None:
-    assert experiment() == 0
+def test_an_interrupted_evaluation_is_done_anew(experiment: Callable[..., int], finished: Path, tmp_path: Path) -> None:
     forgetful = tmp_path / "out" / "forgetful"
     whole = (forgetful / "metrics.jsonl").read_bytes()
     (forgetful / "results.json").unlink()
@@ -160,14 +209,14 @@ def test_every_run_of_a_figure_can_be(figure: str, preset: str, tmp_path: Path) 
     """A control's recipe that does not compose would refuse the whole figure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiments, "_do", Mock(return_value=0))
+        patch.setattr(plan, "_seconds_measured", Mock(return_value=1e-6))
         assert main([f"experiment={figure}", f"preset={preset}", f"hydra.run.dir={tmp_path}"]) == 0
 
 
 def test_what_evaluates_a_run_waits_for_its_end(
-    experiment: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    experiment: Callable[..., int], finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Else an evaluation of what a failed run left would stand as that of the whole run."""
-    assert experiment() == 0
     (tmp_path / "out" / "one" / "results.json").unlink()
     shutil.rmtree(tmp_path / "out" / "forgetful")
     with pytest.MonkeyPatch.context() as patch:
@@ -178,8 +227,9 @@ def test_what_evaluates_a_run_waits_for_its_end(
     assert not (tmp_path / "out" / "forgetful").exists()
 
 
-def test_a_run_that_was_given_more_steps_stays_the_same_run(experiment: Callable[..., int], tmp_path: Path) -> None:
-    assert experiment() == 0
+def test_a_run_that_was_given_more_steps_stays_the_same_run(
+    experiment: Callable[..., int], finished: Path, tmp_path: Path
+) -> None:
     one = tmp_path / "out" / "one"
     before = from_file(one / "config.yaml").train.steps
     assert run.resume(one, [f"train.steps={before + 4}"]) == 0
@@ -187,13 +237,12 @@ def test_a_run_that_was_given_more_steps_stays_the_same_run(experiment: Callable
     assert from_file(one / "config.yaml").train.steps == before + 4
 
 
-def test_a_run_that_goes_on_is_not_finished(experiment: Callable[..., int], tmp_path: Path) -> None:
-    assert experiment() == 0
+def test_a_run_that_goes_on_is_not_finished(experiment: Callable[..., int], finished: Path, tmp_path: Path) -> None:
     one = tmp_path / "out" / "one"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "_train_and_measure", Mock(side_effect=UserError("a full disk")))
         with pytest.raises(UserError, match="a full disk"):
-            run.resume(one, [])
+            run.resume(one, ["train.steps=8"])
     assert not (one / "results.json").exists()
 
 

@@ -1,15 +1,20 @@
 """A run that was stopped, by whatever means, and goes on ends exactly as one that was never disturbed."""
 
+import json
 import logging
 import shutil
 import signal
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Self
 
 import pytest
 
+from evalkit.__main__ import main
 from evalkit.core.errors import UserError
 from evalkit.session import run
+from evalkit.session.lock import alone
 from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.interrupt import Watch
 from support import tiny
@@ -49,6 +54,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.trained(tmp_path_factory.mktemp("short") / "run")
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that a signal stopped at step 2 of 6."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("evalkit.session.session.Watch", StopAfterOneDispatch)
+        assert run.start(tiny.experiment(), folder) == 130
+    return folder
 
 
 @pytest.fixture
@@ -119,30 +134,109 @@ def test_a_stop_after_every_dispatch_changes_nothing(
     assert_same(folder, short)
 
 
-@pytest.mark.slow
-def test_going_on_with_a_finished_run_changes_nothing(short: Path, copy: Path) -> None:
-    assert run.resume(copy, []) == 0
-    assert_same(copy, short)
-    assert {**tiny.results(copy), "run": None} == {**tiny.results(short), "run": None}
+def kill(folder: Path) -> None:
+    """What SIGKILL leaves: rows that no checkpoint knows, the last one half written."""
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(lines[-1] + lines[-1][:20])
 
 
-@pytest.mark.slow
-def test_more_steps_go_on_from_the_last_one(short: Path, copy: Path) -> None:
+def trained_alike(folder: Path, short: Path) -> None:
+    """All but what was measured at the end is as in the undisturbed run."""
+    one, other = ([entry for entry in tiny.rows(place) if entry["split"] != "test"] for place in (folder, short))
+    assert one[: len(other)] == other
+
+
+FINISHED = "is finished: nothing is left to do"
+INSTEAD = "its results stay; for other ones give python -m evalkit evaluate="
+
+
+@pytest.mark.parametrize(
+    ("state", "overrides", "code", "said", "kept"),
+    [
+        ("finished", [], 0, FINISHED, None),
+        ("finished", ["train.steps=6", "wandb.mode=offline"], 0, FINISHED, None),
+        ("finished", ["eval.lengths=[8]"], 2, f"{INSTEAD}RUN 'eval.lengths=[8]'", None),
+        ("finished", ["train.steps=4"], 2, "train.steps=4, but RUN is at step 6; give at least 6", None),
+        ("stopped", [], 0, "going on from step 2", assert_same),
+        ("stopped", ["eval.lengths=[16]"], 0, "going on from step 2", trained_alike),
+        ("stopped", ["train.steps=10", "seed=1"], 2, "seed is fixed in an existing run", None),
+        ("killed", [], 0, "going on from step 2", assert_same),
+        ("running", [], 2, "another process works on RUN; wait for its end", None),
+        ("an evaluation", [], 2, "RUN is an evaluation, which has no training to go on with", None),
+    ],
+)
+def test_what_resuming_does(
+    short: Path,
+    stopped: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    state: str,
+    overrides: list[str],
+    code: int,
+    said: str,
+    kept: Callable[[Path, Path], None] | None,
+) -> None:
+    """`kept`: what holds of the run afterwards, beside one that was never disturbed; None: no file has changed."""
+    folder = tmp_path / "run"
+    if state == "an evaluation":
+        assert run.evaluate(short, ["eval.lengths=[8]"], folder) == 0
+    else:
+        shutil.copytree(short if state == "finished" else stopped, folder)
+    if state == "killed":
+        kill(folder)
+    before = tiny.files(folder)
+    capsys.readouterr()
+    with alone(folder) if state == "running" else nullcontext():
+        assert main([f"resume={folder}", *overrides]) == code
+    printed = capsys.readouterr()
+    assert said.replace("RUN", str(folder)) in (printed.err if code else printed.out)
+    assert printed.err.count("\n") == (1 if code else 0)
+    if code == 0:
+        ends = printed.out.splitlines()[-4:]
+        assert ends[0] == f"report:   {folder / 'report.html'}"
+        assert ends[1].startswith(f"evaluate: python -m evalkit evaluate={folder} 'eval.lengths=[")
+        assert ends[2] == f"resume:   python -m evalkit resume={folder} train.steps=12"
+        assert ends[3] == f"compare:  python -m evalkit compare {folder} OTHER_RUN"
+    if kept is None:
+        assert tiny.files(folder) == before
+    else:
+        kept(folder, short)
+
+
+def test_more_steps_are_told_wherever_the_run_is_read(
+    short: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run.resume(copy, ["train.steps=10"]) == 0
-    before = [entry for entry in tiny.rows(short) if entry["split"] != "test"]
-    after = tiny.rows(copy)
-    assert after[: len(before)] == before
-    steps = [entry["step"] for entry in after if entry["split"] == "train" and entry["metric"] == "loss"]
-    assert steps == [2, 4, 6, 8, 10]
+    trained_alike(copy, short)
     assert int(tiny.state(copy).step[0]) == 10
-    assert tiny.results(copy)["step"] == 10
+    results = tiny.results(copy)
+    note = "set out for 6 training steps, and from step 6 on for 10; from there the learning rate follows the cosine"
+    assert results["step"] == results["steps"] == 10 and results["notes"][-1].startswith(note)
+    assert results["extended"] == [{"step": 6, "before": 6, "after": 10, "schedule": "cosine"}]
+    page = (copy / "report.html").read_text()
+    assert "  # from step 6" in page and note in page
+    again = tmp_path / "again"
+    assert run.evaluate(copy, ["eval.lengths=[8]"], again) == 0
+    assert tiny.results(again)["extended"] == results["extended"], "an evaluation forgets how its run came to be"
+    capsys.readouterr()
+    assert main(["compare", str(short), str(copy), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "griffin · 10 steps, first 6" in printed and "griffin · 6 steps" in printed
+    assert "The number of training steps differs" in printed
 
 
-def test_fewer_steps_than_are_done_are_refused(copy: Path) -> None:
-    before = tiny.files(copy)
-    with pytest.raises(UserError, match=r"train\.steps=4.* is at step 6; give at least 6"):
-        run.resume(copy, ["train.steps=4"])
-    assert tiny.files(copy) == before
+def test_a_history_that_went_nowhere_is_no_extension(stopped: Path, short: Path, tmp_path: Path) -> None:
+    """Ten steps were wanted at step 2, and then six again: the run is the one of six."""
+    folder = Path(shutil.copytree(stopped, tmp_path / "run"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("evalkit.session.run._train_and_measure", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run.resume(folder, ["train.steps=10"])
+    assert run.resume(folder, ["train.steps=6"]) == 0
+    assert_same(folder, short)
+    assert "extended" not in tiny.results(folder)
+    assert [one["steps"] for one in json.loads((folder / "history.json").read_text())] == [6, 10, 6]
 
 
 @pytest.mark.parametrize("change", ["model=hawk", "task=selective_copying", "model.width=32", "seed=1", "seeds=2"])
@@ -159,6 +253,7 @@ def test_a_broken_newest_checkpoint_falls_back_to_the_one_before(
     short: Path, copy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spoil(copy, 6)
+    (copy / "results.json").unlink()
     with caplog.at_level(logging.WARNING, "evalkit"):
         assert run.resume(copy, []) == 0
     (warning,) = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
@@ -173,12 +268,16 @@ def test_a_broken_newest_checkpoint_falls_back_to_the_one_before(
 def test_no_readable_checkpoint_is_one_line(copy: Path) -> None:
     for step in (4, 6):
         spoil(copy, step)
+    (copy / "results.json").unlink()
+    before = tiny.files(copy)
     with pytest.raises(UserError, match=r"no checkpoint in .* can be read; start the run anew"):
-        run.resume(copy, [])
+        run.resume(copy, ["train.steps=10"])
+    assert tiny.files(copy) == before, "the refused steps were written"
 
 
 @pytest.mark.slow
 def test_a_run_stopped_before_its_first_checkpoint_starts_anew(short: Path, copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints")
+    (copy / "results.json").unlink()
     assert run.resume(copy, []) == 0
     assert_same(copy, short)

@@ -114,6 +114,12 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_checkpoint(
     assert int(tiny.state(folder).step[0]) == 6
 
 
+@pytest.mark.parametrize("words", [["resume="], ["resume", ""], ["evaluate=''"], [*tiny.OVERRIDES, "hydra.run.dir="]])
+def test_a_folder_without_a_name_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert "= names no folder; give one" in one_line(capsys.readouterr().err)
+
+
 @pytest.mark.slow
 def test_a_learning_rate_far_too_high_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     folder = tmp_path / "run"

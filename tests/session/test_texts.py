@@ -1,6 +1,7 @@
 """A run on text from end to end: what it writes, how it goes on, what it refuses, and runs side by side."""
 
 import json
+import math
 from pathlib import Path
 
 import jax
@@ -17,7 +18,7 @@ from evalkit.core.errors import UserError
 from evalkit.core.rows import read
 from evalkit.record import text_rows
 from evalkit.reports import comparison as compare
-from evalkit.reports.text.summary import table_of
+from evalkit.reports.text.summary import levels, table_of
 from evalkit.session import run
 from evalkit.training.trainer import Trainer
 from support import tiny
@@ -142,10 +143,18 @@ def test_it_is_evaluated_again_and_compared(trained: Path, tmp_path: Path) -> No
     assert main([f"evaluate={trained}", "eval.length=32", "eval.contexts=[]", "eval.gaps=[]"]) == 0
     (again,) = (trained / "evaluate").iterdir()
     assert json.loads((again / "results.json").read_text())["paired"]["difference"] == []
+    assert not (again / "training.png").exists(), "a figure of no training"
+    assert "How it was made" in (again / "report.html").read_text()
+    assert [work["step"] for work in json.loads((again / "history.json").read_text())] == [0, None]
     compare.compare([trained, again], tmp_path / "out", Console(quiet=True))
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
         *("positions.png", "context.png", "training.png", "compare.csv", "compare.html")
     }
+
+
+def test_no_interval_of_a_loss_reaches_below_0() -> None:
+    (both,), (one,) = levels({8: {"a": {0: 0.01}, "b": {0: 1.0}}}), levels({8: {"a": {0: 0.01}}})
+    assert both.low == 0 < both.mean < both.high and math.isnan(one.low)
 
 
 def test_another_text_is_refused_when_a_run_goes_on(data: Path, tmp_path: Path) -> None:

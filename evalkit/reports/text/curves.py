@@ -32,7 +32,10 @@ FIRST_DRAWN = 16
 
 
 def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str, Drawing]:
-    """Three figures, in nats a token by tokens; where the lines' tokens are not alike, in bits a byte by bytes."""
+    """Loss by position, by context and while training; the last only where there is more than one point to draw.
+
+    In nats a token by tokens; where the lines' tokens are not alike, in bits a byte by bytes.
+    """
     same = tokens_are_alike(lines)
     frame = replace(frame_of(line.header for line in lines if same), scale="fitted", chance=None)
     by_position = length_figure(
@@ -49,14 +52,17 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
     )
     by_context.axes[0].axhline(0, color=MUTED, linewidth=0.8, zorder=1.5)
     _in_thousandths(by_context.axes[0], unit(same))
-    learning = Frame(y="validation loss (bits a byte)", scale="fitted").while_training()
-    training = seed_figure([_learning(line) for line in lines], learning, f"{title} while training", notes)
-    kept = "Loss on the ends of the training documents, which are kept from training."
-    return {
+    drawn = {
         "positions": Drawing(POSITIONS, "Held-out documents; the band is a 95% interval over documents.", by_position),
         "context": Drawing(CONTEXT, "The same passages after more or less of their own document.", by_context),
-        "training": Drawing(TRAINING, kept, training),
     }
+    learning = [_learning(line) for line in lines]
+    if any(len(points) > 1 for curve in learning for points in curve.seeds.values()):
+        while_training = Frame(y="validation loss (bits a byte)", scale="fitted").while_training()
+        training = seed_figure(learning, while_training, f"{title} while training", notes)
+        kept = "Loss on the ends of the training documents, which are kept from training."
+        drawn["training"] = Drawing(TRAINING, kept, training)
+    return drawn
 
 
 def tokens_are_alike(lines: Sequence[Line]) -> bool:

@@ -5,7 +5,7 @@ The document is the unit: seeds are averaged within a document first, and every 
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,13 +48,14 @@ def table_of(rows: Iterable[Row], metric: str, of: Callable[[Row], float] = valu
 
 
 def levels(table: Table) -> list[Estimate]:
-    """The mean loss at each position."""
-    return [
-        _estimate(
-            position, {document: float(np.mean(list(seeds.values()))) for document, seeds in table[position].items()}
-        )
-        for position in sorted(table)
-    ]
+    """The mean loss at each position; no loss is below 0, and no end of its interval."""
+    found = []
+    for position in sorted(table):
+        means = {document: float(np.mean(list(seeds.values()))) for document, seeds in table[position].items()}
+        estimate = _estimate(position, means)
+        # Not `max`, which takes 0 for the interval that a single document has not.
+        found.append(replace(estimate, low=0.0) if estimate.low < 0 else estimate)
+    return found
 
 
 def differences(table: Table, base: Table, at: int | None = None) -> list[Estimate]:

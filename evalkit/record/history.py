@@ -1,0 +1,118 @@
+"""How a run came to be: every command that worked on it, from which step on, and towards how many."""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from evalkit.core import rows
+from evalkit.core.errors import UserError, writing
+from evalkit.core.rows import Record
+
+FILE = "history.json"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One command's work on a run: `step` is where its training went on, None if it trained nothing.
+
+    `steps` is the number that it was to train to, by a `schedule` over as many.
+    """
+
+    command: str
+    step: int | None = None
+    steps: int | None = None
+    schedule: str | None = None
+
+
+class Extension(NamedTuple):
+    """A run of `before` steps was given other ones, `after`, when it was at `step`."""
+
+    step: int
+    before: int
+    after: int
+    schedule: str | None
+
+    def __str__(self) -> str:
+        said = f"set out for {self.before:,} training steps, and from step {self.step:,} on for {self.after:,}"
+        if self.schedule in (None, "constant"):
+            return said
+        return f"{said}; from there the learning rate follows the {self.schedule} of {self.after:,} steps"
+
+
+def command_line() -> str:
+    """The command of this process as it was typed."""
+    # Not `sys.argv`, which Hydra rewrites. The first word, a path of this machine, is left out.
+    words = sys.orig_argv[1:]
+    return shlex.join(["python", *words] if words[:1] == ["-m"] else ["evalkit", *words[1:]])
+
+
+def pasteable(*words: str) -> str:
+    """A command of ours as it can be pasted into a shell, lists in quotes.
+
+    >>> pasteable("evaluate=runs/a", "eval.lengths=[64,128]")
+    "python -m evalkit evaluate=runs/a 'eval.lengths=[64,128]'"
+    """
+    return shlex.join(["python", "-m", "evalkit", *words])
+
+
+def read(folder: Path) -> list[Work]:
+    """The work on a run, the first first; empty for runs from before there was a history. Raises UserError."""
+    path = folder / FILE
+    if not path.is_file():
+        return []
+    try:
+        return [Work(**told) for told in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} was damaged or edited ({error}); delete it to go on without") from error
+
+
+def add(folder: Path, work: Work, before: Iterable[Work] | None = None) -> None:
+    """Adds `work` to the history of a run, or to what was `before` it elsewhere; raises UserError on a full disk."""
+    found = [*(read(folder) if before is None else before), work]
+    path = folder / FILE
+    with writing(path):
+        new = path.with_suffix(".json.new")
+        new.write_text(json.dumps([asdict(one) for one in found], indent=2) + "\n", encoding="utf-8")
+        new.replace(path)
+
+
+def extensions(folder: Path, record: Record) -> list[Extension]:
+    """Where the training that led to the last row was given another number of steps."""
+    reached = max((entry["step"] or 0 for entry in record.rows), default=0)
+    trained = [work for work in read(folder) if work.step is not None]
+    if trained and trained[0].step:  # it began before there was a history
+        trained.insert(0, Work("", 0, record.header.steps))
+    kept: list[Work] = []
+    for work in trained:
+        # What goes on from an earlier step leaves nothing of what came after it.
+        while kept and _began(kept[-1]) >= _began(work):
+            kept.pop()
+        kept.append(work)
+    came = [work for work in kept if _began(work) < reached]
+    return [
+        Extension(_began(later), earlier.steps, later.steps, later.schedule)
+        for earlier, later in pairwise(came)
+        if earlier.steps is not None and later.steps is not None and earlier.steps != later.steps
+    ]
+
+
+def record_of(folder: Path) -> Record:
+    """The record of a run; where it was given other steps, its header says so in `steps` and `notes`.
+
+    Raises UserError as `rows.read` does.
+    """
+    record = rows.read(folder)
+    found = extensions(folder, record)
+    if not found:
+        return record
+    notes: Sequence[str] = (*record.header.notes, *map(str, found))
+    return record._replace(header=replace(record.header, steps=found[-1].after, notes=notes))
+
+
+def _began(work: Work) -> int:
+    return work.step or 0

@@ -1,0 +1,29 @@
+"""One process at a time works on a run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from evalkit.core.errors import UserError, writing
+
+FILE = ".lock"
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Holds a run's folder, which is made if it is not there; raises UserError if another process works on it."""
+    # The system lets go of the lock when its process dies, however it dies; the file itself says nothing and stays.
+    # On NFS the lock holds between machines only where the mount supports locks.
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / FILE, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise UserError(f"another process works on {folder}; wait for its end, or stop it with Ctrl-C") from error
+    try:
+        yield
+    finally:
+        lock.release()

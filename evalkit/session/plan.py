@@ -1,0 +1,152 @@
+"""What an experiment has before it: its runs, what is done of them, and how long the rest will train."""
+
+import json
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from rich.console import Console
+
+from evalkit.checkpoints.loading import trainer_of
+from evalkit.configuration.experiment import Experiment
+from evalkit.core.rows import FILE, read
+from evalkit.record.files import RESULTS
+from evalkit.reports.numbers import DASH
+from evalkit.reports.terminal import print_table
+from evalkit.tasks.text import Text
+from evalkit.training.trainer import Trainer
+
+MEASURED_SECONDS = 2.0
+HEADER = ["run", "state", "steps", "hours"]
+# What decides how long a step takes, beside the model and the task.
+SPEED = ("batch_size", "microbatch", "log_every")
+
+
+class Job(NamedTuple):
+    """A run that an experiment has; `evaluates` names the one that it measures, None for one that trains."""
+
+    name: str
+    folder: Path
+    experiment: Experiment
+    evaluates: str | None
+
+
+def show(jobs: Sequence[Job], console: Console) -> None:
+    """Prints every run with its state and the hours that its training still takes, and the sum of them.
+
+    The hours are those of a step of each model, measured here for some seconds, or what the runs that began have taken;
+    scaled by tokens, so that the shorter stages of a curriculum count as what they are. Writes nothing.
+    """
+    measured: dict[Hashable, float] = {}
+    lines, whole = [], 0.0
+    for job in jobs:
+        trains = job.evaluates is None and not is_finished(job.folder)
+        hours = _hours(job, jobs, measured, console) if trains else None
+        whole += hours or 0.0
+        lines.append([job.name, _state(job), _steps(job), DASH if hours is None else _shown(hours)])
+    print_table(console, HEADER, lines)
+    console.print()
+    if measured:
+        console.print(f"about {_shown(whole)} hours of training; evaluations come on top", highlight=False)
+        console.print("(by steps measured now, or by what runs that began have taken)", style="dim", highlight=False)
+    else:
+        console.print("nothing is left to train", highlight=False)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run has come to its end."""
+    return (folder / RESULTS).is_file()
+
+
+def _hours(job: Job, jobs: Sequence[Job], measured: dict[Hashable, float], console: Console) -> float | None:
+    """What its training still takes; None for a text that was not read yet."""
+    key = _speed_key(job.experiment)
+    if key not in measured:
+        alike = [other for other in jobs if other.evaluates is None and _speed_key(other.experiment) == key]
+        known = [seconds for other in alike if (seconds := _seconds_taken(other)) is not None]
+        if not known and isinstance(job.experiment.task, Text):
+            return None
+        if not known:
+            console.print(f"measuring a step of {job.name} …", highlight=False)
+        measured[key] = known[0] if known else _seconds_measured(job.experiment)
+    _, training = job.experiment.trained
+    return measured[key] * _tokens(job.experiment, _steps_done(job), training.steps) / 3600
+
+
+def _speed_key(experiment: Experiment) -> Hashable:
+    """Runs with the same key take as long over a token."""
+    config: Mapping[str, Any] = experiment.config
+    train = {name: config["train"][name] for name in SPEED}
+    return json.dumps([config["task"], config["model"], train, experiment.seeds, experiment.matmul_precision])
+
+
+def _seconds_taken(job: Job) -> float | None:
+    """Seconds a token of what a run has trained so far, compiling left out; None where that is not known."""
+    try:
+        taken = json.loads((job.folder / "timing.json").read_text(encoding="utf-8"))
+        seconds = taken["training"] - taken["first_dispatch"]
+    except (OSError, ValueError, KeyError):
+        return None
+    _, training = job.experiment.trained
+    tokens = _tokens(job.experiment, min(training.log_every, training.steps - 1), _steps_done(job))
+    return seconds / tokens if seconds > 0 and tokens > 0 else None
+
+
+def _seconds_measured(experiment: Experiment) -> float:
+    """Seconds a token of a few steps at the training length."""
+    jax.config.update("jax_default_matmul_precision", experiment.matmul_precision)
+    trainer = trainer_of(experiment)
+    stage = trainer.training.stages(experiment.task.length)[-1]
+    state, first = trainer.init(), 1
+    state = _advanced(trainer, state, stage, first)
+    began = time.perf_counter()
+    state = _advanced(trainer, state, stage, first)
+    once = time.perf_counter() - began
+    steps = max(1, min(trainer.training.log_every, int(MEASURED_SECONDS / once)))
+    began = time.perf_counter()
+    _advanced(trainer, state, stage, steps)
+    seconds = (time.perf_counter() - began) / steps
+    return seconds / (_tokens(experiment, stage.start, stage.stop) / (stage.stop - stage.start))
+
+
+def _advanced(trainer: Trainer, state: Any, stage: Any, steps: int) -> Any:
+    return jax.block_until_ready(trainer.advance(state, stage, steps))[0]
+
+
+def _tokens(experiment: Experiment, first: int, last: int) -> int:
+    """The tokens of the steps from `first` to `last`, all seeds."""
+    _, training = experiment.trained
+    total = 0
+    for stage in training.stages(experiment.task.length):
+        steps = max(0, min(stage.stop, last) - max(stage.start, first))
+        total += steps * stage.batch_size * (stage.length + experiment.task.answer_length)
+    return total * experiment.seeds
+
+
+def _steps_done(job: Job) -> int:
+    if not (job.folder / FILE).is_file():
+        return 0
+    return max((entry["step"] or 0 for entry in read(job.folder).rows if entry["split"] == "train"), default=0)
+
+
+def _state(job: Job) -> str:
+    if is_finished(job.folder):
+        return "finished"
+    if job.evaluates is not None:
+        return f"evaluates {job.evaluates}"
+    return "stopped" if _steps_done(job) else "to do"
+
+
+def _steps(job: Job) -> str:
+    """How many of its steps are done."""
+    if job.evaluates is not None:
+        return DASH
+    _, training = job.experiment.trained
+    done = _steps_done(job)
+    return f"{done:,} of {max(done, training.steps):,}"  # it may have been given more
+
+
+def _shown(hours: float) -> str:
+    return "< 0.01" if hours < 0.01 else f"{hours:.2f}" if hours < 1 else f"{hours:.1f}"
