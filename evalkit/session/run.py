@@ -78,7 +78,7 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
     feed.prepare()
     unknown = _refuse_trained_on(experiment, folder)
     state, step = restore(experiment, folder, int(at[0]) if at else None)
-    target = target or folder / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+    target = target or new_evaluation(folder)
     _describe(experiment, target)
     with Session(experiment, target, offset=0, resume_hint=AGAIN) as session:
         if unknown:
@@ -90,6 +90,11 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
             return _measure_state(session, state, step)
 
         return session.guard(work)
+
+
+def new_evaluation(run: Path) -> Path:
+    """Where one more evaluation of `run` writes, unless it is told."""
+    return run / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
 
 
 def _trained(experiment: Experiment, folder: Path) -> int:
