@@ -20,7 +20,7 @@ from evalkit.core.errors import writing
 from evalkit.core.rows import FILE, Header, Row, RowLog, row
 from evalkit.record import environment
 from evalkit.record.tracking import WandbLog
-from evalkit.reports.writer import report
+from evalkit.reports.writer import records, report
 from evalkit.training.interrupt import Interrupted, Watch
 
 TIMES = "timing.json"
@@ -81,7 +81,7 @@ class Session:
             self.say(f"stopped by {stop}; {self.resume_hint}")
         finally:
             self._keep_times()
-            self.wandb.finish(code)
+            self.say(*self.wandb.finish(code))
         return code
 
     def begin(self, header: Header) -> None:
@@ -122,6 +122,7 @@ class Session:
     def _report(self, verdict: Verdict) -> None:
         """The report, and with format=json its numbers as the last line of the output."""
         summary = report(self.folder, self.console)
+        self.wandb.report(partial(records, self.folder))
         if verdict.text:
             self.say(verdict.text)
         for name, seconds in self.timing.items():
