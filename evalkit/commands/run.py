@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,27 @@ def _sweep(own: Sequence[str], typed: Sequence[str], overrides: Sequence[str]) -
     if _is_whole_experiment(overrides):
         raise UserError("experiment= has its own runs; leave -m out, or give a model= as well")
     devices.use_every_core()
+    group = None
     for combination in combinations(overrides):
         composed = compose(combination)
         if composed.choices.get("on_checkpoint") is not None:
             raise UserError(f"task={composed.choices['on_checkpoint']} takes one checkpoint at a time; leave -m out")
-        prepared(composed)
-    return _hydra([*own, *forced(typed)])
+        group = prepared(composed).wandb.group
+    return _hydra([*own, *forced(_in_one_group(typed, group))])
+
+
+def _in_one_group(overrides: Sequence[str], group: str | None) -> list[str]:
+    """The overrides of a sweep whose runs are one group of W&B, named by its folder, else by the time.
+
+    A `group` that was set stays, and so does one of W&B's own variable.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    if group is not None or "WANDB_RUN_GROUP" in os.environ:
+        return list(overrides)
+    own_folder = any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in overrides)
+    name = Path(HydraConfig.get().sweep.dir).resolve().name if own_folder else f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    return [*overrides, f"wandb.group='sweep-{name}'"]
 
 
 def _is_whole_experiment(overrides: Sequence[str]) -> bool:
