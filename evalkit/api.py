@@ -6,6 +6,7 @@ a dictionary, and `settings` takes dotted names: `train={"steps": 100}` is `sett
 
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -48,18 +49,19 @@ def train(
     `folder` is where it writes, by default `runs/<task>/<model>/<time>`. Raises UserError, before anything is written,
     for what cannot be; KeyboardInterrupt when it was stopped, its state saved: `evalkit.resume(folder)` goes on.
     """
-    chosen = {name: option for name, option in (("task", task), ("model", model)) if option is not None}
-    overrides = overrides_of({**chosen, **named, **(settings or {})})
-    with _as_found():
+    where = None if folder is None else Path(folder).expanduser()
+    own = {"task": task, "model": model, "hydra.run.dir": where}
+    given = {name: value for name, value in own.items() if value is not None}
+    overrides = overrides_of({**given, **named, **(settings or {})})
+    with _as_if(*overrides):
         composed = compose(overrides)
         if composed.config.checkpoint is not None:
             raise UserError("checkpoint= is trained already, so train has no part in it; use python -m evalkit for it")
-        place = composed.folder if folder is None else Path(folder).expanduser()
-        refuse_used(place)
+        refuse_used(composed.folder)
         devices.use_every_core()
         experiment = prepared(composed)
-        _ended(session.start(experiment, place.absolute()), place, _resuming(place))
-    return load(place)
+        _ended(session.start(experiment, composed.folder.absolute()), composed.folder, _resuming(composed.folder))
+    return load(composed.folder)
 
 
 def resume(run: Folder, *, settings: Mapping[str, Any] | None = None, **named: Any) -> Run:
@@ -68,9 +70,10 @@ def resume(run: Folder, *, settings: Mapping[str, Any] | None = None, **named: A
     Raises UserError for what cannot go on, and KeyboardInterrupt as `train` does.
     """
     place = Path(run).expanduser()
-    with _as_found():
+    overrides = overrides_of({**named, **(settings or {})})
+    with _as_if(f"resume={place}", *overrides):
         devices.use_every_core()
-        _ended(session.resume(place, overrides_of({**named, **(settings or {})})), place, _resuming(place))
+        _ended(session.resume(place, overrides), place, _resuming(place))
     return load(place)
 
 
@@ -94,7 +97,7 @@ def evaluate(
     source = Path(run).expanduser()
     at = run.step if step is None and isinstance(run, Run) and not is_archive(source) else step
     overrides = overrides_of({**named, **(settings or {}), **({} if at is None else {"step": at})})
-    with _as_found():
+    with _as_if(f"evaluate={source}", *overrides):
         devices.use_every_core()
         place = session.new_evaluation(source) if folder is None else Path(folder).expanduser()
         refuse_used(place)
@@ -151,15 +154,19 @@ def _resuming(folder: Path) -> str:
 
 
 @contextmanager
-def _as_found() -> Iterator[None]:
-    """Puts back what a command sets for its whole process; the number of CPU devices cannot be."""
+def _as_if(*words: str) -> Iterator[None]:
+    """A run's records name the command line that these words are, and what it sets for its whole process is put back.
+
+    The number of CPU devices cannot be.
+    """
     hydra, precision = HydraConfig.instance(), jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    composed, raising = hydra.cfg, logging.raiseExceptions
+    composed, raising, typed = hydra.cfg, logging.raiseExceptions, sys.orig_argv
     levels = {logger: logger.level for logger in map(logging.getLogger, ("evalkit", "absl"))}
+    sys.orig_argv = [sys.executable, "-m", "evalkit", *words]
     try:
         yield
     finally:
-        hydra.cfg, logging.raiseExceptions = composed, raising
+        hydra.cfg, logging.raiseExceptions, sys.orig_argv = composed, raising, typed
         jax.config.update("jax_default_matmul_precision", precision)
         for logger, level in levels.items():
             logger.setLevel(level)

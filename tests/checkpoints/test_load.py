@@ -1,6 +1,8 @@
 """What a finished run is good for: its parameters, its rows, and another evaluation."""
 
+import json
 import logging
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -86,13 +88,15 @@ def test_a_loaded_run_says_what_it_is_and_goes_where_a_folder_goes(folder: Path)
 
 @pytest.mark.slow
 def test_an_evaluation_from_python_takes_the_step_that_was_loaded(folder: Path, tmp_path: Path) -> None:
-    before = jax.config.jax_default_matmul_precision, logging.raiseExceptions
+    before = jax.config.jax_default_matmul_precision, logging.raiseExceptions, sys.orig_argv
     loaded = evalkit.load(folder, 5)
     with ThreadPoolExecutor(1) as thread:  # which may not ask for signals
         found = thread.submit(evalkit.evaluate, loaded, eval={"lengths": [8]}, folder=tmp_path / "new").result()
-    assert (jax.config.jax_default_matmul_precision, logging.raiseExceptions) == before
+    assert (jax.config.jax_default_matmul_precision, logging.raiseExceptions, sys.orig_argv) == before
     assert (found.folder, found.seed, found.step) == (tmp_path / "new", 5, 60)
     assert {entry["length"] for entry in evalkit.rows(found)} == {8}
+    command = json.loads((found.folder / "environment.json").read_text())["command"]
+    assert command == f"python -m evalkit evaluate={folder} 'eval.lengths=[8]' step=60"
     with pytest.raises(UserError, match="has results and no parameters"):
         evalkit.load(found)
     with pytest.raises(UserError, match="holds a run already"):
