@@ -39,6 +39,7 @@ def train(
     model: str | None = None,
     *,
     folder: Folder | None = None,
+    config_dir: Folder | None = None,
     settings: Mapping[str, Any] | None = None,
     **named: Any,
 ) -> Run:
@@ -46,13 +47,14 @@ def train(
 
         run = evalkit.train("induction_heads", "griffin", train={"steps": 2000}, eval={"lengths": [256, 4096]}, seeds=3)
 
-    `folder` is where it writes, by default `runs/<task>/<model>/<time>`. Raises UserError, before anything is written,
-    for what cannot be; KeyboardInterrupt when it was stopped, its state saved: `evalkit.resume(folder)` goes on.
+    `folder` is where it writes, by default `runs/<task>/<model>/<time>`; `config_dir` has tasks, models and recipes of
+    your own. Raises UserError, before anything is written, for what cannot be; KeyboardInterrupt when it was stopped,
+    its state saved: `evalkit.resume(folder)` goes on.
     """
     where = None if folder is None else Path(folder).expanduser()
     own = {"task": task, "model": model, "hydra.run.dir": where}
     given = {name: value for name, value in own.items() if value is not None}
-    overrides = overrides_of({**given, **named, **(settings or {})})
+    overrides = overrides_of({**_search(config_dir), **given, **named, **(settings or {})})
     with _as_if(*overrides):
         composed = compose(overrides)
         if composed.config.checkpoint is not None:
@@ -82,6 +84,7 @@ def evaluate(
     *,
     step: int | None = None,
     folder: Folder | None = None,
+    config_dir: Folder | None = None,
     settings: Mapping[str, Any] | None = None,
     **named: Any,
 ) -> Run:
@@ -91,12 +94,13 @@ def evaluate(
         evalkit.rows(longer)
 
     `step` takes a checkpoint that was kept, by default that of a `Run` that was loaded, or the newest. `folder` is
-    where it writes, by default `<run>/evaluate/<time>`. Raises UserError for what cannot be evaluated, and
-    KeyboardInterrupt when it was stopped.
+    where it writes, by default `<run>/evaluate/<time>`; `config_dir` has tasks and evaluations of your own. Raises
+    UserError for what cannot be evaluated, and KeyboardInterrupt when it was stopped.
     """
     source = Path(run).expanduser()
     at = run.step if step is None and isinstance(run, Run) and not is_archive(source) else step
-    overrides = overrides_of({**named, **(settings or {}), **({} if at is None else {"step": at})})
+    own = {**_search(config_dir), **({} if at is None else {"step": at})}
+    overrides = overrides_of({**own, **named, **(settings or {})})
     with _as_if(f"evaluate={source}", *overrides):
         devices.use_every_core()
         place = session.new_evaluation(source) if folder is None else Path(folder).expanduser()
@@ -139,6 +143,18 @@ def _folders(runs: Iterable[Folder | Iterable[Folder]]) -> list[Path]:
     for run in runs:
         found += [Path(run).expanduser()] if isinstance(run, str | os.PathLike) else _folders(run)
     return found
+
+
+def _search(directory: Folder | None) -> dict[str, list[str]]:
+    """The setting that adds a folder of configurations; raises UserError for what is none."""
+    if directory is None:
+        return {}
+    place = Path(directory).expanduser()
+    if not place.is_dir():
+        raise UserError(
+            f"config_dir={str(directory)!r} is no folder; give one with task/, model/ or other groups in it"
+        )
+    return {"hydra.searchpath": [f"file://{place.resolve()}"]}
 
 
 def _ended(code: int, folder: Path, again: str) -> None:

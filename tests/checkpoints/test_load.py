@@ -96,7 +96,7 @@ def test_an_evaluation_from_python_takes_the_step_that_was_loaded(folder: Path, 
     assert (found.folder, found.seed, found.step) == (tmp_path / "new", 5, 60)
     assert {entry["length"] for entry in evalkit.rows(found)} == {8}
     command = json.loads((found.folder / "environment.json").read_text())["command"]
-    assert command == f"python -m evalkit evaluate={folder} 'eval.lengths=[8]' step=60"
+    assert command == f"python -m evalkit evaluate={folder} step=60 'eval.lengths=[8]'"
     with pytest.raises(UserError, match="has results and no parameters"):
         evalkit.load(found)
     with pytest.raises(UserError, match="holds a run already"):
@@ -140,6 +140,16 @@ def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(
         evalkit.train(**settings)
     assert said in str(error.value) and "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_of_the_users_own_is_found(tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    own = "_target_: evalkit.tasks.induction_heads.InductionHeads\nlength: 32\n"
+    (tmp_path / "task" / "mine.yaml").write_text(own)
+    with pytest.raises(UserError, match=r"the nearest valid one is 'task\.length'"):
+        evalkit.train("mine", "griffin", config_dir=tmp_path, settings={"task.lenght": 16})
+    with pytest.raises(UserError, match=r"config_dir='nowhere' is no folder"):
+        evalkit.train("mine", "griffin", config_dir="nowhere")
 
 
 def test_the_package_lists_its_public_names() -> None:
