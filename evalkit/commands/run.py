@@ -87,20 +87,6 @@ def _sweep(own: Sequence[str], typed: Sequence[str], overrides: Sequence[str]) -
     return _hydra([*own, *forced(_in_one_group(typed, group))])
 
 
-def _in_one_group(overrides: Sequence[str], group: str | None) -> list[str]:
-    """The overrides of a sweep whose runs are one group of W&B, named by its folder, else by the time.
-
-    A `group` that was set stays, and so does one of W&B's own variable.
-    """
-    from hydra.core.hydra_config import HydraConfig
-
-    if group is not None or "WANDB_RUN_GROUP" in os.environ:
-        return list(overrides)
-    own_folder = any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in overrides)
-    name = Path(HydraConfig.get().sweep.dir).resolve().name if own_folder else f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    return [*overrides, f"wandb.group='sweep-{name}'"]
-
-
 def _is_whole_experiment(overrides: Sequence[str]) -> bool:
     """Whether all its runs are meant; with a model= it is one of them, as any other run."""
     named = {text.partition("=")[0] for text in overrides if not text.endswith("=null")}
@@ -138,6 +124,20 @@ def _hydra(arguments: Sequence[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _in_one_group(overrides: Sequence[str], group: str | None) -> list[str]:
+    """The overrides of a sweep whose runs are one group of W&B, named by its folder, else by the time.
+
+    A `group` that was set stays, and so does one of W&B's own variable.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    if group is not None or "WANDB_RUN_GROUP" in os.environ:
+        return list(overrides)
+    own_folder = any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in overrides)
+    name = Path(HydraConfig.get().sweep.dir).resolve().name if own_folder else f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    return [*overrides, f"wandb.group='sweep-{name}'"]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from evalkit.core.rows import Header, Record, read
+from evalkit.core.rows import Header, read
 from evalkit.record.files import write_results, write_text
 from evalkit.reports import page
 from evalkit.reports.curves import save, svg
@@ -27,8 +27,9 @@ def report(folder: Path, console: Console) -> dict[str, Any]:
     Returns the summary. Raises `UserError` if the folder has no rows, its kind of report cannot be imported, or
     something cannot be written.
     """
-    record, lines = _read(folder)
+    record = read(folder)
     header, kind = record.header, kind_of(record.header.kind)
+    lines = [Line(header.model or "unknown model", [Run(folder, record, {})], alone=True)]
     title = f"{page.display_name(header.task or 'run')} · {lines[0].label}"
     notes, skipped = notes_of(lines), left_out(lines[0])
     summary, tables = kind.summarise(record), [table for table in kind.tables(lines) if table.lines]
@@ -45,18 +46,6 @@ def report(folder: Path, console: Console) -> dict[str, Any]:
     for line in skipped or ([] if tables else ["nothing was measured at the end of this run"]):
         say(console, line)
     return summary
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    """The measurements of one run as its kind of report tabulates them; raises `UserError` as `report` does."""
-    record, lines = _read(folder)
-    return kind_of(record.header.kind).records(lines)
-
-
-def _read(folder: Path) -> tuple[Record, list[Line]]:
-    """A run's record, and the line that it is in a report of its own."""
-    record = read(folder)
-    return record, [Line(record.header.model or "unknown model", [Run(folder, record, {})], alone=True)]
 
 
 def sections(drawings: Mapping[str, Drawing], folder: Path, tables: Sequence[Table]) -> list[str]:

@@ -20,7 +20,8 @@ from evalkit.core.errors import writing
 from evalkit.core.rows import FILE, Header, Row, RowLog, row
 from evalkit.record import environment
 from evalkit.record.tracking import WandbLog
-from evalkit.reports.writer import records, report
+from evalkit.reports.kinds import records_of
+from evalkit.reports.writer import report
 from evalkit.training.interrupt import Interrupted, Watch
 
 TIMES = "timing.json"
@@ -122,7 +123,7 @@ class Session:
     def _report(self, verdict: Verdict) -> None:
         """The report, and with format=json its numbers as the last line of the output."""
         summary = report(self.folder, self.console)
-        self.wandb.report(partial(records, self.folder))
+        self.wandb.report(partial(records_of, self.folder))
         if verdict.text:
             self.say(verdict.text)
         for name, seconds in self.timing.items():
