@@ -30,7 +30,7 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={_written(value, key)}" for key, value in _flat(settings, "")]
 
 
-def _flat(settings: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+def _flat(settings: Mapping[Any, Any], above: str) -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
         key = f"{above}{_key(name)}"
         if isinstance(value, Mapping) and value:
