@@ -1,9 +1,16 @@
-"""Every file that a page of `docs/` or the README names in backticks is there."""
+"""Every file that a page of `docs/` or the README names in backticks is there; what `docs/python.md` shows runs."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import evalkit
+from evalkit import api
+from evalkit.configuration import composition
+from support import tiny
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -15,3 +22,38 @@ def test_the_files_that_a_page_names_are_there(page: Path) -> None:
     own = {"conf/recipe/my_task/paper/griffin.yaml", "conf/recipe/my_task/paper.yaml"}  # examples of a user's
     named = set(NAMED.findall(page.read_text(encoding="utf-8"))) - own
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.slow
+def test_the_python_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks in order, as one program; every run of them is as small as can be."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    own = [text for text in tiny.OVERRIDES if not text.startswith(("task=", "model=", "wandb"))]
+    small = {override.key_or_group: override.value() for override in composition.parse(own)}
+    of_evaluation = {name: value for name, value in small.items() if name.startswith("eval")}
+    of_hawk = {"model.pattern": ["recurrent"]}
+
+    def train(task: str, model: str, settings: Mapping[str, Any] | None = None, **given: Any) -> evalkit.Run:
+        shared = {name: value for name, value in small.items() if model == "griffin" or "attention" not in name}
+        return api.train(
+            task, model, settings={**(settings or {}), **shared, **({} if model == "griffin" else of_hawk)}, **given
+        )
+
+    def evaluate(run: Any, **given: Any) -> evalkit.Run:
+        return api.evaluate(run, settings=of_evaluation, **given)
+
+    def resume(run: Any, **given: Any) -> evalkit.Run:
+        return api.resume(run, settings={"train.steps": small["train.steps"] + 2}, **given)
+
+    for name, smaller in (("train", train), ("evaluate", evaluate), ("resume", resume)):
+        monkeypatch.setattr(evalkit, name, smaller, raising=False)
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    known: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(block, "docs/python.md", "exec"), known)
+    assert known["more"].step == known["run"].step + 2 == 8
+    assert [str(known["table"][name].dtype) for name in ("length", "seed", "sequences")] == ["int64"] * 3
+    assert set(known["table"].model) == {"griffin", "hawk"}
+    assert (tmp_path / "runs" / "griffin-and-hawk" / "compare.csv").is_file()
+    assert {record["length"] for record in evalkit.rows(known["longer"])} == {16, 32}

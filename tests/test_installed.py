@@ -60,7 +60,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_installs_one_package(site: Path) -> None:
     assert {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")} == {"evalkit"}
-    for name in ("models/mixers/rglru.py", "tasks/induction_heads.py", "kernels/scan.py", "conf/config.yaml"):
+    for name in (
+        "models/mixers/rglru.py",
+        "tasks/induction_heads.py",
+        "kernels/scan.py",
+        "conf/config.yaml",
+        "py.typed",
+    ):
         assert (site / "evalkit" / name).is_file(), name
     assert not [path for path in site.rglob("*") if path.is_symlink()]
 

@@ -1,14 +1,18 @@
 """A run's parameters: in a notebook, in an archive, at the step that is asked for."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from evalkit.checkpoints import archives
 from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.saved import from_file
-from evalkit.core.contracts import Params, Task
+from evalkit.core.contracts import LanguageModel, Params, Task
 from evalkit.core.errors import UserError
 from evalkit.record.files import RESULTS
 from evalkit.tasks.text import Text
@@ -17,19 +21,64 @@ from evalkit.training.state import TrainState, params_of
 from evalkit.training.trainer import Trainer
 
 
-def load(run: str | Path, seed: int | None = None) -> tuple[Callable[..., Any], Params, Task | Text]:
-    """`(apply, params, task)` of a run's newest checkpoint: `logits, _ = apply(params, tokens)`.
+@dataclass(frozen=True, eq=False, repr=False)
+class Run:
+    """A run's parameters at one step of one seed, with what they belong to.
 
-    `seed` chooses among several (the first by default). Raises UserError for a folder that is no run, a run without a
-    checkpoint, or a seed that it did not train.
+    It unpacks as `apply, params, task = run`, and goes wherever a folder goes. `config` is its configuration as plain
+    data. `folder` holds the rows: the run's own, or an evaluation's.
     """
-    experiment = from_file(Path(run) / "config.yaml")
+
+    folder: Path
+    model: LanguageModel
+    params: Params
+    task: Task | Text
+    config: dict[str, Any]
+    seed: int
+    step: int
+
+    @property
+    def apply(self) -> Callable[..., Any]:
+        """`apply(params, tokens[b, t]) -> (logits[b, t, v], None)`; with `cache=`, the cache after it in its place."""
+        return self.model.apply
+
+    @property
+    def init_cache(self) -> Callable[..., Any]:
+        """`init_cache(b, t)`: the cache of `b` sequences of up to `t` tokens, empty."""
+        return self.model.init_cache
+
+    def __iter__(self) -> Iterator[Any]:
+        """`apply`, `params` and `task`."""
+        return iter((self.apply, self.params, self.task))
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    def __repr__(self) -> str:
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        names = f"{self.config['model_name']} on {self.config['task_name']}"
+        return f"<Run {self.folder}: {names}, seed {self.seed}, step {self.step:,}, {count:,} parameters>"
+
+
+def load(run: str | os.PathLike[str], seed: int | None = None, step: int | None = None) -> Run:
+    """The parameters of a run: of its first seed or the one given, of the newest checkpoint or that of a `step`.
+
+        run = evalkit.load("runs/induction_heads/griffin/2026-01-31_12-00-00-000000")
+        logits, _ = run.apply(run.params, tokens)  # tokens [b, t] -> logits [b, t, v]
+
+    Raises UserError for a folder that is no run, a run without a checkpoint, a seed that it did not train, and a step
+    that was not kept.
+    """
+    folder = Path(run).expanduser()
+    experiment = from_file(folder / "config.yaml")
     model, _ = experiment.trained
     seeds = experiment.all_seeds
     if seed is not None and seed not in seeds:
-        raise UserError(f"{run} has no seed {seed}; it trained {', '.join(map(str, seeds))}")
-    state, _ = restore(experiment, Path(run))
-    return model.apply, params_of(state, 0 if seed is None else seeds.index(seed)), experiment.task
+        raise UserError(f"{folder} has no seed {seed}; it trained {', '.join(map(str, seeds))}")
+    state, at = restore(experiment, folder, step)
+    chosen = seeds[0] if seed is None else seed
+    params = params_of(state, seeds.index(chosen))
+    return Run(folder, model, params, experiment.task, dict(experiment.config), chosen, at)
 
 
 def trainer_of(experiment: Experiment) -> Trainer:
@@ -46,6 +95,8 @@ def restore(experiment: Experiment, run: Path, at: int | None = None) -> tuple[T
             raise UserError(f"{run} is an archive, which has the last parameters alone; leave step= out")
         return archives.read(experiment, run, experiment.all_seeds)
     if not (run / FOLDER).is_dir():  # opening it would make the folder
+        if (run / RESULTS).is_file():
+            raise UserError(f"{run} has results and no parameters: it is an evaluation; give the run that it is of")
         raise UserError(f"{run} has no checkpoint yet; go on with resume={run}")
     abstract = trainer_of(experiment).abstract
     with closing(Checkpoints(run)) as checkpoints:

@@ -15,6 +15,7 @@ VERBS = {
     "resume": Verb("resume", "go on with a run that was stopped, exactly where it stopped"),
     "evaluate": Verb("evaluate", "evaluate a run again, at other lengths or on another task"),
     "compare": Verb("compare", "the curves of several runs in one figure"),
+    "rows": Verb("rows", "every measurement of runs as a CSV table"),
     "example": Verb("example", "list the tasks, or show an example of one, decoded"),
     "bench": Verb("bench", "how fast: a training step, the evaluation, the start, the recurrence alone"),
     "export": Verb("export", "a run of model=griffin_released as a folder for transformers"),

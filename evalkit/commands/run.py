@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,17 +104,18 @@ def _sweep(overrides: Sequence[str]) -> int:
         raise UserError("experiment= has its own runs; leave -m out, or give a model= as well")
     _refuse_missing_launcher(overrides)
     devices.use_every_core()
+    group = None
     for combination in combinations(overrides):
         composed = compose(combination)
         if composed.choices.get("on_checkpoint") is not None:
             raise UserError(f"task={composed.choices['on_checkpoint']} takes one checkpoint at a time; leave -m out")
-        prepared(composed)
+        group = prepared(composed).wandb.group
     from evalkit.session import logs, sweeps
 
     console = Console(stderr="format=json" in overrides)
     try:
         with logs.shown(console):
-            ended = _launched(overrides)
+            ended = _launched(_in_one_group(overrides, group))
     except SystemExit as stop:  # of a run that a signal stopped
         return stop.code if isinstance(stop.code, int) else 1
     sweeps.conclude(ended, console)
@@ -183,6 +185,20 @@ def _hydra(arguments: Sequence[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _in_one_group(overrides: Sequence[str], group: str | None) -> list[str]:
+    """The overrides of a sweep whose runs are one group of W&B, named by its folder, else by the time.
+
+    A `group` that was set stays, and so does one of W&B's own variable.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    if group is not None or "WANDB_RUN_GROUP" in os.environ:
+        return list(overrides)
+    own_folder = any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in overrides)
+    name = Path(HydraConfig.get().sweep.dir).resolve().name if own_folder else f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    return [*overrides, f"wandb.group='sweep-{name}'"]
 
 
 @contextmanager

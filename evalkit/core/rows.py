@@ -232,14 +232,6 @@ def offset_after(run: str | Path, count: int) -> int:
     return sum(map(len, lines[: 1 + count]))
 
 
-def rows(*runs: str | Path) -> list[Row]:
-    """The rows of one or several runs as a table: `pandas.DataFrame(evalkit.rows(RUN))`.
-
-    Raises `UserError` naming the folder that has no `metrics.jsonl`.
-    """
-    return [entry for run in runs for entry in read(run).rows]
-
-
 def _header(line: bytes) -> Header | None:
     """The header that this line is, None if it is something else."""
     with suppress(ValueError):

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 MODES = ("auto", "online", "offline", "disabled")
 AXES = {"train/*": "train/step", "validation/*": "train/step", "extrapolation/*": "eval/length"}
 IDS = "wandb.json"
+PROJECT = "evalkit"
 ANSWER_SECONDS = 3.0
 INIT_SECONDS = 15.0
 # An upload that hangs at the end must not hold a machine: the data stays in the run's folder, for `wandb sync`.
@@ -32,17 +35,24 @@ class WandbSettings:
     """A user's settings of W&B; raises UserError for an unknown mode.
 
     `online` logs online where an API key is configured and the server answers, and offline otherwise. `auto` is
-    `online` unless WANDB_MODE or `wandb offline` says something else.
+    `online` unless WANDB_MODE or `wandb offline` says something else. Where a setting is None, W&B's own variable
+    counts (WANDB_PROJECT, WANDB_NAME, WANDB_RUN_GROUP, …), then a name of ours.
 
-    >>> WandbSettings(mode="offline", tags=["fig6b"]).project
-    'evalkit'
+    >>> WandbSettings(mode="offline", tags=["fig6b"]).tags
+    ['fig6b']
     """
 
     mode: str = "auto"
-    project: str = "evalkit"
+    project: str | None = None
     entity: str | None = None
-    group: str | None = None
+    name: str | None = None
+    """Of several seeds, each run's name ends with `-s<seed>`."""
+    notes: str | None = None
     tags: Sequence[str] = ()
+    group: str | None = None
+    job_type: str | None = None
+    dir: str | None = None
+    """The folder of W&B's own files, by default the run's."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -52,7 +62,7 @@ class WandbSettings:
 
 
 class WandbLog:
-    """One W&B run a seed; W&B's files lie in `folder/wandb`, the runs' ids in `folder/wandb.json`.
+    """One W&B run a seed; W&B's files lie in `folder/wandb` unless it is told, the runs' ids in `folder/wandb.json`.
 
     Opening the same folder again continues the same runs. Validation rows at other lengths than `train_length` get
     names of their own. The first error inside W&B becomes one warning, after which nothing more is sent.
@@ -69,23 +79,18 @@ class WandbLog:
         model: str,
         train_length: int,
     ) -> None:
-        self._train_length = train_length
+        self._train_length, self._folder = train_length, folder
         self._runs: dict[int, wandb.Run] = {}
         if settings.mode == "disabled":
             return
-        name = f"{model}-{task}"
-        shared = {
-            "project": settings.project,
-            "entity": settings.entity,
-            "group": settings.group or f"{name}-{folder.name}",
-            "tags": list(settings.tags),
-            "dir": str(folder),
-        }
-        facts = {seed: {**shared, "name": f"{name}-s{seed}", "config": {**config, "seed": seed}} for seed in seeds}
         with self._at_most_one_warning():
-            mode = _resolve(settings.mode)
+            known = _known()
+            mode = _resolve(settings.mode, known)
             if mode != "disabled":
-                self._start(mode, facts, folder / IDS)
+                shared = _facts(settings, known, folder, f"{model}-{task}")
+                names = _names(settings.name or known.run_name, f"{model}-{task}", seeds)
+                own = {seed: {**shared, "name": names[seed], "config": {**config, "seed": seed}} for seed in seeds}
+                self._start(mode, own, folder / IDS)
 
     def begin(self, header: Header) -> None:
         """Sends the number of parameters to every run."""
@@ -102,12 +107,33 @@ class WandbLog:
             for seed, entry in _history(rows, list(self._runs), self._train_length):
                 self._runs[seed].log(entry)
 
-    def finish(self, exit_code: int = 0) -> None:
-        """Closes every run; a non-zero `exit_code` marks it as failed."""
+    def report(self, records: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+        """Sends the folder's figures, and the `records` of each run's own seed as the table `results`."""
         with self._at_most_one_warning():
+            found = records() if self._runs else []
+            for seed, run in self._runs.items():
+                run.log(_media(self._folder, [record for record in found if record.get("seed", seed) in (None, seed)]))
+
+    def finish(self, exit_code: int = 0) -> list[str]:
+        """Closes every run; a non-zero `exit_code` marks it as failed.
+
+        Returns what to tell the user: where the runs are to be seen, or the command that uploads them.
+        """
+        lines: list[str] = []
+        with self._at_most_one_warning():
+            unsent: list[str] = []
             for run in self._runs.values():
                 run.finish(exit_code=exit_code)
+                if run.offline:
+                    unsent += _unsent(Path(run.settings.sync_dir), run.id)
+                elif run.url:
+                    lines.append(f"W&B: {run.url}")
+            if self._runs:
+                _speak()
+            if unsent:
+                lines.append(f"upload to W&B with: wandb sync {shlex.join(unsent)}")
         self._runs = {}
+        return lines
 
     @contextmanager
     def _at_most_one_warning(self) -> Iterator[None]:
@@ -131,26 +157,91 @@ class WandbLog:
         file.write_text(json.dumps(ids, indent=2) + "\n")
 
 
-def _resolve(mode: Any) -> str:
+def _known() -> "wandb.Settings":
+    """What W&B's variables say now, and its files."""
+    import wandb
+
+    if "WANDB_DIR" in os.environ:  # of a folder that is not there, W&B would complain on the console
+        Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
+    known = wandb.setup().settings.model_copy()
+    known.update_from_env_vars(dict(os.environ))
+    return known
+
+
+def _facts(settings: WandbSettings, known: "wandb.Settings", folder: Path, title: str) -> dict[str, Any]:
+    """What the runs of all seeds have in common: as it was set, else as W&B's variables say, else a default."""
+    root = settings.dir or os.environ.get("WANDB_DIR")
+    if root is not None:
+        Path(root).mkdir(parents=True, exist_ok=True)
+    return {
+        "project": settings.project or known.project or PROJECT,
+        "entity": settings.entity or known.entity,
+        "notes": settings.notes or known.run_notes,
+        "tags": list(settings.tags or known.run_tags or ()),
+        "group": settings.group or known.run_group or f"{title}-{folder.name}",
+        "job_type": settings.job_type or known.run_job_type or "train",
+        "dir": root or str(folder),
+    }
+
+
+def _names(chosen: str | None, title: str, seeds: Sequence[int]) -> dict[int, str]:
+    """What each seed's run is called."""
+    if chosen is not None and len(seeds) == 1:
+        return {seeds[0]: chosen}
+    return {seed: f"{chosen or title}-s{seed}" for seed in seeds}
+
+
+def _media(folder: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures in `folder`, and a table with a column for every name that a record has."""
+    import wandb
+
+    found: dict[str, Any] = {f"report/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))}
+    if records:
+        columns: list[Any] = list(dict.fromkeys(name for record in records for name in record))
+        data: list[Any] = [[record.get(name) for name in columns] for record in records]
+        found["results"] = wandb.Table(columns=columns, data=data, allow_mixed_types=True)
+    return found
+
+
+def _speak() -> None:
+    """Lets W&B print again, which a silent run has kept it from."""
+    import wandb
+
+    wandb.termsetup(wandb.setup().settings, None)
+
+
+def _unsent(last: Path, run_id: str) -> list[str]:
+    """The folders of an offline run that were not uploaded, one a session, the oldest first."""
+    sessions = sorted(last.parent.glob(f"offline-run-*-{run_id}*"))
+    return [str(path) for path in sessions if not (path / f"run-{run_id}.wandb.synced").exists()]
+
+
+def _resolve(chosen: Any, known: "wandb.Settings") -> str:
     """Returns the mode to open runs in; warns where that is offline against the user's wish. Never prompts."""
     import wandb
 
-    # Silent from the start: otherwise looking for the key prints, and waits for the server.
-    chosen = wandb.Settings(silent=True) if mode == "auto" else wandb.Settings(silent=True, mode=mode)
-    settings = wandb.setup(chosen).settings
-    if settings.mode in ("offline", "disabled"):
-        return settings.mode
-    if not wandb.login(prompt=False, verify=False):
+    mode = known.mode if chosen == "auto" else chosen
+    if mode in ("offline", "disabled"):
+        return mode
+    whole = wandb.setup().settings
+    before, whole.mode = whole.mode, "online"
+    wandb.termsetup(wandb.Settings(silent=True), None)  # looking for the key prints
+    try:
+        has_key = wandb.login(prompt=False, verify=False)
+    finally:
+        whole.mode = before
+        _speak()
+    if not has_key:
         _warn_offline("no API key is configured (wandb login)")
-    elif not answers(settings.base_url, ANSWER_SECONDS):
-        _warn_offline(f"{settings.base_url} does not answer")
+    elif not answers(known.base_url, ANSWER_SECONDS):
+        _warn_offline(f"{known.base_url} does not answer")
     else:
         return "online"
     return "offline"
 
 
 def _warn_offline(reason: str) -> None:
-    logger.warning("W&B logs offline: %s; upload the run later with wandb sync", reason)
+    logger.warning("W&B logs offline: %s; the end of the run says how to upload it", reason)
 
 
 def _open(mode: Any, run_id: str, facts: Mapping[str, Any]) -> "wandb.Run":
@@ -158,7 +249,7 @@ def _open(mode: Any, run_id: str, facts: Mapping[str, Any]) -> "wandb.Run":
     import wandb
 
     settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_SECONDS, finish_timeout=FINISH_SECONDS)
-    fixed: dict[str, Any] = {"job_type": "train", "resume": "allow", "reinit": "create_new", "settings": settings}
+    fixed: dict[str, Any] = {"resume": "allow", "reinit": "create_new", "settings": settings}
     try:
         run = wandb.init(**facts, **fixed, id=run_id, mode=mode)
     except Exception as error:

@@ -1,16 +1,14 @@
 """Overlays several runs of one task and one kind of report: figures, a table, `compare.csv` and `compare.html`."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import RECALL
+from evalkit.core.tidy import as_csv
 from evalkit.record.files import write_text
 from evalkit.reports import page
 from evalkit.reports.kinds import kind_of
@@ -51,7 +49,7 @@ def compare(
     data = {"schema": SCHEMA, "task": task, "notes": notes, "runs": summaries}
     labels = ", ".join(line.label for line in lines)
     write_text(out / "compare.html", page.page(f"{title}: {labels}", f"{len(runs)} runs compared", parts, data))
-    write_text(out / "compare.csv", _csv(kind.records(lines)))
+    write_text(out / "compare.csv", as_csv(kind.records(lines)))
     print_report(console, title, notes, tables)
     say(console, f"wrote {out / 'compare.html'}, {', '.join(f'{name}.png' for name in drawings)}, compare.csv")
     return out
@@ -90,13 +88,3 @@ def _of_one_kind(loaded: Sequence[Run]) -> list[Run]:
         found = ", ".join(f"{task} ({folder})" for task, folder in tasks.items())
         raise UserError(f"runs of different tasks do not compare: {found}; give runs of one task")
     return [run for run in others if run.header.kind == others[0].header.kind]
-
-
-def _csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """One table of all records; a column that only some of them have is empty in the others."""
-    columns = list(dict.fromkeys(name for record in records for name in record))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()

@@ -3,15 +3,16 @@
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from matplotlib.figure import Figure
 
 from evalkit.core.errors import UserError
-from evalkit.core.rows import Record
+from evalkit.core.rows import Record, read
 from evalkit.reports.canvas import length_label
 from evalkit.reports.numbers import DASH
-from evalkit.reports.pooling import Line
+from evalkit.reports.pooling import Line, Run
 
 FACTS = ("preset", "train_length", "answer_length", "window", "chance", "steps")
 
@@ -65,6 +66,15 @@ def kind_of(name: str) -> Kind:
     if not isinstance(found, Kind):
         raise UserError(f"{name} is no kind of report; it needs the functions summarise, tables, figures and records")
     return found
+
+
+def records_of(folder: Path) -> list[dict[str, Any]]:
+    """The measurements of one run as its kind of report tabulates them.
+
+    Raises `UserError` if the folder has no rows, or its kind of report cannot be imported.
+    """
+    record = read(folder)
+    return kind_of(record.header.kind).records([Line(record.header.model, [Run(folder, record, {})], alone=True)])
 
 
 def facts_of(record: Record) -> dict[str, Any]:

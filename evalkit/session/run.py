@@ -81,7 +81,7 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
     feed.prepare()
     unknown = _refuse_trained_on(experiment, folder)
     state, step = restore(experiment, folder, int(at[0]) if at else None)
-    target = target or folder / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
+    target = target or new_evaluation(folder)
     with alone(target):
         _describe(experiment, target)
         history.add(target, Work(history.command_line()), before=history.read(folder))
@@ -146,6 +146,11 @@ def _resume_on_checkpoint(experiment: Experiment, folder: Path, overrides: Seque
         return _say_finished(experiment, folder)
     opened = subjects.open_checkpoint(experiment)
     return _on_checkpoint(experiment, folder, opened, read(folder) if (folder / FILE).is_file() else None)
+
+
+def new_evaluation(run: Path) -> Path:
+    """Where one more evaluation of `run` writes, unless it is told."""
+    return run / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
 
 
 def _trained(experiment: Experiment, folder: Path) -> int:

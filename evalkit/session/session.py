@@ -18,6 +18,7 @@ from evalkit.core.errors import writing
 from evalkit.core.rows import FILE, Header, Row, RowLog, row
 from evalkit.record import environment
 from evalkit.record.tracking import WandbLog
+from evalkit.reports.kinds import records_of
 from evalkit.reports.writer import report
 from evalkit.session import logs
 from evalkit.training.interrupt import Interrupted, Watch
@@ -75,7 +76,7 @@ class Session:
             self.say(f"stopped by {stop}; {self.resume_hint}")
         finally:
             self._keep_times()
-            self.wandb.finish(code)
+            self.say(*self.wandb.finish(code))
         return code
 
     def begin(self, header: Header) -> None:
@@ -128,6 +129,7 @@ class Session:
     def _report(self, verdict: Verdict) -> None:
         """The report, and with format=json its numbers as the last line of the output."""
         summary = report(self.folder, self.console)
+        self.wandb.report(partial(records_of, self.folder))
         if verdict.text:
             self.say(verdict.text)
         for name, seconds in self.timing.items():

@@ -1,6 +1,7 @@
 """SIGINT and SIGTERM become a flag that the loop reads between dispatches, so that it can save first."""
 
 import signal
+import threading
 from types import FrameType
 from typing import Any, Self
 
@@ -16,14 +17,17 @@ class Interrupted(Exception):
 
 
 class Watch:
-    """While open, the first signal is noted; a second one of the same kind acts as it did before."""
+    """While open, the first signal is noted; a second one of the same kind acts as it did before.
+
+    In another thread than the main one, which alone may ask for signals, none is noted.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in SIGNALS:
+        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
             self._before[number] = signal.signal(number, self._note)
         return self
 

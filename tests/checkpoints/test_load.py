@@ -1,14 +1,21 @@
 """What a finished run is good for: its parameters, its rows, and another evaluation."""
 
+import json
+import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import evalkit
+from evalkit import api
 from evalkit.core import streams
 from evalkit.core.errors import UserError
-from evalkit.core.rows import value
 from evalkit.session import run
 from support import tiny
 
@@ -43,21 +50,112 @@ def test_loaded_parameters_reproduce_the_stored_validation(folder: Path, seed: i
     assert cache is None
     hits = (example.mask & (logits.argmax(axis=-1) == example.targets)).sum(axis=1)
     accuracy = float((hits / example.mask.sum(axis=1)).mean())
-    stored = {
-        entry["metric"]: value(entry)
-        for entry in evalkit.rows(folder)
-        if (entry["split"], entry["seed"], entry["step"]) == ("validation", seed, 60)
-    }
-    assert stored["accuracy"] == pytest.approx(accuracy)
+    (stored,) = (
+        entry["value"]
+        for entry in evalkit.rows(folder, split="validation", metric="accuracy")
+        if (entry["seed"], entry["step"]) == (seed, 60)
+    )
+    assert stored == pytest.approx(accuracy)
 
 
 @pytest.mark.slow
 def test_the_first_seed_is_loaded_unless_another_is_asked_for(folder: Path) -> None:
-    first, second, default = (evalkit.load(folder, *seed)[1] for seed in ((4,), (5,), ()))
+    first, second, default = (evalkit.load(folder, *seed).params for seed in ((4,), (5,), ()))
     tiny.assert_identical(default, first)
     assert not np.array_equal(first["embedding"]["table"], second["embedding"]["table"])
     with pytest.raises(UserError, match=r"has no seed 6; it trained 4, 5"):
         evalkit.load(folder, 6)
+    with pytest.raises(UserError, match=r"step=7 was not kept in .*; kept: 60"):
+        evalkit.load(folder, step=7)
+
+
+@pytest.mark.slow
+def test_a_loaded_run_says_what_it_is_and_goes_where_a_folder_goes(folder: Path) -> None:
+    run = evalkit.load(folder, seed=5, step=60)
+    apply, params, task = run
+    assert (run.seed, run.step, run.folder, task, params) == (5, 60, folder, run.task, run.params)
+    assert run.config["train"]["steps"] == 60
+    assert repr(run) == f"<Run {folder}: griffin on induction_heads, seed 5, step 60, 3,520 parameters>"
+    assert evalkit.rows(run) == evalkit.rows([str(folder)]) == evalkit.rows(folder)
+    tokens = jnp.arange(8).reshape(2, 4)
+    whole, _ = apply(params, tokens)
+    cache, parts = run.init_cache(2, 4), []
+    for at in range(4):
+        logits, cache = apply(params, tokens[:, at : at + 1], None, cache)
+        parts.append(logits)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_an_evaluation_from_python_takes_the_step_that_was_loaded(folder: Path, tmp_path: Path) -> None:
+    before = jax.config.jax_default_matmul_precision, logging.raiseExceptions, sys.orig_argv
+    loaded = evalkit.load(folder, 5)
+    with ThreadPoolExecutor(1) as thread:  # which may not ask for signals
+        found = thread.submit(evalkit.evaluate, loaded, eval={"lengths": [8]}, folder=tmp_path / "new").result()
+    assert (jax.config.jax_default_matmul_precision, logging.raiseExceptions, sys.orig_argv) == before
+    assert (found.folder, found.seed, found.step) == (tmp_path / "new", 5, 60)
+    assert {entry["length"] for entry in evalkit.rows(found)} == {8}
+    command = json.loads((found.folder / "environment.json").read_text())["command"]
+    assert command == f"python -m evalkit evaluate={folder} step=60 'eval.lengths=[8]'"
+    with pytest.raises(UserError, match="has results and no parameters"):
+        evalkit.load(found)
+    with pytest.raises(UserError, match="holds a run already"):
+        evalkit.evaluate(folder, folder=found)
+    with pytest.raises(UserError, match=r"metric='precision' is in none of these runs; there is accuracy, exact_match"):
+        evalkit.rows(found, metric="precision")
+
+
+@pytest.mark.slow
+def test_a_signal_is_a_keyboard_interrupt_and_a_failed_verdict_an_error(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api.session, "evaluate", lambda run, overrides, target: 143)
+    with pytest.raises(KeyboardInterrupt, match="call evaluate again"):
+        evalkit.evaluate(folder, folder=tmp_path / "stopped")
+    monkeypatch.setattr(api.session, "resume", lambda run, overrides: 130)
+    with pytest.raises(KeyboardInterrupt, match=r"evalkit\.resume\("):
+        evalkit.resume(folder)
+    monkeypatch.setattr(api.session, "evaluate", lambda run, overrides, target: 1)
+    with pytest.raises(UserError, match="does not hold"):
+        evalkit.evaluate(folder, folder=tmp_path / "failed")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"task": "induction_heads", "model": "griffin", "train": {"stepz": 1}}, "'train.steps'"),
+        ({"task": "induction_heads", "model": "griffin", "trian": {"steps": 1}}, "'train"),
+        ({"task": "induction_heads", "model": "griffin", "settings": {"train.steps": "1"}}, "allowed: int"),
+        ({"task": "induction_heads", "model": "griffin", "a b": 1}, "'a b' is no name"),
+        ({"task": "induction_heads", "model": "griffin", "seed": object()}, "allowed: numbers, text"),
+        ({"task": "induction_heads"}, "model is missing"),
+        ({"task": "books", "checkpoint": "runs/x"}, "trained already"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(
+    settings: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as error:
+        evalkit.train(**settings)
+    assert said in str(error.value) and "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_of_the_users_own_is_found(tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    own = "_target_: evalkit.tasks.induction_heads.InductionHeads\nlength: 32\n"
+    (tmp_path / "task" / "mine.yaml").write_text(own)
+    with pytest.raises(UserError, match=r"the nearest valid one is 'task\.length'"):
+        evalkit.train("mine", "griffin", config_dir=tmp_path, settings={"task.lenght": 16})
+    with pytest.raises(UserError, match=r"config_dir='nowhere' is no folder"):
+        evalkit.train("mine", "griffin", config_dir="nowhere")
+
+
+def test_the_package_lists_its_public_names() -> None:
+    assert dir(evalkit) == evalkit.__all__
+    assert all(getattr(evalkit, name).__doc__ for name in evalkit.__all__)
+    assert evalkit.__version__.count(".") == 2
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -186,6 +186,26 @@ def test_a_sweep_goes_on_after_a_run_that_failed(run: Run) -> None:
     assert [folder.parent.name for _, folder in run.started] == ["mqa", "hawk"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "variable", "group"),
+    [
+        ((), None, "sweep-20"),
+        (("hydra.sweep.dir=runs/mine",), None, "sweep-mine"),
+        (("wandb.group=own",), None, "own"),
+        ((), "own", None),
+    ],
+)
+def test_the_runs_of_a_sweep_are_one_group_of_w_and_b(
+    settings: tuple[str, ...], variable: str | None, group: str | None, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("WANDB_RUN_GROUP", variable)
+    assert main(["-m", *GRIFFIN, "seed=1,2", *settings]) == 0
+    (found,) = {experiment.wandb.group for experiment, _ in run.started}
+    assert len(run.started) == 2 and (found == group if group is None else (found or "").startswith(group))
+
+
 def test_a_sweep_ends_when_it_is_interrupted(run: Run) -> None:
     run.outcome = lambda experiment: 130
     assert main(["-m", "task=induction_heads", "model=mqa,hawk"]) == 130

@@ -1,5 +1,6 @@
 """The record of truth: every row comes back as it was written, whatever a kill or a full disk cuts short."""
 
+import csv
 import json
 import math
 import subprocess
@@ -11,6 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import evalkit
+from evalkit.__main__ import main
+from evalkit.core import tidy
 from evalkit.core.errors import UserError
 from evalkit.core.rows import (
     ACCURACY,
@@ -26,7 +30,6 @@ from evalkit.core.rows import (
     offset_after,
     read,
     row,
-    rows,
     value,
 )
 from evalkit.record import recall_rows
@@ -140,7 +143,7 @@ def test_a_file_shorter_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_record_and_a_damaged_one_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"no metrics\.jsonl in {tmp_path}"):
-        rows(tmp_path)
+        read(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"metrics\.jsonl:1 is not a row"):
         read(tmp_path)
@@ -152,8 +155,63 @@ def test_a_missing_record_and_a_damaged_one_are_named(tmp_path: Path) -> None:
 def test_rows_of_several_runs_form_one_table(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
-        write(tmp_path / name, [row(metric="loss", run=name)])
-    assert [entry["run"] for entry in rows(tmp_path / "a", str(tmp_path / "b"))] == ["a", "b"]
+        write(tmp_path / name, [row(metric="loss", run=name, total=3, count=2, extra={"after": 1})])
+    found = evalkit.rows(tmp_path / "a", str(tmp_path / "b"))
+    assert found == evalkit.rows(tmp_path) == evalkit.rows([tmp_path / "a"], tmp_path / "b")
+    assert [entry["run"] for entry in found] == ["a", "b"]
+    assert [entry["folder"] for entry in found] == [str(tmp_path / name) for name in "ab"]
+    assert [(entry["value"], entry["sequences"], entry["extra_after"]) for entry in found] == [(1.5, 2, 1)] * 2
+
+
+@given(entries=st.lists(ROWS, min_size=1, max_size=5))
+def test_a_tidy_record_says_what_its_row_says(tmp_path_factory: pytest.TempPathFactory, entries: list[Row]) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    write(folder, entries)
+    for record, entry in zip(tidy.records([folder]), entries, strict=True):
+        kept = {name for name in FIELDS if name not in ("total", "count", "extra")}
+        assert tuple(record)[: len(tidy.COLUMNS)] == tidy.COLUMNS
+        assert {name: record[name] for name in kept} == {name: entry[name] for name in kept}
+        assert record["value"] == value(entry) or (math.isnan(record["value"]) and math.isnan(value(entry)))
+        assert {name[6:]: told for name, told in record.items() if name.startswith("extra_")} == entry["extra"]
+
+
+@pytest.mark.parametrize("total", [math.inf, -math.inf])
+def test_a_total_that_is_not_finite_is_told(tmp_path: Path, total: float) -> None:
+    write(tmp_path, [row(metric="loss", total=total, count=1)])
+    (found,) = tidy.records([tmp_path])
+    assert found["value"] == total and tuple(found) == tidy.COLUMNS
+
+
+def test_a_data_frame_of_the_records_has_integers_and_every_column_by_a_dot(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    extra = {name: 1 for found in OLD for entry in read(found).rows[-2:] for name in entry["extra"]}
+    write(tmp_path, [row(metric="loss", seed=0, step=2, length=n, total=1, count=4, extra=extra) for n in (16, 32)])
+    table = pandas.DataFrame(evalkit.rows(tmp_path))
+    assert {name: str(table[name].dtype) for name in ("seed", "step", "length", "sequences", "value")} == {
+        **dict.fromkeys(("seed", "step", "length", "sequences"), "int64"),
+        "value": "float64",
+    }
+    assert not [name for name in table.columns if name in dir(pandas.DataFrame)]
+    assert table.length.tolist() == [16, 32] and extra
+
+
+def test_the_verb_rows_writes_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    extra = {"right": [1, 2]}
+    entries = [row(metric="loss", split="test", step=1, total=1, count=4), row(metric="accuracy", extra=extra)]
+    write(tmp_path, entries)
+    assert main(["rows", str(tmp_path), f"csv={tmp_path / 'all.csv'}"]) == 0
+    assert capsys.readouterr().out == f"written to {tmp_path / 'all.csv'}\n"
+    found = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
+    assert [(entry["folder"], entry["metric"], entry["value"]) for entry in found] == [
+        (str(tmp_path), "loss", "0.25"),
+        (str(tmp_path), "accuracy", ""),
+    ]
+    assert [entry["extra_right"] for entry in found] == ["", "[1, 2]"]
+    assert main(["rows", str(tmp_path), "split=test"]) == 0
+    assert next(csv.DictReader(capsys.readouterr().out.splitlines()))["step"] == "1"
+    for words in (["csv=x"], ["nowhere"], [str(tmp_path), "metric=los"]):
+        assert main(["rows", *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -190,7 +248,6 @@ def test_a_header_comes_back_as_written_and_is_no_row(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="a header is the first line"):
             log.begin(HEADER)
     assert read(tmp_path) == (HEADER, [entry])
-    assert rows(tmp_path) == [entry]
     first = (tmp_path / "metrics.jsonl").read_text().splitlines()[0]
     assert first == encode_header(HEADER) and "metric" not in json.loads(first)
 

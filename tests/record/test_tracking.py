@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 import wandb
+from PIL import Image
 
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Header, Row, row
@@ -26,8 +29,8 @@ NOWHERE = "http://127.0.0.1:9"
 @pytest.fixture(autouse=True)
 def own_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Each test has a W&B of its own, with no key, no settings and no files of the machine's user."""
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR", "WANDB_PROJECT", "WANDB_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
     for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home" / name))
     wandb.teardown()
@@ -121,6 +124,109 @@ def test_each_seed_has_a_run_in_one_group_with_its_x_axes(folder: Path) -> None:
     for lines in runs.values():
         axes = {line["glob_name"]: line["step_metric"] for line in of("metric", lines) if "glob_name" in line}
         assert axes == {"train/*": "train/step", "validation/*": "train/step", "extrapolation/*": "eval/length"}
+
+
+NAMED = {
+    "project": "p",
+    "entity": "e",
+    "name": "n",
+    "notes": "it's\nmine",
+    "tags": ["a", "b"],
+    "group": "g",
+    "job_type": "j",
+}
+VARIABLES = {"name": "WANDB_NAME", "group": "WANDB_RUN_GROUP"}
+
+
+def described(run: dict[str, Any]) -> dict[str, Any]:
+    """What a run is called, in the words of the settings."""
+    found = {"name": run["display_name"], "group": run["run_group"]}
+    return {name: found[name] if name in found else run[name] for name in NAMED}
+
+
+@pytest.mark.parametrize("by", ["settings", "variables", "both"])
+def test_a_run_is_called_as_its_user_says(
+    by: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A setting counts before a variable, and W&B's files lie where either says."""
+    if by != "settings":
+        for name, given in NAMED.items():
+            said = ",".join(given) if name == "tags" else given if by == "variables" else "another"
+            monkeypatch.setenv(VARIABLES.get(name, f"WANDB_{name.upper()}"), str(said))
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        monkeypatch.setenv("WANDB_DIR", str(tmp_path / ("files" if by == "variables" else "others")))
+    settings = {} if by == "variables" else {**NAMED, "dir": str(tmp_path / "files"), "mode": "offline"}
+    opened(folder, **settings).finish(0)
+    ((_, lines),) = records(tmp_path / "files").items()
+    assert described(of("run", lines)[0]) == NAMED
+    assert not (folder / "wandb").exists()
+
+
+def test_the_seeds_of_a_named_run_end_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_NAME", "mine")
+    opened(folder, seeds=(3, 4), mode="offline").finish(0)
+    runs = [of("run", lines)[0] for lines in records(folder).values()]
+    assert {run["display_name"] for run in runs} == {"mine-s3", "mine-s4"}
+    assert {run["project"] for run in runs} == {"evalkit"}
+
+
+def test_the_figures_and_the_table_of_results_go_to_each_seeds_run(folder: Path) -> None:
+    Image.new("RGB", (4, 4)).save(folder / "extrapolation.png")
+    log = opened(folder, seeds=(0, 1), mode="offline")
+    table = [{"seed": seed, "length": 16, "accuracy": seed / 2} for seed in (0, 1)] + [{"length": 32, "loss": None}]
+    log.report(lambda: table)
+    (said,) = log.finish(0)
+    assert len(records(folder)) == 2 and said.startswith("upload to W&B with: wandb sync ")
+    for seed, place in enumerate(sorted_by_seed(folder)):
+        (image,) = (place / "files" / "media" / "images" / "report").glob("extrapolation_*.png")
+        assert image.read_bytes() == (folder / "extrapolation.png").read_bytes()
+        (kept,) = (place / "files" / "media" / "table").glob("results_*.json")
+        found = json.loads(kept.read_text())
+        assert found["columns"] == ["seed", "length", "accuracy", "loss"]
+        assert found["data"] == [[seed, 16, seed / 2, None], [None, 32, None, None]]
+
+
+def sorted_by_seed(folder: Path) -> list[Path]:
+    """The folder of each seed's offline run."""
+    ids = json.loads((folder / "wandb.json").read_text())
+    return [next((folder / "wandb").glob(f"offline-run-*-{ids[seed]}")) for seed in sorted(ids)]
+
+
+def test_figures_that_cannot_be_sent_are_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse() -> Any:
+        raise ValueError("no such kind")
+
+    log = opened(folder, mode="offline")
+    log.report(refuse)
+    assert log.finish(0) == []
+    (warning,) = warnings(caplog)
+    assert "no such kind" in warning
+
+
+def test_the_end_names_every_folder_that_is_still_to_be_uploaded(folder: Path) -> None:
+    first, second = [opened(folder, mode="offline").finish(0) for _ in range(2)]
+    command, *paths = shlex.split(second[0].partition("with: wandb ")[2])
+    assert first[0].endswith(paths[0]) and command == "sync" and len(paths) == 2
+    assert all(list(Path(path).glob("run-*.wandb")) for path in paths)
+    (run,) = Path(paths[0]).glob("run-*.wandb")
+    run.with_name(f"{run.name}.synced").touch()
+    (third,) = opened(folder, mode="offline").finish(0)
+    left = shlex.split(third)
+    assert paths[0] not in left and paths[1] in left
+
+
+def test_w_and_b_as_a_whole_stays_as_it_was(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = wandb.setup().settings.mode
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", NOWHERE)
+    opened(folder, mode="online").finish(0)
+    assert wandb.setup().settings.mode == before
+    assert wandb.run is None
+    assert capfd.readouterr().err == ""
+    wandb.termwarn("of the user's own run")
+    assert "own run" in capfd.readouterr().err
 
 
 def test_a_second_start_continues_the_same_runs(folder: Path) -> None:

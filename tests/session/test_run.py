@@ -205,7 +205,7 @@ def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
     assert (kept / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
     assert sorted(path.name for path in (kept / "parameters").iterdir()) == ["seed-0.npz", "seed-1.npz"]
     for seed in (0, 1):
-        one, other = (evalkit.load(place, seed)[1] for place in (folder, kept))
+        one, other = (evalkit.load(place, seed).params for place in (folder, kept))
         tiny.assert_identical(one, other)
     for place in (folder, kept):
         assert run.evaluate(place, ["eval.lengths=[24]"], tmp_path / f"again-{place.name}") == 0

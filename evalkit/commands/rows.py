@@ -1,0 +1,35 @@
+"""`python -m evalkit rows RUN… [csv=FILE]`: the measurements of runs as one CSV table."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SETTINGS = {"csv": "FILE to write, instead of printing", "split": "of one split alone", "metric": "of one metric alone"}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints or writes the table and returns 0; raises UserError for a folder without runs."""
+    parser = argparse.ArgumentParser(
+        prog="python -m evalkit rows",
+        description="Every measurement of runs as CSV, a record a line; value is the mean over so many sequences.",
+        epilog="; ".join(f"{name}=… {purpose}" for name, purpose in SETTINGS.items()),
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or a folder that holds runs")
+    given = parser.parse_args(arguments)
+    from evalkit.core import tidy
+    from evalkit.core.errors import UserError
+    from evalkit.record.files import write_text
+    from evalkit.reports.pooling import find_runs
+
+    settings = {name: value for name, _, value in (word.partition("=") for word in given.runs) if name in SETTINGS}
+    folders = [Path(word) for word in given.runs if word.partition("=")[0] not in SETTINGS]
+    if not folders:
+        raise UserError("rows needs the folder of a run, such as rows runs/<task>/<model>/<time>")
+    text = tidy.as_csv(tidy.records(find_runs(folders), settings.get("split"), settings.get("metric")))
+    if "csv" in settings:
+        write_text(Path(settings["csv"]), text)
+        print(f"written to {settings['csv']}")
+    else:
+        sys.stdout.write(text)
+    return 0
