@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration.composition import Composed
-from evalkit.configuration.schema import locate, verify
+from evalkit.configuration.schema import locate, unknown, verify
 from evalkit.core.batches import feed_of
 from evalkit.core.checks import one_of
 from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task
@@ -99,7 +99,7 @@ class Experiment:
         if stages[-1].length != self.task.length:
             raise ValueError(
                 f"train.steps={train.steps} end within the curriculum, at length {stages[-1].length} of "
-                f"{self.task.length}; give more steps, or train.curriculum=[]"
+                f"{self.task.length}; give more steps, or 'train.curriculum=[]'"
             )
 
 
@@ -110,6 +110,9 @@ SETTINGS = {name: annotation for name, annotation in get_type_hints(Experiment).
 def compose(overrides: Sequence[str]) -> Composed:
     """The configuration of one run, its keys and types checked; raises UserError with one line."""
     composed = composition.compose(overrides)
+    for name in composed.config:
+        if name not in SETTINGS:
+            raise UserError(unknown(str(name), [*SETTINGS, *composition.paths(composed.base)]))
     _refuse_missing(composed)
     hold(composed.config, composed.base)
     return composed
@@ -151,10 +154,12 @@ def experiment(config: DictConfig) -> Experiment:
 
 
 def build_task(name: str, overrides: Sequence[str] = ()) -> Task | Text:
-    """The task `conf/task/<name>.yaml`, with its own settings as `key=value`; raises UserError."""
-    base = composition.compose([f"task={name}"]).config.task
+    """The task `conf/task/<name>.yaml`, or of the folder that `hydra.searchpath=` names, with its own settings."""
+    parsed = composition.parse(overrides)
+    searched = [override.input_line for override in parsed if composition.chooses(override)]
+    base = composition.compose([f"task={name}", *(text for text in searched if text)]).config.task
     settings = OmegaConf.create(composition.plain(base))
-    composition.apply(settings, composition.parse(overrides))
+    composition.apply(settings, [override for override in parsed if override.input_line not in searched])
     plain = {"task": composition.plain(settings)}
     verify(plain, {"task": composition.plain(base)}, {"task": Task | Text})
     return build(plain, "task")
@@ -185,7 +190,8 @@ def _refuse_missing(composed: Composed) -> None:
     config, choices = composed.config, composed.choices
     for group in ("task", "model") if OmegaConf.select(config, "checkpoint") is None else ():
         if choices.get(group) is None:
-            allowed = " or ".join(f"{group}={name}" for name in catalogue.options(group))
+            own = next((Path(str(place)[7:]) for place in composed.hydra["searchpath"]), None)
+            allowed = " or ".join(f"{group}={name}" for name in catalogue.options(group, own))
             raise UserError(f"{group} is missing; give {allowed}")
     if config.selected_by == "":
         raise UserError(

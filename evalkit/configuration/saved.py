@@ -131,7 +131,7 @@ def _of_a_checkpoint(content: Mapping[Any, Any]) -> Mapping[Any, Any]:
 def _refuse_fixed(override: Override, choices: Mapping[str, Any], allowed: Sequence[str]) -> None:
     key = override.key_or_group
     if key == "task.length":
-        raise UserError("task.length is what this run was trained at; give eval.lengths=[…] or eval.length=…")
+        raise UserError("task.length is what this run was trained at; give 'eval.lengths=[…]' or eval.length=…")
     if any(key == prefix or key.startswith(f"{prefix}.") for prefix in allowed):
         return
     if key in choices:
