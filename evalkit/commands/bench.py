@@ -29,8 +29,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("settings", nargs="*", metavar="key=value", help="the bench's own, or the experiment's")
     given = parser.parse_args(arguments)
     settings, rest = measure.split(given.what, given.settings)
-    result, shape = measure.measure(given.what, settings, rest)
-    measure.show(Console(stderr=shape == "json", highlight=False), result)
+    result, shape, quiet = measure.measure(given.what, settings, rest)
+    measure.show(Console(stderr=shape == "json", quiet=quiet, highlight=False), result)
     if shape == "json":
         print(json.dumps(result), flush=True)
     return 0

@@ -146,12 +146,14 @@ def _sweep(overrides: Sequence[str]) -> int:
     if _is_whole_experiment(overrides):
         raise UserError("experiment= has its own runs; leave -m out, or give a model= as well")
     devices.use_every_core()
+    quiet = False
     for combination in combinations(overrides):
         composed = compose(combination)
         if composed.choices.get("on_checkpoint") is not None:
             raise UserError(f"task={composed.choices['on_checkpoint']} takes one checkpoint at a time; leave -m out")
-        prepared(composed)
-    return _hydra(["-m", *forced(overrides)])
+        quiet = prepared(composed).quiet or quiet
+    of_hydra = ["hydra.hydra_logging.root.level=ERROR"] if quiet else []  # which names each run as it starts
+    return _hydra(["-m", *forced(overrides), *of_hydra])
 
 
 def _is_whole_experiment(overrides: Sequence[str]) -> bool:

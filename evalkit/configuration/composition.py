@@ -26,7 +26,7 @@ GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe", "on_checkpo
 NAMES = ("task_name", "model_name")
 CHECKPOINT = "checkpoint"
 # What only a run that trains has; the parameters of a checkpoint are trained already.
-OF_TRAINING = ("experiment", "model", "train", "seed", "seeds", "runs", "controls", "selected_by")
+OF_TRAINING = ("experiment", "model", "preset", "train", "seed", "seeds", "runs", "controls", "selected_by")
 # Hydra's defaults list, which picks the recipe, follows options of groups and no values. So each preset is an option
 # without a file, which sets the plain key `preset` to its name.
 for _preset in catalogue.PRESETS:
@@ -38,7 +38,7 @@ class Composed(NamedTuple):
 
     `config` has no part of Hydra's own. `base` is the same as plain data, without the values that the user typed.
     `folder` is where a run of it would write; `choices` are the options that were taken, by group. `hydra` is Hydra's
-    own part, as plain data.
+    own part, as plain data; `typed` the keys of the values that the user gave.
     """
 
     config: DictConfig
@@ -46,6 +46,7 @@ class Composed(NamedTuple):
     folder: Path
     choices: Mapping[str, Any]
     hydra: Mapping[str, Any]
+    typed: frozenset[str]
 
 
 def compose(overrides: Sequence[str]) -> Composed:
@@ -73,7 +74,7 @@ def compose(overrides: Sequence[str]) -> Composed:
     hydra = plain(OmegaConf.masked_copy(config, "hydra"), resolve=False)["hydra"]
     with open_dict(config):
         del config["hydra"]
-    return Composed(config, base, folder, choices, hydra)
+    return Composed(config, base, folder, choices, hydra, frozenset(value.key_or_group for value in values))
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
@@ -142,9 +143,20 @@ def one_line() -> Iterator[None]:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         raise UserError(f"{group}={name} does not exist; choose one of {', '.join(error.options or [])}") from error
     except OverrideParseException as error:
-        raise UserError(f"cannot read {error.override!r}; give key=value, special characters in quotes") from error
+        raise UserError(f"cannot read {error.override!r}; {_as_it_is_typed(str(error.override))}") from error
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise UserError(first_line(error)) from error
+
+
+def _as_it_is_typed(word: str) -> str:
+    """How a word that cannot be read is typed, the quotes that the shell takes away included."""
+    key, equals, value = word.partition("=")
+    if not equals or not key:
+        return "give key=value"
+    if value[:1] in "[{" and value:
+        return f"a list is '{key}=[a,b]', a mapping '{key}={{a: 1}}', with both brackets"
+    quotes = {"'", '"'} & set(value)
+    return "every quote needs its other half" if quotes else f"type '{key}=\"{value}\"', quotes within quotes"
 
 
 def _hydra(options: Sequence[str]) -> DictConfig:

@@ -12,6 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from evalkit.configuration import catalogue, composition
+from evalkit.configuration.capacity import refuse_too_large
 from evalkit.configuration.composition import Composed
 from evalkit.configuration.schema import locate, unknown, verify
 from evalkit.core.batches import feed_of
@@ -55,6 +56,7 @@ class Experiment:
     selected_by: str | None
     matmul_precision: str
     format: str
+    quiet: bool
     task_name: str
     model_name: str
     config: dict[str, Any]
@@ -115,17 +117,18 @@ def compose(overrides: Sequence[str]) -> Composed:
             raise UserError(unknown(str(name), [*SETTINGS, *composition.paths(composed.base)]))
     _refuse_missing(composed)
     hold(composed.config, composed.base)
+    _refuse_typed(composed)
     return composed
 
 
 def built(overrides: Sequence[str]) -> Experiment:
     """What `overrides` describe, built; raises UserError with one line."""
-    return experiment(compose(overrides).config)
+    return held_experiment(compose(overrides).config)
 
 
 def prepared(composed: Composed) -> Experiment:
     """Builds what `composed` describes and reads its texts; raises UserError before anything is written."""
-    built = experiment(composed.config)
+    built = held_experiment(composed.config)
     if built.checkpoint is None:
         built.feed.prepare()
     return built
@@ -141,15 +144,31 @@ def refuse_used(folder: Path) -> None:
 
 def experiment(config: DictConfig) -> Experiment:
     """Builds everything; raises UserError with the constructor's own message and the key's path."""
+    return _assembled(*_parts(config))
+
+
+def held_experiment(config: DictConfig) -> Experiment:
+    """As `experiment`, of what is to be run here: raises UserError for what this machine cannot hold, too."""
+    plain, built = _parts(config)
+    refuse_too_large(plain, built)
+    return _assembled(plain, built)
+
+
+def _parts(config: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The plain configuration, and what its parts describe."""
     plain = composition.plain(config)
     missing = [name for name in SETTINGS if name not in plain]
     if missing:
         raise UserError(f"{missing[0]} is missing from the configuration; leave ~{missing[0]} out")
     built = {name: build(plain, name) for name in ("task", "train", "eval", "wandb")}
-    built["model"] = _model(plain["model"], built["task"])
+    built["model"] = _model(plain, built["task"])
+    return plain, built
+
+
+def _assembled(plain: dict[str, Any], built: Mapping[str, Any]) -> Experiment:
     try:
         return Experiment(**{**plain, **built}, config=plain)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise UserError(str(error)) from error
 
 
@@ -178,11 +197,14 @@ def hold(config: DictConfig, base: Mapping[str, Any]) -> None:
     verify(composition.plain(config), base, SETTINGS)
 
 
-def _model(node: Mapping[str, Any] | None, task: Any) -> LanguageModel | None:
+def _model(plain: Mapping[str, Any], task: Any) -> LanguageModel | None:
+    node = plain["model"]
     if node is None:
         return None
+    with _explained(plain["task"], "task"):  # a text reads its tokenizer to know
+        vocab_size = task.vocab_size
     with _explained(node, "model"):
-        return instantiate(node, _convert_="all")(vocab_size=task.vocab_size)
+        return instantiate(node, _convert_="all")(vocab_size=vocab_size)
 
 
 def _refuse_missing(composed: Composed) -> None:
@@ -200,17 +222,35 @@ def _refuse_missing(composed: Composed) -> None:
         )
 
 
+def _refuse_typed(composed: Composed) -> None:
+    """Raises UserError for a setting of training that the user gave and that has no effect beside the others.
+
+    A recipe's serves shorter trainings and tasks too, and gives way to them.
+    """
+    task, train = (composition.plain(composed.config).get(name) or {} for name in ("task", "train"))
+    warmup, steps = train.get("warmup_steps", 0), train.get("steps", 0)
+    if "train.warmup_steps" in composed.typed and warmup and warmup >= steps:
+        raise UserError(f"train.warmup_steps={warmup}, but training ends at train.steps={steps}; give fewer, or 0")
+    if "train.curriculum" in composed.typed:
+        for stage in train["curriculum"]:
+            if stage.get("length", 0) >= task.get("length", float("inf")):
+                raise UserError(
+                    f"train.curriculum has a stage of length={stage['length']}, but task.length={task['length']}; "
+                    "stages come before it, so give shorter ones"
+                )
+
+
 @contextmanager
 def _explained(node: Mapping[str, Any], path: str) -> Iterator[None]:
     """A constructor's own message with the path of the key that it speaks of; other errors are ours and stay."""
     try:
         yield
-    except (InstantiationException, TypeError, ValueError) as error:
+    except (InstantiationException, TypeError, ValueError, OverflowError) as error:
         cause: BaseException = error
         while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
         if isinstance(cause, UserError):
             raise UserError(str(cause)) from error
-        if not isinstance(cause, InstantiationException | TypeError | ValueError):
+        if not isinstance(cause, InstantiationException | TypeError | ValueError | OverflowError):
             raise
         raise UserError(locate(node, path, " ".join(str(cause).split()))) from error

@@ -51,13 +51,15 @@ def nearest(key: str, valid: Sequence[str]) -> str:
 
 
 def locate(node: Node, path: str, message: str) -> str:
-    """A constructor's `message` with the dotted key that it speaks of as `name=value`, or with `path` itself."""
+    """A constructor's `message` with each `name=value` in it as it is typed, by its dotted key; else after `path`."""
     keys = list(_dotted(node, path, settings_of(node, path)))
-    for name in re.findall(r"\b(\w+)=", message):
-        for key in keys:
-            if key.rpartition(".")[2] == name:
-                return f"{key}{message.removeprefix(name)}" if message.startswith(f"{name}=") else f"{key}: {message}"
-    return f"{path}: {message}"
+    by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
+
+    def typed(found: re.Match[str]) -> str:
+        return f"{by_name.get(found[1], found[1])}="
+
+    located = re.sub(r"(?<![\w.])(\w+)=", typed, message)
+    return located if located != message else f"{path}: {message}"
 
 
 def _verify_node(node: Node, base: Any, path: str, settings: Settings | None, valid: Callable[[], list[str]]) -> None:

@@ -37,7 +37,7 @@ class Session:
         jax.config.update("jax_default_matmul_precision", experiment.matmul_precision)
         self.experiment, self.folder, self.resume_hint = experiment, folder, resume_hint
         # With format=json the last line of stdout is the result and the only one.
-        self.console = Console(stderr=experiment.format == "json")
+        self.console = Console(stderr=experiment.format == "json", quiet=experiment.quiet)
         self.watch = Watch()
         self.machine = ""
         self.timing: dict[str, float] = _times_of(folder) if offset else {}
