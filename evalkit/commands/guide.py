@@ -1,7 +1,9 @@
 """What the command line says of itself: the guide, the version, and the page of each verb."""
 
 import argparse
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import NoReturn
 
@@ -64,7 +66,7 @@ def text(own: Path | None = None) -> str:
     parts = ["Does a model trained on 256 tokens still work on 16,384? Train it at one length, measure it at others."]
     for title, group in GROUPS:
         parts.append(f"{title} ({group}=…)\n" + "\n".join(_options(group, own)))
-    verbs = "\n".join(f"  {name:<18} {verb.purpose}" for name, verb in VERBS.items())
+    verbs = "\n".join(_entry(name, verb.purpose) for name, verb in VERBS.items())
     parts.append(f"Commands (python -m evalkit COMMAND --help is the page of each)\n{verbs}")
     return "\n\n".join([*parts, COMMANDS])
 
@@ -87,4 +89,12 @@ def exit_code(stop: SystemExit) -> int:
 
 
 def _options(group: str, own: Path | None) -> list[str]:
-    return [f"  {option:<18} {catalogue.headline(group, option, own)}" for option in catalogue.options(group, own)]
+    return [_entry(option, catalogue.headline(group, option, own)) for option in catalogue.options(group, own)]
+
+
+def _entry(name: str, meaning: str) -> str:
+    """A line of the guide, folded below its own column on a terminal; in a file or a pipe it stays one line."""
+    line = f"  {name:<18} {meaning}"
+    if not sys.stdout.isatty():
+        return line
+    return textwrap.fill(line, shutil.get_terminal_size().columns, subsequent_indent=" " * 21)

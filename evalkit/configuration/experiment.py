@@ -229,7 +229,7 @@ def _refuse_typed(composed: Composed) -> None:
     """
     task, train = (composition.plain(composed.config).get(name) or {} for name in ("task", "train"))
     warmup, steps = train.get("warmup_steps", 0), train.get("steps", 0)
-    if "train.warmup_steps" in composed.typed and warmup and warmup >= steps:
+    if "train.warmup_steps" in composed.typed and warmup > steps:
         raise UserError(f"train.warmup_steps={warmup}, but training ends at train.steps={steps}; give fewer, or 0")
     if "train.curriculum" in composed.typed:
         for stage in train["curriculum"]:

@@ -112,10 +112,13 @@ def constructor(node: Node, path: str) -> Callable[..., Any]:
     """What `node` names by its `_target_`; raises UserError if it cannot be imported."""
     target = str(node["_target_"])
     try:
-        return pkgutil.resolve_name(target)
+        found = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         reason = first_line(error)
         raise UserError(f"{path}._target_={target} cannot be imported: {reason}") from error
+    if not callable(found):
+        raise UserError(f"{path}._target_={target} is a {type(found).__name__}; name a class or a function in it")
+    return found
 
 
 def _given(node: Node, path: str) -> tuple[str, ...]:

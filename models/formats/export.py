@@ -70,7 +70,7 @@ def config_of(module: LanguageModel) -> Config:
         """The one value of all."""
         if len(set(values)) > 1:
             found = ", ".join(map(str, sorted(set(values), key=str)))
-            wrong.append(f"one number for {name} (this model {found})")
+            wrong.append(f"one number for {name}, this model {found}")
         return values[0] if values else otherwise
 
     config = Config(

@@ -192,7 +192,7 @@ def test_what_is_built_holds_plain_data() -> None:
         ("train.batch_size=1000000000", ["train.batch_size=1000000000 takes at least"]),
         ("seeds=4000000000", ["seeds=4000000000 takes at least"]),
         ("eval.lengths=[]", ["eval.lengths=[] measures nothing"]),
-        ("train.warmup_steps=3000", ["train.warmup_steps=3000, but training ends at train.steps=3000"]),
+        ("train.warmup_steps=3001", ["train.warmup_steps=3001, but training ends at train.steps=3000"]),
         ("train.curriculum=[{length: 256, steps: 5, batch_size: 2}]", ["a stage of length=256, but task.length=256"]),
         ("train.eval_every=3", ["train.eval_every=3 is no multiple of train.log_every=25"]),
         ("train.steps=[1,2", ["cannot read", "'train.steps=[a,b]'"]),
