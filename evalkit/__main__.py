@@ -1,37 +1,92 @@
-"""The command line: `python -m evalkit VERB …`, or settings alone, `python -m evalkit task=… model=…`, for a run."""
+"""The command line: `evalkit VERB …`, or settings alone, `evalkit task=… model=…`, for a run."""
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 from evalkit.commands import VERBS, guide
 from evalkit.core.errors import UserError
 
 INTERRUPTED = 130
+READER_GONE = 141
+"""What a shell says of a command that SIGPIPE ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code; what a user can mend is one line on stderr."""
+    """Runs the command and returns its exit code; what a user can mend is one line on stderr.
+
+    `arguments` are the words after the program's name; None is what was typed on the command line.
+    """
+    if arguments is None:
+        _import_from_here()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if not words:
-            print(guide.text())
-            return 0
-        # Hydra itself rejects bare words, so a verb is never one of its settings.
-        verb, rest = (words[0], words[1:]) if is_verb(words[0]) else ("run", words)
-        if verb not in VERBS:
-            raise UserError(f"{verb!r} is no command; choose one of {', '.join(VERBS)}, or give settings as key=value")
-        return import_module(f"evalkit.commands.{VERBS[verb].module}").main(rest)
+        code = _do(words)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"evalkit: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:  # before or after a run; a run itself saves first
         return INTERRUPTED
+    except BrokenPipeError:
+        _leave_unwritten()
+        return READER_GONE
+    except SystemExit as stop:  # how argparse and Rich end
+        return guide.exit_code(stop)
 
 
 def is_verb(word: str) -> bool:
     """Whether it is a bare word: no setting, and no flag of Hydra's."""
     return "=" not in word and not word.startswith(("-", "+", "~"))
+
+
+def _do(words: Sequence[str]) -> int:
+    own, words = _config_dir(words)
+    if not words or words[0] in guide.HELP:
+        print(guide.text(own))
+        return 0
+    if words[0] == "--version":
+        print(guide.version())
+        return 0
+    # Hydra itself rejects bare words, so a verb is never one of its settings.
+    verb, rest = (words[0], words[1:]) if is_verb(words[0]) else ("run", words)
+    if verb not in VERBS:
+        raise UserError(f"{verb!r} is no command; choose one of {', '.join(VERBS)}, or give settings as key=value")
+    if own is not None and VERBS[verb].composes:
+        rest = [*rest, f"hydra.searchpath=['file://{own.resolve()}']"]
+    return import_module(f"evalkit.commands.{VERBS[verb].module}").main(rest)
+
+
+def _config_dir(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The folder of the user's own YAML, wherever among the words it is named, and the other words."""
+    folder, rest = None, []
+    following = iter(words)
+    for word in following:
+        flag, equals, value = word.partition("=")
+        if flag not in ("--config-dir", "-cd"):
+            rest.append(word)
+            continue
+        folder = Path(value if equals else next(following, "")).expanduser()
+        if not folder.is_dir() or folder == Path():
+            shown = "" if folder == Path() else f" {folder}"
+            raise UserError(f"--config-dir{shown} is no folder; give one with task/, model/ or other groups in it")
+    return folder, rest
+
+
+def _import_from_here() -> None:
+    """The current folder comes first among the places of modules, as `python -m` has it."""
+    if not sys.flags.safe_path and not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+
+
+def _leave_unwritten() -> None:
+    """The program that read our output has ended: nothing more is written, at exit neither."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ def split(what: str, settings: Sequence[str]) -> tuple[dict[str, int], list[str]
     return own, rest
 
 
-def measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """The result, and the format in which it is wanted."""
+def measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[dict[str, Any], str, bool]:
+    """The result, the format in which it is wanted, and whether nothing else is to be shown."""
     import jax
 
     from evalkit.bench import recurrence, start, streaming, training
@@ -50,7 +50,7 @@ def measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[d
 
     if what == "scan":
         wanted = _format(overrides)
-        return {**recurrence.measure(**own), "environment": environment.describe("highest")}, wanted
+        return {**recurrence.measure(**own), "environment": environment.describe("highest")}, wanted, False
     from evalkit.checkpoints.loading import trainer_of
     from evalkit.configuration import experiment
 
@@ -64,7 +64,7 @@ def measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[d
     else:
         names = {"task": built.task_name, "model": built.model_name}
         result = names | training.measure(trainer_of(built), **own)
-    return {**result, "environment": environment.describe(built.matmul_precision)}, built.format
+    return {**result, "environment": environment.describe(built.matmul_precision)}, built.format, built.quiet
 
 
 def _format(settings: Sequence[str]) -> str:

@@ -19,7 +19,13 @@ def measure(overrides: Sequence[str], repeats: int) -> dict[str, Any]:
 
 def _first_step(overrides: Sequence[str]) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        one_step = ["train.log_every=1", "train.eval_every=1", "train.checkpoint_every=1", "wandb.mode=disabled"]
+        one_step = [
+            "train.log_every=1",
+            "train.eval_every=1",
+            "train.checkpoint_every=1",
+            "wandb.mode=disabled",
+            "quiet=false",
+        ]
         command = [sys.executable, "-m", "evalkit", *overrides, *one_step, f"hydra.run.dir={folder}/run"]
         began = time.perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

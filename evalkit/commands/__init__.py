@@ -4,20 +4,24 @@ from typing import NamedTuple
 
 
 class Verb(NamedTuple):
-    """The module of this room whose `main(arguments)` does it, and what it does."""
+    """The module of this room whose `main(arguments)` does it, and what it does.
+
+    One that `composes` takes settings, and among them where the user's own YAML is.
+    """
 
     module: str
     purpose: str
+    composes: bool = False
 
 
 VERBS = {
-    "run": Verb("run", "train and evaluate; the verb may be left out"),
-    "resume": Verb("resume", "go on with a run that was stopped, exactly where it stopped"),
-    "evaluate": Verb("evaluate", "evaluate a run again, at other lengths or on another task"),
+    "run": Verb("run", "train and evaluate; the word run may be left out", composes=True),
+    "resume": Verb("resume", "go on with a run that was stopped, exactly where it stopped", composes=True),
+    "evaluate": Verb("evaluate", "evaluate a run again, at other lengths or on another task", composes=True),
     "compare": Verb("compare", "the curves of several runs in one figure"),
     "rows": Verb("rows", "every measurement of runs as a CSV table"),
-    "example": Verb("example", "list the tasks, or show an example of one, decoded"),
-    "bench": Verb("bench", "how fast: a training step, the evaluation, the start, the recurrence alone"),
+    "example": Verb("example", "list the tasks, or show an example of one, decoded", composes=True),
+    "bench": Verb("bench", "how fast: a training step, the evaluation, the start, the recurrence alone", composes=True),
     "export": Verb("export", "a run of model=griffin_released as a folder for transformers"),
     "archive": Verb("archive", "the record and last parameters of a run, to be kept beside its results"),
     "select": Verb("select", "which trial of a search its protocol chooses"),

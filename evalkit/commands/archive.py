@@ -1,16 +1,18 @@
-"""`python -m evalkit archive RUN FOLDER`: a run small enough to be kept beside its results.
+"""`python -m evalkit archive RUN FOLDER`: a run small enough to be kept beside its results."""
 
-`evaluate=FOLDER`, `evalkit.load(FOLDER)` and `compare` read it as they read the run; resuming takes the run itself.
-"""
-
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+
+from evalkit.commands.guide import Page
+
+PURPOSE = """\
+Keep the record and the last parameters of a finished run: small enough to lie beside its results.
+evaluate=FOLDER, evalkit.load(FOLDER) and compare read it as they read the run; resuming takes the run itself."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Writes the archive and returns 0; raises UserError for what cannot be archived."""
-    parser = argparse.ArgumentParser(prog="python -m evalkit archive", description=__doc__)
+    parser = Page("archive", PURPOSE, "archive runs/induction_heads/hawk/TIME kept/hawk")
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("folder", type=Path, help="where to write; made if it is not there")
     parser.add_argument("--step", type=int, help="of the checkpoints that were kept; by default the newest")

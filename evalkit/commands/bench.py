@@ -1,31 +1,36 @@
 """`python -m evalkit bench train|evaluate|start|scan [key=value …]`; `format=json` ends with one JSON object."""
 
-import argparse
 import json
 from collections.abc import Sequence
 
 from rich.console import Console
+
+from evalkit.commands.guide import Page
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measures, shows the result and returns 0; raises UserError for a setting that cannot be."""
     from evalkit.bench import measure
 
-    own = "; ".join(
-        f"{name}: " + ", ".join(f"{k}={v}" for k, v in found.items()) for name, found in measure.OWN.items()
+    what = "\n".join(
+        f"  {name:<9} {text}\n{'':<12}" + " ".join(f"{key}={value}" for key, value in measure.OWN[name].items())
+        for name, text in measure.PURPOSE.items()
     )
-    parser = argparse.ArgumentParser(
-        prog="python -m evalkit bench",
-        description="Measure. " + "; ".join(f"{name}: {text}" for name, text in measure.PURPOSE.items()) + ".",
-        epilog=f"The bench's own settings and their defaults are {own}. Every other key=value is the experiment's, "
-        "of which scan has none; kernel=NAME chooses the implementation of the recurrence that train measures.",
+    parser = Page(
+        "bench",
+        f"Measure, and say on what machine.\n\n{what}\n\n"
+        "Every other key=value is the experiment's, of which scan has none.\n"
+        "kernel=NAME chooses the implementation of the recurrence that train measures.\n"
+        "format=json ends with one JSON object.",
+        "bench train task=induction_heads model=griffin",
+        "bench scan longest=16384 format=json",
     )
-    parser.add_argument("what", choices=list(measure.OWN))
-    parser.add_argument("settings", nargs="*", metavar="key=value")
+    parser.add_argument("what", choices=list(measure.OWN), help="what is measured")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="the bench's own, or the experiment's")
     given = parser.parse_args(arguments)
     settings, rest = measure.split(given.what, given.settings)
-    result, shape = measure.measure(given.what, settings, rest)
-    measure.show(Console(stderr=shape == "json", highlight=False), result)
+    result, shape, quiet = measure.measure(given.what, settings, rest)
+    measure.show(Console(stderr=shape == "json", quiet=quiet, highlight=False), result)
     if shape == "json":
         print(json.dumps(result), flush=True)
     return 0

@@ -1,16 +1,19 @@
 """`python -m evalkit calibrate NAME RESULTS.json`: results of any of lm-eval's models against the published ones."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+
+from evalkit.commands.guide import Page
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the checks of a results file that lm-eval wrote; returns 1 if one does not hold. Raises UserError."""
     from evalkit.downstream import calibration
 
-    parser = argparse.ArgumentParser(
-        prog="python -m evalkit calibrate", description="Hold lm-eval's results against published ones."
+    parser = Page(
+        "calibrate",
+        "Hold results of any of lm-eval's models against the published ones; exit code 1 says that one differs.",
+        "calibrate gemma-2b out/results_2026.json",
     )
     parser.add_argument("name", help=", ".join(calibration.PUBLISHED))
     parser.add_argument("results", type=Path, help="results_….json, of lm-eval's --output_path")

@@ -2,17 +2,29 @@
 
 from collections.abc import Sequence
 
+from evalkit.commands import resume
 from evalkit.commands.resume import run_folder
-from evalkit.core.errors import UserError
+
+ABOUT = """\
+Evaluate a run again, without training, into RUN/evaluate/<time>. RUN may be an archive.
+
+What may be changed of it:
+  eval.…          the settings of its evaluation; eval=… another evaluation
+  task=… task.…   another task of the same vocabulary, at the length that the run was trained at
+  data.path=…     other held-out text
+  step=…          a checkpoint that was kept (train.keep_every); the newest if left out
+  wandb.…         where W&B gets it
+  format=json     the last line of the output is one JSON object; quiet=true: nothing else but errors"""
+EXAMPLES = (
+    "evaluate RUN 'eval.lengths=[512,65536]'",
+    "evaluate RUN eval=recall",
+    "evaluate RUN task.trigger=prefix step=1000",
+)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluates a run again and returns the exit code; raises UserError if it cannot."""
-    from evalkit.commands import run
-
-    if not arguments or arguments[0].startswith("-"):
-        raise UserError("evaluate needs the folder of a run, such as evaluate runs/<task>/<model>/<time>")
-    return run.main([f"evaluate={arguments[0]}", *arguments[1:]])
+    return resume.on_run("evaluate", arguments, ABOUT, EXAMPLES)
 
 
 def existing(folder: str, overrides: Sequence[str]) -> int:
@@ -21,3 +33,10 @@ def existing(folder: str, overrides: Sequence[str]) -> int:
     from evalkit.session import run
 
     return run.evaluate(path, list(overrides))
+
+
+def changeable() -> Sequence[str]:
+    """The keys that may be changed."""
+    from evalkit.configuration.saved import EVALUABLE
+
+    return EVALUABLE

@@ -1,51 +1,59 @@
 """`python -m evalkit example` lists the tasks; `python -m evalkit example NAME [key=value …]` shows one, decoded."""
 
-import argparse
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from evalkit.commands.guide import Page
 from evalkit.configuration import catalogue
 from evalkit.core.errors import UserError
 
 OWN = ("length=", "seed=")
+SEARCHED = "hydra.searchpath="
 
 
 def main(arguments: Sequence[str]) -> int:
     """Lists or shows, and returns 0; raises UserError for a task or a setting that does not exist."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evalkit example", description="List the tasks, or show one's example."
+    parser = Page(
+        "example",
+        "List the tasks, or show an example of one, decoded.",
+        "example induction_heads length=24 seed=1",
+        "example selective_copying data_tokens=4",
+        "example my_task --config-dir DIR",
     )
     parser.add_argument("name", nargs="?", help="a task; without it, all are listed")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="length, seed, or a setting of the task")
-    given = parser.parse_args(arguments)
+    searched = [text for text in arguments if text.startswith(SEARCHED)]
+    given = parser.parse_args([text for text in arguments if text not in searched])
     console = Console(highlight=False)
     if given.name is None:
-        _list(console)
+        _list(console, searched)
     else:
-        _show(console, given.name, given.settings)
+        _show(console, given.name, given.settings, searched)
     return 0
 
 
-def _list(console: Console) -> None:
+def _list(console: Console, searched: Sequence[str]) -> None:
     from evalkit.configuration.experiment import build_task
 
-    names = catalogue.options("task")
+    own = next((Path(text.removeprefix(SEARCHED).strip("[]'").removeprefix("file://")) for text in searched), None)
+    names = catalogue.options("task", own)
     for name in names:
-        task = build_task(name)
+        task = build_task(name, searched)
         purpose = (inspect.getdoc(type(task)) or "").partition("\n")[0]
         console.print(Text.assemble((name, "bold"), f"  vocabulary {task.vocab_size}, length {task.length}"))
         console.print(f"  {purpose}", markup=False, soft_wrap=True)
     console.print(f"\nAn example of one: python -m evalkit example {names[0]} length=24 seed=1", soft_wrap=True)
 
 
-def _show(console: Console, name: str, settings: Sequence[str]) -> None:
+def _show(console: Console, name: str, settings: Sequence[str], searched: Sequence[str]) -> None:
     from evalkit.configuration.experiment import build_task
     from evalkit.core.batches import feed_of
 
-    task = build_task(name, [text for text in settings if not text.startswith(OWN)])
+    task = build_task(name, [*searched, *(text for text in settings if not text.startswith(OWN))])
     length, seed = _number(settings, "length"), _number(settings, "seed") or 0
     try:
         shown = feed_of(task).illustrate(seed, length)

@@ -1,13 +1,18 @@
 """`python -m evalkit export RUN FOLDER`: a run of model=griffin_released as a folder for transformers."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+
+from evalkit.commands.guide import Page
 
 
 def main(arguments: Sequence[str]) -> int:
     """Writes the folder and returns 0; raises UserError for what cannot be exported."""
-    parser = argparse.ArgumentParser(prog="python -m evalkit export", description=__doc__)
+    parser = Page(
+        "export",
+        "Write a run of model=griffin_released as a folder for transformers; other models differ from RecurrentGemma.",
+        "export runs/books/griffin_released/TIME exported",
+    )
     parser.add_argument("run", help="the folder of a run")
     parser.add_argument("folder", type=Path, help="where to write; made if it is not there")
     given = parser.parse_args(arguments)

@@ -1,29 +1,100 @@
-"""What a bare `python -m evalkit` says: what there is to choose, and the commands to start with."""
+"""What the command line says of itself: the guide, the version, and the page of each verb."""
 
+import argparse
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+from typing import NoReturn
+
+from evalkit.commands import VERBS
 from evalkit.configuration import catalogue
+from evalkit.core.errors import UserError
 
+HELP = ("-h", "--help")
+GROUPS = (
+    ("Tasks", "task"),
+    ("Models", "model"),
+    ("Presets", "preset"),
+    ("Evaluations", "eval"),
+    ("Experiments: the runs behind a figure of the paper", "experiment"),
+)
 COMMANDS = """\
-Commands
+To start with
   python -m evalkit task=induction_heads model=griffin
       generate, train, evaluate at lengths up to 64 times as long, log, report
-  python -m evalkit evaluate=RUN eval.lengths=[512,65536]
-      evaluate a run again at other lengths (resume=RUN goes on with one that was stopped)
+  python -m evalkit evaluate RUN 'eval.lengths=[512,65536]'
+      evaluate a run again at other lengths; RUN is its folder
   python -m evalkit compare RUN RUN RUN
       the curves of several runs in one figure
 
-Benchmarks of lm-eval on a checkpoint: python -m evalkit task=downstream checkpoint=RUN task.names=[piqa]
-Any setting is key=value: seeds=3, train.steps=2000, model.width=128, format=json; -m model=mqa,hawk,griffin runs each.
+Benchmarks of lm-eval on a checkpoint: python -m evalkit task=downstream checkpoint=RUN 'task.names=[piqa]'
+Any setting is key=value: seeds=3, train.steps=2000, format=json, quiet=true; -m model=mqa,hawk,griffin runs each.
 All settings: python -m evalkit --cfg job task=induction_heads model=griffin
-A task's own example, decoded: python -m evalkit example NAME"""
+Tasks, models and evaluations of your own: --config-dir DIR, with any command; the current folder is importable."""
 
 
-def text() -> str:
-    """The guide; nothing heavy is imported for it."""
-    groups = (("Tasks", "task"), ("Models", "model"), ("Presets", "preset"))
+class Page(argparse.ArgumentParser):
+    """A verb's arguments and its page, `evalkit VERB --help`; `examples` stand at its end as they are typed.
+
+    A wrong word is a `UserError`, one line that names the page.
+
+    >>> page = Page("archive", "A run, small.", "archive RUN FOLDER")
+    >>> page.prog
+    'python -m evalkit archive'
+    """
+
+    def __init__(self, verb: str, about: str, *examples: str, usage: str | None = None) -> None:
+        prog = f"python -m evalkit {verb}"
+        shown = "\n".join(f"  python -m evalkit {example}" for example in examples)
+        super().__init__(
+            prog=prog,
+            usage=None if usage is None else f"{prog} {usage}",
+            description=about,
+            epilog=f"examples:\n{shown}" if examples else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UserError in place of argparse's own end."""
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def text(own: Path | None = None) -> str:
+    """The guide, with the options of the user's `own` folder; nothing heavy is imported for it."""
     parts = ["Does a model trained on 256 tokens still work on 16,384? Train it at one length, measure it at others."]
-    parts += [f"{title} ({group}=…)\n" + "\n".join(_options(group)) for title, group in groups]
+    for title, group in GROUPS:
+        parts.append(f"{title} ({group}=…)\n" + "\n".join(_options(group, own)))
+    verbs = "\n".join(_entry(name, verb.purpose) for name, verb in VERBS.items())
+    parts.append(f"Commands (python -m evalkit COMMAND --help is the page of each)\n{verbs}")
     return "\n\n".join([*parts, COMMANDS])
 
 
-def _options(group: str) -> list[str]:
-    return [f"  {option:<18} {catalogue.headline(group, option)}" for option in catalogue.options(group)]
+def version() -> str:
+    """The program and its version."""
+    from importlib import metadata
+
+    try:
+        return f"evalkit {metadata.version('griffin-evalkit')}"
+    except metadata.PackageNotFoundError:
+        return "evalkit, from a folder that is not installed"
+
+
+def exit_code(stop: SystemExit) -> int:
+    """The exit code of a library that ends the process by itself; a message of it goes to stderr, as in Python."""
+    if isinstance(stop.code, str):
+        print(f"evalkit: {stop.code}", file=sys.stderr)
+    return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+
+
+def _options(group: str, own: Path | None) -> list[str]:
+    return [_entry(option, catalogue.headline(group, option, own)) for option in catalogue.options(group, own)]
+
+
+def _entry(name: str, meaning: str) -> str:
+    """A line of the guide, folded below its own column on a terminal; in a file or a pipe it stays one line."""
+    line = f"  {name:<18} {meaning}"
+    if not sys.stdout.isatty():
+        return line
+    return textwrap.fill(line, shutil.get_terminal_size().columns, subsequent_indent=" " * 21)

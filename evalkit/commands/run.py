@@ -10,18 +10,40 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.commands import evaluate, resume
+from evalkit.commands import evaluate, guide, resume
 from evalkit.configuration import catalogue
 from evalkit.core.errors import UserError
 
 if TYPE_CHECKING:
     from evalkit.session.sweeps import Ended
 
-# What Hydra answers by itself, without a run.
-ANSWERED_BY_HYDRA = ("help", "hydra_help", "cfg", "info", "shell_completion")
-EXISTING = {"resume": resume.existing, "evaluate": evaluate.existing}
+ABOUT = """\
+Train and evaluate. A setting is key=value; quotes keep a list whole: 'eval.lengths=[512,65536]'.
+
+  task=… model=…     what is trained on what; python -m evalkit lists them
+  preset=…           the size; eval=… what is measured
+  train.… eval.…     every part has its settings; --cfg job prints all of them with their values
+  seeds=3            so many models, trained together; seed=7 is the first
+  checkpoint=…       nothing is trained: a run, a released model's folder or its name on the hub is evaluated
+  experiment=…       the runs behind a figure of the paper; with model=… one of them
+  data.path=…        the text of task=books and task=arxiv
+  wandb.…            where W&B gets it; wandb.mode=disabled leaves it out
+  format=json        the last line of the output is one JSON object; quiet=true: nothing else but errors
+  hydra.run.dir=…    the run's folder; with -m hydra.sweep.dir=…
+
+~key leaves a setting out. A key that does not exist is refused with the nearest one that does."""
+EXAMPLES = (
+    "task=induction_heads model=griffin",
+    "task=selective_copying model=hawk preset=cpu seeds=3 train.steps=2000",
+    "-m task=induction_heads model=mqa,hawk,griffin 'eval.lengths=[256,1024]'",
+    "task=phonebook checkpoint=google/recurrentgemma-2b dtype=bfloat16",
+    "--cfg job -p train task=induction_heads model=griffin",
+)
+EXISTING = {"resume": resume, "evaluate": evaluate}
 FOLDERS = (*EXISTING, "hydra.run.dir", "hydra.sweep.dir")
 SIGNALS = (130, 143)
+# Hydra names each run of a sweep as it starts.
+SILENT = "hydra.hydra_logging.root.level=ERROR"
 # Launchers of Hydra's that are packages of their own, and the extras that bring them.
 LAUNCHERS = {
     "joblib": ("hydra-joblib-launcher", "joblib"),
@@ -32,22 +54,27 @@ LAUNCHERS = {
 
 def main(arguments: Sequence[str]) -> int:
     """Runs what the settings describe and returns the exit code; raises UserError before anything is written."""
-    flags = _flags(arguments)
-    if flags.cfg == "job" and not flags.multirun and not flags.package:
-        return _show([*flags.overrides, *_search_path(flags.config_dir)], resolve=flags.resolve)
-    own = [argument for argument in arguments if argument not in flags.overrides]
-    if any(getattr(flags, name) for name in ANSWERED_BY_HYDRA):
-        return _hydra([*own, *flags.overrides])
-    overrides = [*flags.overrides, *_search_path(flags.config_dir)]
+    flags = _page().parse_intermixed_args(arguments)
+    overrides = flags.overrides
+    if (flags.package is not None or flags.resolve) and flags.cfg is None:
+        raise UserError("-p and --resolve say how --cfg prints; give --cfg job, hydra or all as well")
+    if flags.info or flags.hydra_help or flags.shell_completion:
+        return _answered_by_hydra(flags)
     _refuse_no_folder(overrides)
     existing = [text for text in overrides if text.partition("=")[0] in EXISTING]
     if existing:
         verb, _, folder = existing[0].partition("=")
         if len(existing) > 1 or flags.multirun:
             raise UserError(f"{verb}=RUN takes one run at a time; give one {verb}=, without -m")
-        return EXISTING[verb](folder, [text for text in overrides if text not in existing])
+        rest = [text for text in overrides if text not in existing]
+        if flags.cfg is not None:
+            return _show_existing(flags, EXISTING[verb].run_folder(folder, verb), EXISTING[verb].changeable(), rest)
+        return EXISTING[verb].existing(folder, rest)
+    if flags.cfg is not None:
+        return _show(flags)
     if flags.multirun:
         return _sweep(overrides)
+    _refuse_without_effect(overrides)
     if _is_whole_experiment(overrides):
         from evalkit.core import devices
         from evalkit.session import experiments
@@ -65,13 +92,57 @@ def _refuse_no_folder(overrides: Sequence[str]) -> None:
             raise UserError(f"{name}= names no folder; give one, such as {name}=runs/<task>/<model>/<time>")
 
 
-def _show(overrides: Sequence[str], *, resolve: bool) -> int:
-    """Prints the configuration of the run that these settings would start."""
-    from omegaconf import OmegaConf
+def _page() -> guide.Page:
+    page = guide.Page("run", ABOUT, *EXAMPLES, usage="[-m] [--config-dir DIR] [--cfg job] key=value …")
+    page.add_argument("overrides", nargs="*", metavar="key=value", help="a setting")
+    page.add_argument("-m", "--multirun", action="store_true", help="a run of each of several values: seed=1,2")
+    page.add_argument("--config-dir", metavar="DIR", help="a folder of your own with task/, model/, eval/, recipe/, …")
+    page.add_argument("--cfg", "-c", choices=["job", "hydra", "all"], help="print the settings, and run nothing")
+    page.add_argument("-p", "--package", metavar="KEY", help="of --cfg: this part alone")
+    page.add_argument("--resolve", action="store_true", help="of --cfg: with ${…} replaced by what it stands for")
+    page.add_argument("-i", "--info", nargs="?", const="all", metavar="WHAT", help="how Hydra finds the configuration")
+    page.add_argument("--hydra-help", action="store_true", help="Hydra's own flags and plugins")
+    page.add_argument("-sc", "--shell-completion", action="store_true", help="completion of words in a shell")
+    return page
 
+
+def _answered_by_hydra(flags: argparse.Namespace) -> int:
+    """What Hydra answers by itself, without a run."""
+    from evalkit.configuration.composition import compose, one_line
+
+    if flags.info:
+        compose(flags.overrides)  # what cannot be composed is told before anything is printed
+    own = ["--info", flags.info] if flags.info else ["--hydra-help"] if flags.hydra_help else ["-sc"]
+    with one_line():
+        return _hydra([*own, *flags.overrides])
+
+
+def _show(flags: argparse.Namespace) -> int:
+    """Prints the configuration of the run, or of each run of a sweep, that these settings would start."""
+    from evalkit.configuration import complete
+    from evalkit.configuration.composition import combinations
     from evalkit.configuration.experiment import compose
 
-    print(OmegaConf.to_yaml(compose(overrides).config, resolve=resolve), end="")
+    for combination in combinations(flags.overrides) if flags.multirun else [flags.overrides]:
+        if flags.multirun:
+            print("---")
+        composed = compose(combination)
+        print(complete.shown(composed.config, composed.hydra, flags.cfg, flags.package, flags.resolve), end="")
+    return 0
+
+
+def _show_existing(flags: argparse.Namespace, folder: Path, allowed: Sequence[str], overrides: Sequence[str]) -> int:
+    """Prints the configuration of a run that goes on, or is evaluated again, with these settings."""
+    from omegaconf import OmegaConf
+
+    from evalkit.configuration import complete
+    from evalkit.configuration.saved import from_file
+
+    if flags.cfg != "job":
+        raise UserError(f"--cfg {flags.cfg}: an existing run has no configuration of Hydra's; give --cfg job")
+    rest = [text for text in overrides if not text.startswith("step=")]
+    config = OmegaConf.create(from_file(folder / "config.yaml", rest, allowed).config)
+    print(complete.shown(config, {}, "job", flags.package, flags.resolve), end="")
     return 0
 
 
@@ -104,18 +175,19 @@ def _sweep(overrides: Sequence[str]) -> int:
         raise UserError("experiment= has its own runs; leave -m out, or give a model= as well")
     _refuse_missing_launcher(overrides)
     devices.use_every_core()
-    group = None
+    group, quiet = None, False
     for combination in combinations(overrides):
         composed = compose(combination)
         if composed.choices.get("on_checkpoint") is not None:
             raise UserError(f"task={composed.choices['on_checkpoint']} takes one checkpoint at a time; leave -m out")
-        group = prepared(composed).wandb.group
+        experiment = prepared(composed)
+        group, quiet = experiment.wandb.group, experiment.quiet or quiet
     from evalkit.session import logs, sweeps
 
-    console = Console(stderr="format=json" in overrides)
+    console = Console(stderr="format=json" in overrides, quiet=quiet)
     try:
         with logs.shown(console):
-            ended = _launched(_in_one_group(overrides, group))
+            ended = _launched([*_in_one_group(overrides, group), *([SILENT] if quiet else [])])
     except SystemExit as stop:  # of a run that a signal stopped
         return stop.code if isinstance(stop.code, int) else 1
     sweeps.conclude(ended, console)
@@ -154,22 +226,17 @@ def _is_whole_experiment(overrides: Sequence[str]) -> bool:
     return "experiment" in named and not named & {"model", "checkpoint"}
 
 
-def _flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """Hydra's own flags and the overrides; raises UserError for a flag that it does not have."""
-    from hydra._internal.utils import get_args_parser
+def _refuse_without_effect(overrides: Sequence[str]) -> None:
+    """Raises UserError for a key of Hydra's that says nothing about a single run."""
+    from evalkit.configuration.composition import parse
 
-    flags, unknown = get_args_parser().parse_known_intermixed_args(list(arguments))
-    if unknown:
-        raise UserError(f"unknown argument {unknown[0]!r}; give settings as key=value; --hydra-help lists the flags")
-    return flags
-
-
-def _search_path(directory: str | None) -> list[str]:
-    if directory is None:
-        return []
-    if not Path(directory).is_dir():
-        raise UserError(f"--config-dir {directory} is no folder; give one with task/, model/ or other groups in it")
-    return [f"hydra.searchpath=['file://{Path(directory).resolve()}']"]
+    parsed = [override for override in parse(overrides) if override.is_hydra_override()]
+    folders = "".join(str(override.value()) for override in parsed if override.key_or_group == "hydra.run.dir")
+    for override in parsed:
+        key = override.key_or_group
+        if key not in ("hydra.run.dir", "hydra.searchpath") and key not in folders:  # ${hydra.job.name} may be in it
+            kind = "is of a sweep" if key.startswith("hydra.sweep") else "changes nothing"
+            raise UserError(f"{override.input_line} {kind}; give hydra.run.dir=FOLDER, or -m for a sweep")
 
 
 def _hydra(arguments: Sequence[str]) -> int:
@@ -183,7 +250,7 @@ def _hydra(arguments: Sequence[str]) -> int:
         with _as_command_line(arguments):
             command()
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        return guide.exit_code(stop)
     return 0
 
 

@@ -1,13 +1,16 @@
-"""`python -m evalkit select FOLDER`: which trial of a search its protocol chooses, model by model.
+"""`python -m evalkit select FOLDER`: which trial of a search its protocol chooses, model by model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from evalkit.commands.guide import Page
+
+RULE = """\
+Say which trial of a search its protocol chooses, model by model.
 
 Only validation at the training length counts. The trial with the fewest tokens to `--level` of the answers is chosen.
 Among trials within a tenth of the fewest, the lowest loss at the end decides. Trials that did not reach the level rank
-behind, by that loss. Those that did not finish, or ended without a finite loss, come last.
-"""
-
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
+behind, by that loss. Those that did not finish, or ended without a finite loss, come last."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -15,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     from evalkit.reports.accuracy.summary import LEVELS
     from evalkit.session import selection
 
-    parser = argparse.ArgumentParser(prog="python -m evalkit select", description=__doc__)
+    parser = Page("select", RULE, "select runs/fig6b_search/cpu", "select runs/fig6b_search/cpu --level 0.9")
     parser.add_argument("folder", type=Path, help="of a search: a folder a trial")
     parser.add_argument("--level", type=float, choices=LEVELS, default=1.0, help="what the fewest tokens are to reach")
     given = parser.parse_args(arguments)

@@ -27,18 +27,21 @@ def directory() -> Path:
     )
 
 
-def options(group: str) -> list[str]:
-    """The options of a group, such as `task`, in alphabetical order."""
-    if group == "preset":
-        return sorted(PRESETS)
-    return sorted(path.stem for path in (directory() / group).glob("*.yaml"))
+def options(group: str, own: Path | None = None) -> list[str]:
+    """The options of a group, such as `task`, in alphabetical order, with those of the user's `own` folder."""
+    names = set(PRESETS) if group == "preset" else set()
+    return sorted(names.union(path.stem for folder in _folders(own) for path in (folder / group).glob("*.yaml")))
 
 
-def headline(group: str, option: str) -> str:
-    """What an option is: the first comment line of its YAML."""
-    if group == "preset":
-        return PRESETS[option]
-    for line in (directory() / group / f"{option}.yaml").read_text(encoding="utf-8").splitlines():
-        if line.startswith("# ") and not line.startswith("# @"):
-            return line[2:]
-    return ""
+def headline(group: str, option: str, own: Path | None = None) -> str:
+    """What an option is: the first comment line of its YAML, the user's before ours."""
+    for folder in _folders(own):
+        path = folder / group / f"{option}.yaml"
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            return next((line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @")), "")
+    return PRESETS[option] if group == "preset" else ""
+
+
+def _folders(own: Path | None) -> list[Path]:
+    return [directory()] if own is None else [own, directory()]

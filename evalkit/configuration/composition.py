@@ -19,14 +19,14 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from evalkit.configuration import catalogue
-from evalkit.configuration.schema import nearest
+from evalkit.configuration.schema import INSTRUCTIONS, settings_of, unknown
 from evalkit.core.errors import UserError, first_line
 
 GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe", "on_checkpoint")
 NAMES = ("task_name", "model_name")
 CHECKPOINT = "checkpoint"
 # What only a run that trains has; the parameters of a checkpoint are trained already.
-OF_TRAINING = ("experiment", "model", "train", "seed", "seeds", "runs", "controls", "selected_by")
+OF_TRAINING = ("experiment", "model", "preset", "train", "seed", "seeds", "runs", "controls", "selected_by")
 # Hydra's defaults list, which picks the recipe, follows options of groups and no values. So each preset is an option
 # without a file, which sets the plain key `preset` to its name.
 for _preset in catalogue.PRESETS:
@@ -37,13 +37,16 @@ class Composed(NamedTuple):
     """One composed configuration.
 
     `config` has no part of Hydra's own. `base` is the same as plain data, without the values that the user typed.
-    `folder` is where a run of it would write; `choices` are the options that were taken, by group.
+    `folder` is where a run of it would write; `choices` are the options that were taken, by group. `hydra` is Hydra's
+    own part, as plain data; `typed` the keys of the values that the user gave.
     """
 
     config: DictConfig
     base: dict[str, Any]
     folder: Path
     choices: Mapping[str, Any]
+    hydra: Mapping[str, Any]
+    typed: frozenset[str]
 
 
 def compose(overrides: Sequence[str]) -> Composed:
@@ -59,6 +62,8 @@ def compose(overrides: Sequence[str]) -> Composed:
     values = [override for override in parsed if not chooses(override)]
     of_hydra = [override for override in values if override.is_hydra_override()]
     _refuse_unknown_hydra_keys(of_hydra, config)
+    if any(override.key_or_group == "eval" for override in parsed if is_choice(override)):
+        _leave_out_of_other_evaluations(config)
     base = plain(OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"]), resolve=False)
     apply(config, values)
     _name(config)
@@ -66,9 +71,10 @@ def compose(overrides: Sequence[str]) -> Composed:
     with one_line():
         folder = Path(config.hydra.run.dir)
     choices = dict(config.hydra.runtime.choices)
+    hydra = plain(OmegaConf.masked_copy(config, "hydra"), resolve=False)["hydra"]
     with open_dict(config):
         del config["hydra"]
-    return Composed(config, base, folder, choices)
+    return Composed(config, base, folder, choices, hydra, frozenset(value.key_or_group for value in values))
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
@@ -137,9 +143,20 @@ def one_line() -> Iterator[None]:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         raise UserError(f"{group}={name} does not exist; choose one of {', '.join(error.options or [])}") from error
     except OverrideParseException as error:
-        raise UserError(f"cannot read {error.override!r}; give key=value, special characters in quotes") from error
+        raise UserError(f"cannot read {error.override!r}; {_as_it_is_typed(str(error.override))}") from error
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise UserError(first_line(error)) from error
+
+
+def _as_it_is_typed(word: str) -> str:
+    """How a word that cannot be read is typed, the quotes that the shell takes away included."""
+    key, equals, value = word.partition("=")
+    if not equals or not key:
+        return "give key=value"
+    if value[:1] in "[{" and value:
+        return f"a list is '{key}=[a,b]', a mapping '{key}={{a: 1}}', with both brackets"
+    quotes = {"'", '"'} & set(value)
+    return "every quote needs its other half" if quotes else f"type '{key}=\"{value}\"', quotes within quotes"
 
 
 def _hydra(options: Sequence[str]) -> DictConfig:
@@ -202,6 +219,14 @@ def _is_none(override: Override) -> bool:
     return is_choice(override) and not override.is_delete() and override.value() is None
 
 
+def _leave_out_of_other_evaluations(config: DictConfig) -> None:
+    """Takes from the evaluation that was chosen what a recipe says of the one that its task has by default."""
+    known = settings_of(config.eval, "eval")
+    with open_dict(config.eval):
+        for name in [name for name in config.eval if name not in known and name not in INSTRUCTIONS]:
+            del config.eval[name]
+
+
 def _name(config: DictConfig) -> None:
     """The names of task and model: the options that were taken; on a checkpoint, its own."""
     choices, checkpoint = config.hydra.runtime.choices, OmegaConf.select(config, CHECKPOINT)
@@ -217,6 +242,8 @@ def _refuse_unfit(override: Override) -> None:
         raise UserError(f"{key} follows from the choice; give {key.removesuffix('_name')}=…")
     if key in ("recipe", "on_checkpoint"):
         raise UserError(f"{key} follows from task, preset and model; leave {override.input_line!r} out")
+    if is_choice(override) and not override.is_sweep_override() and not isinstance(override.value(), str | int | None):
+        raise UserError(f"{override.input_line} is no name; choose one of {', '.join(catalogue.options(key))}")
     if _is_none(override) and key != "experiment":
         raise UserError(f"{key}=null picks nothing; choose one of {', '.join(catalogue.options(key))}")
     if override.is_sweep_override():
@@ -225,11 +252,11 @@ def _refuse_unfit(override: Override) -> None:
 
 def _refuse_unknown_hydra_keys(parsed: Sequence[Override], base: DictConfig) -> None:
     """Raises UserError for a `hydra.` key that the composed `base` has not."""
-    valid = list(_paths(OmegaConf.to_container(base.hydra, resolve=False), "hydra"))
+    valid = list(paths({"hydra": OmegaConf.to_container(base.hydra, resolve=False)}))
     for override in parsed:
         key = override.key_or_group
         if not override.is_add() and not override.is_delete() and key not in valid:
-            raise UserError(f"unknown key {key!r}; the nearest valid one is {nearest(key, valid)!r}")
+            raise UserError(unknown(key, valid))
 
 
 def _delete(config: DictConfig, override: Override) -> None:
@@ -243,8 +270,10 @@ def _delete(config: DictConfig, override: Override) -> None:
         del node[name]
 
 
-def _paths(node: Any, path: str) -> Iterator[str]:
+def paths(node: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Every dotted key of plain data."""
     for name, value in node.items():
-        yield f"{path}.{name}"
-        if isinstance(value, dict):
-            yield from _paths(value, f"{path}.{name}")
+        key = f"{path}.{name}" if path else str(name)
+        yield key
+        if isinstance(value, Mapping):
+            yield from paths(value, key)

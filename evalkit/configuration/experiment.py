@@ -12,8 +12,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from evalkit.configuration import catalogue, composition
+from evalkit.configuration.capacity import refuse_too_large
 from evalkit.configuration.composition import Composed
-from evalkit.configuration.schema import locate, verify
+from evalkit.configuration.schema import locate, unknown, verify
 from evalkit.core.batches import feed_of, refuse_no_task
 from evalkit.core.checks import one_of
 from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task
@@ -55,6 +56,7 @@ class Experiment:
     selected_by: str | None
     matmul_precision: str
     format: str
+    quiet: bool
     task_name: str
     model_name: str
     config: dict[str, Any]
@@ -99,7 +101,7 @@ class Experiment:
         if stages[-1].length != self.task.length:
             raise ValueError(
                 f"train.steps={train.steps} end within the curriculum, at length {stages[-1].length} of "
-                f"{self.task.length}; give more steps, or train.curriculum=[]"
+                f"{self.task.length}; give more steps, or 'train.curriculum=[]'"
             )
 
 
@@ -110,19 +112,23 @@ SETTINGS = {name: annotation for name, annotation in get_type_hints(Experiment).
 def compose(overrides: Sequence[str]) -> Composed:
     """The configuration of one run, its keys and types checked; raises UserError with one line."""
     composed = composition.compose(overrides)
+    for name in composed.config:
+        if name not in SETTINGS:
+            raise UserError(unknown(str(name), [*SETTINGS, *composition.paths(composed.base)]))
     _refuse_missing(composed)
     hold(composed.config, composed.base)
+    _refuse_typed(composed)
     return composed
 
 
 def built(overrides: Sequence[str]) -> Experiment:
     """What `overrides` describe, built; raises UserError with one line."""
-    return experiment(compose(overrides).config)
+    return held_experiment(compose(overrides).config)
 
 
 def prepared(composed: Composed) -> Experiment:
     """Builds what `composed` describes and reads its texts; raises UserError before anything is written."""
-    built = experiment(composed.config)
+    built = held_experiment(composed.config)
     if built.checkpoint is None:
         built.feed.prepare()
     return built
@@ -138,6 +144,18 @@ def refuse_used(folder: Path) -> None:
 
 def experiment(config: DictConfig) -> Experiment:
     """Builds everything; raises UserError with the constructor's own message and the key's path."""
+    return _assembled(*_parts(config))
+
+
+def held_experiment(config: DictConfig) -> Experiment:
+    """As `experiment`, of what is to be run here: raises UserError for what this machine cannot hold, too."""
+    plain, built = _parts(config)
+    refuse_too_large(plain, built)
+    return _assembled(plain, built)
+
+
+def _parts(config: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The plain configuration, and what its parts describe."""
     plain = composition.plain(config)
     missing = [name for name in SETTINGS if name not in plain]
     if missing:
@@ -146,17 +164,26 @@ def experiment(config: DictConfig) -> Experiment:
     try:
         if plain["train"] is not None:
             refuse_no_task(built["task"])
-        built["model"] = _model(plain["model"], built["task"])
-        return Experiment(**{**plain, **built}, config=plain)
     except ValueError as error:
+        raise UserError(str(error)) from error
+    built["model"] = _model(plain, built["task"])
+    return plain, built
+
+
+def _assembled(plain: dict[str, Any], built: Mapping[str, Any]) -> Experiment:
+    try:
+        return Experiment(**{**plain, **built}, config=plain)
+    except (ValueError, OverflowError) as error:
         raise UserError(str(error)) from error
 
 
 def build_task(name: str, overrides: Sequence[str] = ()) -> Task | Text:
-    """The task `conf/task/<name>.yaml`, with its own settings as `key=value`; raises UserError."""
-    base = composition.compose([f"task={name}"]).config.task
+    """The task `conf/task/<name>.yaml`, or of the folder that `hydra.searchpath=` names, with its own settings."""
+    parsed = composition.parse(overrides)
+    searched = [override.input_line for override in parsed if composition.chooses(override)]
+    base = composition.compose([f"task={name}", *(text for text in searched if text)]).config.task
     settings = OmegaConf.create(composition.plain(base))
-    composition.apply(settings, composition.parse(overrides))
+    composition.apply(settings, [override for override in parsed if override.input_line not in searched])
     plain = {"task": composition.plain(settings)}
     verify(plain, {"task": composition.plain(base)}, {"task": Task | Text})
     return build(plain, "task")
@@ -175,11 +202,14 @@ def hold(config: DictConfig, base: Mapping[str, Any]) -> None:
     verify(composition.plain(config), base, SETTINGS)
 
 
-def _model(node: Mapping[str, Any] | None, task: Any) -> LanguageModel | None:
+def _model(plain: Mapping[str, Any], task: Any) -> LanguageModel | None:
+    node = plain["model"]
     if node is None:
         return None
+    with explained(plain["task"], "task"):  # a text reads its tokenizer to know
+        vocab_size = task.vocab_size
     with explained(node, "model"):
-        return instantiate(node, _convert_="all")(vocab_size=task.vocab_size)
+        return instantiate(node, _convert_="all")(vocab_size=vocab_size)
 
 
 def _refuse_missing(composed: Composed) -> None:
@@ -187,13 +217,32 @@ def _refuse_missing(composed: Composed) -> None:
     config, choices = composed.config, composed.choices
     for group in ("task", "model") if OmegaConf.select(config, "checkpoint") is None else ():
         if choices.get(group) is None:
-            allowed = " or ".join(f"{group}={name}" for name in catalogue.options(group))
+            own = next((Path(str(place)[7:]) for place in composed.hydra["searchpath"]), None)
+            allowed = " or ".join(f"{group}={name}" for name in catalogue.options(group, own))
             raise UserError(f"{group} is missing; give {allowed}")
     if config.selected_by == "":
         raise UserError(
             f"{choices['experiment']} has no recipe conf/experiment/{choices['experiment@_global_']}.yaml, "
             f"which its protocol chooses; give a preset or a model that has one, or your own settings and selected_by=…"
         )
+
+
+def _refuse_typed(composed: Composed) -> None:
+    """Raises UserError for a setting of training that the user gave and that has no effect beside the others.
+
+    A recipe's serves shorter trainings and tasks too, and gives way to them.
+    """
+    task, train = (composition.plain(composed.config).get(name) or {} for name in ("task", "train"))
+    warmup, steps = train.get("warmup_steps", 0), train.get("steps", 0)
+    if "train.warmup_steps" in composed.typed and warmup > steps:
+        raise UserError(f"train.warmup_steps={warmup}, but training ends at train.steps={steps}; give fewer, or 0")
+    if "train.curriculum" in composed.typed:
+        for stage in train["curriculum"]:
+            if stage.get("length", 0) >= task.get("length", float("inf")):
+                raise UserError(
+                    f"train.curriculum has a stage of length={stage['length']}, but task.length={task['length']}; "
+                    "stages come before it, so give shorter ones"
+                )
 
 
 @contextmanager
@@ -208,7 +257,7 @@ def explained(node: Mapping[str, Any], path: str) -> Iterator[None]:
         if isinstance(cause, UserError):
             raise UserError(str(cause)) from error
         message, place = " ".join(str(cause).split()), place_of(cause)
-        if isinstance(cause, InstantiationException | TypeError | ValueError):
+        if isinstance(cause, InstantiationException | TypeError | ValueError | OverflowError):
             told = place if isinstance(cause, TypeError) else ""
             raise UserError(f"{locate(node, path, message)}{told}") from error
         if not place:

@@ -11,12 +11,12 @@ from yaml import YAMLError
 
 from evalkit.configuration import composition
 from evalkit.configuration.composition import NAMES
-from evalkit.configuration.experiment import SETTINGS, Experiment, build, experiment, hold
+from evalkit.configuration.experiment import SETTINGS, Experiment, build, experiment, held_experiment, hold
 from evalkit.core.errors import UserError, first_line
 from evalkit.record.moved import renamed
 
-RESUMABLE = ("wandb", "eval", "train.steps", "format")
-EVALUABLE = ("eval", "task", "data", "wandb", "format")
+RESUMABLE = ("wandb", "eval", "train.steps", "format", "quiet")
+EVALUABLE = ("eval", "task", "data", "wandb", "format", "quiet")
 """What may be changed of a run that goes on, and of one that is evaluated again."""
 
 LATER: Mapping[str, Any] = {
@@ -26,6 +26,7 @@ LATER: Mapping[str, Any] = {
     "selected_by": None,
     "checkpoint": None,
     "dtype": "float32",
+    "quiet": False,
 }
 """Those that the configurations of older runs lack, with what they stood for."""
 
@@ -75,7 +76,8 @@ def _changed(config: DictConfig, overrides: Sequence[str], allowed: Sequence[str
     hold(config, base)
     for override in values:
         _refuse_fixed(override, choices, allowed)
-    result = experiment(config)
+    # A run of a larger machine is read on any; what is asked for anew must fit.
+    result = held_experiment(config) if values else experiment(config)
     if result.config["task"] != trained_on:
         _refuse_other_vocabulary(trained_on, result)
     return result
@@ -131,7 +133,7 @@ def _of_a_checkpoint(content: Mapping[Any, Any]) -> Mapping[Any, Any]:
 def _refuse_fixed(override: Override, choices: Mapping[str, Any], allowed: Sequence[str]) -> None:
     key = override.key_or_group
     if key == "task.length":
-        raise UserError("task.length is what this run was trained at; give eval.lengths=[…] or eval.length=…")
+        raise UserError("task.length is what this run was trained at; give 'eval.lengths=[…]' or eval.length=…")
     if any(key == prefix or key.startswith(f"{prefix}.") for prefix in allowed):
         return
     if key in choices:

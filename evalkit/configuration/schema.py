@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from evalkit.configuration.habits import HABITS
 from evalkit.core.errors import UserError, first_line
 
 Node = Mapping[str, Any]
@@ -28,6 +29,16 @@ def verify(config: Node, base: Node, root: Settings) -> None:
     _verify_node(config, base, "", root, lambda: list(_dotted(base, "", root)))
 
 
+def unknown(key: str, valid: Sequence[str]) -> str:
+    """What is said of a key that is none of the `valid` ones: the one that is likely meant, or why there is none."""
+    name = key.rpartition(".")[2]
+    meant = HABITS.get(key) or HABITS.get(name, "")
+    if " " in meant:
+        return f"unknown key {key!r}; {meant}"
+    held = meant if meant in valid or meant.startswith("hydra.") else ""
+    return f"unknown key {key!r}; the nearest valid one is {held or nearest(key, valid)!r}"
+
+
 def nearest(key: str, valid: Sequence[str]) -> str:
     """The most similar of the `valid` dotted keys; `steps` alone is meant as the `steps` of something."""
 
@@ -40,13 +51,15 @@ def nearest(key: str, valid: Sequence[str]) -> str:
 
 
 def locate(node: Node, path: str, message: str) -> str:
-    """A constructor's `message` with the dotted key that it speaks of as `name=value`, or with `path` itself."""
+    """A constructor's `message` with each `name=value` in it as it is typed, by its dotted key; else after `path`."""
     keys = list(_dotted(node, path, settings_of(node, path)))
-    for name in re.findall(r"\b(\w+)=", message):
-        for key in keys:
-            if key.rpartition(".")[2] == name:
-                return f"{key}{message.removeprefix(name)}" if message.startswith(f"{name}=") else f"{key}: {message}"
-    return f"{path}: {message}"
+    by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
+
+    def typed(found: re.Match[str]) -> str:
+        return f"{by_name.get(found[1], found[1])}="
+
+    located = re.sub(r"(?<![\w.])(\w+)=", typed, message)
+    return located if located != message else f"{path}: {message}"
 
 
 def _verify_node(node: Node, base: Any, path: str, settings: Settings | None, valid: Callable[[], list[str]]) -> None:
@@ -57,11 +70,13 @@ def _verify_node(node: Node, base: Any, path: str, settings: Settings | None, va
         if name in INSTRUCTIONS:
             continue
         if not _is_known(name, value, known, settings):
-            raise UserError(f"unknown key {key!r}; the nearest valid one is {nearest(key, valid())!r}")
+            raise UserError(unknown(key, valid()))
         annotation = (settings or {}).get(name, Any)
         _verify_value(key, value, known.get(name), annotation)
         if isinstance(value, Mapping) and not _is_plain(annotation):
             inner = settings_of(value, key) if _is_built(value) else None
+            if _is_built(value):
+                _refuse_missing(value, key)
             _verify_node(value, known.get(name), key, inner, valid)
 
 
@@ -89,33 +104,66 @@ def settings_of(node: Node, path: str) -> Settings:
     """What the constructor of `node` takes, less what its caller gives; raises UserError if it cannot be imported."""
     if "_target_" not in node:
         raise UserError(f"{path} has no _target_; name what it builds, such as _target_: evalkit.models.build")
+    given = _given(node, path)
+    return {name: found for name, found in annotations(constructor(node, path)).items() if name not in given}
+
+
+def constructor(node: Node, path: str) -> Callable[..., Any]:
+    """What `node` names by its `_target_`; raises UserError if it cannot be imported."""
     target = str(node["_target_"])
     try:
         found = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         reason = first_line(error)
         raise UserError(f"{path}._target_={target} cannot be imported: {reason}") from error
-    # A partial is called later: the model with a vocabulary, a mixer with the model's width and its random numbers.
-    given = ("vocab_size",) if "." not in path else ("width", "rngs")
-    hidden = given if node.get("_partial_") else ()
-    return {name: annotation for name, annotation in annotations(found).items() if name not in hidden}
+    if not callable(found):
+        raise UserError(f"{path}._target_={target} is a {type(found).__name__}; name a class or a function in it")
+    return found
+
+
+def _given(node: Node, path: str) -> tuple[str, ...]:
+    """What a partial gets when it is called: the model a vocabulary, a mixer the model's width and random numbers."""
+    if not node.get("_partial_"):
+        return ()
+    return ("vocab_size",) if "." not in path else ("width", "rngs")
+
+
+def _refuse_missing(node: Node, path: str) -> None:
+    """Raises UserError for a setting that has no default and is not there."""
+    if "_args_" in node:
+        return
+    called, skipped = called_by(constructor(node, path))
+    parameters = list(inspect.signature(called).parameters.values())[skipped:]
+    for parameter in parameters:
+        named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if named and parameter.default is parameter.empty and parameter.name not in {*node, *_given(node, path)}:
+            key = f"{path}.{parameter.name}"
+            raise UserError(f"{key} is missing and has no default; give {key}=…")
 
 
 def annotations(function: Callable[..., Any]) -> Settings:
     """The parameters of `function` by name, each with its annotation, Any where there is none."""
-    # Of a class, `__init__`: Flax's metaclass hides the constructor's signature behind its own `__call__`.
-    own_init = inspect.isclass(function) and function.__init__ is not object.__init__
-    called = function.__init__ if own_init else function
+    called, skipped = called_by(function)
     try:
         parameters = inspect.signature(called, eval_str=True).parameters
     except NameError:  # an annotation that is only there for type checkers
         parameters = inspect.signature(called).parameters
     found = {}
-    for name, parameter in list(parameters.items())[own_init:]:
+    for name, parameter in list(parameters.items())[skipped:]:
         if parameter.kind is not parameter.VAR_POSITIONAL:
             annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
             found["**" if parameter.kind is parameter.VAR_KEYWORD else name] = annotation
     return found
+
+
+def called_by(function: Callable[..., Any]) -> tuple[Callable[..., Any], int]:
+    """What has the signature, and how many of its first parameters are no settings.
+
+    Of a class that is `__init__`: Flax's metaclass hides the constructor's signature behind its own `__call__`.
+    """
+    if inspect.isclass(function) and function.__init__ is not object.__init__:
+        return function.__init__, 1
+    return function, 0
 
 
 def _dotted(node: Node, path: str, settings: Settings | None) -> Iterator[str]:

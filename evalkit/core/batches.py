@@ -228,7 +228,7 @@ class Reread(_OfText):
             raise UserError(str(error)) from error
         if not found:
             origin = self.task.origin
-            raise UserError(f"no held-out text in {origin}; give data.path=FOLDER with files held-out-*.txt")
+            raise UserError(f"no held-out text in {origin}; give data.path=FOLDER with files heldout-*.txt")
 
     def documents(self) -> Sequence[Span]:
         """Those with any text in them."""

@@ -333,6 +333,10 @@ class Evaluation(ABC):
         """Raises ValueError if it asks what the tokens of a checkpoint cannot give, before anything is written."""
         return None
 
+    def held(self) -> Sequence[tuple[str, int, int]]:
+        """What is certainly in memory at once: by the name of a setting, so many sequences of so many tokens."""
+        return []
+
     def limits(self, model: LanguageModel) -> Sequence[str]:
         """What it will not do of what was asked for, and why: known before it starts, a line each."""
         return []

@@ -1,8 +1,12 @@
 """Splits a batch over the devices, whole sequences to each."""
 
 import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from math import gcd
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -69,6 +73,24 @@ def mesh_sharing(params: Params, *batches: int) -> Mesh:
 def bytes_of(tree: Any) -> int:
     """Returns the size of all arrays, or of all shapes, of a tree."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+@cache
+def memory_bytes() -> int:
+    """Returns the memory of this machine, or of a container that has less; without bound where nothing says it."""
+    try:
+        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    except (ValueError, OSError, AttributeError):  # no such question on Windows
+        return sys.maxsize
+    with suppress(OSError, ValueError):
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)
+
+
+def accelerator_bytes() -> int:
+    """Returns the memory of all accelerators together, 0 without one; call it after `use_every_core`."""
+    stats = [device.memory_stats() for device in jax.devices() if device.platform != "cpu"]
+    return sum((found or {}).get("bytes_limit", sys.maxsize) for found in stats)
 
 
 def cache_bytes(model: LanguageModel, length: int) -> int:

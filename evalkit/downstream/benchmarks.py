@@ -29,7 +29,7 @@ class Benchmarks:
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise UserError("names=[] is empty; give some, such as task.names=[griffin_table1]")
+            raise UserError("names=[] is empty; give some, such as 'task.names=[griffin_table1]'")
         if self.limit is not None and self.limit < 1:
             raise UserError(f"limit={self.limit}; allowed: 1 or more, or null")
 

@@ -49,11 +49,11 @@ def needed(index: TaskManager, names: Sequence[str]) -> dict[str, Mapping[str, A
     return {task: index.task_index[task].cfg or {} for name in names for task in _leaves(index, name)}
 
 
-def refuse_unreachable(tasks: Configs) -> None:
+def refuse_unreachable(tasks: Configs, folder: str = "data.path=FOLDER") -> None:
     """Raises UserError if a task's data set is on the hub, not in the cache, and the hub does not answer.
 
     If the hub does not answer, it also makes the process offline: later requests are served by the cache or fail at
-    once.
+    once. `folder` is how the user says where data sets are.
     """
     remote = {task: config for task, config in tasks.items() if _is_remote(config)}
     offline = huggingface_hub.constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE
@@ -64,14 +64,14 @@ def refuse_unreachable(tasks: Configs) -> None:
         try:
             datasets.load_dataset_builder(config["dataset_path"], config.get("dataset_name"))
         except (ConnectionError, FileNotFoundError, ValueError) as error:
-            raise UserError(unreachable(task, config["dataset_path"])) from error
+            raise UserError(unreachable(task, config["dataset_path"], folder)) from error
 
 
-def unreachable(task: str, dataset: str) -> str:
-    """Returns one line on what to do without the hub."""
+def unreachable(task: str, dataset: str, folder: str = "data.path=FOLDER") -> str:
+    """Returns one line on what to do without the hub; `folder` is how the user says where data sets are."""
     return (
         f"task {task} reads the data set {dataset}, which is not in the cache, and the hub "
-        f"({huggingface_hub.constants.ENDPOINT}) does not answer; give data.path=FOLDER with a copy of it, bring the "
+        f"({huggingface_hub.constants.ENDPOINT}) does not answer; give {folder} with a copy of it, bring the "
         "cache of a machine that has it (HF_HOME), or set HF_ENDPOINT to a mirror"
     )
 
@@ -161,7 +161,7 @@ def _files(task: str, config: Mapping[str, Any], root: Path, needed: Sequence[st
         if set(needed) <= set(_splits(files)) and len({path.suffix for path in files}) == 1:
             return files
     raise UserError(
-        f"task {task} reads {' and '.join(needed)} of {owner_and_name}, which data.path={root} has not; "
+        f"task {task} reads {' and '.join(needed)} of {owner_and_name}, which {root} has not; "
         f"put it at {sets[0] / f'{needed[0]}.jsonl'} (or .parquet, .csv; a folder holds one kind)"
     )
 

@@ -65,9 +65,16 @@ class Extrapolation(Evaluation):
 
     def check(self, task: AnyTask) -> None:
         """Raises ValueError for a task without answers, and the task's own for a length that it cannot have."""
+        if not self.lengths:
+            raise ValueError("eval.lengths=[] measures nothing; give one length or more, such as 'eval.lengths=[256]'")
         feed = feed_of(task)
         for length in (*filter(self._runs, self.lengths), *self.during):
             feed.check_answers(length)
+
+    def held(self) -> list[tuple[str, int, int]]:
+        """A batch at the longest length that is run, and at the longest that is looked at while training."""
+        ladders = {"lengths": [*filter(self._runs, self.lengths)], "during": self.during}
+        return [(name, self.batch_size, max(lengths)) for name, lengths in ladders.items() if lengths]
 
     def limits(self, model: LanguageModel) -> list[str]:
         """That everything is forgotten, where it is; what is left out has rows that say so."""

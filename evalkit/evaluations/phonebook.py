@@ -68,6 +68,10 @@ class Lookup(Evaluation):
         if not isinstance(task, phonebook.Phonebook):
             raise ValueError("a lookup needs a phonebook in text; give task=phonebook checkpoint=FOLDER")
 
+    def held(self) -> list[tuple[str, int, int]]:
+        """One prompt of the longest length; how many are read together depends on the checkpoint."""
+        return [("lengths", 1, max(self.lengths))]
+
     def kept(self, rows: Sequence[Row]) -> int:
         """The rows up to the last length that was finished."""
         ends = [number for number, row in enumerate(rows, 1) if _ends_a_length(row)]

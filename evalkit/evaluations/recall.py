@@ -82,6 +82,10 @@ class Recall(Evaluation):
         if not isinstance(task, Recalls):
             raise ValueError("recall needs a task that can plant a fact; give task=induction_heads")
 
+    def held(self) -> list[tuple[str, int, int]]:
+        """A batch of contexts, and two sequences that differ in one fact."""
+        return [("length", self.batch_size, self.length), ("pair_length", 2, self.pair_length)]
+
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of every seed: what is recalled, then what is forgotten and restored, where a state decays."""
         assert isinstance(trained.task, Recalls)

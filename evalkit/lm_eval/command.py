@@ -4,14 +4,16 @@
 """
 
 import argparse
+import inspect
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import lm_eval
 from lm_eval import evaluator
@@ -23,9 +25,13 @@ from evalkit.core import devices
 from evalkit.core.errors import UserError
 from evalkit.downstream import data_sets, table1
 from evalkit.downstream.evaluation import read
+from evalkit.downstream.language_model import PretrainedLM
 from evalkit.lm_eval.model import EvalkitLM
 
 Results = dict[str, Any]
+
+
+PRETRAINED = "a run, a released model's folder, or its name on the hub"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,19 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Two flags more than lm-eval's: `--data_path FOLDER` for data sets on disk (see `data_sets.localise`), and
     `--bootstrap_iters N`, which lm-eval sets to 100,000 and which is 0 here, as its processes fork under JAX.
     """
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    own.add_argument("--data_path", type=Path)
-    own.add_argument("--bootstrap_iters", type=int, default=0)
-    given, rest = own.parse_known_args(sys.argv[1:] if arguments is None else arguments)
     devices.use_every_core()
     devices.spare_memory()
     setup_logging()
-    with _in_place_of(sys, "argv", [sys.argv[0], *rest]):  # which lm-eval reads
-        harness = HarnessCLI()
-        parsed = harness.parse_args()
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        with _in_place_of(sys, "argv", ["lm-eval", *words]):  # which lm-eval reads
+            harness = _harness()
+            parsed = harness.parse_args()
         if parsed.command == "run":
-            _run(harness, parsed, given)
+            _run(harness, parsed)
+        elif parsed.command == "ls":
+            _list(harness, parsed)
         else:
             harness.execute(parsed)
     except UserError as error:
@@ -55,20 +60,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(harness: HarnessCLI, parsed: argparse.Namespace, given: argparse.Namespace) -> None:
+def _harness() -> HarnessCLI:
+    """lm-eval's parsers: `run` with our flags and what our model takes, and wrong words as `UserError`."""
+    harness = HarnessCLI()
+    choices = harness._subparsers.choices
+    for name, parser in {"": harness._parser, **choices}.items():
+        parser.error = partial(_refuse, name)  # type: ignore[method-assign]
+    taken = [name for name in inspect.signature(PretrainedLM).parameters if name != "pretrained"]
+    ours = choices["run"].add_argument_group(
+        "evalkit",
+        f"--model evalkit takes --model_args pretrained=CHECKPOINT, {PRETRAINED}; and {', '.join(taken)}. "
+        f"Tasks of evalkit: {', '.join(_own_tasks())}.",
+    )
+    ours.add_argument("--data_path", type=Path, metavar="<folder>", help="data sets on disk, in place of the hub's")
+    ours.add_argument("--bootstrap_iters", type=int, default=0, metavar="<n>", help="of standard errors; 0: none")
+    example = "python -m evalkit lm-eval run --model evalkit --model_args pretrained=RUN --tasks griffin_table1"
+    for parser in (harness._parser, choices["run"]):
+        parser.epilog = f"of evalkit:\n  {example}\n\n{textwrap.dedent(parser.epilog or '').strip()}"
+    return harness
+
+
+def _refuse(name: str, message: str) -> NoReturn:
+    raise UserError(f"{message}; see python -m evalkit lm-eval {name + ' ' if name else ''}--help")
+
+
+def _own_tasks() -> list[str]:
+    return sorted(path.stem for path in data_sets.TASKS.glob("*.yaml"))
+
+
+def _list(harness: HarnessCLI, parsed: argparse.Namespace) -> None:
+    """lm-eval's `ls`, with our tasks among them and named once more at the end, since there are thousands."""
+    theirs = parsed.include_path.split(":") if parsed.include_path else []
+    parsed.include_path = [data_sets.TASKS, *map(Path, theirs)]
+    harness.execute(parsed)
+    if parsed.what is not None:
+        print(f"Of evalkit: {', '.join(_own_tasks())}")
+
+
+def _run(harness: HarnessCLI, parsed: argparse.Namespace) -> None:
     """lm-eval's `run`, with the data sets found before it indexes its tasks and builds a model."""
+    data_path, bootstrap_iters = parsed.data_path, parsed.bootstrap_iters
+    for name in ("data_path", "bootstrap_iters"):  # which lm-eval does not know
+        delattr(parsed, name)
+    if not parsed.tasks and not parsed.config:
+        raise UserError("--tasks is missing; give --tasks NAME, which python -m evalkit lm-eval ls tasks lists")
     kept: list[Results] = []
     with TemporaryDirectory() as localised:
         include = [data_sets.TASKS, *map(Path, [parsed.include_path] if parsed.include_path else []), Path(localised)]
         names = [name for text in parsed.tasks or [] for name in text.split(",")]
         unclear = [name for name in names if set(name) & set("*?[/") or name.endswith(".yaml")]
-        if unclear and given.data_path is not None:
+        if unclear and data_path is not None:
             raise UserError(f"--data_path goes with names of tasks and groups, not with {unclear[0]!r}; name them")
         if names and not unclear:
-            _find_data(names, include, given.data_path, parsed.num_fewshot)
+            _find_data(names, include, data_path, parsed.num_fewshot)
         parsed.include_path = include
         # lm-eval's command has no flag for what `evaluate` does, and takes `simple_evaluate` from its package by name.
-        with _in_place_of(lm_eval, "simple_evaluate", partial(_kept_evaluation, kept, given.bootstrap_iters)):
+        with _in_place_of(lm_eval, "simple_evaluate", partial(_kept_evaluation, kept, bootstrap_iters)):
             harness.execute(parsed)
     for results in kept:
         print(table1.beside_the_paper(results["results"]), end="")
@@ -78,7 +125,7 @@ def _find_data(names: Sequence[str], include: Sequence[Path], data_path: Path | 
     index = data_sets.manager(names, {}, include[1:-1])
     tasks = data_sets.needed(index, names)
     if data_path is None:
-        data_sets.refuse_unreachable(tasks)
+        data_sets.refuse_unreachable(tasks, "--data_path FOLDER")
     else:
         data_sets.localise(index, tasks, data_path, include[-1], shots=shots)
 

@@ -54,7 +54,7 @@ def main(overrides: Sequence[str]) -> int:
     members = _members(chosen.config, given)
     for member in members:
         _refuse_begun_otherwise(folder, member)
-    console = Console()
+    console = Console(quiet=members[0].experiment.quiet)
     again = f"go on with the whole experiment: {pasteable(*words)}"
     try:
         with logs.shown(console):
@@ -79,20 +79,21 @@ def _dry_run(overrides: Sequence[str]) -> tuple[bool, list[str]]:
 
 def _run_all(folder: Path, members: Sequence[Member], console: Console) -> int:
     """Trains and evaluates one after the other, then draws them together; returns the exit code."""
+    errors = Console(stderr=True) if console.quiet else console
     failed = []
     for number, member in enumerate(members, 1):
         console.print(Text(f"{folder / member.name} ({number} of {len(members)})", style="bold"), soft_wrap=True)
         try:
             code = _do(folder, member)
         except UserError as error:
-            console.print(Text(f"{folder / member.name}: {error}", style="red"), soft_wrap=True)
+            errors.print(Text(f"{folder / member.name}: {error}", style="red"), soft_wrap=True)
             failed.append(member.name)
             continue
         if code:
             return code
     _draw(folder, members, console)
     if failed:
-        console.print(Text(f"failed: {', '.join(failed)}", style="red"), soft_wrap=True)
+        errors.print(Text(f"failed: {', '.join(failed)}", style="red"), soft_wrap=True)
     return 1 if failed else 0
 
 

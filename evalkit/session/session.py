@@ -40,7 +40,7 @@ class Session:
         self.experiment, self.folder = experiment, folder
         self.resume_hint, self.next_commands = resume_hint, next_commands
         # With format=json the last line of stdout is the result and the only one.
-        self.console = Console(stderr=experiment.format == "json")
+        self.console = Console(stderr=experiment.format == "json", quiet=experiment.quiet)
         self.watch = Watch()
         self.machine = ""
         self.timing: dict[str, float] = _times_of(folder) if offset else {}

@@ -57,35 +57,38 @@ def published(config: Config) -> dict[str, Any]:
 
 
 def config_of(module: LanguageModel) -> Config:
-    """Returns the configuration of a model; raises ValueError for what RecurrentGemma cannot express."""
+    """Returns the configuration of a model; raises ValueError, with everything that RecurrentGemma cannot express."""
     mixers = [block.mixer for block in module.blocks]
-    for mixer in mixers:
-        if type(mixer) not in (RecurrentBlock, MQA):
-            raise ValueError(f"a {type(mixer).__name__} cannot be exported: RecurrentGemma has RecurrentBlock and MQA")
+    recurrent = [m for m in mixers if isinstance(m, RecurrentBlock) and type(m) is RecurrentBlock]
+    attention = [m for m in mixers if isinstance(m, MQA) and type(m) is MQA]
+    others = sorted({type(mixer).__name__ for mixer in mixers} - {"RecurrentBlock", "MQA"})
+    wrong = [f"no {name}" for name in others]
     mlp = module.blocks[0].mlp
-    if mlp is None:
-        raise ValueError("blocks without an MLP (mlp_expansion=0) cannot be exported: RecurrentGemma's have one")
-    recurrent = [mixer for mixer in mixers if isinstance(mixer, RecurrentBlock)]
-    attention = [mixer for mixer in mixers if isinstance(mixer, MQA)]
     vocab_size, width = module.embedding.table[...].shape
-    heads = _one("heads and gate_blocks", [m.heads for m in attention] + [m.gate_blocks for m in recurrent])
-    window = _one("window", [m.window for m in attention]) if attention else 2048
+
+    def one(name: str, values: list[Any], otherwise: Any) -> Any:
+        """The one value of all."""
+        if len(set(values)) > 1:
+            found = ", ".join(map(str, sorted(set(values), key=str)))
+            wrong.append(f"one number for {name}, this model {found}")
+        return values[0] if values else otherwise
+
     config = Config(
         vocab_size=vocab_size,
         width=width,
-        width_rnn=_one("width_rnn", [m.width_rnn for m in recurrent]) if recurrent else width,
-        mlp_width=mlp.up.kernel[...].shape[1],
-        heads=heads,
-        pattern=tuple("recurrent" if isinstance(m, RecurrentBlock) else "attention" for m in mixers),
-        window=window or 0,
-        conv_width=_one("conv_width", [m.conv.taps for m in recurrent]) if recurrent else 4,
+        width_rnn=one("width_rnn", [m.width_rnn for m in recurrent], width),
+        mlp_width=0 if mlp is None else mlp.up.kernel[...].shape[1],
+        heads=one("heads and gate_blocks", [m.heads for m in attention] + [m.gate_blocks for m in recurrent], 1),
+        pattern=tuple("attention" if isinstance(m, MQA) else "recurrent" for m in mixers),
+        window=one("window", [m.window for m in attention], 2048) or 0,
+        conv_width=one("conv_width", [m.conv.taps for m in recurrent], 4),
         logits_soft_cap=module.embedding.soft_cap or 0.0,
-        rope_base=(_one("rope_base", [m.rope_base for m in attention]) or 0.0) if attention else 10_000.0,
-        rope_fraction=_one("rope_fraction", [m.rotated / m.head_dim for m in attention]) if attention else 0.5,
+        rope_base=one("rope_base", [m.rope_base for m in attention], 10_000.0) or 0.0,
+        rope_fraction=one("rope_fraction", [m.rotated / m.head_dim for m in attention], 0.5),
     )
-    wrong = next(_differences(module, recurrent, attention, config), None)
-    if wrong is not None:
-        raise ValueError(f"it cannot be exported: RecurrentGemma has {wrong}; train model=griffin_released")
+    wrong += _differences(module, recurrent, attention, config)
+    if wrong:
+        raise ValueError(f"it cannot be exported: RecurrentGemma has {'; '.join(wrong)}: train model=griffin_released")
     return config
 
 
@@ -105,17 +108,12 @@ def _differences(
         yield "rope=true"
     if any(mixer.heads * mixer.head_dim != config.width for mixer in attention):
         yield f"heads x head_dim = width, {config.width}"
-    if module.blocks[0].mlp is None or module.blocks[0].mlp.up.bias is None:
+    mlp = module.blocks[0].mlp
+    if mlp is None:
+        yield "an MLP in each block (mlp_expansion above 0)"
+    if mlp is None or mlp.up.bias is None:
         yield "mlp_bias=true"
     if module.embedding.soft_cap is None:
         yield "a logits_soft_cap"
     if module.embedding.scale != config.embedding_scale:
         yield f"embedding_scale={config.embedding_scale:g} at width {config.width}"
-
-
-def _one(name: str, values: list[Any]) -> Any:
-    """Returns the one value of all; raises ValueError if they differ."""
-    if len(set(values)) != 1:
-        found = ", ".join(map(str, sorted(set(values), key=str)))
-        raise ValueError(f"it cannot be exported: RecurrentGemma has one number for {name}, this model {found}")
-    return values[0]

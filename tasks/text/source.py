@@ -65,16 +65,18 @@ def _beginning(folder: str, prefix: str, field: str) -> Iterator[Document]:
     """The documents in the entries of `folder` whose names begin with `prefix`."""
     root = Path(folder).expanduser()
     if not root.is_dir():
-        raise ValueError(f"path={folder} is no folder; give one with files train-*.txt and held-out-*.txt")
+        raise ValueError(
+            f"data.path={folder} is no folder; give one that is there, with files train-*.txt and heldout-*.txt"
+        )
     try:
         entries = sorted(entry for entry in root.iterdir() if entry.name.startswith(prefix))
     except OSError as error:
-        raise ValueError(f"path={folder} cannot be read ({error.strerror}); let it be read") from error
+        raise ValueError(f"data.path={folder} cannot be read ({error.strerror}); let it be read") from error
     entries = [entry for entry in entries if entry.is_dir() or entry.suffix.lower() in documents.SUFFIXES]
     if not entries:
         raise ValueError(
-            f"path={folder} has no text whose name begins with {prefix}; "
-            "name files train-*.txt and held-out-*.txt, or give train=… and held_out=…"
+            f"data.path={folder} has no text whose name begins with {prefix}; "
+            "name files train-*.txt and heldout-*.txt, or give task.train=… and task.held_out=…"
         )
     for entry in entries:
         yield from documents.read(str(entry), field)

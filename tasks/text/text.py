@@ -79,7 +79,7 @@ class Text(Source):
             try:
                 corpus.refuse_shared(training, held_out)
             except ValueError as error:
-                raise ValueError(f"{error}, or give allow_shared=true") from error
+                raise ValueError(f"{error}, or give task.allow_shared=true") from error
         self._check_lengths(self.length)
 
     def windows(self, seed: int, step: int, batch: int, length: int) -> Window:
@@ -156,13 +156,14 @@ class Text(Source):
         """Raises ValueError if a window does not fit into what is trained on, or into what validation has."""
         if self._heads.total <= length:
             raise ValueError(
-                f"length={length}, but the training texts have {self._heads.total} tokens; "
+                f"task.length={length}, but the training texts have {self._heads.total} tokens; "
                 f"allowed: below that; take a shorter length or more text"
             )
         if self._tails.total <= length:
             raise ValueError(
-                f"validation={self.validation:.4g} leaves {self._tails.total} tokens, "
-                f"too few for a window of length={length}; allowed: more, such as validation={self._enough(length):.2g}"
+                f"task.validation={self.validation:.4g} leaves {self._tails.total} tokens, "
+                f"too few for a window of length={length}; "
+                f"allowed: more, such as task.validation={self._enough(length):.2g}"
             )
 
     def _enough(self, length: int) -> float:

@@ -154,7 +154,9 @@ def from_file(path: str | None) -> Tokenizer:
         return Bytes()
     file = Path(path).expanduser()
     if file.suffix not in (".json", ".model"):
-        raise ValueError(f"tokenizer={path}; allowed: a tokenizer.json, a tokenizer.model, null for bytes")
+        raise ValueError(
+            f"tokenizer={path}; allowed: the path of a tokenizer.json or tokenizer.model, or null for bytes"
+        )
     if not file.is_file():
         raise ValueError(f"tokenizer={path} is no file; give one that is there, or null for bytes")
     return TokenizerJson(file) if file.suffix == ".json" else SentencePiece(file)

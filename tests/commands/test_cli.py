@@ -2,21 +2,26 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
+import yaml
 from hydra.core.singleton import Singleton
 
 from evalkit.__main__ import main
 from evalkit.commands import VERBS
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
+from evalkit.configuration.experiment import built
 from evalkit.core.errors import UserError
+from support.words import leaves, typed
 
 ROOT = Path(__file__).parents[2]
 GRIFFIN = ("task=induction_heads", "model=griffin")
@@ -82,11 +87,52 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_bare_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     guide = capsys.readouterr().out
-    for group in ("task", "model", "preset"):
+    for group in ("task", "model", "preset", "eval", "experiment"):
         assert all(
             option in guide and catalogue.headline(group, option) in guide for option in catalogue.options(group)
         )
-    assert guide.count("  python -m evalkit") == 3
+    assert all(f"  {name} " in guide and verb.purpose in guide for name, verb in VERBS.items())
+    for flag in ("--help", "-h"):
+        assert main([flag]) == 0 and capsys.readouterr().out == guide
+    assert main(["--version"]) == 0 and capsys.readouterr().out.split()[0] == "evalkit"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_a_page(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    page = capsys.readouterr().out
+    assert f"evalkit {verb}" in page and not list(Path.cwd().iterdir())
+    assert not re.search(r"(?<!')\b[\w.]+=\[[^']*\](?!')", page), "zsh needs a list in quotes"
+
+
+def test_the_guide_lists_what_is_the_users_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for group in ("task", "model", "eval", "experiment", "preset"):
+        Path("mine", group).mkdir(parents=True)
+        Path("mine", group, "own.yaml").write_text(f"# @package _global_\n# A {group} of my own.\n", encoding="utf-8")
+    for words in (["--config-dir", "mine"], ["--help", "--config-dir=mine"], ["-cd", "mine", "-h"]):
+        assert main(words) == 0
+        guide = capsys.readouterr().out
+        assert guide.count("of my own.") == 5 and "induction_heads" in guide
+
+
+def test_what_is_the_users_own_goes_to_every_verb_that_composes(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    source = catalogue.directory() / "task" / "induction_heads.yaml"
+    Path("mine", "task").mkdir(parents=True)
+    Path("mine", "task", "own.yaml").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    assert main(["--config-dir", "mine", "example", "own", "length=12"]) == 0
+    assert "own, length 12" in capsys.readouterr().out
+    assert main(["example", "--config-dir", "mine"]) == 0
+    assert "own  vocabulary" in capsys.readouterr().out
+    assert main(["task=own", "model=hawk", "--config-dir", "mine", "hydra.run.dir=out"]) == 0
+    assert run.started[0][0].task_name == "own"
+    assert main(["run", "task=own", "model=hawk", "--cfg", "job", "-p", "task_name", "--config-dir", "mine"]) == 0
+    assert capsys.readouterr().out == "own\n"
+    folder = Path("here")
+    folder.mkdir()
+    (folder / "config.yaml").touch()
+    for verb in ("resume", "evaluate"):
+        main([verb, "here", "--config-dir", "mine"])
+        assert run.existing[-1][2] == [f"hydra.searchpath=['file://{Path('mine').resolve()}']"]
 
 
 def test_the_guide_and_the_help_load_no_jax() -> None:
@@ -137,7 +183,7 @@ def test_a_fault_of_ours_keeps_its_traceback(run: Run) -> None:
         (("task=induction_heads",), "model is missing"),
         (("-m", "task=induction_heads", "model=mqa,retnet"), "model=retnet"),
         (("-m", *GRIFFIN, "train.stepz=1,2"), "'train.steps'"),
-        ((*GRIFFIN, "--fast"), "'--fast'"),
+        ((*GRIFFIN, "--fast"), "--fast; see python -m evalkit run --help"),
         ((*GRIFFIN, "--config-dir", "nowhere"), "nowhere"),
         (("resume=nowhere",), "nowhere does not exist"),
         (("resume=.",), "no config.yaml"),
@@ -154,7 +200,18 @@ def test_a_fault_of_ours_keeps_its_traceback(run: Run) -> None:
         (("experiment=fig6b", "checkpoint=x"), "experiment=fig6b, but checkpoint=x is trained already"),
         (("--cfg", "job", *GRIFFIN, "nope=3"), "unknown key 'nope'"),
         (("resume",), "resume needs the folder of a run"),
-        (("evaluate", "--help"), "evaluate needs the folder of a run"),
+        (("evaluate", "eval.lengths=[8]"), "evaluate needs the folder of a run"),
+        (("archive", "a"), "required: folder; see python -m evalkit archive --help"),
+        (("bench", "fly"), "invalid choice: 'fly'"),
+        (("--config-dir",), "--config-dir is no folder"),
+        ((*GRIFFIN, "-p", "train"), "give --cfg job"),
+        (("--cfg", "job", *GRIFFIN, "-p", "train.stepz"), "nearest valid one is 'train.steps'"),
+        (("--cfg", "job", "task=induction_heads"), "model is missing"),
+        (("--cfg", "some", *GRIFFIN), "invalid choice: 'some'"),
+        (("--info", "all", "task=nope", "model=hawk"), "task=nope does not exist"),
+        (("task=induction_heads", "modle=hawk"), "the nearest valid one is 'model'"),
+        ((*GRIFFIN, "hydra.sweep.dir=x"), "hydra.sweep.dir=x is of a sweep"),
+        ((*GRIFFIN, "hydra.verbose=true"), "hydra.verbose=true changes nothing"),
     ],
 )
 def test_a_refused_command_leaves_nothing(
@@ -213,13 +270,43 @@ def test_a_sweep_ends_when_it_is_interrupted(run: Run) -> None:
 
 
 def test_hydra_answers_its_own_flags(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    assert "evalkit is powered by Hydra" in capsys.readouterr().out
-    assert main(["--cfg", "job", *GRIFFIN, "train.steps=700"]) == 0
-    assert "steps: 700" in capsys.readouterr().out
+    assert main(["--hydra-help"]) == 0
+    assert "Hydra (" in capsys.readouterr().out
+    assert main(["--info", "searchpath"]) == 0
+    assert "Config search path" in capsys.readouterr().out
     assert main(["--cfg", "job", "task=phonebook", "checkpoint=somewhere"]) == 0
     assert "variant: jelassi" in capsys.readouterr().out, "not what would run"
     assert not run.started and not list(Path.cwd().iterdir())
+
+
+def test_every_setting_is_shown(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*arguments: str) -> str:
+        assert main(arguments) == 0
+        return capsys.readouterr().out
+
+    job = yaml.safe_load(shown("--cfg", "job", *GRIFFIN, "train.steps=700"))
+    assert job["train"]["steps"] == 700
+    assert job["model"]["mixers"]["recurrent"]["decay_range"], "of the constructor, not of YAML"
+    assert set(job) >= {"task", "model", "train", "eval", "wandb", "seeds"} and "hydra" not in job
+    assert built([*GRIFFIN, *(f"{key}={typed(value)}" for key, value in leaves(job))]).model is not None, (
+        "not every key that is shown can be given"
+    )
+    both = yaml.safe_load(shown("--cfg", "all", "--resolve", *GRIFFIN))
+    assert both["hydra"]["run"]["dir"].startswith("runs/induction_heads/griffin/") and both["task"] == job["task"]
+    assert list(yaml.safe_load(shown("--cfg", "hydra", *GRIFFIN))) == ["hydra"]
+    assert shown("--cfg", "job", "-p", "train.steps", *GRIFFIN) == "3000\n"
+    assert "tags" in yaml.safe_load(shown("--cfg", "job", "-p", "wandb", "task=phonebook", "checkpoint=somewhere"))
+    swept = shown("--cfg", "job", "-m", "task=induction_heads", "model=hawk,mqa")
+    assert [one["model_name"] for one in yaml.safe_load_all(swept)] == ["hawk", "mqa"]
+    assert not run.started and not list(Path.cwd().iterdir())
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+    code = "import sys; from evalkit.__main__ import main; sys.exit(main())"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=PIPE, stderr=PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.wait(60) == 141 and process.stderr.read() == b""
 
 
 def test_options_are_completed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

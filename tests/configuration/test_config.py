@@ -81,6 +81,22 @@ def test_task_yaml_states_every_setting_with_the_constructors_default(name: str)
     assert set(compose([f"task={name}"]).config.task) == {"_target_", *annotations(type(task))}
 
 
+def test_what_a_recipe_sets_gives_way_to_a_shorter_training() -> None:
+    assert built(*GRIFFIN, "train.steps=50", "train.curriculum=[]").train.warmup_steps == 100
+    assert len(built(*GRIFFIN, "task.length=32").train.stages(32)) == 1
+
+
+def test_the_longest_evaluations_that_run_are_not_refused() -> None:
+    for model in ("griffin", "hawk", "mqa"):
+        longest = built("task=induction_heads", f"model={model}", "eval.lengths=[1048576]", "eval.max_length=null")
+        assert longest.config["eval"]["lengths"] == [1048576]
+
+
+def test_an_evaluation_of_another_kind_leaves_out_what_a_recipe_says_of_the_first() -> None:
+    assert "max_length" in config.compose(("task=induction_heads", "model=mqa")).config.eval
+    assert built("task=induction_heads", "model=mqa", "eval=recall").eval.kind == "evalkit.reports.recall"
+
+
 @pytest.mark.parametrize(("node", "constructor"), [("train", Training), ("wandb", WandbSettings)])
 def test_config_yaml_states_every_setting(node: str, constructor: type) -> None:
     stated = set(config.compose(GRIFFIN).config[node]) - {"_target_"}
@@ -160,6 +176,29 @@ def test_what_is_built_holds_plain_data() -> None:
         ("train.steps=${nothing}", ["nothing"]),
         ("train.steps=1,2", ["-m"]),
         ("train", ["'train'", "key=value"]),
+        ("~train.steps", ["train.steps is missing and has no default; give train.steps=…"]),
+        ("lr=1", ["'lr'", "'train.learning_rate'"]),
+        ("train.lr=1", ["'train.lr'", "'train.learning_rate'"]),
+        ("batch_size=4", ["'train.batch_size'"]),
+        ("epochs=4", ["'train.steps'"]),
+        ("n_layers=4", ["'model.pattern'"]),
+        ("output_dir=x", ["'hydra.run.dir'"]),
+        ("device=cuda", ["JAX_PLATFORMS=cpu, cuda or tpu"]),
+        ("model.dropout=0.1", ["no dropout"]),
+        ("modle=griffin", ["'modle'", "'model'"]),
+        ("task.length=100000000", ["task.length=100000000 takes at least", "iB", "this machine has"]),
+        ("eval.lengths=[99999999999]", ["99,999,999,999 tokens takes at least 838 GiB"]),
+        ("eval.lengths=[2000000000]", ["8 sequences of 2,000,000,000 tokens (eval.lengths) takes at least 134 GiB"]),
+        ("train.batch_size=1000000000", ["train.batch_size=1000000000 takes at least"]),
+        ("seeds=4000000000", ["seeds=4000000000 takes at least"]),
+        ("eval.lengths=[]", ["eval.lengths=[] measures nothing"]),
+        ("train.warmup_steps=3001", ["train.warmup_steps=3001, but training ends at train.steps=3000"]),
+        ("train.curriculum=[{length: 256, steps: 5, batch_size: 2}]", ["a stage of length=256, but task.length=256"]),
+        ("train.eval_every=3", ["train.eval_every=3 is no multiple of train.log_every=25"]),
+        ("train.steps=[1,2", ["cannot read", "'train.steps=[a,b]'"]),
+        ("data.path=/a/b[1].txt", ["type 'data.path=\"/a/b[1].txt\"', quotes within quotes"]),
+        ("data.path='a", ["every quote needs its other half"]),
+        ("quiet=1", ["quiet=1; allowed: bool"]),
     ],
 )
 def test_wrong_input_is_one_line(override: str, said: Sequence[str]) -> None:
@@ -180,6 +219,9 @@ def test_wrong_input_is_one_line(override: str, said: Sequence[str]) -> None:
         ),
         (("task=induction_heads", "model=mqa,hawk"), ["-m"]),
         (("task=selective_copying", "model=mqa", "task.data_tokens=2000"), ["task.data_tokens=2000", "1024"]),
+        (("task=books", "model=mqa", "data.path=/nope"), ["data.path=/nope is no folder", "heldout-*.txt"]),
+        (("task=books", "model=mqa", "task.tokenizer=gpt2"), ["task.tokenizer=gpt2; allowed: the path of"]),
+        (("task=books", "checkpoint=x", "preset=cpu"), ["preset=cpu, but checkpoint=x is trained already"]),
     ],
 )
 def test_wrong_choices_are_one_line(overrides: Sequence[str], said: Sequence[str]) -> None:

@@ -285,7 +285,7 @@ def test_an_unreachable_hub_is_told_at_once(
     assert time.perf_counter() - began < 3
     assert code == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
-    for word in ("task piqa", "baber/piqa", "data.path=", "HF_HOME", "HF_ENDPOINT"):
+    for word in ("task piqa", "baber/piqa", "--data_path FOLDER", "HF_HOME", "HF_ENDPOINT"):
         assert word in line
 
 

@@ -140,7 +140,7 @@ def test_the_digest_is_of_everything_that_is_read(folder: Path) -> None:
 def test_nothing_is_read_before_it_is_needed(tmp_path: Path) -> None:
     text = Text(path=str(tmp_path / "gone"))
     assert text.vocab_size == 258 and text.length == 512
-    assert "is no folder; give one with files train-*.txt and held-out-*.txt" in refusal(text)
+    assert "is no folder; give one that is there, with files train-*.txt and heldout-*.txt" in refusal(text)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_nothing_is_read_before_it_is_needed(tmp_path: Path) -> None:
         ({"train.txt": b"a" * 9999, "held.txt": b""}, "there is no text in these documents"),
         ({"train.txt": b"a" * 30, "held.txt": b"x"}, "length=64, but the training texts have 30 tokens"),
         ({"train.txt": b"a" * 999, "held.txt": b"x"}, "validation=0.01562 leaves 15 tokens, too few for a window of"),
-        ({"train.txt": b"a" * 9999, "held.txt": b"a" * 9999}, "take one away, or give allow_shared=true"),
+        ({"train.txt": b"a" * 9999, "held.txt": b"a" * 9999}, "take one away, or give task.allow_shared=true"),
         ({"train.jsonl": b'{"body": "a"}', "held.txt": b"x"}, "has no text in 'text'; it has body"),
     ],
 )

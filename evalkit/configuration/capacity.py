@@ -1,0 +1,95 @@
+"""What this machine cannot hold is refused before anything is built: by a least number of bytes, never an estimate."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from evalkit.core.contracts import Evaluation, LanguageModel
+from evalkit.core.devices import accelerator_bytes, bytes_of, memory_bytes
+from evalkit.core.errors import UserError
+from evalkit.training.settings import Training
+
+LONGEST = 2**31 - 1
+"""Positions are 32-bit integers."""
+TOKEN_BYTES = 9
+"""Of a token of an example: itself, its target, and whether it is scored."""
+ADAM = 3
+"""Parameters, and two moments of each."""
+PLAINLY_SMALL = 10**8
+"""Numbers in the matrices of a model; fewer are not counted, which takes as long as building it."""
+
+
+class Need(NamedTuple):
+    """The bytes that `setting` asks for at least, and of what they are."""
+
+    setting: str
+    bytes: int
+    of: str
+    instead: str
+
+
+def refuse_too_large(config: Mapping[str, Any], built: Mapping[str, Any]) -> None:
+    """Raises UserError for a setting that needs more memory than this machine has, in every way to run it.
+
+    `config` is the plain configuration and `built` its parts. Only what is certainly held at once is counted. Of an
+    evaluation that is streamed: the tokens of a batch and the caches of its rows. Of training: the tokens of a batch,
+    of one sequence the input of each block and the logits, and the parameters with AdamW's moments.
+    """
+    for need in (*_of_training(config, built), *_of_evaluation(built)):
+        if need.bytes > memory_bytes() and need.bytes > accelerator_bytes():
+            raise UserError(
+                f"{need.setting} takes at least {_shown(need.bytes)} ({need.of}), and this machine has "
+                f"{_shown(memory_bytes())}; {need.instead}"
+            )
+
+
+def _of_training(config: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[Need]:
+    training, model, task = built["train"], built["model"], built["task"]
+    if not isinstance(training, Training) or model is None:
+        return
+    length, batch = task.length, training.batch_size
+    _refuse_beyond_positions("task.length", length)
+    node = config["model"]
+    ours = node["_target_"] == "evalkit.models.build"  # of another model nothing is known but its logits
+    floats = length * (task.vocab_size + (len(node["pattern"]) * node["width"] if ours else 0))
+    held = "one sequence's logits" + (" and inputs of blocks" if ours else "")
+    itemsize = 2 if ours and node.get("dtype") == "bfloat16" else 4
+    yield Need(f"task.length={length}", itemsize * floats, held, "give a shorter one")
+    tokens = TOKEN_BYTES * batch * length
+    yield Need(f"train.batch_size={batch}", tokens, f"its tokens at length {length:,}", "give a smaller one")
+    if ours and node["width"] ** 2 * len(node["pattern"]) * config["seeds"] > PLAINLY_SMALL:
+        size = bytes_of(jax.eval_shape(model.init, jax.random.key(0)))
+        setting = f"model.width={node['width']}" + (f" with seeds={config['seeds']}" if config["seeds"] > 1 else "")
+        yield Need(setting, ADAM * size * config["seeds"], "parameters and AdamW's moments", "give a smaller model")
+
+
+def _of_evaluation(built: Mapping[str, Any]) -> Iterator[Need]:
+    evaluation: Evaluation = built["eval"]
+    for setting, rows, length in evaluation.held():
+        _refuse_beyond_positions(f"eval.{setting}", length)
+        tokens = TOKEN_BYTES * rows * length
+        cache = 0 if built["model"] is None else _cache_bytes(built["model"], rows, length)
+        of = f"the tokens of {rows:,} sequences, {_shown(tokens)}, and their caches, {_shown(cache)}"
+        many = f"{rows:,} sequences of {length:,} tokens (eval.{setting})"
+        yield Need(many, tokens + cache, of, f"give a shorter length in eval.{setting}, or fewer in eval.batch_size")
+
+
+def _cache_bytes(model: LanguageModel, rows: int, length: int) -> int:
+    return bytes_of(jax.eval_shape(lambda: model.init_cache(rows, length)))
+
+
+def _refuse_beyond_positions(setting: str, length: int) -> None:
+    if length > LONGEST:
+        raise UserError(
+            f"{setting}: a length of {length:,} tokens takes at least {_shown(TOKEN_BYTES * length)} a sequence, and "
+            f"positions end at {LONGEST:,}; give a shorter one"
+        )
+
+
+def _shown(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if size < 1024 or unit == "PiB":
+            break
+        size /= 1024
+    return f"{size:,.3g} {unit}" if size < 1000 else f"{size:,.0f} {unit}"

@@ -1,0 +1,100 @@
+"""A configuration with every key that there is: what YAML leaves out stands with its constructor's default."""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from evalkit.configuration.composition import one_line, paths, plain
+from evalkit.configuration.schema import INSTRUCTIONS, called_by, constructor, settings_of, unknown
+from evalkit.core.errors import UserError
+
+
+def shown(config: DictConfig, hydra: Mapping[str, Any], which: str, package: str | None, resolve: bool) -> str:
+    """The YAML that `--cfg job`, `hydra` or `all` prints, of the part `package` alone if there is one.
+
+    `hydra` is Hydra's own part; `resolve` replaces `${…}` by what it stands for. Raises UserError for a part that is
+    not there.
+    """
+    job = completed(plain(config, resolve=False))
+    own = {"hydra": hydra} if hydra else {}
+    whole = DictConfig({**job, **own})
+    if resolve:
+        whole = DictConfig(_resolved(whole))
+    if package is None:
+        kept = {"job": list(job), "hydra": list(own), "all": [*job, *own]}[which]
+        return OmegaConf.to_yaml(OmegaConf.masked_copy(whole, kept))
+    known = [*paths(job), *paths(own)]
+    if package not in known:
+        raise UserError(unknown(package, known))
+    with one_line():
+        part = OmegaConf.select(whole, package)
+    return OmegaConf.to_yaml(part) if OmegaConf.is_config(part) else f"{part}\n"
+
+
+def completed(node: Any, path: str = "") -> Any:
+    """`node`, plain data, with the defaults of each constructor that it names, but for those that no YAML can say.
+
+    >>> sorted(completed({"_target_": "evalkit.training.settings.Training", "steps": 5}))[:4]
+    ['_target_', 'b1', 'b2', 'batch_size']
+    """
+    if not isinstance(node, Mapping):
+        return node
+    known = {name: completed(value, f"{path}.{name}" if path else name) for name, value in node.items()}
+    if "_target_" not in node:
+        return known
+    taken = settings_of(node, path)
+    found = _defaults(constructor(node, path))
+    return known | {name: found[name] for name in taken if name in found and name not in known}
+
+
+def _resolved(node: Any) -> Any:
+    """`node` as plain data, each `${…}` replaced; what has no value before the run starts stays as it is written."""
+    if not OmegaConf.is_config(node):
+        return node
+    written: Any = OmegaConf.to_container(node, resolve=False)
+    if not written:
+        return written
+    found = {}
+    for key in written if isinstance(written, dict) else range(len(written)):
+        try:
+            found[key] = written[key] if OmegaConf.is_missing(node, key) else _resolved(node[key])
+        except OmegaConfBaseException:
+            found[key] = written[key]
+    return found if isinstance(written, dict) else list(found.values())
+
+
+def _defaults(built: Any) -> dict[str, Any]:
+    made, called = {}, called_by(built)[0]
+    if dataclasses.is_dataclass(built):  # whose signature hides what a factory makes
+        factories = [field for field in dataclasses.fields(built) if callable(field.default_factory)]
+        made = {field.name: _plain(field.default_factory()) for field in factories}  # type: ignore[misc]
+    signature = inspect.signature(called)
+    given = {
+        name: _plain(parameter.default)
+        for name, parameter in signature.parameters.items()
+        if parameter.default is not parameter.empty and name not in made and name not in INSTRUCTIONS
+    }
+    return {name: value for name, value in (given | made).items() if value is not NotImplemented}
+
+
+def _plain(default: Any) -> Any:
+    """A default as YAML writes it; NotImplemented where it cannot."""
+    if default is None or isinstance(default, str | int | float):
+        return default
+    if dataclasses.is_dataclass(default) and not isinstance(default, type):
+        kind = type(default)
+        settings = {field.name: _plain(getattr(default, field.name)) for field in dataclasses.fields(default)}
+        return {"_target_": f"{kind.__module__}.{kind.__qualname__}"} | {
+            name: value for name, value in settings.items() if value is not NotImplemented
+        }
+    values = default.values() if isinstance(default, Mapping) else default if isinstance(default, Sequence) else None
+    if values is None:
+        return NotImplemented
+    plain = [_plain(value) for value in values]
+    if NotImplemented in plain:
+        return NotImplemented
+    return dict(zip(default, plain, strict=True)) if isinstance(default, Mapping) else plain
