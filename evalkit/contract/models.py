@@ -49,7 +49,7 @@ class ModelUnderCheck:
         if given is None:
             given = jax.jit(self.model.init, compiler_options=RUNS_ONCE)(jax.random.key(0))
         random = np.random.default_rng(0)
-        return jax.device_put(jax.tree.map(partial(_without_zeros, random), jax.device_get(given)))
+        return jax.tree.map(lambda leaf: _without_zeros(random, _here(leaf)), given)
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -344,8 +344,15 @@ def _precise(program: Any, params: Params, tokens: np.ndarray, *others: Any) -> 
     return np.asarray(logits, np.float64), cache
 
 
-def _without_zeros(random: np.random.Generator, leaf: np.ndarray) -> np.ndarray:
-    return leaf if leaf.any() else (0.02 * random.standard_normal(leaf.shape)).astype(leaf.dtype)
+def _here(leaf: Array) -> Array:
+    """The parameter on one device: a look needs no more, and several would all do the same."""
+    return leaf.addressable_data(0) if leaf.is_fully_replicated else jnp.asarray(np.asarray(leaf))
+
+
+def _without_zeros(random: np.random.Generator, leaf: Array) -> Array:
+    if np.asarray(leaf).any():
+        return leaf
+    return jnp.asarray((0.02 * random.standard_normal(leaf.shape)).astype(leaf.dtype))
 
 
 def _named(structure: Any) -> str:

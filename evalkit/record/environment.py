@@ -31,6 +31,12 @@ def describe(matmul_precision: str) -> dict[str, Any]:
     }
 
 
+def machine(matmul_precision: str) -> str:
+    """The device in one line, with what decides how exact its products are."""
+    device = jax.devices()[0].device_kind
+    return f"{device} × {jax.device_count()} ({cores()} cores), float32 products: {matmul_precision}"
+
+
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)

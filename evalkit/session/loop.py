@@ -19,19 +19,19 @@ SOLVED = 1.0
 VALIDATION = Extrapolation(lengths=[], chunk=256, batch_size=8)
 
 
-def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, restored: Restored | None) -> TrainState:
+def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: Restored | TrainState) -> TrainState:
     """Trains to the last step and returns the state there; raises Interrupted after a signal, the state saved.
 
-    A stopped run that is `restored` takes the very same steps as one that was never stopped. Batches are functions of
-    seed and step, and its rows were cut to what the checkpoint knows.
+    `begun` is what it starts from, fresh or restored. A restored run takes the very same steps as one that was never
+    stopped. Batches are functions of seed and step, and its rows were cut to what the checkpoint knows.
     """
     training, task = trainer.training, trainer.task
-    if restored is None:
-        state, step, solved, tokens = trainer.start(), 0, 0, 0
-        session.begin(subjects.header(session, subjects.of_state(session, state, step)))
-    else:
-        state, step, solved, tokens = restored.state, restored.step, restored.meta["solved"], restored.meta["tokens"]
+    if isinstance(begun, Restored):
+        state, step, solved, tokens = begun.state, begun.step, begun.meta["solved"], begun.meta["tokens"]
         session.say(f"going on from step {step}")
+    else:
+        state, step, solved, tokens = begun, 0, 0, 0
+        session.begin(subjects.header(session, subjects.of_state(session, state, step)))
     with session.timed("training"), Progress(session.console, training.steps, "training") as progress:
         began = time.perf_counter()
         for stage in training.stages(task.length):

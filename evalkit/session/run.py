@@ -5,7 +5,8 @@ reports. A run on a checkpoint is the same without training.
 """
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -18,33 +19,45 @@ from evalkit.checkpoints.loading import restore, trainer_of
 from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.notes import notes_of
 from evalkit.configuration.saved import EVALUABLE, RESUMABLE, from_file, save
+from evalkit.contract.experiment import hold
+from evalkit.core import devices
 from evalkit.core.contracts import Trained, Verdict
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import FILE, Record, offset_after, read
-from evalkit.record import history
+from evalkit.record import environment, history
 from evalkit.record.files import RESULTS
 from evalkit.record.history import Work, pasteable
 from evalkit.record.progress import EvaluationProgress
+from evalkit.reports.writer import say
 from evalkit.session import subjects
 from evalkit.session.hints import after_evaluation, near, next_commands, resume_hint
 from evalkit.session.lock import alone
 from evalkit.session.loop import train
-from evalkit.session.session import Session
+from evalkit.session.session import Session, console_of
 from evalkit.training.checkpoints import Checkpoints, Restored
-from evalkit.training.state import TrainState
+from evalkit.training.state import TrainState, params_of
 from evalkit.training.trainer import Trainer
 
 AGAIN = "give the same command again"
 
 
 def start(experiment: Experiment, folder: Path) -> int:
-    """Trains, evaluates and reports in `folder`; returns the exit code (130 or 143 after a signal)."""
+    """Trains, evaluates and reports in `folder`; returns the exit code (130 or 143 after a signal).
+
+    Raises BrokenPromise, before anything is written, for a task, a model or an evaluation that does not keep one.
+    """
+    devices.use_precision(experiment.matmul_precision)
     if experiment.checkpoint is not None:
         opened = subjects.open_checkpoint(experiment)
         with alone(folder):
             return _on_checkpoint(experiment, folder, opened, None)
-    with alone(folder):
-        return _trained(experiment, folder)
+    _announce(experiment, folder)
+    trainer = trainer_of(experiment)
+    began = time.perf_counter()
+    state = _fresh(experiment, trainer)
+    compilation = time.perf_counter() - began
+    with alone(folder), closing(Checkpoints(folder, trainer.training.keep_every)) as checkpoints:
+        return _trained(experiment, folder, trainer, checkpoints, state, {"compilation": compilation})
 
 
 def resume(folder: Path, overrides: Sequence[str]) -> int:
@@ -53,6 +66,7 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
     More `train.steps` than before train a finished run further. Raises UserError if it cannot go on.
     """
     experiment = from_file(folder / "config.yaml", overrides, RESUMABLE)
+    devices.use_precision(experiment.matmul_precision)
     if experiment.checkpoint is None and is_archive(folder):
         raise UserError(f"{folder} is an archive, which has no checkpoint to go on from; give the run itself")
     with alone(folder):
@@ -62,7 +76,7 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
         if (folder / RESULTS).is_file() and not _has_more_steps(experiment, folder):
             _refuse_other_evaluation(experiment, folder, overrides)
             return _say_finished(experiment, folder)
-        return _trained(experiment, folder)
+        return _go_on(experiment, folder)
 
 
 def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None) -> int:
@@ -75,6 +89,7 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
         raise UserError(f"step={', '.join(at)}; give one number of training steps, or leave step= out for the newest")
     rest = [text for text in overrides if not text.startswith("step=")]
     experiment = from_file(folder / "config.yaml", rest, EVALUABLE)
+    devices.use_precision(experiment.matmul_precision)
     if experiment.checkpoint is not None:
         raise UserError(f"{folder} was measured on a checkpoint; give task= and checkpoint= again")
     feed = experiment.feed
@@ -91,7 +106,7 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
                 session.say(unknown)
 
             def work() -> Verdict:
-                _announce(session)
+                _announce(experiment, target)
                 session.begin(subjects.header(session, subjects.of_state(session, state, step)))
                 return _measure_state(session, state, step)
 
@@ -153,32 +168,49 @@ def new_evaluation(run: Path) -> Path:
     return run / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
 
 
-def _trained(experiment: Experiment, folder: Path) -> int:
-    """Trains from the newest checkpoint, or from the beginning, and evaluates."""
-    _, training = experiment.trained
-    checkpoints = Checkpoints(folder, training.keep_every)
-    with closing(checkpoints):
-        trainer = trainer_of(experiment)
+def _fresh(experiment: Experiment, trainer: Trainer) -> TrainState:
+    """Where training begins; raises BrokenPromise while its program is still being compiled."""
+    return trainer.start(lambda state: hold(experiment, params_of(state, 0)))
+
+
+def _go_on(experiment: Experiment, folder: Path) -> int:
+    """Trains from the newest checkpoint, or from the beginning where there is none yet, and evaluates."""
+    _announce(experiment, folder)
+    trainer = trainer_of(experiment)
+    with closing(Checkpoints(folder, trainer.training.keep_every)) as checkpoints:
         restored = checkpoints.restore(trainer.abstract)
         experiment.feed.prepare()
-        if restored is not None:
-            _refuse_other_text(experiment, folder)
-        _describe(experiment, folder)
-        (folder / RESULTS).unlink(missing_ok=True)  # of an earlier end: what has one is finished
-        offset, step = (0, 0) if restored is None else (restored.meta["rows"], restored.step)
-        history.add(folder, Work(history.command_line(), step, training.steps, training.schedule))
-        told = {"resume_hint": resume_hint(folder), "next_commands": next_commands(experiment, folder)}
-        with Session(experiment, folder, offset=offset, **told) as session:
-            return session.guard(lambda: _train_and_measure(session, trainer, checkpoints, restored))
+        if restored is None:
+            return _trained(experiment, folder, trainer, checkpoints, _fresh(experiment, trainer), {})
+        _refuse_other_text(experiment, folder)
+        hold(experiment, params_of(restored.state, 0))
+        return _trained(experiment, folder, trainer, checkpoints, restored, {})
 
 
-def _train_and_measure(
-    session: Session, trainer: Trainer, checkpoints: Checkpoints, restored: Restored | None
-) -> Verdict:
-    _announce(session)
-    state = train(session, trainer, checkpoints, restored)
-    with session.timed("evaluation"):
-        return _measure_state(session, state, int(state.step[0]))
+def _trained(
+    experiment: Experiment,
+    folder: Path,
+    trainer: Trainer,
+    checkpoints: Checkpoints,
+    begun: Restored | TrainState,
+    timing: Mapping[str, float],
+) -> int:
+    """Trains to the last step, and evaluates."""
+    _describe(experiment, folder)
+    (folder / RESULTS).unlink(missing_ok=True)  # of an earlier end: what has one is finished
+    offset, step = (begun.meta["rows"], begun.step) if isinstance(begun, Restored) else (0, 0)
+    training = trainer.training
+    history.add(folder, Work(history.command_line(), step, training.steps, training.schedule))
+    told = {"resume_hint": resume_hint(folder), "next_commands": next_commands(experiment, folder)}
+    with Session(experiment, folder, offset=offset, **told) as session:
+        session.timing.update(timing)
+
+        def work() -> Verdict:
+            state = train(session, trainer, checkpoints, begun)
+            with session.timed("evaluation"):
+                return _measure_state(session, state, int(state.step[0]))
+
+        return session.guard(work)
 
 
 def _measure_state(session: Session, state: TrainState, step: int) -> Verdict:
@@ -204,7 +236,7 @@ def _on_checkpoint(experiment: Experiment, folder: Path, opened: subjects.Opened
                 subject = subjects.of_checkpoint(session, opened, kept, progress)
                 header = subjects.header(session, subject, opened.notes)
                 session.say(
-                    session.machine,
+                    environment.machine(experiment.matmul_precision),
                     *filter(None, [(header.text or {}).get("used"), *header.notes, f"folder: {folder}"]),
                 )
                 if not kept:
@@ -233,21 +265,22 @@ def _describe(experiment: Experiment, folder: Path) -> None:
         save(experiment.config, folder / "config.yaml")
 
 
-def _announce(session: Session) -> None:
+def _announce(experiment: Experiment, folder: Path) -> None:
     """What runs, on what, and where to find it."""
-    experiment, seeds = session.experiment, session.experiment.all_seeds
-    model, _ = experiment.trained
+    seeds, (model, _) = experiment.all_seeds, experiment.trained
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     shown = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}–{seeds[-1]}"
     text = experiment.feed.facts()
-    session.say(
+    lines = [
         f"{experiment.task_name} · {experiment.model_name} · {count:,} parameters · {shown}",
-        session.machine,
+        environment.machine(experiment.matmul_precision),
         *([] if text is None else [text["used"]]),
         *notes_of(experiment, model),
-        f"folder: {session.folder}",
-    )
+        f"folder: {folder}",
+    ]
+    for line in lines:
+        say(console_of(experiment), line)
 
 
 def _refuse_trained_on(experiment: Experiment, folder: Path) -> str | None:

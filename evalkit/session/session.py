@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 from rich.console import Console
 
 from evalkit.configuration.experiment import Experiment
@@ -36,13 +35,10 @@ class Session:
     def __init__(
         self, experiment: Experiment, folder: Path, *, offset: int, resume_hint: str, next_commands: Sequence[str]
     ):
-        jax.config.update("jax_default_matmul_precision", experiment.matmul_precision)
         self.experiment, self.folder = experiment, folder
         self.resume_hint, self.next_commands = resume_hint, next_commands
-        # With format=json the last line of stdout is the result and the only one.
-        self.console = Console(stderr=experiment.format == "json", quiet=experiment.quiet)
+        self.console = console_of(experiment)
         self.watch = Watch()
-        self.machine = ""
         self.timing: dict[str, float] = _times_of(folder) if offset else {}
         with ExitStack() as opened:
             opened.enter_context(logs.shown(self.console))
@@ -121,10 +117,6 @@ class Session:
         facts = environment.describe(self.experiment.matmul_precision)
         with writing(self.folder):
             (self.folder / "environment.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        self.machine = (
-            f"{facts['device']} × {facts['devices']} ({facts['cores']} cores), "
-            f"float32 products: {self.experiment.matmul_precision}"
-        )
 
     def _report(self, verdict: Verdict) -> None:
         """The report, and with format=json its numbers as the last line of the output."""
@@ -144,6 +136,11 @@ class Session:
         # A full disk ended the work and was told then; it is not told twice.
         with suppress(OSError):
             (self.folder / TIMES).write_text(json.dumps(self.timing, indent=2) + "\n", encoding="utf-8")
+
+
+def console_of(experiment: Experiment) -> Console:
+    """Where a run is shown; with format=json the last line of stdout is the result and the only one."""
+    return Console(stderr=experiment.format == "json", quiet=experiment.quiet)
 
 
 def _times_of(folder: Path) -> dict[str, float]:

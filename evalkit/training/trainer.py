@@ -1,6 +1,6 @@
 """The compiled programs of a run: one takes many steps for all seeds, the data included."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any
@@ -42,15 +42,22 @@ class Trainer:
         """Fresh parameters and optimiser state of every seed."""
         return jax.jit(self._fresh, compiler_options=RUNS_ONCE)(self.seeds)
 
-    def start(self) -> TrainState:
-        """Fresh state; the first stage's program is compiled at the same time, which halves a user's wait."""
+    def start(self, meanwhile: Callable[[TrainState], None]) -> TrainState:
+        """Fresh state; the first stage's program is compiled at the same time, which halves a user's wait.
+
+        `meanwhile` looks at the state while that goes on; what it raises is raised at once.
+        """
         first = self.training.stages(self.task.length)[0]
         loaded = self._load(first, 0)
         lowered = self.lower(first, loaded)
-        with ThreadPoolExecutor(1) as pool:
+        pool = ThreadPoolExecutor(1)
+        try:
             compiled = pool.submit(lowered.compile)
             state = self.init()
+            meanwhile(state)
             self._programs[_key(first, loaded)] = compiled.result()
+        finally:
+            pool.shutdown(wait=False)
         return state
 
     @cached_property

@@ -240,7 +240,7 @@ def test_a_run_that_was_given_more_steps_stays_the_same_run(
 def test_a_run_that_goes_on_is_not_finished(experiment: Callable[..., int], finished: Path, tmp_path: Path) -> None:
     one = tmp_path / "out" / "one"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "_train_and_measure", Mock(side_effect=UserError("a full disk")))
+        patch.setattr(run, "train", Mock(side_effect=UserError("a full disk")))
         with pytest.raises(UserError, match="a full disk"):
             run.resume(one, ["train.steps=8"])
     assert not (one / "results.json").exists()

@@ -230,7 +230,7 @@ def test_a_history_that_went_nowhere_is_no_extension(stopped: Path, short: Path,
     """Ten steps were wanted at step 2, and then six again: the run is the one of six."""
     folder = Path(shutil.copytree(stopped, tmp_path / "run"))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("evalkit.session.run._train_and_measure", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr("evalkit.session.run.train", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run.resume(folder, ["train.steps=10"])
     assert run.resume(folder, ["train.steps=6"]) == 0

@@ -1,0 +1,45 @@
+"""`python -m evalkit check model=… task=… [eval=…]`: whether a mixer, a task and an evaluation keep their promises."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from evalkit.commands.guide import Page
+
+ABOUT = """\
+Look at every promise of a model's mixers, of a task and of an evaluation, your own first of all.
+
+A line says of each whether it is kept. Of a broken one it says what was promised, what was found and where to read on.
+Every training looks at those that take a second. The exit code is 1 if one is broken."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints each promise and whether it is kept; returns 1 if one is broken. Raises UserError for what cannot be."""
+    parser = Page(
+        "check",
+        ABOUT,
+        "check task=induction_heads model=griffin",
+        "check --config-dir DIR task=my_task model=my_model",
+        usage="[--config-dir DIR] task=… model=… [key=value …]",
+    )
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="as for a run: task=…, model=…, eval=…")
+    given = parser.parse_args(arguments)
+    from evalkit.configuration.experiment import compose, prepared
+    from evalkit.contract.experiment import every_part
+    from evalkit.core import devices
+
+    devices.use_every_core()
+    experiment = prepared(compose(given.settings))
+    devices.use_precision(experiment.matmul_precision)
+    console, broken = Console(highlight=False), 0
+    for part in every_part(experiment):
+        found = {error.promise.name: error for error in part.broken()}
+        broken += len(found)
+        console.print(Text(part.name, style="bold"))
+        for promise in part.promises:
+            mark = ("broken", "bold red") if promise.name in found else ("kept  ", "green")
+            console.print(Text.assemble("  ", mark, f"  {promise.name}: {promise.text}"), soft_wrap=True)
+        for error in found.values():
+            console.print(Text(str(error), style="red"), soft_wrap=True)
+    return 1 if broken else 0
