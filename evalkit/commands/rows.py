@@ -1,24 +1,27 @@
 """`python -m evalkit rows RUN… [csv=FILE]`: the measurements of runs as one CSV table."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-SETTINGS = {"csv": "FILE to write, instead of printing", "split": "of one split alone", "metric": "of one metric alone"}
+from evalkit.commands.guide import Page
+from evalkit.core.errors import UserError
+
+SETTINGS = ("csv", "split", "metric")
+ABOUT = """\
+Every measurement of runs as CSV, a record a line; value is the mean over so many sequences.
+
+  csv=FILE      write it, instead of printing
+  split=…       of one alone: train, validation, test or benchmark
+  metric=…      of one alone, such as accuracy"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints or writes the table and returns 0; raises UserError for a folder without runs."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evalkit rows",
-        description="Every measurement of runs as CSV, a record a line; value is the mean over so many sequences.",
-        epilog="; ".join(f"{name}=… {purpose}" for name, purpose in SETTINGS.items()),
-    )
+    parser = Page("rows", ABOUT, "rows RUN RUN csv=all.csv", "rows runs split=test metric=accuracy | head")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or a folder that holds runs")
     given = parser.parse_args(arguments)
     from evalkit.core import tidy
-    from evalkit.core.errors import UserError
     from evalkit.record.files import write_text
     from evalkit.reports.pooling import find_runs
 
