@@ -12,6 +12,7 @@ from evalkit.configuration import catalogue
 from evalkit.core.errors import UserError
 
 OWN = ("length=", "seed=")
+MOST = 1_000_000
 SEARCHED = "hydra.searchpath="
 
 
@@ -55,6 +56,8 @@ def _show(console: Console, name: str, settings: Sequence[str], searched: Sequen
 
     task = build_task(name, [*searched, *(text for text in settings if not text.startswith(OWN))])
     length, seed = _number(settings, "length"), _number(settings, "seed") or 0
+    if max(length or 0, seed) > MOST:
+        raise UserError(f"length={length}, seed={seed}; an example is for reading: allowed up to {MOST}")
     try:
         shown = feed_of(task).illustrate(seed, length)
     except ValueError as error:

@@ -74,11 +74,11 @@ def main(arguments: Sequence[str]) -> int:
         return _show(flags)
     if flags.multirun:
         return _sweep(overrides)
-    _refuse_without_effect(overrides)
     if _is_whole_experiment(overrides):
         from evalkit.core import devices
         from evalkit.session import experiments
 
+        _refuse_without_effect(overrides)
         devices.use_every_core()
         return experiments.main(overrides)
     return _run(overrides)
@@ -152,6 +152,7 @@ def _run(overrides: Sequence[str]) -> int:
     from evalkit.core import devices
 
     composed = compose(overrides)
+    _refuse_without_effect(overrides)
     refuse_used(composed.folder)
     devices.use_every_core()
     experiment = prepared(composed)

@@ -29,14 +29,9 @@ class Need(NamedTuple):
     instead: str
 
 
-def refuse_too_large(config: Mapping[str, Any], built: Mapping[str, Any]) -> None:
-    """Raises UserError for a setting that needs more memory than this machine has, in every way to run it.
-
-    `config` is the plain configuration and `built` its parts. Only what is certainly held at once is counted. Of an
-    evaluation that is streamed: the tokens of a batch and the caches of its rows. Of training: the tokens of a batch,
-    of one sequence the input of each block and the logits, and the parameters with AdamW's moments.
-    """
-    for need in (*_of_training(config, built), *_of_evaluation(built)):
+def refuse_too_large(needs: Iterator[Need]) -> None:
+    """Raises UserError for the first setting that needs more memory than this machine has, in every way to run it."""
+    for need in needs:
         if need.bytes > memory_bytes() and need.bytes > accelerator_bytes():
             raise UserError(
                 f"{need.setting} takes at least {_shown(need.bytes)} ({need.of}), and this machine has "
@@ -44,27 +39,34 @@ def refuse_too_large(config: Mapping[str, Any], built: Mapping[str, Any]) -> Non
             )
 
 
-def _of_training(config: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[Need]:
+def of_training(config: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[Need]:
+    """The tokens of a batch, of one sequence the input of each block and the logits, parameters and their moments.
+
+    `config` is the plain configuration and `built` its parts. Only what is certainly held at once is counted.
+    """
     training, model, task = built["train"], built["model"], built["task"]
     if not isinstance(training, Training) or model is None:
         return
     length, batch = task.length, training.batch_size
     _refuse_beyond_positions("task.length", length)
-    node = config["model"]
+    node: Mapping[str, Any] = config["model"]
     ours = node["_target_"] == "evalkit.models.build"  # of another model nothing is known but its logits
+    if ours and node["width"] ** 2 * len(node["pattern"]) * config["seeds"] > PLAINLY_SMALL:
+        size = bytes_of(jax.eval_shape(model.init, jax.random.key(0)))
+        setting = f"model.width={node['width']}" + (f" with seeds={config['seeds']}" if config["seeds"] > 1 else "")
+        yield Need(
+            setting, ADAM * size * config["seeds"], "parameters and AdamW's moments", "give fewer or smaller ones"
+        )
     floats = length * (task.vocab_size + (len(node["pattern"]) * node["width"] if ours else 0))
     held = "one sequence's logits" + (" and inputs of blocks" if ours else "")
     itemsize = 2 if ours and node.get("dtype") == "bfloat16" else 4
     yield Need(f"task.length={length}", itemsize * floats, held, "give a shorter one")
     tokens = TOKEN_BYTES * batch * length
     yield Need(f"train.batch_size={batch}", tokens, f"its tokens at length {length:,}", "give a smaller one")
-    if ours and node["width"] ** 2 * len(node["pattern"]) * config["seeds"] > PLAINLY_SMALL:
-        size = bytes_of(jax.eval_shape(model.init, jax.random.key(0)))
-        setting = f"model.width={node['width']}" + (f" with seeds={config['seeds']}" if config["seeds"] > 1 else "")
-        yield Need(setting, ADAM * size * config["seeds"], "parameters and AdamW's moments", "give a smaller model")
 
 
-def _of_evaluation(built: Mapping[str, Any]) -> Iterator[Need]:
+def of_evaluation(built: Mapping[str, Any]) -> Iterator[Need]:
+    """The tokens of a batch and the caches of its rows, of an evaluation that is streamed."""
     evaluation: Evaluation = built["eval"]
     for setting, rows, length in evaluation.held():
         _refuse_beyond_positions(f"eval.{setting}", length)

@@ -244,6 +244,8 @@ def _refuse_unfit(override: Override) -> None:
         raise UserError(f"{key} follows from task, preset and model; leave {override.input_line!r} out")
     if is_choice(override) and not override.is_sweep_override() and not isinstance(override.value(), str | int | None):
         raise UserError(f"{override.input_line} is no name; choose one of {', '.join(catalogue.options(key))}")
+    if override.is_delete() and key in GROUPS:
+        raise UserError(f"{override.input_line} leaves nothing in its place; give {key}=… or leave it out")
     if _is_none(override) and key != "experiment":
         raise UserError(f"{key}=null picks nothing; choose one of {', '.join(catalogue.options(key))}")
     if override.is_sweep_override():

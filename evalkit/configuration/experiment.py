@@ -11,8 +11,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from evalkit.configuration import catalogue, composition
-from evalkit.configuration.capacity import refuse_too_large
+from evalkit.configuration import capacity, catalogue, composition
 from evalkit.configuration.composition import Composed
 from evalkit.configuration.schema import locate, unknown, verify
 from evalkit.core.batches import feed_of, refuse_no_task
@@ -150,7 +149,15 @@ def experiment(config: DictConfig) -> Experiment:
 def held_experiment(config: DictConfig) -> Experiment:
     """As `experiment`, of what is to be run here: raises UserError for what this machine cannot hold, too."""
     plain, built = _parts(config)
-    refuse_too_large(plain, built)
+    capacity.refuse_too_large(capacity.of_training(plain, built))
+    capacity.refuse_too_large(capacity.of_evaluation(built))
+    return _assembled(plain, built)
+
+
+def evaluated_experiment(config: DictConfig) -> Experiment:
+    """As `held_experiment`, of a run that was trained already, maybe on a larger machine."""
+    plain, built = _parts(config)
+    capacity.refuse_too_large(capacity.of_evaluation(built))
     return _assembled(plain, built)
 
 
@@ -215,7 +222,7 @@ def _model(plain: Mapping[str, Any], task: Any) -> LanguageModel | None:
 def _refuse_missing(composed: Composed) -> None:
     """Raises UserError for a run without a task or a model, or of a figure whose protocol chose no recipe for it."""
     config, choices = composed.config, composed.choices
-    for group in ("task", "model") if OmegaConf.select(config, "checkpoint") is None else ():
+    for group in ("task", "model") if not OmegaConf.select(config, "checkpoint") else ():
         if choices.get(group) is None:
             own = next((Path(str(place)[7:]) for place in composed.hydra["searchpath"]), None)
             allowed = " or ".join(f"{group}={name}" for name in catalogue.options(group, own))

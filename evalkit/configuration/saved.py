@@ -11,7 +11,7 @@ from yaml import YAMLError
 
 from evalkit.configuration import composition
 from evalkit.configuration.composition import NAMES
-from evalkit.configuration.experiment import SETTINGS, Experiment, build, experiment, held_experiment, hold
+from evalkit.configuration.experiment import SETTINGS, Experiment, build, evaluated_experiment, experiment, hold
 from evalkit.core.errors import UserError, first_line
 from evalkit.record.moved import renamed
 
@@ -62,6 +62,9 @@ def _changed(config: DictConfig, overrides: Sequence[str], allowed: Sequence[str
     parsed = composition.parse([text for text in overrides if text not in search])
     changes = [o for o in parsed if o.key_or_group not in choices or o.value() != choices[o.key_or_group]]
     trained_on = composition.plain(config.task)
+    for override in changes:
+        if override.is_hydra_override():
+            raise UserError(f"{override.input_line} is of a new run; this one has its folder: leave it out")
     for override in filter(composition.is_choice, changes):
         _refuse_fixed(override, choices, allowed)
         _choose(config, override, search)
@@ -77,7 +80,7 @@ def _changed(config: DictConfig, overrides: Sequence[str], allowed: Sequence[str
     for override in values:
         _refuse_fixed(override, choices, allowed)
     # A run of a larger machine is read on any; what is asked for anew must fit.
-    result = held_experiment(config) if values else experiment(config)
+    result = evaluated_experiment(config) if values else experiment(config)
     if result.config["task"] != trained_on:
         _refuse_other_vocabulary(trained_on, result)
     return result

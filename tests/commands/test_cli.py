@@ -211,6 +211,11 @@ def test_a_fault_of_ours_keeps_its_traceback(run: Run) -> None:
         (("--info", "all", "task=nope", "model=hawk"), "task=nope does not exist"),
         (("task=induction_heads", "modle=hawk"), "the nearest valid one is 'model'"),
         ((*GRIFFIN, "hydra.sweep.dir=x"), "hydra.sweep.dir=x is of a sweep"),
+        ((*GRIFFIN, "hydra.rundir=x"), "'hydra.run.dir'"),
+        ((*GRIFFIN, "~model"), "leaves nothing in its place; give model=…"),
+        (("task=[induction_heads]", "model=hawk"), "is no name; choose one of"),
+        (("example", "induction_heads", "length=99999999999"), "allowed up to 1000000"),
+        (("example", "induction_heads", "_target_=json"), "name a class or a function in it"),
         ((*GRIFFIN, "hydra.verbose=true"), "hydra.verbose=true changes nothing"),
     ],
 )
