@@ -19,8 +19,8 @@ from evalkit.core.devices import RUNS_ONCE
 TOKENS, CHUNK = 32, 16
 # Where tokens begin to be replaced: odd and even places, and both sides of a chunk's edge.
 CUTS = (1, 5, 11, 16, 17, 24, 31)
-# Two documents in one row; the pads before a row; the pads after a row's first tokens.
-RESETS, LEFT, RIGHT = (9, 20), 5, 6
+# Where the later documents of a row begin; the pads before a row; the pads after a row's first tokens.
+RESETS, LEFT, RIGHT = (1, 9, 20), 5, 6
 # Of the largest logit: sums in another order are as exact as this in float32, and in bfloat16.
 CLOSE = {"float32": 1e-3, "bfloat16": 0.1}
 NO_PAD = "position -1 writes nothing and changes no state"
@@ -209,10 +209,8 @@ def _padding(subject: ModelUnderCheck) -> str | None:
 
 @promised("resets", "position 0 begins a new document, which sees nothing of the one before")
 def _resets(subject: ModelUnderCheck) -> str | None:
-    ends = (*RESETS, TOKENS)
-    alone = [subject.logits[row, : stop - start] for row, start, stop in _documents(ends)]
-    for start, expected in zip((0, *RESETS), alone, strict=True):
-        found = subject.differ(subject.pieces[3, start : start + len(expected)], expected)
+    for row, start, stop in _documents():
+        found = subject.differ(subject.pieces[3, start:stop], subject.logits[row, : stop - start])
         if found is not None:
             return f"in the document that begins at {start} {found}"
     return None
@@ -221,7 +219,7 @@ def _resets(subject: ModelUnderCheck) -> str | None:
 @promised("steps", "one token at a time gives what all tokens at once give")
 def _steps(subject: ModelUnderCheck) -> str | None:
     tokens = subject.tokens[:2]
-    for sizes in ([1] * TOKENS, [7, 1, 16, 8]):
+    for sizes in ([1] * TOKENS, [7, 8, 9, 1, 7]):
         found = subject.differ(subject.through_cache(tokens, None, sizes)[0], subject.logits[0])
         if found is not None:
             return f"in chunks of {', '.join(map(str, dict.fromkeys(sizes)))} {found}"
@@ -232,8 +230,7 @@ def _steps(subject: ModelUnderCheck) -> str | None:
 def _packing(subject: ModelUnderCheck) -> str | None:
     tokens, positions = _rows(subject.tokens[0])
     logits, _ = _precise(subject.cached, subject.params, tokens, positions)
-    ends = (*RESETS, TOKENS)
-    for row, start, stop in _documents(ends):
+    for row, start, stop in _documents():
         found = subject.differ(logits[3, start:stop], subject.logits[row, : stop - start])
         if found is not None:
             return f"in the document that begins at {start} {found}"
@@ -322,15 +319,16 @@ def _rows(first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     tokens = np.stack([first, np.roll(first, LEFT), first, first, np.roll(first, CHUNK)])
     tokens[2, CHUNK:] = first[after : TOKENS - RIGHT]
     middle = np.where(where < after, where, np.where(where < CHUNK, -1, where - RIGHT))
-    documents = where - np.select([where >= RESETS[1], where >= RESETS[0]], [RESETS[1], RESETS[0]], 0)
+    starts = np.array([0, *RESETS])
+    documents = where - starts[np.searchsorted(starts, where, side="right") - 1]
     pads = [np.maximum(where - LEFT, -1), middle, documents, np.maximum(where - CHUNK, -1)]
     return tokens, np.stack([where, *pads]).astype(np.int32)
 
 
-def _documents(ends: Sequence[int]) -> list[tuple[int, int, int]]:
+def _documents() -> list[tuple[int, int, int]]:
     """The row of `ModelUnderCheck.tokens` that begins with each document, and where it starts and ends."""
-    rows = (0, 3 * (1 + len(CUTS)), 3 * (1 + len(CUTS)) + 1)
-    return list(zip(rows, (0, *RESETS), ends, strict=True))
+    rows = (0, *(3 * (1 + len(CUTS)) + number for number in range(len(RESETS))))
+    return list(zip(rows, (0, *RESETS), (*RESETS, TOKENS), strict=True))
 
 
 def _run(program: Any, params: Params, tokens: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The contract of every model in `conf/model/`, shrunk: a new YAML is tested without writing a test."""
+"""What only the models of `conf/model/` must hold, shrunk; `tests/contract` holds what every model promises."""
 
 from functools import lru_cache
 
@@ -48,64 +48,8 @@ def full(name: str, tokens, positions=None):
     return applied(name)(params_of(name), tokens, positions)[0]
 
 
-def through_cache(name: str, tokens, positions, sizes):
-    """Logits of `tokens` given in chunks of these sizes, and the cache after them."""
-    cache, start, logits = model_of(name).init_cache(tokens.shape[0], tokens.shape[1] + 1), 0, []
-    for size in sizes:
-        stop = start + size
-        part = None if positions is None else positions[:, start:stop]
-        out, cache = applied(name)(params_of(name), tokens[:, start:stop], part, cache)
-        logits.append(out)
-        start = stop
-    assert start == tokens.shape[1]
-    return jnp.concatenate(logits, axis=1), cache
-
-
 def close(actual, expected, tolerance=TOLERANCE):
     np.testing.assert_allclose(actual, expected, atol=tolerance, rtol=0)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_causality_by_gradients(name: str) -> None:
-    """The loss at t depends on embeddings before and at t (non-zero gradient) and on none after it (exactly zero)."""
-    model, params = model_of(name), params_of(name)
-    at = 6  # within every window
-    distinct = jnp.arange(12)[None] % VOCABULARY
-
-    def loss(shift):
-        """Each position gets a token of its own, so the gradient of its row of the table is that position's."""
-        table = params["embedding"]["table"] + shift
-        moved = {**params, "embedding": {"table": table}}
-        return model.apply(moved, distinct, None)[0][0, at, VOCABULARY - 1]
-
-    gradient = np.abs(jax.jit(jax.grad(loss))(jnp.zeros_like(params["embedding"]["table"]))).sum(axis=1)
-    assert (gradient[: at + 1] > 0).all(), "a position does not see its past or itself"
-    assert (gradient[at + 1 : 12] == 0).all(), "a position sees its future"
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(
-    "sizes", [[STEPS], [1] * STEPS, [WINDOW - 1, WINDOW, WINDOW + 1, 1, 1, 3]], ids=["whole", "single", "window edges"]
-)
-def test_chunks_and_single_tokens_give_the_full_result(name: str, sizes: list[int]) -> None:
-    tokens = tokens_of()
-    close(through_cache(name, tokens, None, sizes)[0], full(name, tokens))
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("left", [0, 3, 11, 15])
-def test_padding_on_either_side_changes_nothing(name: str, left: int) -> None:
-    tokens, right = tokens_of(), 15 - left
-    positions = jnp.pad(jnp.arange(STEPS)[None].repeat(2, 0), ((0, 0), (left, right)), constant_values=-1)
-    padded = jnp.pad(tokens, ((0, 0), (left, right)))
-    expected = full(name, tokens)
-    close(full(name, padded, positions)[:, left : left + STEPS], expected)
-    logits, cache = through_cache(name, padded, positions, [11] * 4)
-    close(logits[:, left : left + STEPS], expected)
-    # Decoding goes on from the last token, whatever padding came after it.
-    following = tokens_of(2, 1, seed=9)
-    step, _ = applied(name)(params_of(name), following, None, cache)
-    close(step, full(name, jnp.concatenate([tokens, following], axis=1))[:, -1:])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -128,25 +72,6 @@ def test_a_ragged_batch_is_its_rows(name: str) -> None:
     logits = jnp.concatenate(logits, axis=1)
     for row, n in enumerate(lengths):
         close(logits[row, STEPS - n :], full(name, rows[row : row + 1, : n + 2])[0])
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("split", [1, WINDOW, 20])
-def test_packed_sequences_are_separate(name: str, split: int) -> None:
-    tokens = tokens_of()
-    positions = jnp.concatenate([jnp.arange(split), jnp.arange(STEPS - split)])[None].repeat(2, 0)
-    expected = jnp.concatenate([full(name, tokens[:, :split]), full(name, tokens[:, split:])], axis=1)
-    close(full(name, tokens, positions), expected)
-    close(through_cache(name, tokens, positions, [14, 15])[0], expected)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_padding_alone_leaves_every_state_unchanged(name: str) -> None:
-    params, tokens = params_of(name), tokens_of()
-    _, cache = through_cache(name, tokens, None, [STEPS])
-    _, after = applied(name)(params, tokens[:, :3], jnp.full((2, 3), -1), cache)
-    for before, now in zip(jax.tree.leaves(cache), jax.tree.leaves(after), strict=True):
-        np.testing.assert_array_equal(before, now)
 
 
 @pytest.mark.parametrize("window", [1, 2, WINDOW])
@@ -278,16 +203,6 @@ def test_gelu_times_is_jax_gelu_times() -> None:
     got, own = jax.vjp(gelu_times, x, y)
     for one, other in zip((got, *own(dz)), (wanted, *pull(dz)), strict=True):
         close(one, other, 1e-5)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_at_chosen_positions_are_those_of_all(name: str) -> None:
-    model, params = model_of(name), params_of(name)
-    tokens = tokens_of()
-    at = jnp.stack([jnp.array([0, tokens.shape[1] // 2, tokens.shape[1] - 1])] * tokens.shape[0])
-    whole, _ = model.apply(params, tokens)
-    some, _ = model.apply(params, tokens, None, None, at)
-    close(some, jnp.take_along_axis(whole, at[..., None], axis=1), 1e-6)
 
 
 @pytest.mark.parametrize("documents", [1, 2])
