@@ -61,6 +61,9 @@ class Training:
                 f"keep_every={self.keep_every}; allowed: multiples of checkpoint_every={self.checkpoint_every}, or null"
             )
         one_of(self, "schedule", SCHEDULES)
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: from 0, below 1")
         if self.warmup_steps < 0 or self.weight_decay < 0:
             raise ValueError(f"warmup_steps={self.warmup_steps}, weight_decay={self.weight_decay}; allowed: 0 or more")
         at_least_or_null(self, 1, "stop_when_solved", "microbatch")

@@ -199,6 +199,7 @@ def test_what_is_built_holds_plain_data() -> None:
         ("data.path=/a/b[1].txt", ["type 'data.path=\"/a/b[1].txt\"', quotes within quotes"]),
         ("data.path='a", ["every quote needs its other half"]),
         ("quiet=1", ["quiet=1; allowed: bool"]),
+        ("train.b2=1.1", ["train.b2=1.1; allowed: from 0, below 1"]),
     ],
 )
 def test_wrong_input_is_one_line(override: str, said: Sequence[str]) -> None:
