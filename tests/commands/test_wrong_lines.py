@@ -18,6 +18,14 @@ comapre a b
 trian
 help
 list
+check
+check {G} lr=1
+check task=induction_heads
+check {G} checkpoint=runs/nothing
+check {G} --nope
+rows
+rows runs/nothing
+rows csv=out.csv
 -x
 --verison
 --config-dir

@@ -1,0 +1,74 @@
+"""The package of a user's own in docs/extending.md, made and used as the page says it."""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evalkit.__main__ import main
+from support import tiny
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)```", PAGE, flags=re.DOTALL | re.MULTILINE))
+COMMANDS = [
+    shlex.split(line)[3:]
+    for block in re.findall(r"^```bash\n(.*?)```", PAGE, flags=re.DOTALL | re.MULTILINE)
+    for line in block.splitlines()
+]
+SHORT = [*tiny.TRAIN, "eval.lengths=[64]", "eval.sequences=4", "model.width=8", "wandb.mode=disabled"]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name, text in {**FILES, "mine/__init__.py": ""}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in ("mine", "mine.mingru", "mine.parity"):
+        sys.modules.pop(name, None)
+
+
+def test_a_mixer_is_at_most_60_lines_and_a_task_50() -> None:
+    lines = {name: len(text.splitlines()) for name, text in FILES.items()}
+    assert lines["mine/mingru.py"] + lines["conf/model/mingru.yaml"] <= 60
+    assert lines["mine/parity.py"] + lines["conf/task/parity.yaml"] <= 50
+
+
+@pytest.mark.slow
+def test_the_package_is_shown_checked_trained_and_compared(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command of the page, trainings a few steps long."""
+    assert [words[0] for words in COMMANDS] == ["--config-dir", "check", "--config-dir", "--config-dir", "compare"]
+    for words in COMMANDS:
+        small = ["model.mixers.recurrent.gate_blocks=4"] if "model=hawk" in words else []
+        settings = [*SHORT, *small] if any(word.startswith("train.") for word in words) else []
+        assert main([*words, *settings]) == 0
+        printed = capsys.readouterr().out
+        if words[-1] == "--help":
+            assert re.search(r"^ +mingru +minGRU in every block", printed, flags=re.MULTILINE)
+            assert re.search(r"^ +parity +At every bit", printed, flags=re.MULTILINE)
+        if words[0] == "check":
+            assert printed.count("kept") > 25 and "broken" not in printed
+    assert "mingru" in (package / "runs" / "compare" / "parity" / "compare.html").read_text()
+
+
+def test_the_promises_hold_in_a_test_of_ones_own(package: Path) -> None:
+    block = next(text for text in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "LOOKED_AT" in text)
+    found: dict = {}
+    exec(compile(block, "extending.md", "exec"), found)
+    for promise in found["EVERY_PROMISE_OF_MODELS"]:
+        found["test_min_gru"](promise)
+
+
+def test_every_promise_is_explained() -> None:
+    from evalkit.contract import EVERY_PROMISE_OF_MODELS, PROMISES_OF_EVALUATIONS, PROMISES_OF_TASKS
+
+    groups = (EVERY_PROMISE_OF_MODELS, *PROMISES_OF_TASKS, *PROMISES_OF_EVALUATIONS)
+    rows = re.findall(r"^\| ([^|]+) \|", PAGE, flags=re.MULTILINE)
+    explained = {name.strip() for row in rows for name in row.split(",")} | {"causality by gradients"}
+    assert {promise.name for group in groups for promise in group} <= explained
