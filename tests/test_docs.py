@@ -10,10 +10,14 @@ import pytest
 import evalkit
 from evalkit import api
 from evalkit.configuration import composition
+from evalkit.core.rows import read, with_records
 from support import tiny
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHOWN = re.compile(r"!\[[^]]*\]\(([^)]+)\)")
+# What is kept of a run: its parameters, logs and page can be made again.
+KEPT = {"config.yaml", "environment.json", "results.json", "metrics.jsonl.gz", "timing.json", "timing_idle.json"}
 NAMED = re.compile(r"`((?:evalkit|models|tasks|kernels|conf|tests|benchmarks|docs)/[\w/.-]+\.(?:py|md|yaml|sh|json))`")
 
 
@@ -23,6 +27,22 @@ def test_the_files_that_a_page_names_are_there(page: Path) -> None:
     own.add("conf/recipe/parity/paper/mingru.yaml")
     named = set(NAMED.findall(page.read_text(encoding="utf-8"))) - own
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_figures_that_a_page_shows_are_there_and_no_others() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = {(page.parent / name).resolve() for page in pages for name in SHOWN.findall(page.read_text("utf-8"))}
+    kept = {path.resolve() for path in (ROOT / "docs").rglob("*.png")}
+    assert shown - {path for path in shown if path.is_file()} == set()
+    assert kept - shown == set()
+
+
+def test_the_results_that_are_kept_can_be_read_and_are_small() -> None:
+    folders = with_records(ROOT / "docs" / "results")
+    assert len(folders) > 100 and all(read(folder).rows for folder in folders[::10])
+    names = {path.name for folder in folders for path in folder.iterdir() if path.is_file()}
+    assert {name for name in names if not name.endswith((".png", ".csv"))} <= KEPT
+    assert sum(path.stat().st_size for path in (ROOT / "docs").rglob("*") if path.is_file()) < 12 * 2**20
 
 
 @pytest.mark.slow

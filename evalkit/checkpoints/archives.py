@@ -12,11 +12,12 @@ import numpy as np
 
 from evalkit.configuration.experiment import Experiment
 from evalkit.core.errors import UserError, writing
+from evalkit.core.rows import PACKED, pack
 from evalkit.record.files import RESULTS
 from evalkit.record.history import FILE as HISTORY
 from evalkit.training.state import TrainState, params_of
 
-RECORD = ("config.yaml", "metrics.jsonl", RESULTS, HISTORY, "environment.json", "timing.json")
+RECORD = ("config.yaml", RESULTS, HISTORY, "environment.json", "timing.json")
 PARAMETERS = "parameters"
 STEP = "step"
 
@@ -32,6 +33,7 @@ def write(folder: Path, run: Path, seeds: Sequence[int], state: TrainState, step
         for path in (*(run / name for name in RECORD), *run.glob("*.png"), run / "report.html"):
             if path.is_file():
                 shutil.copy(path, folder / path.name)
+        pack(run, folder)
         for index, seed in enumerate(seeds):
             leaves = jax.tree_util.tree_leaves_with_path(params_of(state, index))
             arrays: dict[str, Any] = {_name(path): np.asarray(leaf) for path, leaf in leaves}
@@ -46,12 +48,15 @@ def refuse_used(folder: Path) -> None:
 
 
 def is_archive(folder: Path) -> bool:
-    """Whether a folder holds parameters and no checkpoints."""
-    return (folder / PARAMETERS).is_dir() and not (folder / "checkpoints").is_dir()
+    """Whether a folder holds what is kept of a run, its record and perhaps its parameters, and no checkpoints."""
+    kept = (folder / PARAMETERS).is_dir() or (folder / PACKED).is_file()
+    return kept and not (folder / "checkpoints").is_dir()
 
 
 def read(experiment: Experiment, folder: Path, seeds: Sequence[int]) -> tuple[TrainState, int]:
     """The parameters of every seed, without what only training needs, and their step; raises UserError."""
+    if not (folder / PARAMETERS).is_dir():
+        raise UserError(f"{folder} keeps a record without parameters; train it again, as its environment.json says")
     model, _ = experiment.trained
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     found, step = [], 0

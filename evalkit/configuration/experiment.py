@@ -18,7 +18,7 @@ from evalkit.core.batches import feed_of, refuse_no_task
 from evalkit.core.checks import one_of
 from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task
 from evalkit.core.errors import UserError, place_of
-from evalkit.core.rows import FILE
+from evalkit.core.rows import record_file
 from evalkit.record.tracking import WandbSettings
 from evalkit.tasks.text import Text
 from evalkit.training.settings import Training
@@ -135,7 +135,7 @@ def prepared(composed: Composed) -> Experiment:
 
 def refuse_used(folder: Path) -> None:
     """Raises UserError if `folder` is a run's already."""
-    if (folder / FILE).exists():
+    if record_file(folder) is not None:
         raise UserError(
             f"{folder} holds a run already; go on with it by resume={folder}, or give another hydra.run.dir"
         )

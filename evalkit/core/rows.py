@@ -1,8 +1,10 @@
 """The record of truth of a run, `metrics.jsonl`: a header that says what the run is, then one measurement a line."""
 
+import gzip
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -14,7 +16,7 @@ from typing import Any, NamedTuple, Self, SupportsFloat, SupportsIndex, TypedDic
 
 from evalkit.core.errors import UserError, writing
 
-FILE = "metrics.jsonl"
+FILE, PACKED = "metrics.jsonl", "metrics.jsonl.gz"
 ACCURACY, TEXT, RECALL, PHONEBOOK, BENCHMARKS = (
     f"evalkit.reports.{name}" for name in ("accuracy", "text", "recall", "phonebook", "benchmarks")
 )
@@ -209,16 +211,35 @@ class RowLog:
         self.offset += len(line)
 
 
+def record_file(run: str | Path) -> Path | None:
+    """The record in one folder, packed or not; None where there is none."""
+    return next((path for name in (FILE, PACKED) if (path := Path(run) / name).is_file()), None)
+
+
+def with_records(folder: Path) -> list[Path]:
+    """The folders below `folder` that have a record, in order."""
+    return sorted({path.parent for name in (FILE, PACKED) for path in folder.rglob(name)})
+
+
+def pack(run: Path, folder: Path) -> None:
+    """Writes the record of `run` as `metrics.jsonl.gz` into `folder`: a tenth of its size."""
+    record = record_file(run)
+    if record is not None:
+        (folder / PACKED).write_bytes(gzip.compress(_content(record), mtime=0))
+
+
 def read(run: str | Path) -> Record:
     """The record in one run's folder, rows in the order written; a last line cut short by a kill is ignored.
+
+    An archive keeps it packed, as `metrics.jsonl.gz`.
 
     Records that were written before there was a header get one from their rows. Raises `UserError` if the folder has no
     `metrics.jsonl`, or if a complete line is not what it should be.
     """
-    path = Path(run) / FILE
-    if not path.is_file():
+    path = record_file(run)
+    if path is None:
         raise UserError(f"no {FILE} in {run}: give the folder of a run (runs/<task>/<model>/<timestamp>)")
-    data = path.read_bytes()
+    data = _content(path)
     lines = data[: _complete(data)].splitlines()
     header = _header(lines[0]) if lines else None
     if header is not None:
@@ -230,6 +251,17 @@ def offset_after(run: str | Path, count: int) -> int:
     """The bytes of a record's first line and its first `count` rows: where `RowLog.open` cuts off what follows."""
     lines = (Path(run) / FILE).read_bytes().splitlines(keepends=True)
     return sum(map(len, lines[: 1 + count]))
+
+
+def _content(path: Path) -> bytes:
+    """The lines of a record; raises UserError for a packed one that is damaged."""
+    data = path.read_bytes()
+    if path.name != PACKED:
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be unpacked ({error}): the file was damaged or cut short") from error
 
 
 def _header(line: bytes) -> Header | None:

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from evalkit.core.errors import UserError
-from evalkit.core.rows import FILE, Header, Record
+from evalkit.core.rows import FILE, Header, Record, record_file, with_records
 from evalkit.record import history
 from evalkit.record.moved import renamed
 from evalkit.reports.numbers import grouped
@@ -97,7 +97,7 @@ def inner_runs(paths: Sequence[Path]) -> list[Path]:
 
 def _below(path: Path) -> list[Path]:
     """A run's folder alone, or every folder with rows in a folder that is no run."""
-    return [path] if (path / FILE).is_file() else sorted(file.parent for file in path.rglob(FILE))
+    return with_records(path) if record_file(path) is None else [path]
 
 
 def load(folder: Path, name: str | None = None) -> Run:

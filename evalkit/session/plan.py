@@ -11,7 +11,7 @@ from rich.console import Console
 
 from evalkit.checkpoints.loading import trainer_of
 from evalkit.configuration.experiment import Experiment
-from evalkit.core.rows import FILE, read
+from evalkit.core.rows import read, record_file
 from evalkit.record.files import RESULTS
 from evalkit.reports.numbers import DASH
 from evalkit.reports.terminal import print_table
@@ -126,7 +126,7 @@ def _tokens(experiment: Experiment, first: int, last: int) -> int:
 
 
 def _steps_done(job: Job) -> int:
-    if not (job.folder / FILE).is_file():
+    if record_file(job.folder) is None:
         return 0
     return max((entry["step"] or 0 for entry in read(job.folder).rows if entry["split"] == "train"), default=0)
 

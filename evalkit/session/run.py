@@ -23,7 +23,7 @@ from evalkit.contract.experiment import hold
 from evalkit.core import devices
 from evalkit.core.contracts import Trained, Verdict
 from evalkit.core.errors import UserError, writing
-from evalkit.core.rows import FILE, Record, offset_after, read
+from evalkit.core.rows import Record, offset_after, read, record_file
 from evalkit.record import environment, history
 from evalkit.record.files import RESULTS
 from evalkit.record.history import Work, pasteable
@@ -160,7 +160,7 @@ def _resume_on_checkpoint(experiment: Experiment, folder: Path, overrides: Seque
     if (folder / RESULTS).is_file():
         return _say_finished(experiment, folder)
     opened = subjects.open_checkpoint(experiment)
-    return _on_checkpoint(experiment, folder, opened, read(folder) if (folder / FILE).is_file() else None)
+    return _on_checkpoint(experiment, folder, opened, read(folder) if record_file(folder) else None)
 
 
 def new_evaluation(run: Path) -> Path:

@@ -12,7 +12,7 @@ from rich.text import Text
 from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.saved import from_file
 from evalkit.core.errors import UserError
-from evalkit.core.rows import FILE, read
+from evalkit.core.rows import FILE, read, with_records
 from evalkit.record.files import RESULTS, write_text
 from evalkit.reports.accuracy.summary import summarise
 from evalkit.reports.numbers import DASH
@@ -37,7 +37,7 @@ class Trial(NamedTuple):
 def select(folder: Path, level: float) -> dict[str, list[Trial]]:
     """The trials in `folder` by model, the chosen one first; raises UserError if there are none."""
     found: dict[str, list[Trial]] = {}
-    for path in sorted(file.parent for file in folder.glob(f"*/{FILE}")):
+    for path in (path for path in with_records(folder) if path.parent == folder):
         trial = trial_of(path, level)
         found.setdefault(trial.model, []).append(trial)
     if not found:

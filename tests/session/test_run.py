@@ -1,5 +1,6 @@
 """One run: the files it promises, what it prints, and how it ends when the numbers or the disk give out."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import evalkit
 from evalkit.__main__ import main
 from evalkit.checkpoints.loading import trainer_of
 from evalkit.core.errors import UserError
+from evalkit.core.rows import read
 from evalkit.session import run
 from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.state import TrainState, params_of
@@ -202,7 +204,8 @@ def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
 ) -> None:
     folder, kept = tiny.trained(tmp_path / "run", "seeds=2"), tmp_path / "kept"
     assert main(["archive", str(folder), str(kept)]) == 0
-    assert (kept / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
+    assert gzip.decompress((kept / "metrics.jsonl.gz").read_bytes()) == (folder / "metrics.jsonl").read_bytes()
+    assert evalkit.rows(kept, metric="loss") and read(kept) == read(folder)
     assert sorted(path.name for path in (kept / "parameters").iterdir()) == ["seed-0.npz", "seed-1.npz"]
     for seed in (0, 1):
         one, other = (evalkit.load(place, seed).params for place in (folder, kept))
@@ -210,12 +213,12 @@ def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
     for place in (folder, kept):
         assert run.evaluate(place, ["eval.lengths=[24]"], tmp_path / f"again-{place.name}") == 0
     assert tiny.rows(tmp_path / "again-run") == tiny.rows(tmp_path / "again-kept")
-    before = (kept / "metrics.jsonl").read_bytes()
+    before = (kept / "metrics.jsonl.gz").read_bytes()
     with pytest.raises(UserError, match="is an archive, which has no checkpoint to go on from"):
         run.resume(kept, [])
     with pytest.raises(UserError, match="is an archive, which has the last parameters alone"):
         run.evaluate(kept, ["step=2"], tmp_path / "none")
-    assert (kept / "metrics.jsonl").read_bytes() == before
+    assert (kept / "metrics.jsonl.gz").read_bytes() == before
     capsys.readouterr()
     assert main(["archive", str(folder), str(kept)]) == 2
     assert "is not empty; give another folder" in one_line(capsys.readouterr().err)
