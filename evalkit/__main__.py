@@ -46,7 +46,7 @@ def is_verb(word: str) -> bool:
 
 def _do(words: Sequence[str]) -> int:
     own, words = _config_dir(words)
-    if not words or words[0] in guide.HELP:
+    if not words or words[0] in (*guide.HELP, "help"):
         print(guide.text(own))
         return 0
     if words[0] == "--version":
@@ -70,10 +70,13 @@ def _config_dir(words: Sequence[str]) -> tuple[Path | None, list[str]]:
         if flag not in ("--config-dir", "-cd"):
             rest.append(word)
             continue
-        folder = Path(value if equals else next(following, "")).expanduser()
-        if not folder.is_dir() or folder == Path():
-            shown = "" if folder == Path() else f" {folder}"
-            raise UserError(f"--config-dir{shown} is no folder; give one with task/, model/ or other groups in it")
+        if folder is not None:
+            raise UserError("--config-dir is given twice; give one folder, with everything of your own in it")
+        named = value if equals else next(following, "")
+        folder = Path(named).expanduser()
+        if not named.strip() or not folder.is_dir():
+            shown = f"--config-dir {named}".strip()
+            raise UserError(f"{shown} is no folder; give one with task/, model/ or other groups in it")
     return folder, rest
 
 

@@ -51,7 +51,7 @@ def train(
     your own. Raises UserError, before anything is written, for what cannot be; KeyboardInterrupt when it was stopped,
     its state saved: `evalkit.resume(folder)` goes on.
     """
-    where = None if folder is None else Path(folder).expanduser()
+    where = None if folder is None else _place(folder)
     own = {"task": task, "model": model, "hydra.run.dir": where}
     given = {name: value for name, value in own.items() if value is not None}
     overrides = overrides_of({**_search(config_dir), **given, **named, **(settings or {})})
@@ -71,7 +71,7 @@ def resume(run: Folder, *, settings: Mapping[str, Any] | None = None, **named: A
 
     Raises UserError for what cannot go on, and KeyboardInterrupt as `train` does.
     """
-    place = Path(run).expanduser()
+    place = _place(run)
     overrides = overrides_of({**named, **(settings or {})})
     with _as_if(f"resume={place}", *overrides):
         devices.use_every_core()
@@ -97,13 +97,13 @@ def evaluate(
     where it writes, by default `<run>/evaluate/<time>`; `config_dir` has tasks and evaluations of your own. Raises
     UserError for what cannot be evaluated, and KeyboardInterrupt when it was stopped.
     """
-    source = Path(run).expanduser()
+    source = _place(run)
     at = run.step if step is None and isinstance(run, Run) and not is_archive(source) else step
     own = {**_search(config_dir), **({} if at is None else {"step": at})}
     overrides = overrides_of({**own, **named, **(settings or {})})
     with _as_if(f"evaluate={source}", *overrides):
         devices.use_every_core()
-        place = session.new_evaluation(source) if folder is None else Path(folder).expanduser()
+        place = session.new_evaluation(source) if folder is None else _place(folder)
         refuse_used(place)
         _ended(session.evaluate(source, overrides, place), place, AGAIN)
     evaluated = from_file(place / "config.yaml")
@@ -119,7 +119,7 @@ def compare(*runs: Folder | Iterable[Folder], folder: Folder | None = None, quie
     `folder` is by default `runs/compare/<task>-<time>`; the tables are printed unless `quiet`. Raises UserError for
     runs that cannot be compared.
     """
-    out = None if folder is None else Path(folder).expanduser()
+    out = None if folder is None else _place(folder)
     return comparison.compare(_folders(runs), out, Console(quiet=quiet))
 
 
@@ -138,18 +138,27 @@ def rows(*runs: Folder | Iterable[Folder], split: str | None = None, metric: str
 
 
 def _folders(runs: Iterable[Folder | Iterable[Folder]]) -> list[Path]:
-    """Runs as they were given, one by one or in lists."""
+    """Runs as they were given, one by one or in lists; raises UserError for none."""
     found: list[Path] = []
     for run in runs:
-        found += [Path(run).expanduser()] if isinstance(run, str | os.PathLike) else _folders(run)
+        found += [_place(run)] if isinstance(run, str | os.PathLike) else _folders(run)
+    if not found:
+        raise UserError("no run is given; give folders of runs, such as runs/<task>/<model>/<time>")
     return found
+
+
+def _place(folder: Folder) -> Path:
+    """A folder as it is named; raises UserError for one without a name, which would be the current one."""
+    if not os.fspath(folder).strip():
+        raise UserError(f"{folder!r} names no folder; give one, such as runs/<task>/<model>/<time>")
+    return Path(folder).expanduser()
 
 
 def _search(directory: Folder | None) -> dict[str, list[str]]:
     """The setting that adds a folder of configurations; raises UserError for what is none."""
     if directory is None:
         return {}
-    place = Path(directory).expanduser()
+    place = _place(directory)
     if not place.is_dir():
         raise UserError(
             f"config_dir={str(directory)!r} is no folder; give one with task/, model/ or other groups in it"

@@ -134,6 +134,7 @@ def build(
     # The structure is built once, of shapes alone; each call only puts the parameters in.
     abstract = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
     graph, state = nnx.split(abstract)
+    _refuse_other_state(state)
     return Model(
         vocab_size=vocab_size,
         window=min(abstract.windows, default=None),
@@ -142,6 +143,17 @@ def build(
         _decay=_decay_of(state),
         _init_cache=abstract.init_cache,
     )
+
+
+def _refuse_other_state(state: nnx.State) -> None:
+    """Raises ValueError for what a mixer keeps beside its parameters, as dropout and batch norm do."""
+    for path, leaf in nnx.to_flat_state(state):
+        if not isinstance(leaf, nnx.Param):
+            place = ".".join(map(str, path))
+            raise ValueError(
+                f"{place} is a {type(leaf).__name__}, and a mixer keeps nothing but parameters (nnx.Param); "
+                "its state is its cache, so leave dropout and batch norm out"
+            )
 
 
 def _filled(graph: nnx.GraphDef, state: nnx.State, params: Params) -> LanguageModel:

@@ -57,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         return EXISTING[verb].existing(folder, rest)
     if flags.cfg is not None:
         return _show(flags)
+    _refuse_dry_run(overrides)
     if flags.multirun:
         if _is_whole_experiment(overrides):
             raise UserError("experiment= has its own runs; leave -m out, or give a model= as well")
@@ -152,6 +153,13 @@ def _is_whole_experiment(overrides: Sequence[str]) -> bool:
     """Whether all its runs are meant; with a model= it is one of them, as any other run."""
     named = {text.partition("=")[0] for text in overrides if not text.endswith("=null")}
     return "experiment" in named and not named & {"model", "checkpoint"}
+
+
+def _refuse_dry_run(overrides: Sequence[str]) -> None:
+    """Raises UserError for `dry_run=` where there is no list to show."""
+    asked = [text for text in overrides if text.lstrip("+").startswith("dry_run=")]
+    if asked and not _is_whole_experiment(overrides):
+        raise UserError(f"{asked[0]} lists the runs of experiment=…; --cfg job shows the settings of one run")
 
 
 def _refuse_without_effect(overrides: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from evalkit.configuration import catalogue
 from evalkit.configuration.schema import INSTRUCTIONS, settings_of, unknown
@@ -144,6 +144,10 @@ def one_line() -> Iterator[None]:
         raise UserError(f"{group}={name} does not exist; choose one of {', '.join(error.options or [])}") from error
     except OverrideParseException as error:
         raise UserError(f"cannot read {error.override!r}; {_as_it_is_typed(str(error.override))}") from error
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = "" if mark is None else f"{mark.name}:{mark.line + 1}: "
+        raise UserError(f"{place}{error.problem or first_line(error)}; mend this YAML") from error
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise UserError(first_line(error)) from error
 

@@ -17,7 +17,7 @@ from evalkit.configuration.schema import locate, unknown, verify
 from evalkit.core.batches import feed_of, refuse_no_task
 from evalkit.core.checks import one_of
 from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task
-from evalkit.core.errors import UserError, place_of
+from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import record_file
 from evalkit.record.tracking import WandbSettings
 from evalkit.tasks.text import Text
@@ -182,6 +182,12 @@ def _assembled(plain: dict[str, Any], built: Mapping[str, Any]) -> Experiment:
         return Experiment(**{**plain, **built}, config=plain)
     except (ValueError, OverflowError) as error:
         raise UserError(str(error)) from error
+    except UserError:
+        raise
+    except Exception as error:
+        if not place_of(error):
+            raise
+        raise UserError(f"{type(error).__name__}: {first_line(error)}{place_of(error)}") from error
 
 
 def build_task(name: str, overrides: Sequence[str] = ()) -> Task | Text:
@@ -215,6 +221,11 @@ def _model(plain: Mapping[str, Any], task: Any) -> LanguageModel | None:
         return None
     with explained(plain["task"], "task"):  # a text reads its tokenizer to know
         vocab_size = task.vocab_size
+    return model_of(node, vocab_size)
+
+
+def model_of(node: Mapping[str, Any], vocab_size: int) -> LanguageModel:
+    """The model that `Experiment.config["model"]` describes; raises UserError with its constructor's own message."""
     with explained(node, "model"):
         return instantiate(node, _convert_="all")(vocab_size=vocab_size)
 

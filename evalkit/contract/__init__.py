@@ -12,6 +12,7 @@ In a test of your own, with pytest:
 from evalkit.contract.evaluations import PROMISES_OF_EVALUATIONS as PROMISES_OF_EVALUATIONS
 from evalkit.contract.evaluations import EvaluationUnderCheck as EvaluationUnderCheck
 from evalkit.contract.models import EVERY_PROMISE_OF_MODELS as EVERY_PROMISE_OF_MODELS
+from evalkit.contract.models import OF_ONE_MIXER as OF_ONE_MIXER
 from evalkit.contract.models import QUICK_PROMISES_OF_MODELS as QUICK_PROMISES_OF_MODELS
 from evalkit.contract.models import ModelUnderCheck as ModelUnderCheck
 from evalkit.contract.promises import BrokenPromise as BrokenPromise

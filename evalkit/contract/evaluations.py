@@ -5,16 +5,19 @@ import time
 from collections.abc import Callable
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from evalkit.contract.promises import Promise, promised
-from evalkit.core.contracts import Evaluation, Trained
-from evalkit.core.rows import FIELDS, Row, encode
+from evalkit.core.contracts import Evaluation, Trained, Verdict
+from evalkit.core.rows import FIELDS, Header, Record, Row, encode
+from evalkit.reports.kinds import kind_of
+from evalkit.reports.pooling import Line, Run
 
 FUNCTIONS = ("summarise", "tables", "figures", "records")
 # Rows of an evaluation are taken for so long, since it may go on for hours.
-SECONDS = 20.0
+SECONDS, MOST = 20.0, 64
 METHODS = {"run": 1, "probe": 1, "verdict": 1, "limits": 1, "check": 1, "kept": 1, "check_tokens": 2}
 
 
@@ -22,7 +25,7 @@ class EvaluationUnderCheck:
     """An evaluation, and a model that is not trained, for it to measure."""
 
     def __init__(self, evaluation: Any, make_trained: Callable[[], Trained]):
-        self.evaluation = evaluation
+        self.evaluation, self.cut_short = evaluation, False
         self._make_trained = make_trained
 
     @cached_property
@@ -35,9 +38,10 @@ class EvaluationUnderCheck:
         """Its first rows."""
         began = time.monotonic()
         found = []
-        for entry in islice(self.evaluation.run(self.trained), 16):
+        for entry in islice(self.evaluation.run(self.trained), MOST):
             found.append(entry)
             if time.monotonic() - began > SECONDS:
+                self.cut_short = True
                 break
         return found
 
@@ -84,6 +88,32 @@ def _limits(subject: EvaluationUnderCheck) -> str | None:
     return None if fits else f"it is {limits!r}"
 
 
+@promised("report", "the four functions of kind take the rows, all of them, and verdict says what came of them")
+def _report(subject: EvaluationUnderCheck) -> str | None:
+    trained, evaluation = subject.trained, subject.evaluation
+    if len(subject.rows) == MOST or subject.cut_short:
+        return None  # what takes longer is seen at the end of a run
+    header = Header(
+        run="check",
+        task="check",
+        model="check",
+        kind=evaluation.kind,
+        train_length=trained.train_length,
+        window=trained.model.window,
+        seeds=trained.seeds,
+        chance=getattr(trained.task, "chance", None),
+        answer_length=getattr(trained.task, "answer_length", None),
+    )
+    kind, record = kind_of(evaluation.kind), Record(header, list(subject.rows))
+    lines = [Line("check", [Run(Path(), record, {})], alone=True)]
+    for name, given in (("summarise", [record]), ("tables", [lines]), ("records", [lines])):
+        if not isinstance(getattr(kind, name)(*given), dict if name == "summarise" else list):
+            return f"{name} gives no {'dictionary' if name == 'summarise' else 'list'}"
+    kind.figures(lines, "check", [])
+    verdict = evaluation.verdict(trained)
+    return None if isinstance(verdict, Verdict) else f"verdict gives {type(verdict).__name__}"
+
+
 @promised("rows", "run yields rows as trained.make_row makes them, each with a metric")
 def _rows(subject: EvaluationUnderCheck) -> str | None:
     for entry in subject.rows:
@@ -95,4 +125,4 @@ def _rows(subject: EvaluationUnderCheck) -> str | None:
 
 QUICK_PROMISES_OF_EVALUATIONS: tuple[tuple[Promise, ...], ...] = ((_evaluation,), (_kind, _pieces, _limits))
 """In groups: one is looked at where those before it are kept."""
-PROMISES_OF_EVALUATIONS: tuple[tuple[Promise, ...], ...] = (*QUICK_PROMISES_OF_EVALUATIONS, (_rows,))
+PROMISES_OF_EVALUATIONS: tuple[tuple[Promise, ...], ...] = (*QUICK_PROMISES_OF_EVALUATIONS, (_rows,), (_report,))

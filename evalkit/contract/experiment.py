@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import jax
 
-from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.experiment import Experiment, model_of
 from evalkit.contract.evaluations import (
     PROMISES_OF_EVALUATIONS,
     QUICK_PROMISES_OF_EVALUATIONS,
     EvaluationUnderCheck,
 )
-from evalkit.contract.models import QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES, ModelUnderCheck
+from evalkit.contract.models import OF_ONE_MIXER, QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES, ModelUnderCheck
 from evalkit.contract.promises import BrokenPromise, Promise, broken
 from evalkit.contract.tasks import PROMISES_OF_TASKS, TaskUnderCheck
 from evalkit.core.contracts import Params, Silent, Task, Trained, go_on
@@ -42,14 +42,43 @@ def hold(experiment: Experiment, params: Params | None = None) -> None:
 
     `params` are those of the model where they are known; else fresh ones are made.
     """
-    for part in _parts(experiment, params, QUICK_PROMISES_OF_EVALUATIONS, QUICK_PROMISES_OF_MODELS):
-        for found in part.broken():
-            raise found
+    for parts in _parts(experiment, params, QUICK_PROMISES_OF_EVALUATIONS, QUICK_PROMISES_OF_MODELS):
+        for part in parts:
+            for found in part.broken():
+                raise found
 
 
 def every_part(experiment: Experiment) -> list[Part]:
-    """Task, evaluation and model, with every promise that they make."""
-    return _parts(experiment, None, PROMISES_OF_EVALUATIONS, (*QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES))
+    """Task, model, its mixers one by one, and evaluation, with every promise that they make."""
+    groups = (*QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES)
+    task, model, evaluation = _parts(experiment, None, PROMISES_OF_EVALUATIONS, groups)
+    return [*task, *_at_twice_the_length(experiment), *model, *_mixers(experiment), *evaluation]
+
+
+def _at_twice_the_length(experiment: Experiment) -> list[Part]:
+    """The task at another length than its own, where it has one: evaluations go far beyond."""
+    task = experiment.task
+    if not isinstance(task, Task):
+        return []
+    try:
+        experiment.feed.check_length(2 * task.length)
+    except ValueError:
+        return []
+    name = f"task={experiment.task_name}, length {2 * task.length:,}"
+    return [Part(name, PROMISES_OF_TASKS[2:], TaskUnderCheck(task, 2 * task.length))]
+
+
+def _mixers(experiment: Experiment) -> list[Part]:
+    """Each mixer with a window, in a model of one block."""
+    node, found = experiment.config["model"], []
+    for name in dict.fromkeys(node.get("pattern", ())):
+        model = model_of({**node, "pattern": [name]}, experiment.task.vocab_size)
+        if model.window is not None:
+            alone = ModelUnderCheck(
+                model, experiment.task.vocab_size, dtype=_dtype(experiment), length=2 * model.window
+            )
+            found.append(Part(f"mixer {name}", (OF_ONE_MIXER,), alone))
+    return found
 
 
 def _parts(
@@ -57,17 +86,21 @@ def _parts(
     params: Params | None,
     of_evaluations: Sequence[Sequence[Promise]],
     of_models: Sequence[Sequence[Promise]],
-) -> list[Part]:
+) -> tuple[list[Part], list[Part], list[Part]]:
+    """Of the task, which has none where it is a text, of the model, and of the evaluation."""
     task, (model, _) = experiment.task, experiment.trained
-    dtype = experiment.config["model"].get("dtype", "float32")
-    looked_at = ModelUnderCheck(model, task.vocab_size, params, dtype=dtype)
-    of_task = [Part(f"task={experiment.task_name}", PROMISES_OF_TASKS, TaskUnderCheck(task))]
+    looked_at = ModelUnderCheck(model, task.vocab_size, params, dtype=_dtype(experiment), length=task.length)
     evaluation = EvaluationUnderCheck(experiment.eval, partial(_untrained, experiment, looked_at))
-    return [
-        *(of_task if isinstance(task, Task) else []),
-        Part(f"model={experiment.model_name}", of_models, looked_at),
-        Part("eval", of_evaluations, evaluation),
-    ]
+    of_task = [Part(f"task={experiment.task_name}", PROMISES_OF_TASKS, TaskUnderCheck(task))]
+    return (
+        of_task if isinstance(task, Task) else [],
+        [Part(f"model={experiment.model_name}", of_models, looked_at)],
+        [Part("eval", of_evaluations, evaluation)],
+    )
+
+
+def _dtype(experiment: Experiment) -> str:
+    return experiment.config["model"].get("dtype", "float32")
 
 
 def _untrained(experiment: Experiment, looked_at: ModelUnderCheck) -> Trained:

@@ -17,6 +17,7 @@ from evalkit.core.contracts import LanguageModel, Params
 from evalkit.core.devices import RUNS_ONCE
 
 TOKENS, CHUNK = 32, 16
+LONG, MOST = 128, 512
 # Where tokens begin to be replaced: odd and even places, and both sides of a chunk's edge.
 CUTS = (1, 5, 11, 16, 17, 24, 31)
 # Where the later documents of a row begin; the pads before a row; the pads after a row's first tokens.
@@ -31,10 +32,20 @@ class ModelUnderCheck:
 
     `params` may be those of a run; without them there are fresh ones. What starts at zero gets small random values,
     since a layer that adds nothing would hide what it does. `dtype` is that of the activations.
+    What holds of many tokens is looked at on about `length` of them, from 128 to 512.
     """
 
-    def __init__(self, model: LanguageModel, vocab_size: int, params: Params | None = None, *, dtype: str = "float32"):
+    def __init__(
+        self,
+        model: LanguageModel,
+        vocab_size: int,
+        params: Params | None = None,
+        *,
+        dtype: str = "float32",
+        length: int = LONG,
+    ):
         self.model, self.vocab_size, self.dtype = model, vocab_size, dtype
+        self.length = min(max(length, LONG), MOST) // (2 * TOKENS) * 2 * TOKENS
         self._given = params
 
     @cached_property
@@ -196,6 +207,8 @@ def _chunks(subject: ModelUnderCheck) -> str | None:
 @promised("padding", NO_PAD)
 def _padding(subject: ModelUnderCheck) -> str | None:
     base, pieces = subject.logits[0], subject.pieces
+    if not np.isfinite(pieces).all():
+        return "with pads in a row some logits are not finite"
     after_pads = subject.differ(pieces[1, LEFT:], base[: TOKENS - LEFT])
     if after_pads is not None:
         return f"after {LEFT} pads {after_pads}"
@@ -258,6 +271,35 @@ def _at(subject: ModelUnderCheck) -> str | None:
     return subject.differ(some[0], subject.logits[0, at[0]])
 
 
+@promised("length", "what holds of a few tokens holds of many: causality, and chunks through the cache")
+def _long(subject: ModelUnderCheck) -> str | None:
+    length = subject.length
+    first, other = np.random.default_rng(2).integers(0, subject.vocab_size, (2, length))
+    cuts = [length, TOKENS + 1, length // 2 + 1, length - 1]
+    tokens = np.stack([np.where(np.arange(length) < cut, first, other) for cut in cuts]).astype(np.int32)
+    logits = _run(subject.program, subject.params, tokens)
+    for row, cut in enumerate(cuts):
+        found = subject.differ(logits[row, :cut], logits[0, :cut])
+        if found is not None:
+            return f"of {length} tokens, when those from position {cut} on are replaced, {found}"
+    sizes = [TOKENS * 2] * (length // (TOKENS * 2))
+    found = subject.differ(subject.through_cache(tokens[:2], None, sizes)[0], logits[0])
+    return None if found is None else f"of {length} tokens in chunks of {TOKENS * 2} {found}"
+
+
+@promised("window", "with a window, a position sees no more than that many latest positions, itself among them")
+def _window(subject: ModelUnderCheck) -> str | None:
+    window = subject.model.window
+    if window is None or window >= subject.length:
+        return None
+    before = np.arange(subject.length) < subject.length - window
+    first, other = np.random.default_rng(3).integers(0, subject.vocab_size, (2, subject.length))
+    tokens = np.stack([first, np.where(before, other, first)]).astype(np.int32)
+    last = _run(subject.program, subject.params, tokens)[:, -1]
+    off = float(np.abs(last[0] - last[1]).max())
+    return f"with window={window} older tokens change its logits by {off:.2g}" if off > subject.tolerance else None
+
+
 @promised("causality by gradients", "a position has no gradient at those after it")
 def _gradients_of_later(subject: ModelUnderCheck) -> str | None:
     # Each position gets a token of its own, so that the gradient of its row of the table is that position's. The
@@ -271,7 +313,7 @@ def _gradients_of_later(subject: ModelUnderCheck) -> str | None:
         return subject.model.apply({**subject.params, "embedding": {"table": table}}, tokens)[0][0, at, -1]
 
     gradient = jax.jit(jax.grad(logit), compiler_options=RUNS_ONCE)(jnp.asarray(subject.params["embedding"]["table"]))
-    reached = np.flatnonzero(np.abs(np.asarray(gradient)[: tokens.shape[1]]).sum(axis=1))
+    reached = np.flatnonzero(np.nan_to_num(np.abs(np.asarray(gradient)[: tokens.shape[1]])).sum(axis=1))
     later = reached[reached > at]
     return f"position {at} has one at {', '.join(map(str, later[:5]))}" if len(later) else None
 
@@ -308,7 +350,9 @@ QUICK_PROMISES_OF_MODELS: tuple[tuple[Promise, ...], ...] = (
     (_causality, _chunks, _padding, _resets),
 )
 """In groups: one is looked at where those before it are kept."""
-SLOWER_PROMISES = (_steps, _packing, _state, _at, _gradients, _gradients_of_later, _same_key)
+OF_ONE_MIXER: tuple[Promise, ...] = (_window,)
+"""What is seen of a model with one block alone: several blocks reach further than each."""
+SLOWER_PROMISES = (_long, _steps, _packing, _state, _at, _gradients, _gradients_of_later, _same_key)
 EVERY_PROMISE_OF_MODELS: tuple[Promise, ...] = (*sum(QUICK_PROMISES_OF_MODELS, ()), *SLOWER_PROMISES)
 
 

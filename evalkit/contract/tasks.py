@@ -1,6 +1,7 @@
 """What a task promises: its numbers, its examples, and that `solve` and `sample` say the same."""
 
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Any
 
 import jax
@@ -16,10 +17,10 @@ EXAMPLES = 8
 
 
 class TaskUnderCheck:
-    """A task at its training length; what several promises need is computed once."""
+    """A task at one length, by default that of its training; what several promises need is computed once."""
 
-    def __init__(self, task: Task):
-        self.task = task
+    def __init__(self, task: Task, length: int | None = None):
+        self.task, self.length = task, task.length if length is None else length
 
     def shapes(self, length: int) -> Any:
         """What `sample` returns at `length`, as shapes and dtypes; nothing is compiled."""
@@ -28,14 +29,12 @@ class TaskUnderCheck:
     @cached_property
     def batch(self) -> Example:
         """The first training examples of seed 0."""
-        draw = jax.jit(
-            lambda step: train_batch(self.task, 0, step, EXAMPLES, self.task.length), compiler_options=RUNS_ONCE
-        )
+        draw = jax.jit(lambda step: train_batch(self.task, 0, step, EXAMPLES, self.length), compiler_options=RUNS_ONCE)
         return jax.device_get(draw(0))
 
     def program(self) -> tuple[str, list[np.ndarray]]:
         """What `sample` does, traced anew: its operations as text, and its constants."""
-        traced = jax.make_jaxpr(lambda key: self.task.sample(key, self.task.length))(jax.random.key(0))
+        traced = jax.make_jaxpr(lambda key: self.task.sample(key, self.length))(jax.random.key(0))
         return str(traced.jaxpr), [np.asarray(constant) for constant in traced.consts]
 
 
@@ -44,10 +43,10 @@ def _numbers(subject: TaskUnderCheck) -> str | None:
     task = subject.task
     for name, least in (("vocab_size", 2), ("length", 1), ("answer_length", 0), ("version", 0)):
         value = getattr(task, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
             return f"{name} is {value!r}; allowed: a whole number from {least}"
     scored = task.scored
-    if scored is not None and (not isinstance(scored, int) or not 1 <= scored <= task.length + task.answer_length):
+    if scored is not None and (not isinstance(scored, Integral) or not 1 <= scored <= task.length + task.answer_length):
         return (
             f"scored is {scored!r}; allowed: 1 to length + answer_length = {task.length + task.answer_length}, or None"
         )
@@ -57,7 +56,7 @@ def _numbers(subject: TaskUnderCheck) -> str | None:
 @promised("chance", "chance is the accuracy of a guess, a number from 0 to 1")
 def _chance(subject: TaskUnderCheck) -> str | None:
     chance = subject.task.chance
-    number = isinstance(chance, int | float) and not isinstance(chance, bool)
+    number = isinstance(chance, Real) and not isinstance(chance, bool)
     return None if number and 0 <= chance <= 1 else f"it is {chance!r}"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
+from evalkit.checkpoints import archives
 from evalkit.checkpoints.archives import is_archive
 from evalkit.checkpoints.loading import restore, trainer_of
 from evalkit.configuration.experiment import Experiment
@@ -38,6 +39,8 @@ from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.state import TrainState, params_of
 from evalkit.training.trainer import Trainer
 
+EARLIER = "before"
+"""Where the folder of a run that was trained further keeps what it was."""
 AGAIN = "give the same command again"
 
 
@@ -184,7 +187,17 @@ def _go_on(experiment: Experiment, folder: Path) -> int:
             return _trained(experiment, folder, trainer, checkpoints, _fresh(experiment, trainer), {})
         _refuse_other_text(experiment, folder)
         hold(experiment, params_of(restored.state, 0))
+        if (folder / RESULTS).is_file():
+            _keep_finished(experiment, folder, restored)
         return _trained(experiment, folder, trainer, checkpoints, restored, {})
+
+
+def _keep_finished(experiment: Experiment, folder: Path, restored: Restored) -> None:
+    """Archives a finished run that is trained further: its results go on being what its shorter training gave."""
+    kept = folder / EARLIER / str(restored.step)
+    if not kept.exists():
+        archives.write(kept, folder, experiment.all_seeds, restored.state, restored.step)
+    say(console_of(experiment), f"what {restored.step:,} steps gave is kept in {near(kept)}")
 
 
 def _trained(

@@ -1,6 +1,7 @@
 """One process's work on one run: where its rows go, what its user sees, and its signals."""
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from evalkit.configuration.experiment import Experiment
 from evalkit.core.contracts import Verdict
-from evalkit.core.errors import writing
+from evalkit.core.errors import UserError, first_line, place_of, writing
 from evalkit.core.rows import FILE, Header, Row, RowLog, row
 from evalkit.record import environment
 from evalkit.record.tracking import WandbLog
@@ -23,6 +24,7 @@ from evalkit.session import logs
 from evalkit.training.interrupt import Interrupted, Watch
 
 TIMES = "timing.json"
+logger = logging.getLogger(__name__)
 
 
 class Session:
@@ -67,9 +69,18 @@ class Session:
             verdict = work()
             self._report(verdict)
             code = verdict.exit_code
+        except UserError:
+            raise
         except Interrupted as stop:
             code = stop.exit_code
             self.say(f"stopped by {stop}; {self.resume_hint}")
+        except Exception as error:
+            place = place_of(error)
+            if not place:  # a fault of ours keeps its traceback
+                raise
+            logger.exception("what the user's own code raised")
+            message = f"{type(error).__name__}: {first_line(error)}{place}"
+            raise UserError(f"{message}; mend it, then {self.resume_hint}") from error
         finally:
             self._keep_times()
             self.say(*self.wandb.finish(code))

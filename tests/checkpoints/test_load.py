@@ -158,6 +158,25 @@ def test_the_package_lists_its_public_names() -> None:
     assert evalkit.__version__.count(".") == 2
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: evalkit.train("induction_heads", "griffin", folder=""),
+        lambda: evalkit.resume(""),
+        lambda: evalkit.evaluate(" "),
+        lambda: evalkit.compare("", folder=""),
+        lambda: evalkit.compare(),
+        lambda: evalkit.rows([]),
+        lambda: evalkit.train("induction_heads", "griffin", config_dir=""),
+    ],
+)
+def test_a_folder_without_a_name_is_refused(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"give (one|folders)"):
+        call()
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         evalkit.load(tmp_path / "nothing")

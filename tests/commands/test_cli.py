@@ -204,6 +204,7 @@ def test_a_fault_of_ours_keeps_its_traceback(run: Run) -> None:
         (("archive", "a"), "required: folder; see python -m evalkit archive --help"),
         (("bench", "fly"), "invalid choice: 'fly'"),
         (("--config-dir",), "--config-dir is no folder"),
+        (("--config-dir", ".", "--config-dir", "."), "--config-dir is given twice; give one folder"),
         ((*GRIFFIN, "-p", "train"), "give --cfg job"),
         (("--cfg", "job", *GRIFFIN, "-p", "train.stepz"), "nearest valid one is 'train.steps'"),
         (("--cfg", "job", "task=induction_heads"), "model is missing"),

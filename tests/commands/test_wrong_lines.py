@@ -20,6 +20,8 @@ help
 list
 check
 check {G} lr=1
+{G} dry_run=true
+--config-dir . --config-dir run {G}
 check task=induction_heads
 check {G} checkpoint=runs/nothing
 check {G} --nope

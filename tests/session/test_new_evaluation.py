@@ -92,6 +92,19 @@ def test_it_takes_three_files_of_at_most_80_lines() -> None:
     assert sum(len(text.strip().splitlines()) for text in (MEASURE, REPORT, CONF)) <= 80
 
 
+def test_what_its_code_raises_is_one_line_with_its_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After training, whose state is kept; `evalkit check` says it before."""
+    report = folder / "mine" / "report.py"
+    report.write_text(report.read_text().replace('row["metric"] == "sureness"', 'row["metrik"] == "sureness"'))
+    settings = [text for text in tiny.OVERRIDES if not text.startswith("eval.")]
+    assert main(["--config-dir", "conf", "eval=mine", *settings, "hydra.run.dir=out"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("evalkit: KeyError: 'metrik' (report.py:8); mend it, then go on with: python -m evalkit")
+    assert printed.count("\n") == 1 and "Traceback" in (folder / "out" / "evalkit.log").read_text()
+    assert main(["check", "--config-dir", "conf", "eval=mine", *settings]) == 1
+    assert "breaks 'report'" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_it_is_reported_and_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = [text for text in tiny.OVERRIDES if not text.startswith("eval.")]

@@ -13,6 +13,7 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.core.errors import UserError
+from evalkit.core.rows import read
 from evalkit.session import run
 from evalkit.session.lock import alone
 from evalkit.training.checkpoints import Checkpoints
@@ -210,6 +211,8 @@ def test_more_steps_are_told_wherever_the_run_is_read(
     assert run.resume(copy, ["train.steps=10"]) == 0
     trained_alike(copy, short)
     assert int(tiny.state(copy).step[0]) == 10
+    assert read(copy / "before" / "6").rows == read(short).rows, "what six steps gave is not kept"
+    assert run.evaluate(copy / "before" / "6", ["eval.lengths=[8]"], tmp_path / "of-six") == 0
     results = tiny.results(copy)
     note = "set out for 6 training steps, and from step 6 on for 10; from there the learning rate follows the cosine"
     assert results["step"] == results["steps"] == 10 and results["notes"][-1].startswith(note)

@@ -121,6 +121,17 @@ class YieldsNothing(CountsSeeds):
         yield from ()
 
 
+@breaks("report")
+class PromisesANumber(CountsSeeds):
+    def verdict(self, trained):
+        return 1
+
+
+@breaks("report")
+class HasRowsOfAnotherKind(CountsSeeds):
+    kind = "evalkit.reports.phonebook"
+
+
 class RunsNot(Evaluation):
     """It leaves out what it must have."""
 

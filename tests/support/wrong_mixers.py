@@ -316,6 +316,43 @@ class ResetsTheFirstRowAlone(MinGRU):
         return super().recurrence(x, positions, h)
 
 
+@breaks("padding")
+class IsNotFiniteAtPads(MinGRU):
+    def recurrence(self, x, positions, h):
+        y, last = super().recurrence(x, positions, h)
+        return (y if positions is None else jnp.where((positions < 0)[..., None], jnp.nan, y)), last
+
+
+@breaks("length")
+class SeesFarTokens(After):
+    """Token 40, from anywhere, where there is one."""
+
+    def spoilt(self, x, y):
+        return y + x[:, 40:41] if x.shape[1] > 40 else y
+
+
+@breaks("length")
+class KeepsSixtyTokens(MinGRU):
+    """It forgets all of its state once more tokens than that went through the cache."""
+
+    def __call__(self, x, positions, cache):
+        h, seen = (None, None) if cache is None else cache
+        y, last = self.recurrence(x, positions, h)
+        if cache is None:
+            return y, None
+        steps = x.shape[1] if positions is None else (positions >= 0).sum(axis=1)
+        seen = seen + steps
+        return y, (jnp.where((seen > 60)[:, None], 0.0, last), seen)
+
+    def init_cache(self, batch, length):
+        return jnp.zeros((batch, self.width)), jnp.zeros(batch, jnp.int32)
+
+
+@breaks("window")
+class SeesMoreThanItsWindow(MinGRU):
+    window = 4
+
+
 @breaks("parameters")
 class HasWholeNumbers(MinGRU):
     def __init__(self, width, *, rngs):
@@ -369,6 +406,12 @@ class NotCalled(nnx.Module):
         return jnp.zeros((batch, 1))
 
 
+class DropsOut(MinGRU):
+    def __init__(self, width, *, rngs):
+        super().__init__(width, rngs=rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+
+
 class NoRngs(MinGRU):
     def __init__(self, width):
         super().__init__(width, rngs=nnx.Rngs(0))
@@ -386,6 +429,7 @@ class Misspelt(MinGRU):
 
 
 UNBUILT = {
+    "DropsOut": (DropsOut, "a mixer keeps nothing but parameters (nnx.Param)"),
     "NoInitCache": (NoInitCache, "NoInitCache has no init_cache; a mixer has"),
     "NoWindow": (NoWindow, "NoWindow has no window; a mixer has"),
     "WindowOfAWord": (WindowOfAWord, "WindowOfAWord has window='8'"),

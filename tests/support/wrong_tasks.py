@@ -209,6 +209,21 @@ class NoVersion(Parity):
     version = None
 
 
+@breaks("solve")
+class SolvesShortOnes(Parity):
+    """At other lengths than that of training its rule is another."""
+
+    def solve(self, tokens):
+        targets, mask = super().solve(tokens)
+        return (targets if len(tokens) <= 24 else 1 - targets), mask
+
+
+@breaks("scored")
+class ScoresShortOnes(After):
+    def spoilt(self, example):
+        return example._replace(mask=example.mask & (len(example.mask) <= 24))
+
+
 @breaks("describe")
 class DescribesAList(Parity):
     def describe(self, tokens):
