@@ -91,9 +91,9 @@ def _parts(
     task, (model, _) = experiment.task, experiment.trained
     looked_at = ModelUnderCheck(model, task.vocab_size, params, dtype=_dtype(experiment), length=task.length)
     evaluation = EvaluationUnderCheck(experiment.eval, partial(_untrained, experiment, looked_at))
-    of_task = [Part(f"task={experiment.task_name}", PROMISES_OF_TASKS, TaskUnderCheck(task))]
+    name = f"task={experiment.task_name}"
     return (
-        of_task if isinstance(task, Task) else [],
+        [Part(name, PROMISES_OF_TASKS, TaskUnderCheck(task))] if isinstance(task, Task) else [],
         [Part(f"model={experiment.model_name}", of_models, looked_at)],
         [Part("eval", of_evaluations, evaluation)],
     )
