@@ -11,7 +11,7 @@ ABOUT = """\
 Look at every promise of a model's mixers, of a task and of an evaluation, your own first of all.
 
 A line says of each whether it is kept. Of a broken one it says what was promised, what was found and where to read on.
-Every training looks at those that take a second. The exit code is 1 if one is broken."""
+Every training of your own mixers and tasks looks at the quick ones first. The exit code is 1 if one is broken."""
 
 
 def main(arguments: Sequence[str]) -> int:

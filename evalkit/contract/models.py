@@ -81,6 +81,31 @@ class ModelUnderCheck:
         return np.concatenate([*rows, documents]).astype(np.int32)
 
     @cached_property
+    def lowered(self) -> jax.stages.Lowered:
+        """The forward pass of training on `tokens`: its shapes, and then its program, from one trace."""
+        tokens = jax.ShapeDtypeStruct(self.tokens.shape, jnp.int32)
+        with jax.default_matmul_precision("highest"):
+            return jax.jit(self.model.apply).lower(self.shapes, tokens)
+
+    @cached_property
+    def lowered_with_cache(self) -> jax.stages.Lowered:
+        """The same through the cache, with positions, on `CHUNK` tokens of what `_rows` makes."""
+        rows = len(_rows(self.tokens[0])[0])
+        part = jax.ShapeDtypeStruct((rows, CHUNK), jnp.int32)
+        with jax.default_matmul_precision("highest"):
+            return jax.jit(self.model.apply).lower(self.shapes, part, part, self.empty)
+
+    @cached_property
+    def empty(self) -> Any:
+        """The shapes of an empty cache for what `_rows` makes."""
+        return jax.eval_shape(partial(self.model.init_cache, len(_rows(self.tokens[0])[0]), TOKENS + 1))
+
+    @cached_property
+    def first(self) -> Any:
+        """The program of `lowered`, compiled."""
+        return self.lowered.compile(RUNS_ONCE)
+
+    @cached_property
     def program(self) -> Any:
         """The forward pass of training, compiled."""
         return jax.jit(lambda params, tokens: self.model.apply(params, tokens)[0], compiler_options=RUNS_ONCE)
@@ -88,7 +113,7 @@ class ModelUnderCheck:
     @cached_property
     def logits(self) -> np.ndarray:
         """`[rows, TOKENS, v]` of `tokens`, in one forward pass as in training."""
-        return _run(self.program, self.params, self.tokens)
+        return np.asarray(self.first(self.params, jnp.asarray(self.tokens))[0], np.float64)
 
     @cached_property
     def cached(self) -> Any:
@@ -98,8 +123,14 @@ class ModelUnderCheck:
     @cached_property
     def pieces(self) -> np.ndarray:
         """`[rows, TOKENS, v]` of what `_rows` makes, in chunks through the cache."""
-        tokens, positions = _rows(self.tokens[0])
-        return self.through_cache(tokens, positions, [CHUNK] * (TOKENS // CHUNK))
+        tokens, positions = (jnp.asarray(x) for x in _rows(self.tokens[0]))
+        program = self.lowered_with_cache.compile(RUNS_ONCE)
+        cache, found = self.model.init_cache(len(tokens), TOKENS + 1), []
+        for start in range(0, TOKENS, CHUNK):
+            part = slice(start, start + CHUNK)
+            logits, cache = program(self.params, tokens[:, part], positions[:, part], cache)
+            found.append(np.asarray(logits, np.float64))
+        return np.concatenate(found, axis=1)
 
     def through_cache(self, tokens: np.ndarray, positions: np.ndarray | None, sizes: Sequence[int]) -> np.ndarray:
         """Logits of `tokens`, given to the cache in chunks of these sizes."""
@@ -129,26 +160,24 @@ class ModelUnderCheck:
 
 @promised("shapes", "logits are float32 [b, t, v], and without a cache there is none")
 def _shapes(subject: ModelUnderCheck) -> str | None:
-    tokens = jax.ShapeDtypeStruct((2, TOKENS), jnp.int32)
-    logits, cache = jax.eval_shape(subject.model.apply, subject.shapes, tokens)
+    logits, cache = subject.lowered.out_info
     if cache is not None:
         return f"without one it returns {type(cache).__name__}"
-    wanted = (2, TOKENS, subject.vocab_size)
+    wanted = (*subject.tokens.shape, subject.vocab_size)
     if logits.shape != wanted or logits.dtype != jnp.float32:
-        return f"for tokens {tokens.shape} they are {logits.dtype} {logits.shape}, not float32 {wanted}"
+        return f"for tokens {subject.tokens.shape} they are {logits.dtype} {logits.shape}, not float32 {wanted}"
     return None
 
 
 @promised("cache", "cache in, cache out: the same arrays, of the same shapes and dtypes, the batch first")
 def _cache(subject: ModelUnderCheck) -> str | None:
-    tokens = jax.ShapeDtypeStruct((2, CHUNK), jnp.int32)
-    before = jax.eval_shape(partial(subject.model.init_cache, 2, TOKENS))
-    logits, after = jax.eval_shape(subject.model.apply, subject.shapes, tokens, None, before)
-    if logits.shape != (2, CHUNK, subject.vocab_size):
-        return f"with a cache the logits of tokens {tokens.shape} are {logits.shape}"
+    before, rows = subject.empty, len(_rows(subject.tokens[0])[0])
     for leaf in jax.tree.leaves(before):
-        if not leaf.shape or leaf.shape[0] != 2:
-            return f"for a batch of 2 an array of init_cache is {leaf.shape}"
+        if not leaf.shape or leaf.shape[0] != rows:
+            return f"for a batch of {rows} an array of init_cache is {leaf.shape}"
+    logits, after = subject.lowered_with_cache.out_info
+    if logits.shape != (rows, CHUNK, subject.vocab_size):
+        return f"with a cache the logits of tokens {(rows, CHUNK)} are {logits.shape}"
     if jax.tree.structure(before) != jax.tree.structure(after):
         return f"{_named(jax.tree.structure(before))} goes in and {_named(jax.tree.structure(after))} comes out"
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
@@ -191,7 +220,7 @@ def _causality(subject: ModelUnderCheck) -> str | None:
 def _batch(subject: ModelUnderCheck) -> str | None:
     kept = len(subject.tokens) // 2
     others = np.concatenate([np.zeros_like(subject.tokens[kept:]), subject.tokens[:kept][::-1]])
-    found = _run(subject.program, subject.params, others)[::-1]
+    found = np.asarray(subject.first(subject.params, jnp.asarray(others))[0], np.float64)[::-1]
     for row in range(kept):
         if differs := subject.differ(found[row], subject.logits[row]):
             return f"beside other rows, and in another place, {differs}"

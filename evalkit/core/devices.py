@@ -18,7 +18,7 @@ from evalkit.core.contracts import LanguageModel, Params
 AXIS = "data"
 COPIED_BYTES = 2**28  # parameters of up to 256 MiB are copied to every CPU device
 # For a program that runs once, compiling less is faster: half the seconds for fresh parameters.
-RUNS_ONCE = {"xla_backend_optimization_level": 0}
+RUNS_ONCE: dict[str, Any] = {"xla_backend_optimization_level": 0}
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 COUNT_FLAG, COUNT_VARIABLE = "xla_force_host_platform_device_count", "JAX_NUM_CPU_DEVICES"
 
