@@ -134,19 +134,18 @@ def build(
     # The structure is built once, of shapes alone; each call only puts the parameters in.
     abstract = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
     graph, state = nnx.split(abstract)
-    _refuse_other_state(state)
     return Model(
         vocab_size=vocab_size,
         window=min(abstract.windows, default=None),
         init=lambda key: nnx.to_pure_dict(nnx.state(make(rngs=nnx.Rngs(key)), nnx.Param)),
         module=partial(_filled, graph, state),
-        _decay=_decay_of(state),
+        _decay=_decay_of(_parameters_alone(state)),
         _init_cache=abstract.init_cache,
     )
 
 
-def _refuse_other_state(state: nnx.State) -> None:
-    """Raises ValueError for what a mixer keeps beside its parameters, as dropout and batch norm do."""
+def _parameters_alone(state: nnx.State) -> nnx.State:
+    """Returns `state`; raises ValueError for what a mixer keeps beside its parameters, as dropout and batch norm do."""
     for path, leaf in nnx.to_flat_state(state):
         if not isinstance(leaf, nnx.Param):
             place = ".".join(map(str, path))
@@ -154,6 +153,7 @@ def _refuse_other_state(state: nnx.State) -> None:
                 f"{place} is a {type(leaf).__name__}, and a mixer keeps nothing but parameters (nnx.Param); "
                 "its state is its cache, so leave dropout and batch norm out"
             )
+    return state
 
 
 def _filled(graph: nnx.GraphDef, state: nnx.State, params: Params) -> LanguageModel:
