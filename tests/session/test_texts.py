@@ -205,7 +205,7 @@ def test_what_was_trained_on_is_not_held_out(
 def test_a_run_evaluated_on_another_task_keeps_its_training_length(trained: Path, data: Path) -> None:
     experiment = from_file(trained / "config.yaml", ["task=arxiv", f"data.path={data}"], EVALUABLE)
     assert experiment.task_name == "arxiv" and experiment.task.length == 32
-    with pytest.raises(UserError, match=r"task.length is what this run was trained at; give eval.lengths"):
+    with pytest.raises(UserError, match=r"task.length is what this run was trained at; give 'eval.lengths"):
         from_file(trained / "config.yaml", ["task.length=64"], EVALUABLE)
 
 
