@@ -54,7 +54,7 @@ def train(
     where = None if folder is None else _place(folder)
     own = {"task": task, "model": model, "hydra.run.dir": where}
     given = {name: value for name, value in own.items() if value is not None}
-    overrides = overrides_of({**_search(config_dir), **given, **named, **(settings or {})})
+    overrides = overrides_of({**_search(config_dir), **given, **named, **_settings(settings)})
     with _as_if(*overrides):
         composed = compose(overrides)
         if composed.config.checkpoint is not None:
@@ -72,7 +72,7 @@ def resume(run: Folder, *, settings: Mapping[str, Any] | None = None, **named: A
     Raises UserError for what cannot go on, and KeyboardInterrupt as `train` does.
     """
     place = _place(run)
-    overrides = overrides_of({**named, **(settings or {})})
+    overrides = overrides_of({**named, **_settings(settings)})
     with _as_if(f"resume={place}", *overrides):
         devices.use_every_core()
         _ended(session.resume(place, overrides), place, _resuming(place))
@@ -100,7 +100,7 @@ def evaluate(
     source = _place(run)
     at = run.step if step is None and isinstance(run, Run) and not is_archive(source) else step
     own = {**_search(config_dir), **({} if at is None else {"step": at})}
-    overrides = overrides_of({**own, **named, **(settings or {})})
+    overrides = overrides_of({**own, **named, **_settings(settings)})
     with _as_if(f"evaluate={source}", *overrides):
         devices.use_every_core()
         place = session.new_evaluation(source) if folder is None else _place(folder)
@@ -145,6 +145,13 @@ def _folders(runs: Iterable[Folder | Iterable[Folder]]) -> list[Path]:
     if not found:
         raise UserError("no run is given; give folders of runs, such as runs/<task>/<model>/<time>")
     return found
+
+
+def _settings(settings: Any) -> Mapping[str, Any]:
+    """Dotted names with their values; raises UserError for what is no dictionary."""
+    if settings is not None and not isinstance(settings, Mapping):
+        raise UserError(f"settings={settings!r}; give a dictionary, such as settings={{'train.steps': 100}}")
+    return settings or {}
 
 
 def _place(folder: Folder) -> Path:

@@ -74,6 +74,16 @@ def test_a_ragged_batch_is_its_rows(name: str) -> None:
         close(logits[row, STEPS - n :], full(name, rows[row : row + 1, : n + 2])[0])
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_alone_leaves_every_state_unchanged(name: str) -> None:
+    """Of ours the arrays themselves, once a window is full."""
+    params, tokens = params_of(name), tokens_of()
+    _, cache = applied(name)(params, tokens, None, model_of(name).init_cache(2, STEPS + 1))
+    _, after = applied(name)(params, tokens[:, :3], jnp.full((2, 3), -1), cache)
+    for before, now in zip(jax.tree.leaves(cache), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(before, now)
+
+
 @pytest.mark.parametrize("window", [1, 2, WINDOW])
 def test_a_window_sees_itself_and_the_ones_just_before(window: int) -> None:
     """By gradients: position t sees t − window + 1 and not t − window, in training and through the cache."""
