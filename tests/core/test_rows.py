@@ -1,6 +1,7 @@
 """The record of truth: every row comes back as it was written, whatever a kill or a full disk cuts short."""
 
 import csv
+import gzip
 import json
 import math
 import subprocess
@@ -19,6 +20,7 @@ from evalkit.core.errors import UserError
 from evalkit.core.rows import (
     ACCURACY,
     FIELDS,
+    PACKED,
     RECALL,
     RECALL_METRICS,
     TEXT,
@@ -31,11 +33,12 @@ from evalkit.core.rows import (
     read,
     row,
     value,
+    with_records,
 )
 from evalkit.record import recall_rows
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-OLD = sorted(path.parent for path in RESULTS.rglob("metrics.jsonl"))
+OLD = with_records(RESULTS)
 HEADER = Header("r", "t", "m", "evalkit.reports.accuracy", parameters=5, seeds=(0, 1), notes=("a",), text={"used": "u"})
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 WORDS = st.none() | st.text(max_size=8)
@@ -271,7 +274,7 @@ def test_an_empty_extra_is_written_as_null_and_read_as_a_dictionary(tmp_path: Pa
 @pytest.mark.parametrize("folder", OLD, ids=[str(path.relative_to(RESULTS)) for path in OLD])
 def test_a_record_of_before_the_header_is_read(folder: Path) -> None:
     """The first line of each has the metric `parameters` and the facts in `extra`."""
-    first, *others = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    first, *others = map(json.loads, gzip.decompress((folder / PACKED).read_bytes()).splitlines())
     header, found = read(folder)
     assert (header.run, header.task, header.model) == (first["run"], first["task"], first["model"])
     assert header.parameters == first["total"] > 0

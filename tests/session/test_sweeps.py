@@ -54,7 +54,7 @@ def test_runs_of_several_tasks_are_listed_alone(runs: list[str], tmp_path: Path)
 def test_a_launcher_that_is_not_installed_is_named_with_its_package(
     launcher: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.commands.run.version", Mock(side_effect=PackageNotFoundError))
+    monkeypatch.setattr("evalkit.commands.sweep.version", Mock(side_effect=PackageNotFoundError))
     assert main(["-m", *tiny.OVERRIDES, "seed=0,1", f"hydra/launcher={launcher}"]) == 2
     said = capsys.readouterr().err
     package = f"hydra-{launcher.partition('_')[0]}-launcher"
