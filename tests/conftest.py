@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from absl import logging as absl_logging
@@ -42,6 +43,14 @@ NOBODY = 65_534  # a user that owns nothing
 
 def mappings() -> int:
     return MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file goes to one process, because its tests share models and their programs."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

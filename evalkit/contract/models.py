@@ -16,7 +16,7 @@ from evalkit.contract.promises import Promise, promised
 from evalkit.core.contracts import LanguageModel, Params
 from evalkit.core.devices import RUNS_ONCE
 
-TOKENS, CHUNK = 32, 16
+TOKENS, CHUNK, ODD_CHUNK = 32, 16, 7
 LONG, MOST = 128, 512
 # Where tokens begin to be replaced: odd and even places, and both sides of a chunk's edge.
 CUTS = (1, 5, 11, 16, 17, 24, 31)
@@ -261,7 +261,7 @@ def _resets(subject: ModelUnderCheck) -> str | None:
 @promised("steps", "one token at a time gives what all tokens at once give")
 def _steps(subject: ModelUnderCheck) -> str | None:
     tokens = subject.tokens[:2]
-    for sizes in ([1] * TOKENS, [7, 8, 9, 1, 7]):
+    for sizes in ([1] * TOKENS, [ODD_CHUNK, 9, 1, 1, ODD_CHUNK, ODD_CHUNK]):
         found = subject.differ(subject.through_cache(tokens, None, sizes)[0], subject.logits[0])
         if found is not None:
             return f"in chunks of {', '.join(map(str, dict.fromkeys(sizes)))} {found}"
@@ -282,14 +282,17 @@ def _packing(subject: ModelUnderCheck) -> str | None:
 
 @promised("state under padding", "pads alone change nothing of what follows")
 def _state(subject: ModelUnderCheck) -> str | None:
-    tokens, following = subject.tokens[:2, :CHUNK], subject.tokens[:2, CHUNK : CHUNK + 3]
-    _, cache = _precise(subject.cached, subject.params, tokens, None, subject.model.init_cache(2, TOKENS))
-    _, after = _precise(subject.cached, subject.params, following, np.full((2, 3), -1, np.int32), cache)
+    # In odd chunks through a cache of this size, because `_steps` has that program.
+    tokens, cache = subject.tokens[:2], subject.model.init_cache(2, TOKENS + 1)
+    for start in (0, ODD_CHUNK):
+        _, cache = _precise(subject.cached, subject.params, tokens[:, start : start + ODD_CHUNK], None, cache)
+    following = tokens[:, 2 * ODD_CHUNK : 3 * ODD_CHUNK]
+    _, after = _precise(subject.cached, subject.params, following, np.full((2, ODD_CHUNK), -1, np.int32), cache)
     # What follows is compared, not the arrays: a cache may move places that hold nothing.
     expected, _ = _precise(subject.cached, subject.params, following, None, cache)
     logits, _ = _precise(subject.cached, subject.params, following, None, after)
     found = subject.differ(logits[0], expected[0])
-    return None if found is None else f"after three pads {found}"
+    return None if found is None else f"after {ODD_CHUNK} pads {found}"
 
 
 @promised("chosen positions", "the logits at chosen positions are those of all")
