@@ -62,7 +62,7 @@ class Experiment:
     preset: str
     checkpoint: str | None
     dtype: str
-    data: dict[str, str | None]
+    data: dict[str, Any]
     paper: dict[str, Any]
     runs: dict[str, Any]
     controls: dict[str, Any]

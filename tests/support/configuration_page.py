@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
@@ -18,7 +18,8 @@ from evalkit.configuration import catalogue
 from evalkit.configuration.complete import completed
 from evalkit.configuration.composition import paths
 from evalkit.configuration.experiment import SETTINGS, Experiment
-from evalkit.configuration.schema import constructor, describe, settings_of
+from evalkit.configuration.schema import annotations, constructor, describe, settings_of
+from evalkit.tasks.text import Text
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 PARTS = ("task", "model", "train", "eval", "wandb")
@@ -178,7 +179,7 @@ def _of_the_run() -> Iterator[Line]:
     within = {"data": [f"data.{part}" for part in root["data"]]}
     for key in [key for name in names for key in within.get(name, [name])]:
         name, _, part = key.partition(".")
-        annotation = get_args(SETTINGS[name])[-1] if part else SETTINGS[name]
+        annotation = annotations(Text)[part] if part else SETTINGS[name]  # which `data` is handed on to
         value = root[name][part] if part else root.get(name, "paper")
         default = "follows" if key.endswith("_name") else _shown(value) + STAR * (key in _in_recipes(["*"]))
         yield Line(key, _type(annotation), default, options.get(key, Option("", "")))
