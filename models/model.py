@@ -86,11 +86,18 @@ def build(
 ) -> Model:
     """Builds the model whose block i has the mixer `mixers[pattern[i]]`; it allocates no array before `init`.
 
-    `mlp_expansion` is the MLP's width over `width`: 3 in the paper, 0 for no MLPs. `embedding_scale` multiplies token
-    vectors; None means sqrt(width), as in the released model (the paper does not say). `mlp_bias` and
-    `logits_soft_cap` are of the released model too; see `GatedMLP` and `Embedding`. `dtype` is the dtype of
-    activations; parameters, gates and logits stay float32.
+    Biases and the cap on logits are those of the released model; see `GatedMLP` and `Embedding`.
     Raises ValueError for a pattern with an unknown mixer and for impossible sizes.
+
+    Options:
+      width (channels): the model's width, D in the paper.
+      pattern: the mixer of each block, from the first to the last, by its name in `mixers`.
+      mixers: the mixers by name, each with settings of its own.
+      mlp_expansion (× width): the MLP's width: 3 in the paper, 0 for no MLPs.
+      mlp_bias: whether the MLP's maps have biases.
+      embedding_scale (factor): multiplies token vectors; null: sqrt(width), as released; the paper does not say.
+      logits_soft_cap: logits become c · tanh(logits / c), c being this; null: they stay as they are.
+      dtype: the dtype of activations, `float32` or `bfloat16`; parameters, gates and logits stay float32.
 
     >>> from functools import partial
     >>> from evalkit.models.mixers.attention import MQA
@@ -108,13 +115,6 @@ def build(
     for name, value in (("vocab_size", vocab_size), ("width", width)):
         if value < 1:
             raise ValueError(f"{name}={value}; allowed: 1 or more")
-    wide = mlp_expansion * width
-    mlp_width = round(wide)
-    # A released model's expansion is a quotient of integers, so its product with the width is whole up to rounding.
-    if mlp_width < 0 or abs(mlp_width - wide) > 1e-6 * mlp_width:
-        raise ValueError(
-            f"mlp_expansion={mlp_expansion} makes an MLP of width {wide:g}; use a whole one, or 0 for none"
-        )
     if logits_soft_cap is not None and logits_soft_cap <= 0:
         raise ValueError(f"logits_soft_cap={logits_soft_cap}; allowed: above 0, or null for none")
     if dtype not in DTYPES:
@@ -125,7 +125,7 @@ def build(
         width=width,
         pattern=tuple(pattern),
         mixers=dict(mixers),
-        mlp_width=mlp_width,
+        mlp_width=_mlp_width(mlp_expansion, width),
         mlp_bias=mlp_bias,
         embedding_scale=embedding_scale,
         logits_soft_cap=logits_soft_cap,
@@ -142,6 +142,16 @@ def build(
         _decay=_decay_of(_parameters_alone(state)),
         _init_cache=abstract.init_cache,
     )
+
+
+def _mlp_width(expansion: float, width: int) -> int:
+    """The width of the MLPs; raises ValueError unless it is whole and 0 or more."""
+    wide = expansion * width
+    rounded = round(wide)
+    # A released model's expansion is a quotient of integers, so its product with the width is whole up to rounding.
+    if rounded < 0 or abs(rounded - wide) > 1e-6 * rounded:
+        raise ValueError(f"mlp_expansion={expansion} makes an MLP of width {wide:g}; use a whole one, or 0 for none")
+    return rounded
 
 
 def _parameters_alone(state: nnx.State) -> nnx.State:

@@ -25,14 +25,17 @@ class InductionHeads:
     ordinary tokens a to e and special token S, an example is `b S d a c e a S`. The answer at the last position is `d`,
     the token after the first S.
 
+    With `loss=all` the answer counts little among `length` random tokens. With `labels=shuffled`, a control, nothing
+    can be learned; `solve` still returns the right answer.
+
     Options (the defaults are those of the paper, sec. 6.2, as far as it says):
-      trigger: the place of the special token. `uniform` draws from all places, as in the paper; `prefix` from the first
-        half; `fixed` is always `fixed_place`, a weaker test.
-      triggers: the number of special tokens before the query, all followed by the same answer.
-      loss: `answer` scores the last position only, as in the paper. `all` also scores the next token at every other
-        position, so that the answer counts little among `length` random tokens.
-      labels: `right`, or `shuffled` as a control: the target at the end is random, so that nothing can be learned.
-        `solve` still returns the right answer.
+      vocab_size (token ids): the size of the vocabulary, the special token included.
+      length (tokens): the length of a training sequence.
+      trigger: where the special token stands: `uniform` anywhere, `prefix` in the first half, `fixed` at `fixed_place`.
+      fixed_place (position): where the special token stands with `trigger=fixed`, a weaker test.
+      triggers (tokens): special tokens before the query, all followed by the same answer.
+      loss: what is scored: `answer`, the last position alone, or `all`, the next token at every position.
+      labels: `right`, or `shuffled` for a random target at the end.
 
     >>> task = InductionHeads(length=8)
     >>> example = task.sample(jax.random.key(0), 8)

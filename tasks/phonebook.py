@@ -65,11 +65,14 @@ class Phonebook:
     entries again, as examples of the question, and then a third entry's name with a colon, without a space. The same
     (`seed`, entries, index) always gives the same text.
 
-    `variant`: `jelassi` is this layout; `question_first` puts the name before the book too; `jrt` repeats the book
-    (Arora et al. 2024); `waleffe` asks in words after the book, `waleffe_reversed` before it too (Waleffe et al. 2024,
-    sec. 3.3.3, with other words).
-    `depth`: the place of the answer, from 0 (first entry) to 1 (last); None draws it uniformly.
-    Raises ValueError for an impossible value.
+    This is the layout `jelassi`. `question_first` puts the name before the book too; `jrt` repeats the book (Arora et
+    al. 2024); `waleffe` asks in words after the book, `waleffe_reversed` before it too (Waleffe et al. 2024, sec.
+    3.3.3, with other words). Raises ValueError for an impossible value.
+
+    Options:
+      variant: the layout: `jelassi`, `question_first`, `jrt`, `waleffe` or `waleffe_reversed`.
+      depth (share of the book): where the answer stands, from 0, the first entry, to 1, the last; null: anywhere.
+      seed: the seed of names, numbers and questions.
 
     >>> lookup = Phonebook().example(entries=4, index=0)
     >>> lookup.prompt.count("\\n"), len(lookup.answer), lookup.prompt[-1]

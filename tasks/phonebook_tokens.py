@@ -33,7 +33,10 @@ class PhonebookTokens:
     A name is an ordered pair of parts, and every name occurs once. Digits are uniform. With 53 parts there are 2,809
     names, enough for 16K tokens.
 
-    `vocab_size` is 11 plus the number of parts of names. `digits` is the length of a number (ten in the text).
+    Options:
+      vocab_size (token ids): the size of the vocabulary: 11, and the number of parts of names.
+      length (tokens): a training sequence up to the name at the end; its answer comes after.
+      digits (tokens): the length of a number; ten in the text.
 
     >>> task = PhonebookTokens()
     >>> example = task.sample(jax.random.key(0), task.length)

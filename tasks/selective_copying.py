@@ -23,11 +23,15 @@ class SelectiveCopying:
     noise and M for the marker, an example is `. c . a . . c .  M M M`. The answers at the markers are `c a c`.
 
     `length` is the context; `tokens` has `length + data_tokens` entries, and only the answers are scored (app. H).
+    With `length_includes_answer` the context is `length - data_tokens`, and `tokens` has `length` entries.
+
     Options (the defaults are the paper's, and where it does not say, the layout of S4 and Mamba):
-      layout: `markers` has one marker for each answer; `mad` one marker, then noise; `lm` one marker, then the answers
-        so far (teacher-forced).
-      length_includes_answer: whether `length` counts the answers too, as in MAD. Then the context is
-        `length - data_tokens`, and `tokens` has `length` entries.
+      vocab_size (token ids): the size of the vocabulary, noise and marker included.
+      length (tokens): the context of a training sequence; the answers come after it.
+      data_tokens (tokens): how many tokens are to be repeated.
+      layout: what asks for the answers: `markers` one each, `mad` one marker, then noise, `lm` one, then the answers
+        so far.
+      length_includes_answer: whether `length` counts the answers too, as in MAD.
 
     >>> task = SelectiveCopying(length=8, data_tokens=3)
     >>> example = task.sample(jax.random.key(0), 8)

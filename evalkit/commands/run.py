@@ -38,7 +38,16 @@ FOLDERS = (*EXISTING, "hydra.run.dir", "hydra.sweep.dir")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs what the settings describe and returns the exit code; raises UserError before anything is written."""
+    """Runs what the settings describe and returns the exit code; raises UserError before anything is written.
+
+    Options (words among the settings that are no settings of the run):
+      resume: the folder of a run, which goes on exactly where it stopped.
+      evaluate: the folder of a run, which is evaluated again, without training.
+      step: with `evaluate=`, the training step of a checkpoint that was kept; left out, the newest.
+      dry_run: `true`, with `experiment=`: its runs and an estimate of their time are shown, and none is run.
+      hydra.run.dir: the run's folder; left out, `runs/<task>/<model>/<time>`.
+      hydra.sweep.dir: with `-m`, the folder of all its runs; left out, `runs`.
+    """
     flags = _page().parse_intermixed_args(arguments)
     overrides = flags.overrides
     if (flags.package is not None or flags.resolve) and flags.cfg is None:

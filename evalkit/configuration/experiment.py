@@ -32,10 +32,24 @@ DTYPES = ("float32", "bfloat16")
 class Experiment:
     """Everything that a run needs, built; raises ValueError for a value that cannot be.
 
-    With a `checkpoint` nothing is trained: `model` and `train` are None, and `dtype` is that of its activations.
-    `data` says where a task's text is. `paper` is the paper's own setting, where this one differs. `runs` and
-    `controls` are the overrides of each run of an `experiment=`; `selected_by` is the trial that chose the recipe.
-    `config` is the same as plain resolved data.
+    With a `checkpoint` nothing is trained: `model` and `train` are None. `config` is the same as plain resolved data.
+
+    Options:
+      seed: the first seed; it decides the first parameters and the training sequences.
+      seeds (models): models that are trained together, with `seed`, `seed + 1`, …
+      checkpoint: a run, a released model's folder, or its name on the hub: nothing is trained, it is evaluated.
+      dtype: the dtype of a checkpoint's activations, `float32` or `bfloat16`; of a trained model it is `model.dtype`.
+      matmul_precision: how exact products of float32 are on an accelerator: `default`, `high` or `highest`.
+      format: `json` ends the output with one line, a JSON object; or `text`.
+      quiet: whether the console shows nothing but errors, and the line of `format=json`.
+      preset: the size, one of the choices above.
+      data.path: a folder with the text of `task=books` or `task=arxiv`, or with the data sets of `task=downstream`.
+      paper: the paper's values of settings where a recipe or preset has others; shown with the results.
+      runs: the settings of each run of an experiment.
+      controls: the settings of each run that an experiment's claim needs besides.
+      selected_by: the trial that an experiment's protocol chose the recipe from.
+      task_name: the choice `task=…`, or what a checkpoint is measured on.
+      model_name: the choice `model=…`, or the checkpoint's folder.
     """
 
     task: Any

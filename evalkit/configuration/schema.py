@@ -216,7 +216,7 @@ def _is_plain(annotation: Any) -> bool:
 def describe(annotation: Any) -> str:
     """An annotation in the words of YAML: `int or null`."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return " or ".join(describe(argument) for argument in typing.get_args(annotation))
+        return " or ".join(dict.fromkeys(map(describe, typing.get_args(annotation))))
     if annotation in (None, type(None)):
         return "null"
     if annotation in SIMPLE:
@@ -225,6 +225,8 @@ def describe(annotation: Any) -> str:
     if not arguments:
         return str(getattr(annotation, "__name__", annotation))
     kind = typing.get_origin(annotation)
+    if kind is Callable:
+        return "nodes with _target_"
     if inspect.isclass(kind) and issubclass(kind, Mapping):
         return f"a mapping of {arguments[-1]}"
     return f"a list of {', '.join(dict.fromkeys(arguments))}"

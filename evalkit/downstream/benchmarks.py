@@ -17,9 +17,13 @@ from evalkit.downstream import data_sets
 class Benchmarks:
     """Benchmarks by `names`: tasks, groups and tags of lm-eval, or this project's own.
 
-    `num_fewshot` is the number of examples shown, None as each benchmark says. `limit` is the number of documents of
-    each, None for all. `path` is a folder of data sets as `data_sets.localise` reads them, None for the hub or its
-    cache. Raises UserError for a value that cannot be.
+    Raises UserError for a value that cannot be.
+
+    Options:
+      names: any of lm-eval's tasks, groups and tags, or this project's own.
+      num_fewshot (examples): examples shown before the question; null: as each benchmark says.
+      limit (documents): documents of each benchmark; for a first look, never for a result; null: all.
+      path: a folder of data sets; null: the hub, or its cache.
     """
 
     names: list[str]

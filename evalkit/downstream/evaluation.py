@@ -26,10 +26,14 @@ FILE = "lm_eval.json"
 class Downstream(Evaluation):
     """Scores a checkpoint on lm-eval's benchmarks, which are the task (`Benchmarks`).
 
-    `max_length` is the number of tokens read at once, None for as many as there are; `truncate` cuts contexts on the
-    left to it instead of refusing them. `add_bos` says whether texts begin with the tokenizer's first token, None as
-    the checkpoint was trained. `share_prefixes` reads a context that several continuations follow once. `calibrate`
-    names published results that this run must come to. Raises UserError for a value that cannot be.
+    Raises UserError for a value that cannot be.
+
+    Options:
+      max_length (tokens): tokens that are read at once; null: as many as there are.
+      truncate: whether contexts are cut on the left to `max_length`, and counted, instead of refused.
+      add_bos: whether texts begin with the tokenizer's first token; null: as the checkpoint was trained.
+      share_prefixes: whether a context that several continuations follow is read once.
+      calibrate: published results that this run must come to, by their name in docs/calibration.md; null: none.
     """
 
     kind = "evalkit.reports.benchmarks"

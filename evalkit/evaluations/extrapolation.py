@@ -22,16 +22,24 @@ LOOK_EVERY = 32
 class Extrapolation(Evaluation):
     """A ladder of lengths, each on its own held-out sequences, the same ones for every model and seed.
 
-    `sequences` are scored at each length, `long_sequences` from `long_from` tokens on. Lengths above `max_length` are
-    marked not run, since a global cache grows with length. `chunk` tokens of `batch_size` sequences are in memory at a
-    time. Raises ValueError for a value that cannot be.
-
-    While training: `during_sequences` at each of the lengths `during`, at validations whose step is a multiple of
-    `during_every` (null: at all of them).
-
     `interval` ends a length early: once the 95% interval of the accuracy is no wider and holds none of `marks` inside.
-    It is looked at every 32 sequences, and 0.99 takes 381 sequences without an error; null takes them all.
-    `reset_every` is a control experiment: every state is forgotten after so many tokens; null: never.
+    It is looked at every 32 sequences, and 0.99 takes 381 sequences without an error. `reset_every` is a control
+    experiment. Raises ValueError for a value that cannot be.
+
+    Options:
+      lengths (tokens): the lengths to test at.
+      sequences (sequences): sequences scored at each length.
+      long_sequences (sequences): sequences scored at lengths from `long_from` on.
+      long_from (tokens): the shortest length that takes `long_sequences`.
+      max_length (tokens): longer ones are marked not run, since a global cache grows with length; null: no limit.
+      chunk (tokens): tokens of each sequence that are in memory at a time.
+      batch_size (sequences): sequences that are in memory at a time.
+      during (tokens): lengths to test at while training.
+      during_sequences (sequences): sequences at each length of `during`.
+      during_every (steps): `during` is tested at steps that are multiples of this; null: at every validation.
+      interval (accuracy): a length ends early once its 95% interval is at most this wide; null: never.
+      marks (accuracy): a length does not end early while one of these is inside its 95% interval.
+      reset_every (tokens): a control: every state is forgotten after so many tokens; null: never.
     """
 
     kind = "evalkit.reports.accuracy"

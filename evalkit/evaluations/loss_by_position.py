@@ -25,17 +25,23 @@ TOGETHER = 16  # windows that are read side by side; one alone leaves cores idle
 class LossByPosition(Evaluation):
     """Held-out documents at length, read through the cache: does a model use what stands far back?
 
-    Windows: `windows` of each document, of `length` tokens, from random places. Losses are averaged in bins, `bins` an
-    octave. Of more than `documents` documents the longest take part, each in what it is long enough for.
+    Windows lie at random places. A passage is scored after each of `contexts` tokens of its document with nothing
+    before, as if the state were reset so far back, and in a training window. In a control experiment, all but the
+    nearest `own` tokens of the longest context are another document's. Raises ValueError for a value that cannot be.
 
-    Passages: `passages` a document, of `passage` tokens. Each is scored after each of `contexts` tokens of its own
-    document with nothing before, as if the state were reset so far back. One more context fills a training window.
-    In a control experiment, all but the nearest `own` tokens (null: the training length) of the longest context are
-    another document's. `helped` is the share of the tokens that the longest context helps most.
-    `gaps`: a passage is planted so many tokens before it comes again.
-
-    `chunk` tokens of a sequence are in memory at a time. A sequence's cache takes at most `cache_gib`, or its length is
-    halved until it does. Raises ValueError for a value that cannot be.
+    Options:
+      length (tokens): tokens of a window; halved until a sequence's cache fits into `cache_gib`.
+      windows (windows): windows of each document.
+      bins (per octave): ranges of positions over which losses are averaged, so many an octave.
+      contexts (tokens): tokens of context before a passage; one measurement each.
+      own (tokens): in the control, the tokens before a passage that stay its document's; null: the training length.
+      passages (passages): passages of each document.
+      passage (tokens): tokens of a passage.
+      helped (share): the tokens that the longest context helps most, as a share of all.
+      gaps (tokens): tokens from a planted passage to where it comes again; one measurement each.
+      documents (documents): documents that are read at most, the longest ones; each in what it is long enough for.
+      cache_gib (GiB): the size of a sequence's cache, at most.
+      chunk (tokens): tokens of a sequence that are in memory at a time.
     """
 
     kind = "evalkit.reports.text"

@@ -35,12 +35,18 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Lookup(Evaluation):
-    """Lookups at each of `lengths` (tokens of the prompt, the first one included), `prompts` of each.
+    """Lookups at each of `lengths`, `prompts` of each.
 
     The model reads the prompt and says up to `new_tokens` greedily; what stands before the first newline, stripped, is
-    its answer (Jelassi et al. 2024). `chunk` tokens of `batch_size` prompts are in memory at a time. Fewer prompts are,
-    down to one a device, where their caches would take more than `cache_gib`.
-    Raises ValueError for a value that cannot be.
+    its answer (Jelassi et al. 2024). Raises ValueError for a value that cannot be.
+
+    Options:
+      lengths (tokens): tokens of the prompt, its first one included; one measurement each.
+      prompts (prompts): prompts of each length.
+      new_tokens (tokens): tokens that the model says, at most.
+      batch_size (prompts): prompts that are in memory at a time.
+      chunk (tokens): tokens of each prompt that are in memory at a time.
+      cache_gib (GiB): fewer prompts at a time, down to one a device, where their caches would take more.
     """
 
     kind = "evalkit.reports.phonebook"

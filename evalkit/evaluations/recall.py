@@ -28,15 +28,27 @@ class Recall(Evaluation):
     """One fact planted in a long context, and the question for it at growing distances.
 
     Recall: for each number of tokens `before` the fact, up to `sequences` contexts of `length` tokens are read. At each
-    of `distances` that fits (null: 2, 4, 8, …) the question goes to a copy of the cache, so that the context itself has
-    no question in it. `interval`: no more contexts are read once the 95% interval of every distance is at most so wide.
-    It is looked at every 32 contexts; null reads all.
+    of `distances` that fits the question goes to a copy of the cache, so that the context itself has no question in it.
+    The `interval` is looked at every 32 contexts.
 
     Forgetting: `pairs` of contexts of `pair_length` tokens differ in nothing but a fact at their beginning. Their
     states from `told_at` tokens later on tell which channels of a recurrence carry the fact, and how fast these forget.
     In `contexts` of each answer the states are restored, in part, to what they were then, and the question is repeated.
 
-    `chunk` tokens of `batch_size` sequences are in memory at a time. Raises ValueError for a value that cannot be.
+    Raises ValueError for a value that cannot be.
+
+    Options:
+      length (tokens): tokens of the context that each fact is planted in.
+      before (tokens): tokens before the fact; one measurement each.
+      distances (tokens): tokens from the fact to the question; null: 2, 4, 8, … as far as they fit.
+      sequences (contexts): contexts read for each number of `before`, at most.
+      interval (accuracy): reading ends once the 95% interval of every distance is at most this wide; null: never early.
+      pairs (pairs): pairs of contexts that differ in the fact alone, to see what the state forgets.
+      pair_length (tokens): tokens of each context of a pair.
+      told_at (tokens): tokens after the fact from which on the states of a pair are compared.
+      contexts (contexts): contexts of each answer whose states are restored in part.
+      chunk (tokens): tokens of each sequence that are in memory at a time.
+      batch_size (sequences): sequences that are in memory at a time.
     """
 
     kind = "evalkit.reports.recall"

@@ -32,11 +32,21 @@ FINISH_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class WandbSettings:
-    """A user's settings of W&B; raises UserError for an unknown mode.
+    """A user's settings of W&B. Where one is null, W&B's own variable counts (WANDB_NAME, …), then what is said below.
 
     `online` logs online where an API key is configured and the server answers, and offline otherwise. `auto` is
-    `online` unless WANDB_MODE or `wandb offline` says something else. Where a setting is None, W&B's own variable
-    counts (WANDB_PROJECT, WANDB_NAME, WANDB_RUN_GROUP, …), then a name of ours.
+    `online` unless WANDB_MODE or `wandb offline` says something else. Raises UserError for an unknown mode.
+
+    Options:
+      mode: `auto`, `online`, `offline` or `disabled`; the first two log offline where no server answers.
+      project: the project; null: `evalkit`.
+      entity: a user or a team; null: W&B's default.
+      name: the run's name; null: `<model>-<task>`; of several seeds each ends with `-s<seed>`.
+      notes: a text that W&B shows beside the run.
+      tags: words to find the run by.
+      group: runs that W&B shows together; null: `<model>-<task>-<folder>`, or one for all runs of a sweep.
+      job_type: the kind of run; null: `train`.
+      dir: the folder of W&B's own files; null: the run's.
 
     >>> WandbSettings(mode="offline", tags=["fig6b"]).tags
     ['fig6b']
@@ -46,13 +56,11 @@ class WandbSettings:
     project: str | None = None
     entity: str | None = None
     name: str | None = None
-    """Of several seeds, each run's name ends with `-s<seed>`."""
     notes: str | None = None
     tags: Sequence[str] = ()
     group: str | None = None
     job_type: str | None = None
     dir: str | None = None
-    """The folder of W&B's own files, by default the run's."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

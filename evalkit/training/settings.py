@@ -20,13 +20,30 @@ class Stage(NamedTuple):
 class Training:
     """How to train. The paper gives AdamW and nothing else for its synthetic tasks; the rest is measured here.
 
-    `curriculum`: stages `{length, steps, batch_size}` of lengths below the task's, which come first and count within
-    `steps`. A dispatch is `log_every` steps; validation and checkpoints fall on its multiples; checkpoints at
-    multiples of `keep_every` are kept for good. `stop_when_solved`: end after so many validations in a row with
-    accuracy 1 (off by default: extrapolation goes on growing after the task is solved).
-    `microbatch`: sequences whose gradient is taken at a time on one device, the gradients then added up; None is as
-    many as have 512 tokens on a CPU, so that activations stay in its cache, and all of them elsewhere.
-    Raises ValueError for a value that cannot be.
+    A dispatch is `log_every` steps, and validation and checkpoints fall on its multiples. `stop_when_solved` is off by
+    default, since extrapolation goes on growing after the task is solved. The default `microbatch` keeps activations
+    in a CPU's cache. Raises ValueError for a value that cannot be.
+
+    Options:
+      steps (steps): updates of the parameters, those of the curriculum included.
+      batch_size (sequences): sequences of a step.
+      learning_rate: the highest learning rate, reached after the warm-up.
+      warmup_steps (steps): steps over which the learning rate rises from 0.
+      schedule: the learning rate after the warm-up: `cosine` falls, `constant` stays.
+      final_fraction (× learning_rate): where the cosine ends.
+      weight_decay: AdamW's; norms, biases and token vectors have none.
+      b1: AdamW's β₁, the decay of the mean of gradients.
+      b2: AdamW's β₂, the decay of the mean of their squares.
+      clip (norm): gradients of all parameters together are scaled down to at most this.
+      log_every (steps): steps between two rows of loss and accuracy.
+      eval_every (steps): steps between two validations; a multiple of `log_every`.
+      checkpoint_every (steps): steps between two checkpoints, of which the last two stay; a multiple of `log_every`.
+      keep_every (steps): checkpoints at multiples of this stay too, for `evaluate RUN step=…`; null: none.
+      validation_sequences (sequences): sequences of a validation.
+      curriculum: stages `{length: …, steps: …, batch_size: …}` of shorter lengths, which come first.
+      stop_when_solved (validations): training ends after so many in a row with accuracy 1; null: never.
+      microbatch (sequences): sequences whose gradient is taken at once; null: 512 tokens of them on a CPU, elsewhere
+        all.
     """
 
     steps: int

@@ -44,11 +44,17 @@ class AttentionCache(NamedTuple):
 class MQA(nnx.Module):
     """Multi-query attention: many query heads share one key head and one value head.
 
-    A query sees a key if both are of one segment and `0 ≤ q_pos − k_pos < window`; `window` None is global attention.
-    Without `rope` there is no position encoding (NoPE, sec. 6). RoPE rotates the first `rope_fraction` of a head's
-    channels: all in the paper, half in RecurrentGemma. `output_bias` adds a bias to the output map, as in
-    RecurrentGemma. `heads × head_dim` may differ from the width.
-    Raises ValueError for impossible sizes.
+    A query sees a key if both are of one segment and `0 ≤ q_pos − k_pos < window`. `heads × head_dim` may differ from
+    the width. Raises ValueError for impossible sizes.
+
+    Options:
+      heads (heads): query heads; they share one key head and one value head.
+      head_dim (channels): the width of a head.
+      window (tokens): tokens that a query sees, itself included; null: all before it (global attention).
+      rope: whether positions rotate queries and keys (RoPE); false: no position encoding (NoPE, sec. 6).
+      rope_base: RoPE's wavelengths go from 2π tokens to nearly 2π times this.
+      rope_fraction (share): the part of a head's channels that rotate: all in the paper, half in RecurrentGemma.
+      output_bias: whether the output map has a bias, as in RecurrentGemma.
 
     >>> attention = MQA(64, heads=4, head_dim=16, window=8, rngs=nnx.Rngs(0))
     >>> x = jnp.zeros((2, 12, 64))

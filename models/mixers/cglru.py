@@ -86,7 +86,13 @@ class CGLRU(nnx.Module):
 
 
 class ComplexRecurrentBlock(TwoBranches):
-    """The recurrent block with a CG-LRU over `width_rnn / 2` complex channels; see `TwoBranches` and `CGLRU`.
+    """The recurrent block with a CG-LRU over `width_rnn / 2` complex channels; see `CGLRU`.
+
+    Options, beside those of `TwoBranches`:
+      gate_blocks (blocks): blocks of the gates' block-diagonal matrices; must divide `width_rnn / 2`.
+      decay_range: the lowest and the highest start of the decay's size to the power of 8.
+      angle_range (radians): the lowest and the highest phase of a step at the start.
+      implementation: how the recurrence is computed: `auto`, `sequential`, `associative` or a kernel (docs/kernels.md).
 
     >>> block = ComplexRecurrentBlock(16, width_rnn=16, gate_blocks=4, rngs=nnx.Rngs(0))
     >>> y, _ = block(jnp.zeros((1, 4, 16)), None, None)

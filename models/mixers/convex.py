@@ -41,7 +41,13 @@ class ConvexRGLRU(RGLRU):
 
 
 class ConvexRecurrentBlock(TwoBranches):
-    """The recurrent block with a `ConvexRGLRU`. Raises ValueError if `gate_blocks` does not divide `width_rnn`."""
+    """The recurrent block with a `ConvexRGLRU`: a control of how the RG-LRU scales its input.
+
+    Raises ValueError if `gate_blocks` does not divide `width_rnn`.
+
+    Options, beside those of `TwoBranches`:
+      gate_blocks (blocks): blocks of the gates' block-diagonal matrices; must divide `width_rnn`.
+    """
 
     def __init__(self, width: int, *, width_rnn: int, rngs: nnx.Rngs, gate_blocks: int = 16, conv_width: int = 4):
         unit = partial(ConvexRGLRU, width_rnn, gate_blocks)

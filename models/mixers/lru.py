@@ -47,6 +47,9 @@ class LRU(nnx.Module):
 class UngatedRecurrentBlock(TwoBranches):
     """The recurrent block with an `LRU` in place of the RG-LRU: a control without selection.
 
+    Options, beside those of `TwoBranches`:
+      decay_range: the lowest and the highest decay at the start.
+
     >>> y, _ = UngatedRecurrentBlock(16, width_rnn=16, rngs=nnx.Rngs(0))(jnp.zeros((1, 4, 16)), None, None)
     >>> y.shape
     (1, 4, 16)

@@ -137,7 +137,11 @@ class TwoBranches(nnx.Module):
     """The recurrent block of sec. 2.3 around any unit: convolution and recurrence in one branch, GeLU in the other.
 
     The branches are multiplied and projected back to the width. `unit` makes the recurrence over `width_rnn` channels.
-    `bias` adds a bias to the linear maps and the convolution, as in RecurrentGemma; the paper's have none.
+
+    Options:
+      width_rnn (channels): the width of the recurrence, D_rnn in the paper, about 4/3 of the model's width.
+      conv_width (tokens): tokens that the convolution sees, the present one included.
+      bias: whether the linear maps and the convolution have biases, as in RecurrentGemma; the paper's have none.
     """
 
     window: int | None = None
@@ -194,9 +198,14 @@ class TwoBranches(nnx.Module):
 class RecurrentBlock(TwoBranches):
     """The recurrent block of Hawk and Griffin: two branches with an RG-LRU.
 
-    `width_rnn` is the paper's D_rnn, about 4/3 of the width; `gate_blocks` must divide it. `decay_range`,
-    `decay_power`, `unit_reset` and `implementation` are those of `RGLRU`, `bias` is that of `TwoBranches`.
     Raises ValueError if `gate_blocks` does not divide `width_rnn`.
+
+    Options, beside those of `TwoBranches`:
+      gate_blocks (blocks): blocks of the gates' block-diagonal matrices; must divide `width_rnn`.
+      decay_range: the lowest and the highest start of the decay to the power of `decay_power`.
+      decay_power (exponent): see `decay_range`; 8 in the paper, 2 in RecurrentGemma.
+      unit_reset: whether the input at position 0 enters unscaled, as in RecurrentGemma.
+      implementation: how the recurrence is computed: `auto`, `sequential`, `associative` or a kernel (docs/kernels.md).
 
     >>> block = RecurrentBlock(64, width_rnn=64, rngs=nnx.Rngs(0))
     >>> y, _ = block(jnp.zeros((2, 8, 64)), None, None)

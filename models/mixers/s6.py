@@ -28,8 +28,15 @@ class S6Block(nnx.Module):
 
     u is the convolved input of `expand · width` channels, and each channel has `states` numbers of state:
     `h_t = exp(Δ_t A) h_{t-1} + Δ_t B_t u_t`, `y_t = C_t h_t + D u_t`. Δ, B and C come from u by linear maps, Δ
-    through `step_rank` numbers (None: width / 16) and a softplus. As published, A starts
-    at −1, −2, … −`states`, and Δ log-uniform in `step_range`. Raises ValueError for impossible sizes.
+    through `step_rank` numbers and a softplus. As published, A starts at −1, −2, … −`states`, and Δ log-uniform in
+    `step_range`. Raises ValueError for impossible sizes.
+
+    Options:
+      expand (× width): the number of channels of the state-space model.
+      states (numbers): numbers of state of each channel.
+      conv_width (tokens): tokens that the convolution sees, the present one included.
+      step_rank (numbers): numbers that a token's step Δ is computed from; null: width / 16.
+      step_range: the lowest and the highest step Δ at the start.
 
     >>> y, _ = S6Block(16, states=4, rngs=nnx.Rngs(0))(jnp.zeros((1, 4, 16)), None, None)
     >>> y.shape

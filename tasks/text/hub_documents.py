@@ -15,8 +15,13 @@ HELD_OUT = 50  # one row in so many where no split is held out
 class Hub:
     """A data set and its splits; no data set while `name` is None.
 
-    `name`: owner/name on the hub, or a folder in its layout. `held_out`: a split, or None for every 50th row of
-    `train`, which is then not trained on. `documents`: how many rows of each split are read, the first; None for all.
+    Options:
+      name: its name on the hub, owner/name, or a folder in the hub's layout; null: no data set.
+      config: the data set's configuration, if it has several.
+      train: the split to train on.
+      held_out: the split to test on; null: every 50th row of `train`, which is then not trained on.
+      revision: a branch, a tag or a commit; null: the newest.
+      documents (rows): rows of each split that are read, the first ones; null: all.
     """
 
     name: str | None = None

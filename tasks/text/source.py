@@ -16,11 +16,15 @@ TRAIN, HELD_OUT = "train", "held"
 class Source:
     """Documents to train on, and others that are held out; raises ValueError for two places at once.
 
-    Where the text is (one of these, or none for the source of Python's standard library):
+    The text is in `path`, or in `train` with `held_out`, or on the hub (`hub`). With none of them it is the source of
+    Python's standard library. Files are .txt, .tex and .md, one document each, or .jsonl and .parquet, one a row.
+
+    Options (where the text is):
       path: a folder, in it files or folders whose names begin with `train`, and others that begin with `held`.
-      train, held_out: for each a file, a folder or a pattern such as `books/*.txt`.
+      train: the training texts: a file, a folder or a pattern such as `books/*.txt`; with `held_out`.
+      held_out: the texts to test on, likewise; with `train`.
+      field: the name of the column, in files with a row a document, that has the text.
       hub: a data set of the Hugging Face hub.
-    Files are .txt, .tex and .md, one document each, or .jsonl and .parquet, one a row, its text in `field`.
     """
 
     path: str | None = None

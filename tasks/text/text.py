@@ -26,10 +26,10 @@ class Text(Source):
     the document before it is seen, and that token is not asked for.
 
     Options, beside those of `Source`, which say where the text is:
-      length: tokens of a training window.
-      tokenizer: a file, tokenizer.json or tokenizer.model; None for bytes.
-      validation: the last part of every training document, kept for validation.
-      cache: where tokens are kept, made once; None for $EVALKIT_CACHE, or else ~/.cache/evalkit/corpora.
+      length (tokens): the length of a training window.
+      tokenizer: a file, tokenizer.json or tokenizer.model; null: bytes.
+      validation (share): the last part of every training document, kept for validation.
+      cache: a folder where tokens are kept, made once; null: $EVALKIT_CACHE, or else ~/.cache/evalkit/corpora.
       allow_shared: whether a held-out document may be among the training texts.
     """
 
