@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from evalkit.configuration import capacity, catalogue, composition
 from evalkit.configuration.composition import Composed
-from evalkit.configuration.schema import locate, unknown, verify
+from evalkit.configuration.schema import constructor, locate, unknown, verify
 from evalkit.core.batches import feed_of, refuse_no_task
 from evalkit.core.checks import one_of
 from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task
@@ -220,6 +220,7 @@ def build(plain: Mapping[str, Any], name: str) -> Any:
     """What the part `name` of a plain configuration describes; raises UserError with the constructor's own message."""
     if plain[name] is None:
         return None
+    constructor(plain[name], name)  # an unnamed one would come back as the mapping that it is
     with explained(plain[name], name):
         return instantiate(plain[name], _convert_="all")
 

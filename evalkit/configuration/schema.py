@@ -102,14 +102,15 @@ def _is_built(value: Any) -> bool:
 
 def settings_of(node: Node, path: str) -> Settings:
     """What the constructor of `node` takes, less what its caller gives; raises UserError if it cannot be imported."""
-    if "_target_" not in node:
-        raise UserError(f"{path} has no _target_; name what it builds, such as _target_: evalkit.models.build")
     given = _given(node, path)
     return {name: found for name, found in annotations(constructor(node, path)).items() if name not in given}
 
 
 def constructor(node: Node, path: str) -> Callable[..., Any]:
-    """What `node` names by its `_target_`; raises UserError if it cannot be imported."""
+    """What `node` names by its `_target_`; raises UserError if there is none or it cannot be imported."""
+    if "_target_" not in node:
+        example = "evalkit.models.build" if path == "model" else "mine.Task"
+        raise UserError(f"{path} has no _target_; name what it builds, such as _target_: {example}")
     target = str(node["_target_"])
     try:
         found = pkgutil.resolve_name(target)

@@ -287,6 +287,15 @@ def test_a_model_of_ones_own_takes_what_a_preset_sets_for_every_model(own: Path)
     assert (mine.task.length, mine.config["eval"], mine.config["paper"]) == (128, ours.config["eval"], {"length": 1024})
 
 
+@pytest.mark.parametrize("group", ["task", "model"])
+def test_a_file_that_names_nothing_to_build_is_refused(group: str, own: Path) -> None:
+    (own / group).mkdir(exist_ok=True)
+    (own / group / "unnamed.yaml").write_text("length: 5\n")
+    chosen = {"task": "induction_heads", "model": "hawk"} | {group: "unnamed"}
+    message = refusal(*(f"{name}={value}" for name, value in chosen.items()), f"hydra.searchpath=['file://{own}']")
+    assert message.startswith(f"{group} has no _target_; name what it builds")
+
+
 def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     check([*GRIFFIN, f"hydra.run.dir={tmp_path}"])
     (tmp_path / "metrics.jsonl").touch()
