@@ -1,4 +1,4 @@
-"""Every file that a page of `docs/` or the README names in backticks is there; what `docs/python.md` shows runs."""
+"""What pages name, link and show is there, their sentences are short, and what `docs/python.md` shows runs."""
 
 import re
 from collections.abc import Mapping
@@ -11,17 +11,20 @@ import evalkit
 from evalkit import api
 from evalkit.configuration import composition
 from evalkit.core.rows import read, with_records
-from support import tiny
+from support import prose, tiny
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *(ROOT / "docs").glob("*.md")]
+PAGES = sorted({*WRITTEN, *(ROOT / "docs").rglob("*.md")})
 SHOWN = re.compile(r"!\[[^]]*\]\(([^)]+)\)")
+LINKED = re.compile(r"\[[^]]*\]\((?!https?:|#)([^)#]+)")
+MOST_WORDS = 30
 # What is kept of a run: its parameters, logs and page can be made again.
 KEPT = {"config.yaml", "environment.json", "results.json", "metrics.jsonl.gz", "timing.json", "timing_idle.json"}
 NAMED = re.compile(r"`((?:evalkit|models|tasks|kernels|conf|tests|benchmarks|docs)/[\w/.-]+\.(?:py|md|yaml|sh|json))`")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_files_that_a_page_names_are_there(page: Path) -> None:
     own = {"conf/model/mingru.yaml", "conf/task/parity.yaml", "conf/recipe/parity/paper.yaml"}  # examples of a user's
     own.add("conf/recipe/parity/paper/mingru.yaml")
@@ -29,9 +32,27 @@ def test_the_files_that_a_page_names_are_there(page: Path) -> None:
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_links_is_there(page: Path) -> None:
+    linked = LINKED.findall(prose.FENCED.sub("", page.read_text(encoding="utf-8")))
+    assert [name for name in linked if not (page.parent / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", sorted(WRITTEN), ids=lambda page: page.name)
+def test_no_sentence_is_long(page: Path) -> None:
+    found = prose.sentences(page.read_text(encoding="utf-8"))
+    assert [text for text in found if prose.words(text) > MOST_WORDS] == []
+
+
+def test_sentences_are_told_apart() -> None:
+    page = "# A b\n\nC `d. e` [f g](h.md) is 1.5:\ni. J\n- k\n  l\n- m? n\n\n| o p | q |\n|---|---|\n\n```\nr. s\n```\n"
+    found = prose.sentences(page)
+    assert found == ["A b", "C code f g is 1.5", "i", "J", "k l", "m", "n", "o p", "q"]
+    assert [prose.words(text) for text in found] == [2, 6, 1, 1, 2, 1, 1, 2, 1]
+
+
 def test_the_figures_that_a_page_shows_are_there_and_no_others() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    shown = {(page.parent / name).resolve() for page in pages for name in SHOWN.findall(page.read_text("utf-8"))}
+    shown = {(page.parent / name).resolve() for page in PAGES for name in SHOWN.findall(page.read_text("utf-8"))}
     kept = {path.resolve() for path in (ROOT / "docs").rglob("*.png")}
     assert shown - {path for path in shown if path.is_file()} == set()
     assert kept - shown == set()

@@ -1,45 +1,88 @@
-"""The README's commands run: the main job with two steps, and the test command is the one that CI reads."""
+"""Every command of the README and of docs/commands.md runs or composes; `.ci/run` reads the same test command."""
 
 import re
 import shlex
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from evalkit.__main__ import main
+from evalkit.commands import VERBS
+from evalkit.session import plan
 from support import tiny
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()]
-MAIN = next(line for line in COMMANDS if "task=induction_heads model=griffin" in line)
+ROOT = Path(__file__).parent.parent
+README, PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/commands.md"))
+MAIN, TESTS, *COMMANDS = (
+    line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()
+)
+GRIFFIN = "docs/results/induction_heads/griffin"
+ALL_COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
+SHARED = [text for text in tiny.OVERRIDES if not text.startswith(("task=", "model"))]
+HAWK = ["model.width=16", "model.mlp_expansion=1", "model.pattern=[recurrent]"]
+HAWK += ["model.mixers.recurrent.width_rnn=16", "model.mixers.recurrent.gate_blocks=4"]
+SMALL = {
+    "model=griffin": [*SHARED, *HAWK],  # its attention is in tests/test_quickstart.py
+    "model=hawk": [*SHARED, *HAWK],
+    "evaluate": ["eval.lengths=[16,24]"],
+}
+ON_THE_HUB = "checkpoint=google/recurrentgemma-2b"  # 5 GB
 
 
-def test_the_two_commands_set_themselves_up() -> None:
-    tests = next(line for line in COMMANDS if "pytest" in line)
-    for line in (MAIN, tests):
+def words_of(line: str) -> list[str]:
+    """What follows `python -m evalkit`."""
+    python, *words = shlex.split(line, comments=True)
+    assert python.endswith("python") and words[:2] == ["-m", "evalkit"]
+    return words[2:]
+
+
+def test_it_is_one_page_that_begins_with_the_two_commands() -> None:
+    assert len(README.splitlines()) <= 90
+    for line in (MAIN, TESTS):
         assert line.startswith("python3 -m venv .venv && .venv/bin/pip install -q -e ")
+    assert " -m pytest" in TESTS and words_of(MAIN.rpartition("&&")[2]) == ["task=induction_heads", "model=griffin"]
 
 
-def test_the_figure_is_there() -> None:
-    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README):
-        assert (Path(__file__).parent.parent / picture).is_file(), picture
+def test_the_table_on_the_terminal_is_that_of_the_kept_run() -> None:
+    (table,) = re.findall(r"```text\n(.*?)```", README, re.S)
+    kept = {f"{point['length']:,}": point for point in tiny.results(ROOT / GRIFFIN)["extrapolation"]}
+    for line in table.splitlines()[1:]:
+        length, *shown = line.replace(" (trained)", "").replace(" – ", " ").split()
+        point = kept[length]
+        numbers = [f"{point[name]:.3f}" for name in ("accuracy", "low", "high", "exact_match")]
+        assert shown == [*numbers, str(point["sequences"]), f"{point['loss']:.3g}"]
 
 
 @pytest.mark.slow
-def test_the_main_job_runs(tmp_path: Path) -> None:
-    """With two steps and a short ladder; the rest of the line, setting up, is what `.ci/run` does."""
-    words = shlex.split(MAIN.rpartition("&&")[2])
-    assert words[1:3] == ["-m", "evalkit"]
-    shortened = (
-        "train.steps=2",
-        "train.curriculum=[]",
-        "train.validation_sequences=8",
-        "eval.lengths=[64,512]",
-        "eval.sequences=8",
-        "eval.during=[]",
-    )
-    done = tiny.finished(
-        tiny.command(*words[3:], *shortened, "wandb.mode=disabled", f"hydra.run.dir={tmp_path / 'run'}")
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "extrapolation.png").is_file()
-    assert "512" in done.stdout
+def test_the_main_job_and_the_commands_after_it_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process, with a tiny model and few steps; setting up is what `.ci/run` does."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan, "_seconds_measured", Mock(return_value=1.0))
+    for line in (MAIN.rpartition("&&")[2], *COMMANDS):
+        words = words_of(line)
+        small = [text for word, settings in SMALL.items() if word in words for text in settings]
+        composing = ["--cfg", "job"] if ON_THE_HUB in words else []
+        assert main([*words, *small, *composing]) == 0, line
+    (first,) = (tmp_path / "runs" / "induction_heads" / "griffin").iterdir()
+    for name in ("report.html", "extrapolation.png", "results.json", "metrics.jsonl"):
+        assert (first / name).is_file()
+    assert "griffin" in (tmp_path / "runs" / "all" / "compare.csv").read_text()
+    for words in map(words_of, ALL_COMMANDS):
+        if words[0] in ("rows", "archive", "example"):
+            assert main(words) == 0
+
+
+@pytest.mark.parametrize("line", ALL_COMMANDS)
+def test_a_command_of_the_page_composes(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever trains is composed with every key; of another verb, it exists and has a page."""
+    words = words_of(line)
+    if words[0] in VERBS:
+        assert main([words[0], *(["run"] if words[0] == "lm-eval" else []), "--help"]) == 0
+    elif "-m" not in words and not any(word.startswith("experiment=") for word in words):
+        assert main([*words, *([] if "--cfg" in words else ["--cfg", "job"])]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_every_command_is_on_the_page() -> None:
+    assert {words_of(line)[0] for line in ALL_COMMANDS} >= set(VERBS) - {"run"}
