@@ -68,10 +68,11 @@ class Forgetting:
         numbers = np.repeat(np.arange(self.contexts), task.answers)
         facts = np.tile(np.arange(task.answers), self.contexts)
         tokens, answers = planted(task, numbers, np.zeros(len(numbers), int), self.length, facts)
+        tokens = np.asarray(tokens)
+        blocks = sorted(jax.eval_shape(partial(trained.model.decays, params), tokens[:2, :2]))
         reader = Reader(trained.model, params, answers, task.query, self.chunk, trained.check_interrupt)
         cache = reader.read(tokens[:, : self.first_check], reader.start(self.length))
         before = jax.tree.map(jnp.copy, cache)
-        blocks = sorted(trained.model.decays(params, tokens[:2, :2]))
         for start, stop in pairwise([self.first_check, *self._octaves()]):
             cache = reader.read(tokens[:, start:stop], cache)
             found = _queried(reader, cache, before, blocks, task.answers)

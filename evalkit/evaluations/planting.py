@@ -15,14 +15,12 @@ def planted(
     task: Recalls, numbers: np.ndarray, places: np.ndarray, length: int, answers: np.ndarray | None = None
 ) -> tuple[Array, Array]:
     """Contexts `[b, length]` of those numbers, the fact at `places`, and their `answers` (drawn where not given)."""
-    stream = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), streams.RECALL), length)
-    keys = jax.vmap(lambda number: jax.random.fold_in(stream, number))(jnp.asarray(numbers))
     chosen = jnp.asarray(
         [np.random.default_rng([int(number), 0]).integers(task.answers) for number in numbers]
         if answers is None
         else answers
     )
-    return _plant(task, length, keys, jnp.asarray(places), chosen), chosen
+    return _plant(task, length, jnp.asarray(numbers), jnp.asarray(places), chosen), chosen
 
 
 def planted_pair(task: Recalls, number: int, length: int) -> Array:
@@ -33,5 +31,7 @@ def planted_pair(task: Recalls, number: int, length: int) -> Array:
 
 
 @partial(jax.jit, static_argnames=("task", "length"))
-def _plant(task: Recalls, length: int, keys: Array, places: Array, answers: Array) -> Array:
+def _plant(task: Recalls, length: int, numbers: Array, places: Array, answers: Array) -> Array:
+    stream = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), streams.RECALL), length)
+    keys = jax.vmap(lambda number: jax.random.fold_in(stream, number))(numbers)
     return jax.vmap(lambda key, place, answer: task.plant(key, length, place, answer))(keys, places, answers)

@@ -143,11 +143,11 @@ class Recall(Evaluation):
         return max(widths) <= self.interval
 
     def _answers(
-        self, trained: Trained, params: Params, tokens: Array, answers: Array, query: int, before: int
+        self, trained: Trained, params: Params, tokens: Array | np.ndarray, answers: Array, query: int, before: int
     ) -> Iterator[np.ndarray]:
         """What is right at each distance: the context is read once, the questions go to copies of the cache."""
         reader = Reader(trained.model, params, answers, query, self.chunk, trained.check_interrupt)
-        cache = reader.start(self.length)
+        cache, tokens = reader.start(self.length), np.asarray(tokens)
         for start, stop in pairwise([0, *(before + distance for distance in self.distances_after(before))]):
             cache = reader.read(tokens[:, start:stop], cache)
             yield reader.ask(cache)

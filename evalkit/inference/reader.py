@@ -30,20 +30,20 @@ class Reader:
         """An empty cache for contexts of `length` tokens."""
         return self.model.init_cache(len(self.answers), max(length, self.model.window or 0))
 
-    def read(self, tokens: Array, cache: Cache) -> Cache:
+    def read(self, tokens: Array | np.ndarray, cache: Cache) -> Cache:
         """The cache after `tokens [b, t]`; the one given is used up."""
+        tokens = np.asarray(tokens)  # slices of a JAX array are a program for each length
         for at in range(0, tokens.shape[1], self.chunk):
             self.check_interrupt()
             part = tokens[:, at : at + self.chunk]
-            cache, _ = self._advance(
-                Example(part, jnp.zeros_like(part), jnp.zeros(part.shape, bool)), cache, scored=False
-            )
+            cache, _ = self._advance(_example(part, np.zeros_like(part), scored=False), cache, scored=False)
         return cache
 
     def ask(self, cache: Cache) -> np.ndarray:
         """1 for each context that is answered right, else 0; the cache stays as it is."""
         batch = len(self.answers)
-        question = Example(jnp.full((batch, 1), self.query), self.answers[:, None], jnp.ones((batch, 1), bool))
+        query = np.full((batch, 1), self.query, np.int32)
+        question = _example(query, np.asarray(self.answers)[:, None], scored=True)
         _, found = self._advance(question, jax.tree.map(jnp.copy, cache), scored=True)
         return np.asarray(found.correct)
 
@@ -52,3 +52,8 @@ class Reader:
         mesh = mesh_for(batch)
         part, cache, nothing = jax.device_put((part, cache, Tally.zero(batch)), split(mesh))
         return advance(self.model, mesh, jax.device_put(self.params, copied(mesh)), part, cache, nothing, scored)
+
+
+def _example(tokens: np.ndarray, targets: np.ndarray, *, scored: bool) -> Example:
+    """Scored everywhere or nowhere."""
+    return Example(*jax.device_put((tokens, targets, np.full(tokens.shape, scored))))

@@ -1,5 +1,8 @@
 """Streamed evaluation: chunks change nothing, sequences are counted once, and memory does not grow with length."""
 
+from functools import lru_cache
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -10,23 +13,43 @@ from evalkit.core import streams
 from evalkit.core.objective import tally
 from evalkit.evaluations.extrapolation import Extrapolation
 from evalkit.inference.streaming import stream_tally
+from evalkit.tasks import Example
 from support.evaluated import trained_of
-from support.shrunk import overrides_of
+from support.shrunk import applied, experiment, params_of
+
+MODELS = catalogue.options("model")
+ALL = pytest.mark.exhaustive
 
 
-def shrunk(model: str, task: str = "selective_copying") -> config.Experiment:
-    return config.built([f"task={task}", f"model={model}", "task.length=40", *overrides_of(model)])
+def tiny(model: str, task: str = "selective_copying") -> config.Experiment:
+    return experiment(model, f"task={task}", "task.length=40")
 
 
-@pytest.mark.parametrize("model", catalogue.options("model"))
-@pytest.mark.parametrize("chunk", [7, 32, 1000])
-def test_streaming_gives_the_whole_result(model: str, chunk: int) -> None:
-    experiment = shrunk(model)
-    params = jax.jit(experiment.model.init)(jax.random.key(0))
-    example = streams.held_out_batch(experiment.task, streams.TEST, 0, 3, 40)
-    whole = tally(jax.jit(experiment.model.apply)(params, example.tokens)[0], example)
-    streamed = stream_tally(experiment.model, params, example, chunk)
-    for one, other in zip(whole, streamed, strict=True):
+@lru_cache
+def whole(model: str) -> tuple[Example, Any]:
+    """Three held-out examples, scored everywhere, and their tally from one pass without a cache."""
+    held = tiny(model)
+    example = streams.held_out_batch(held.task, streams.TEST, 0, 3, 40)
+    example = example._replace(mask=np.ones(example.mask.shape, bool))
+    logits = applied(held.model)(params_of(held.model), example.tokens)[0]
+    return example, jax.jit(tally)(logits, example)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "model"),
+    [
+        *((7, model) for model in MODELS),
+        *(
+            pytest.param(chunk, model, marks=ALL if model != "griffin" else ())
+            for chunk in (32, 1000)
+            for model in MODELS
+        ),
+    ],
+)
+def test_streaming_gives_the_whole_result(chunk: int, model: str) -> None:
+    example, expected = whole(model)
+    streamed = stream_tally(tiny(model).model, params_of(tiny(model).model), example, chunk)
+    for one, other in zip(expected, streamed, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
@@ -34,39 +57,32 @@ def rows_of(experiment: config.Experiment, evaluation: Extrapolation) -> list:
     return list(evaluation.run(trained_of(experiment)))
 
 
-def test_the_batch_size_changes_no_number() -> None:
-    experiment = shrunk("griffin")
-    settings = {"lengths": [40, 64], "sequences": 5, "long_sequences": 3, "long_from": 64, "chunk": 16}
-    one, other = (rows_of(experiment, Extrapolation(**settings, batch_size=size)) for size in (2, 5))
-    assert [entry["count"] for entry in one] == [5, 5, 5, 3, 3, 3]
-    for left, right in zip(one, other, strict=True):
+def test_the_batch_size_changes_no_number_and_what_is_too_long_is_said_not_run() -> None:
+    settings = {"lengths": [40, 64, 80], "sequences": 5, "long_sequences": 3, "long_from": 64, "max_length": 64}
+    one, other = (rows_of(tiny("griffin"), Extrapolation(**settings, chunk=8, batch_size=size)) for size in (2, 5))
+    assert [entry["count"] for entry in one] == [5, 5, 5, 3, 3, 3, 0]
+    for left, right in zip(one[:-1], other[:-1], strict=True):
         assert left["metric"] == right["metric"]
         assert left["total"] == pytest.approx(right["total"], rel=1e-5)
+    assert one[-1]["length"] == 80 and "max_length=64" in one[-1]["extra"]["not_run"]
 
 
-def test_what_is_too_long_is_said_not_run() -> None:
-    rows = rows_of(shrunk("mqa"), Extrapolation(lengths=[40, 80], sequences=2, batch_size=2, max_length=40))
-    assert {entry["length"] for entry in rows if entry["count"]} == {40}
-    (left_out,) = [entry for entry in rows if not entry["count"]]
-    assert left_out["length"] == 80 and "max_length=40" in left_out["extra"]["not_run"]
-
-
-@pytest.mark.parametrize("model", ["hawk", "griffin"])
+@pytest.mark.parametrize("model", [pytest.param("hawk", marks=ALL), "griffin"])
 def test_memory_does_not_grow_with_length(model: str) -> None:
     """The program that advances by a chunk is given the chunk and the cache, and nothing of either is of the length."""
     from evalkit.core.devices import mesh_for
     from evalkit.core.objective import Tally
     from evalkit.inference.streaming import advance
 
-    experiment = shrunk(model)
-    params = jax.eval_shape(experiment.model.init, jax.random.key(0))
+    held = tiny(model)
+    params = jax.eval_shape(held.model.init, jax.random.key(0))
 
     def memory(length: int) -> int:
-        example = jax.eval_shape(lambda: streams.held_out_batch(experiment.task, streams.TEST, 0, 2, 64))
+        example = jax.eval_shape(lambda: streams.held_out_batch(held.task, streams.TEST, 0, 2, 64))
         part = type(example)(*(jax.ShapeDtypeStruct((2, 64), field.dtype) for field in example[:3]))
-        cache = jax.eval_shape(lambda: experiment.model.init_cache(2, length))
+        cache = jax.eval_shape(lambda: held.model.init_cache(2, length))
         zero = jax.ShapeDtypeStruct((2,), np.float32)
-        lowered = advance.lower(experiment.model, mesh_for(2), params, part, cache, Tally(zero, zero, zero), True)
+        lowered = advance.lower(held.model, mesh_for(2), params, part, cache, Tally(zero, zero, zero), True)
         analysis = lowered.compile().memory_analysis()
         return analysis.temp_size_in_bytes + analysis.output_size_in_bytes + analysis.argument_size_in_bytes
 
@@ -86,41 +102,36 @@ def test_sampling_stops_when_the_interval_is_narrow_and_off_the_marks(right: flo
     assert not Extrapolation(lengths=[8])._enough(1024.0, 1024), "without an interval all are taken"
 
 
-@pytest.mark.parametrize(("every", "seen"), [(None, [40, 80]), (7, [40, 80]), (2, [])])
-def test_longer_lengths_are_looked_at_now_and_then(every: int | None, seen: list[int]) -> None:
+def test_longer_lengths_are_looked_at_now_and_then() -> None:
     """At step 7."""
-    experiment = shrunk("hawk", "induction_heads")
-    evaluation = Extrapolation(lengths=[40], during=[40, 80], during_sequences=2, during_every=every)
-    found = list(evaluation.probe(trained_of(experiment)))
-    assert [entry["length"] for entry in found if entry["metric"] == "accuracy"] == seen
-    assert all(entry["split"] == "validation" for entry in found)
+    trained = trained_of(tiny("hawk", "induction_heads"))
+    for every, seen in ((None, [40, 80]), (7, [40, 80]), (2, [])):
+        evaluation = Extrapolation(lengths=[40], during=[40, 80], during_sequences=2, during_every=every, chunk=40)
+        found = list(evaluation.probe(trained))
+        assert [entry["length"] for entry in found if entry["metric"] == "accuracy"] == seen
+        assert all(entry["split"] == "validation" for entry in found)
 
 
 def test_a_ladder_that_stops_early_has_the_rows_of_a_shorter_one() -> None:
-    experiment = shrunk("hawk", "induction_heads")  # untrained: at chance, so soon decided
-    settings = {"lengths": [40], "chunk": 40}
-    stopped = rows_of(experiment, Extrapolation(**settings, sequences=1000, interval=0.2, batch_size=24))
+    held = tiny("hawk", "induction_heads")  # untrained: at chance, so soon decided
+    settings = {"lengths": [40], "chunk": 40, "batch_size": 24}
+    stopped = rows_of(held, Extrapolation(**settings, sequences=1000, interval=0.2))
     (count,) = {entry["count"] for entry in stopped}
     assert count in (32, 64, 96)
     assert [entry["total"] for entry in stopped] == pytest.approx(
-        [entry["total"] for entry in rows_of(experiment, Extrapolation(**settings, sequences=count))]
+        [entry["total"] for entry in rows_of(held, Extrapolation(**settings, sequences=count))]
     )
 
 
-@pytest.mark.parametrize("model", ["hawk", "mqa"])
+@pytest.mark.parametrize("model", ["griffin", *(pytest.param(name, marks=ALL) for name in ("hawk", "mqa"))])
 def test_a_state_that_is_reset_sees_the_last_segment_alone(model: str) -> None:
-    experiment = shrunk(model, "induction_heads")
-    params = jax.jit(experiment.model.init)(jax.random.key(0))
-    (row_of_loss,) = [
-        entry
-        for entry in rows_of(
-            experiment, Extrapolation(lengths=[48], sequences=3, batch_size=3, chunk=7, reset_every=16)
-        )
-        if entry["metric"] == "loss"
-    ]
-    example = streams.held_out_batch(experiment.task, streams.TEST, 0, 3, 48)
-    last = type(example)(*(field[:, 32:] for field in example[:3]))
-    alone = tally(jax.jit(experiment.model.apply)(params, last.tokens)[0], last).scores()["loss"]
+    held = tiny(model, "induction_heads")
+    evaluation = Extrapolation(lengths=[48], sequences=3, batch_size=3, chunk=7, reset_every=16)
+    (row_of_loss,) = [entry for entry in rows_of(held, evaluation) if entry["metric"] == "loss"]
+    example = streams.held_out_batch(held.task, streams.TEST, 0, 3, 48)
+    last = type(example)(*(np.asarray(field)[:, 32:] for field in example[:3]))
+    logits = applied(held.model)(params_of(held.model), last.tokens)[0]
+    alone = jax.jit(tally)(logits, last).scores()["loss"]
     assert row_of_loss["total"] == pytest.approx(float(alone.sum()), rel=1e-4)
     assert row_of_loss["extra"] == {"reset_every": 16}
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -16,7 +15,7 @@ from evalkit.inference.prefill import prefill
 from evalkit.tasks.phonebook import VARIANTS, Phonebook
 from support.evaluated import checkpoint_of
 from support.language_models import Reader, pretrained, unused
-from support.shrunk import overrides_of
+from support.shrunk import applied, params_of, shrunk
 
 SETTINGS: dict[str, Any] = {"prompts": 12, "new_tokens": 14, "batch_size": 5, "chunk": 64}
 
@@ -28,15 +27,41 @@ def rows_of(held: Pretrained, book: Phonebook, **settings: Any) -> dict[tuple[in
 
 
 @lru_cache
+def reader(window: int | None = None) -> Pretrained:
+    """One that looks answers up: always the same object, so that all tests share its programs."""
+    return pretrained(Reader(window))
+
+
 def griffin() -> Pretrained:
-    overrides = ["task=induction_heads", "task.vocab_size=258", "model=griffin", *overrides_of("griffin")]
-    model = config.built(overrides).model
-    return pretrained(model, jax.jit(model.init)(jax.random.key(0)))
+    model = shrunk("griffin", "task.vocab_size=258")
+    return pretrained(model, params_of(model))
+
+
+class Counted:
+    """A tiny griffin that counts the programs it is in."""
+
+    init = parts = decay_mask = decays = staticmethod(unused)
+
+    def __init__(self) -> None:
+        self.held, self.traced = griffin(), []
+        self.window, self.init_cache = self.held.model.window, self.held.model.init_cache
+
+    def apply(self, params, tokens, positions=None, cache=None, at=None):
+        self.traced.append(tokens.shape)
+        return self.held.model.apply(params, tokens, positions, cache, at)
+
+
+@lru_cache
+def untrained() -> tuple[Counted, dict[tuple[int, str, str], Row]]:
+    """What a random model has right at 300 and at 3,000 tokens."""
+    model = Counted()
+    held = pretrained(model, model.held.params)
+    return model, rows_of(held, Phonebook(), lengths=[300, 3000], prompts=8, batch_size=4)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_model_that_looks_it_up_has_it_all_right(variant: str) -> None:
-    rows = rows_of(pretrained(Reader()), Phonebook(variant=variant), lengths=[700])
+    rows = rows_of(reader(), Phonebook(variant=variant), lengths=[700])
     assert {key[1:] for key in rows} == {(metric, "all") for metric in METRICS}
     assert value(rows[700, "exact_match", "all"]) == value(rows[700, "digit_accuracy", "all"]) == 1.0
     # Eleven characters, each of probability 1 / (1 + 257 / e^6).
@@ -44,7 +69,7 @@ def test_a_model_that_looks_it_up_has_it_all_right(variant: str) -> None:
 
 
 def test_a_model_that_forgets_has_right_what_is_inside_its_window() -> None:
-    rows = rows_of(pretrained(Reader(window=250)), Phonebook(), lengths=[600], prompts=20)
+    rows = rows_of(reader(250), Phonebook(), lengths=[600], prompts=20)
     inside, outside = (rows[600, "exact_match", where] for where in ("inside", "outside"))
     assert value(inside) == 1.0 and value(outside) == 0.0
     assert inside["count"] > 2 < outside["count"] and inside["count"] + outside["count"] == 20
@@ -56,11 +81,11 @@ def test_the_window_ends_at_the_first_token_of_the_entry() -> None:
     asked = Phonebook().example(8, 0)
     distance = len(asked.prompt) - asked.place
     for window, inside in ((distance - 1, False), (distance, True), (None, False)):
-        assert question(pretrained(Reader(window)), asked).inside is inside
+        assert question(reader(window), asked).inside is inside
 
 
 def test_a_random_model_has_nothing_right() -> None:
-    rows = rows_of(griffin(), Phonebook(), lengths=[300])
+    _, rows = untrained()
     assert rows[300, "exact_match", "all"]["total"] == 0
     assert value(rows[300, "digit_accuracy", "all"]) < 0.4
     assert value(rows[300, "log_probability", "all"]) < -11 * np.log(10)
@@ -73,11 +98,10 @@ def test_the_log_probability_is_that_of_the_whole_text() -> None:
     read = prefill(held, prompts, rows=4, size=32, chunk=8)
     logs = log_probabilities(held, read, answers, 6)
     assert logs.shape == (3,)
-    whole = jax.jit(lambda tokens: held.model.apply(held.params, tokens)[0])
     for prompt, answer, log in zip(prompts, answers, logs, strict=True):
         padded = np.zeros((1, 20), np.int32)
         padded[0, : len(prompt) + len(answer)] = [*prompt, *answer]
-        logits = np.asarray(whole(padded)[0], np.float64)
+        logits = np.asarray(applied(held.model)(held.params, padded)[0][0], np.float64)
         normed = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
         wanted = sum(normed[len(prompt) - 1 + i, token] for i, token in enumerate(answer))
         assert log == pytest.approx(wanted, abs=2e-4)
@@ -85,8 +109,7 @@ def test_the_log_probability_is_that_of_the_whole_text() -> None:
 
 def test_the_batch_and_the_chunk_change_no_number() -> None:
     one, other = (
-        rows_of(pretrained(Reader(window=200)), Phonebook(), batch_size=batch, chunk=chunk)
-        for batch, chunk in ((5, 64), (1, 1000))
+        rows_of(reader(250), Phonebook(), batch_size=batch, chunk=chunk) for batch, chunk in ((5, 64), (1, 1000))
     )
     assert one.keys() == other.keys()
     for key, entry in one.items():
@@ -95,30 +118,20 @@ def test_the_batch_and_the_chunk_change_no_number() -> None:
 
 
 def test_lengths_are_those_of_the_prompts_and_the_first_token_counts() -> None:
-    for (length, *_), entry in rows_of(pretrained(Reader()), Phonebook()).items():
+    for (length, *_), entry in rows_of(reader(), Phonebook()).items():
         assert abs(entry["extra"]["prompt_tokens"] - length) < 20
         assert entry["extra"]["entries"] == Phonebook().entries_for(length, lambda text: len(text) + 1)
 
 
 def test_memory_does_not_grow_with_length() -> None:
     """The programs that serve 300 tokens serve 3,000: each is given the chunk and a cache of one size."""
-    held, traced = griffin(), []
-
-    class Counted:
-        window, init_cache = held.model.window, staticmethod(held.model.init_cache)
-        init = parts = decay_mask = decays = staticmethod(unused)
-
-        def apply(self, params, tokens, positions=None, cache=None, at=None):
-            traced.append(tokens.shape)
-            return held.model.apply(params, tokens, positions, cache, at)
-
-    rows_of(pretrained(Counted(), held.params), Phonebook(), lengths=[300, 3000], prompts=2, batch_size=2)
-    assert sorted(traced) == [(2, 1), (2, 10), (2, 64), (2, 64)]  # decode, score, read with pads and without
+    model, _ = untrained()
+    assert sorted(model.traced) == [(4, 1), (4, 10), (4, 64), (4, 64)]  # decode, score, read with pads and without
 
 
 def test_what_is_done_is_not_done_again() -> None:
     lookup = Lookup(lengths=[450, 300], **SETTINGS)
-    trained = checkpoint_of(pretrained(Reader()), Phonebook(), partial(row, run="r"))
+    trained = checkpoint_of(reader(), Phonebook(), partial(row, run="r"))
     rows = list(lookup.run(trained))
     assert [entry["length"] for entry in rows] == [300] * 3 + [450] * 3
     assert [lookup.kept(rows[:count]) for count in range(7)] == [0, 0, 0, 3, 3, 3, 6]
@@ -129,8 +142,8 @@ def test_what_is_done_is_not_done_again() -> None:
 def test_fewer_prompts_at_a_time_where_caches_are_large() -> None:
     """The reader's cache has 4 bytes a token; Griffin's stops at its window."""
     small = Lookup([600], **{**SETTINGS, "batch_size": 8}, cache_gib=2**-10)
-    assert [small.rows(pretrained(Reader()), size) for size in (64, 2**17, 2**20)] == [8, 1, 1]
-    assert small.rows(pretrained(Reader()), 2**15) == 4
+    assert [small.rows(reader(), size) for size in (64, 2**17, 2**20)] == [8, 1, 1]
+    assert small.rows(reader(), 2**15) == 4
     assert small.rows(griffin(), 4096) == small.rows(griffin(), 2**20)
     with pytest.raises(ValueError, match="cache_gib=0; allowed: above 0"):
         Lookup([600], cache_gib=0)

@@ -1,7 +1,8 @@
 """Recall by distance: questions to copies of a cache, facts that are planted, and what a state says of forgetting."""
 
 import json
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 import jax
@@ -11,9 +12,8 @@ import pytest
 from flax import nnx
 from rich.console import Console
 
-from evalkit.configuration import experiment as config
-from evalkit.core.contracts import Recalls
-from evalkit.core.rows import RECALL, Header, Record, read, row, value
+from evalkit.core.contracts import LanguageModel, Params, Recalls, Trained
+from evalkit.core.rows import RECALL, Header, Record, Row, read, row, value
 from evalkit.evaluations.forgetting import undone
 from evalkit.evaluations.planting import planted
 from evalkit.evaluations.recall import Recall
@@ -41,7 +41,7 @@ from evalkit.tasks.induction_heads import InductionHeads
 from evalkit.tasks.selective_copying import SelectiveCopying
 from support import tiny
 from support.evaluated import trained_of
-from support.shrunk import overrides_of
+from support.shrunk import applied, experiment
 
 WIDTH = 8
 MIXERS = {
@@ -53,35 +53,30 @@ MIXERS = {
 }
 
 
-def shrunk(model: str) -> config.Experiment:
-    return config.built(["task=induction_heads", f"model={model}", *overrides_of(model)])
+def read_of(model: LanguageModel, params: Params, tokens: np.ndarray) -> np.ndarray:
+    """What the model says after each token `[b, t]`, without a cache."""
+    return np.asarray(applied(model)(params, jnp.asarray(tokens))[0]).argmax(axis=-1)
 
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_state_decays_as_the_mixer_says(name: str) -> None:
     """Two inputs that differ at one step: their states come together as exp(−Σ δ), channel by channel."""
-    block = MIXERS[name](rngs=nnx.Rngs(0))
+    block = nnx.eval_shape(lambda: MIXERS[name](rngs=nnx.Rngs(0)))
     assert isinstance(block, Decaying)
-    x = jax.random.normal(jax.random.key(2), (2, 37, WIDTH))
-    (delta, state), (_, moved) = block.decays(x), block.decays(x.at[:, 10].add(5.0))
+    x = np.random.default_rng(2).standard_normal((2, 37, WIDTH)).astype(np.float32)
+    moved = x.copy()
+    moved[:, 10] += 5.0
+    both = np.concatenate([x, moved])  # one program, parameters and all
+    deltas, states = jax.jit(lambda given: MIXERS[name](rngs=nnx.Rngs(0)).decays(given))(both)
+    delta = np.asarray(deltas)[:2]
     settled = 10 + block.conv.taps  # before, the convolution still sees the difference
-    apart = np.asarray(state - moved, np.float64)
+    apart = np.asarray(states[:2], np.float64) - np.asarray(states[2:], np.float64)
     if name == "cglru":  # the modulus of a channel, whose parts lie half a width apart
         apart = np.concatenate([np.hypot(*np.split(apart, 2, axis=-1))] * 2, axis=-1)
-    ratio, expected = apart[:, -1] / apart[:, settled], np.exp(-np.asarray(delta[:, settled + 1 :]).sum(axis=1))
+    ratio, expected = apart[:, -1] / apart[:, settled], np.exp(-delta[:, settled + 1 :].sum(axis=1))
     clear = (np.abs(apart[:, settled]) > 1e-2) & (expected > 1e-2)
     assert clear.sum() > 10
     np.testing.assert_allclose(ratio[clear], expected[clear], rtol=1e-2)
-
-
-def test_attention_has_no_decay_to_tell() -> None:
-    experiment = shrunk("mqa")
-    params = jax.jit(experiment.model.init)(jax.random.key(0))
-    assert experiment.model.decays(params, jnp.zeros((1, 8), jnp.int32)) == {}
-    assert {
-        entry["metric"]
-        for entry in Recall(length=64, before=[0], sequences=2, pair_length=80).run(trained_of(experiment))
-    } == {RECALLED}
 
 
 def test_a_planted_context_has_one_fact_and_no_question() -> None:
@@ -99,42 +94,45 @@ def test_a_planted_context_has_one_fact_and_no_question() -> None:
     assert (np.asarray(other != tokens).sum(axis=1) == 1).all(), "contexts of a pair differ in the fact alone"
 
 
-@pytest.mark.parametrize("model", ["griffin", "mqa", "mamba"])
+@pytest.mark.parametrize("model", ["griffin", "mqa", pytest.param("mamba", marks=pytest.mark.exhaustive)])
 def test_a_question_to_a_copy_of_the_cache_is_a_question_at_the_end(model: str) -> None:
     """Asked while one long context streams by, each answer is that of the whole sequence cut there."""
-    experiment = shrunk(model)
-    trained = trained_of(experiment)
-    recall = Recall(length=64, before=[5], sequences=4, chunk=10, batch_size=4)
-    tokens, answers = planted(experiment.task, np.arange(4), np.full(4, 5), 64)
-    query = experiment.task.query
+    trained = trained_of(experiment(model))
+    distances = [2, 9, 26, 32]  # in chunks of 7, 7, 7 + 7 + 3 and 6 tokens
+    recall = Recall(length=64, before=[5], distances=distances, sequences=4, chunk=7, batch_size=4)
+    tokens, answers = planted(trained.task, np.arange(4), np.full(4, 5), 64)
+    query = trained.task.query
     asked = list(recall._answers(trained, trained.params[0], tokens, answers, query, 5))
-    assert recall.distances_after(5) == [2, 4, 8, 16, 32] and len(asked) == 5
-    for distance, right in zip(recall.distances_after(5), asked, strict=True):
-        whole = tokens.at[:, 5 + distance].set(query)[:, : 5 + distance + 1]
-        said = jax.jit(experiment.model.apply)(trained.params[0], whole)[0][:, -1].argmax(axis=-1)
-        np.testing.assert_array_equal(right, np.asarray(said == answers))
+    assert recall.distances_after(5) == distances and len(asked) == 4
+    assert replace(recall, distances=None).distances_after(5) == [2, 4, 8, 16, 32]
+    for distance, right in zip(distances, asked, strict=True):
+        whole = np.array(tokens)
+        whole[:, 5 + distance] = query  # what comes after it, a causal model does not see
+        said = read_of(trained.model, trained.params[0], whole)[:, 5 + distance]
+        np.testing.assert_array_equal(right, said == np.asarray(answers))
 
 
 def test_every_distance_that_fits_is_asked_about_whatever_the_batch() -> None:
-    trained = trained_of(shrunk("hawk"), seeds=2)
-    settings = {"length": 64, "before": [0, 40], "sequences": 37, "interval": None, "pairs": 1, "pair_length": 80}
-    rows, other = ([*Recall(**settings, batch_size=size).run(trained)] for size in (8, 5))
-    found = [entry for entry in rows if entry["metric"] == RECALLED]
+    """Of attention, which has no decay to tell, that is all."""
+    trained = trained_of(experiment("mqa"), seeds=2)
+    assert jax.eval_shape(partial(trained.model.decays, trained.params[0]), jnp.zeros((1, 8), jnp.int32)) == {}
+    settings = {"length": 64, "before": [0, 40], "sequences": 13, "interval": None, "chunk": 4}
+    found, same = ([*Recall(**settings, batch_size=size).run(trained)] for size in (8, 5))
+    assert {e["metric"] for e in found} == {RECALLED}
     assert [(e["seed"], e["extra"]["before"], e["position"], e["length"], e["count"]) for e in found] == [
-        (seed, before, distance, before + distance + 1, 37)
+        (seed, before, distance, before + distance + 1, 13)
         for seed in (0, 1)
         for before, last in ((0, 32), (40, 16))
         for distance in (2, 4, 8, 16, 32)
         if distance <= last
     ]
-    same = [e for e in other if e["metric"] == RECALLED]
     assert [(e["total"], e["extra"]) for e in found] == [(e["total"], e["extra"]) for e in same]
+    batches = [planted(trained.task, np.arange(first, first + 8), np.zeros(8, int), 64)[1] for first in (0, 8)]
+    answers = np.concatenate(batches)[:13]  # a context's answer is its number's, wherever the fact stands
     for e in found:
-        _, answers = planted(trained.task, np.arange(37), np.full(37, e["extra"]["before"]), 64)
         assert e["extra"]["asked"] == np.bincount(answers, minlength=trained.task.answers).tolist()
         assert sum(e["extra"]["right"]) == e["total"] and np.less_equal(e["extra"]["right"], e["extra"]["asked"]).all()
-    every = Recall(**settings, distances=[30, 4, 16]).run(trained)
-    chosen = [entry for entry in every if entry["metric"] == RECALLED]
+    chosen = list(Recall(**settings, batch_size=8, distances=[30, 4, 16]).run(trained))
     totals = {(e["seed"], e["extra"]["before"], e["position"]): e["total"] for e in [*found, *chosen]}
     own = [(e["extra"]["before"], e["position"]) for e in chosen if e["seed"] == 0]
     assert own == [(0, 4), (0, 16), (0, 30), (40, 4), (40, 16)]
@@ -150,16 +148,27 @@ def test_contexts_are_enough_when_every_distance_is_narrow() -> None:
     assert not Recall(length=64, before=[0], interval=None)._narrow(np.array([1e6]), 10**6)
 
 
+LENGTH = 193
+CHECKPOINTS = [64, 76, 91, 108, 128, 152, 181, 192]
+
+
+@lru_cache
+def forgotten() -> tuple[Trained, list[Row]]:
+    """Two pairs, and two contexts of each answer, in two blocks whose decay does not depend on the input."""
+    trained = trained_of(experiment("hawk_ungated", "model.pattern=[recurrent,recurrent]"))
+    recalled = {"before": [0], "distances": [64], "sequences": 2, "batch_size": 30}  # read and asked by one program
+    recall = Recall(**recalled, length=LENGTH, pairs=2, pair_length=LENGTH, contexts=2, chunk=64)
+    return trained, list(recall.run(trained))
+
+
 def test_the_channels_that_carry_the_fact_are_found_and_their_decay_is_theirs() -> None:
     """Shares add up to one a block; the difference begins at 1; the decay of no gates is that of the parameters."""
-    experiment = shrunk("hawk_ungated")
-    trained = trained_of(experiment)
-    rows = list(Recall(length=64, before=[0], sequences=2, pairs=3, pair_length=200).run(trained))
+    trained, rows = forgotten()
     forgetting = [entry for entry in rows if entry["metric"] == FORGETTING]
     for block in (0, 1):
         own = [entry for entry in forgetting if entry["extra"]["block"] == block]
         assert sum(entry["extra"]["share"] for entry in own) == pytest.approx(1)
-        module = experiment.model.module(trained.params[0]).blocks[block].mixer
+        module = trained.model.module(trained.params[0]).blocks[block].mixer
         expected = np.logaddexp(0, -np.asarray(module.rglru.decay[...], np.float64))
         np.testing.assert_allclose([entry["total"] / entry["count"] for entry in own], expected, rtol=1e-4)
     for metric, start in ((DIFFERENCE, 1.0), (DRIFT, 0.0)):
@@ -171,35 +180,53 @@ def test_the_channels_that_carry_the_fact_are_found_and_their_decay_is_theirs() 
 
 def test_the_drift_is_the_way_of_what_a_pair_has_in_common_in_its_differences() -> None:
     """Two pairs of contexts by hand, their states from the model itself, in float64."""
-    experiment = shrunk("hawk")
-    trained = trained_of(experiment)
-    recall = Recall(length=64, before=[0], sequences=2, pairs=2, pair_length=200, contexts=1)
-    found = [entry for entry in recall.run(trained) if entry["metric"] == DRIFT and entry["extra"]["block"] == 1]
+    trained, rows = forgotten()
+    found = [entry for entry in rows if entry["metric"] == DRIFT and entry["extra"]["block"] == 1]
+    states = jax.jit(lambda tokens: trained.model.decays(trained.params[0], tokens)[1][1])
     ways = []
     for number in range(2):
-        answers = np.array([int(np.random.default_rng([number, 1]).integers(experiment.task.answers)), 0])
-        answers[1] = answers[0] + 1 + np.random.default_rng([number, 2]).integers(experiment.task.answers - 1)
-        answers %= experiment.task.answers
-        tokens, _ = planted(experiment.task, np.array([number] * 2), np.zeros(2, int), 200, answers)
-        one, other = np.asarray(experiment.model.decays(trained.params[0], tokens)[1][1], np.float64)
+        answers = np.array([int(np.random.default_rng([number, 1]).integers(trained.task.answers)), 0])
+        answers[1] = answers[0] + 1 + np.random.default_rng([number, 2]).integers(trained.task.answers - 1)
+        answers %= trained.task.answers
+        tokens, _ = planted(trained.task, np.array([number] * 2), np.zeros(2, int), LENGTH, answers)
+        one, other = np.asarray(states(tokens), np.float64)
         middle = (one + other) / 2
         ways.append(np.linalg.norm(middle - middle[64], axis=1) / np.linalg.norm(one[64] - other[64]))
-    assert [entry["position"] for entry in found] == [64, 76, 91, 108, 128, 152, 181, 199]
+    assert [entry["position"] for entry in found] == CHECKPOINTS
     for entry in found:
         expected = np.mean([way[entry["position"]] for way in ways])
         assert value(entry) == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("model", ["griffin", "hawk_complex", "mamba"])
+def test_every_answer_is_asked_with_each_part_of_the_state_put_back() -> None:
+    trained, every = forgotten()
+    rows = [entry for entry in every if entry["metric"] == RESTORED]
+    assert [(e["position"], e["extra"]["undone"], e["extra"]["block"]) for e in rows] == [
+        (distance, what, block)
+        for distance in (128, 192)
+        for what, of in ((NOTHING_UNDONE, []), (DRIFT_UNDONE, [0, 1]), (FORGETTING_UNDONE, [0, 1]))
+        for block in [None, *of]
+    ]
+    assert {entry["count"] for entry in rows} == {2 * trained.task.answers}
+    contexts = np.repeat([0, 1], 15), np.zeros(30, int), LENGTH, np.tile(np.arange(15), 2)
+    tokens, answers = map(np.array, planted(trained.task, *contexts))
+    tokens[:, 192] = trained.task.query
+    said = read_of(trained.model, trained.params[0], tokens)[:, 192]
+    (plain,) = [e for e in rows if e["position"] == 192 and e["extra"]["undone"] == NOTHING_UNDONE]
+    assert plain["total"] == int((said == answers).sum())
+
+
+@pytest.mark.parametrize("model", ["griffin", pytest.param("hawk_complex", marks=pytest.mark.exhaustive), "mamba"])
 def test_what_a_context_does_and_what_its_fact_does_are_put_back_apart(model: str) -> None:
     """Both put back at once are the states of before; each leaves the other, and all that is no state, as it is."""
-    experiment = shrunk(model)
-    trained = trained_of(experiment)
-    tokens, answers = planted(experiment.task, np.array([0, 0, 0, 1, 1, 1]), np.zeros(6, int), 64, np.arange(6) % 3)
-    reader = Reader(trained.model, trained.params[0], answers, experiment.task.query, 8, lambda: None)
-    before = reader.read(tokens[:, :20], reader.start(64))
-    cache = reader.read(tokens[:, 20:50], jax.tree.map(jnp.copy, before))
-    blocks = sorted(experiment.model.decays(trained.params[0], tokens[:2, :2]))
+    trained = trained_of(experiment(model))
+    tokens, answers = planted(trained.task, np.array([0, 0, 0, 1, 1, 1]), np.zeros(6, int), 64, np.arange(6) % 3)
+    reader = Reader(trained.model, trained.params[0], answers, trained.task.query, 16, lambda: None)
+    first = reader.read(tokens[:, :16], reader.start(64))
+    before = jax.tree.map(np.array, first)
+    cache = jax.tree.map(np.array, reader.read(tokens[:, 16:48], first))
+    decays = jax.eval_shape(partial(trained.model.decays, trained.params[0]), jnp.zeros((1, 8), jnp.int32))
+    blocks = sorted(decays)
     drift = undone(DRIFT_UNDONE, cache, before, blocks[:1], 3)
     whole = undone(FORGETTING_UNDONE, undone(DRIFT_UNDONE, cache, before, blocks, 3), before, blocks, 3)
     for number, (now, then, moved, both) in enumerate(zip(cache, before, drift, whole, strict=True)):
@@ -214,26 +241,6 @@ def test_what_a_context_does_and_what_its_fact_does_are_put_back_apart(model: st
             np.testing.assert_allclose(moved.h[4] - moved.h[3], now.h[4] - now.h[3], atol=1e-5)
         elif number in blocks:
             assert (np.asarray(moved.h) == np.asarray(now.h)).all()
-
-
-def test_every_answer_is_asked_with_each_part_of_the_state_put_back() -> None:
-    experiment = shrunk("griffin")
-    trained = trained_of(experiment)
-    settings = {"length": 64, "before": [0], "sequences": 2, "pairs": 1, "pair_length": 200, "contexts": 2}
-    rows = [entry for entry in Recall(**settings).run(trained) if entry["metric"] == RESTORED]
-    blocks = sorted(experiment.model.decays(trained.params[0], jnp.zeros((1, 8), jnp.int32)))
-    assert [(e["position"], e["extra"]["undone"], e["extra"]["block"]) for e in rows] == [
-        (distance, what, block)
-        for distance in (128, 199)
-        for what, of in ((NOTHING_UNDONE, []), (DRIFT_UNDONE, blocks), (FORGETTING_UNDONE, blocks))
-        for block in [None, *of]
-    ]
-    assert {entry["count"] for entry in rows} == {2 * experiment.task.answers}
-    tokens, answers = planted(experiment.task, np.repeat([0, 1], 15), np.zeros(30, int), 200, np.tile(np.arange(15), 2))
-    asked = tokens.at[:, 199].set(experiment.task.query)
-    said = jax.jit(experiment.model.apply)(trained.params[0], asked)[0][:, -1].argmax(axis=-1)
-    (plain,) = [e for e in rows if e["position"] == 199 and e["extra"]["undone"] == NOTHING_UNDONE]
-    assert plain["total"] == int((said == answers).sum())
 
 
 UNKNOWN = Header("r", "t", "m", RECALL)
@@ -322,21 +329,23 @@ def test_a_task_without_a_fact_is_refused() -> None:
 
 
 def test_a_finished_run_is_asked_and_reported(tmp_path: Path) -> None:
-    folder = tiny.trained(tmp_path / "run")
+    few_programs = ("model.pattern=[recurrent]", "train.steps=2", "eval.lengths=[32]")
+    folder = tiny.trained(tmp_path / "run", *few_programs)
     settings = [
         "eval=recall",
         "eval.length=64",
-        "eval.before=[0,9]",
+        "eval.before=[0,10]",
         "eval.sequences=6",
         "eval.pairs=2",
         "eval.pair_length=99",
+        "eval.chunk=2",
     ]
     assert run.evaluate(folder, settings, tmp_path / "recall") == 0
     found = json.loads((tmp_path / "recall" / "results.json").read_text())
     assert found == json.loads(json.dumps(summarise(read(tmp_path / "recall"))))
     assert {(entry["before"], entry["distance"]) for entry in found["recalled"]} == {
         *((0, 2**power) for power in range(1, 6)),
-        *((9, 2**power) for power in range(1, 6)),
+        *((10, 2**power) for power in range(1, 6)),
     }
     for name in ("distance.png", "forgetting.png", "drift.png", "restored.png", "report.html"):
         assert (tmp_path / "recall" / name).stat().st_size > 1000

@@ -1,18 +1,18 @@
 """Generation: whatever the batch, the bucket and the chunk, each row is what it would be alone, without a cache."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from functools import lru_cache
 
 import jax
 import numpy as np
 import pytest
 
-from evalkit.configuration import experiment as config
-from evalkit.core.contracts import Pretrained
+from evalkit.core.contracts import Params, Pretrained
 from evalkit.inference.generation import finished, generate
 from evalkit.inference.prefill import bucket, by_length
 from evalkit.tasks.text.tokenizers import Bytes
-from support.shrunk import overrides_of
+from support.shrunk import applied, params_of, shrunk
 
 VOCABULARY, NEW = 64, 20
 LENGTHS = (3, 40, 17, 41, 9)
@@ -35,15 +35,16 @@ class Letters:
 
 
 @lru_cache
+def wild(name: str) -> Params:
+    """Parameters with which a tiny model does not say one token for ever."""
+    random = np.random.default_rng(3)
+    fresh = params_of(shrunk(name, f"task.vocab_size={VOCABULARY}"))
+    return jax.tree.map(lambda leaf: np.asarray(leaf + random.standard_normal(leaf.shape), np.float32), fresh)
+
+
 def pretrained(name: str, eos: int | None = None) -> Pretrained:
-    """A tiny model with parameters wild enough that it does not say one token for ever."""
-    overrides = ["task=induction_heads", f"task.vocab_size={VOCABULARY}", f"model={name}", *overrides_of(name)]
-    model = config.built(overrides).model
-    params = jax.jit(model.init)(jax.random.key(0))
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    wild = [leaf + 0.6 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    return Pretrained(model, jax.tree.unflatten(structure, wild), Letters(eos), "tiny", name, None)
+    model = shrunk(name, f"task.vocab_size={VOCABULARY}")
+    return Pretrained(model, wild(name), Letters(eos), "tiny", name, None)
 
 
 def prompts() -> list[list[int]]:
@@ -51,18 +52,12 @@ def prompts() -> list[list[int]]:
     return [random.integers(0, VOCABULARY, length).tolist() for length in LENGTHS]
 
 
-@lru_cache
-def alone(name: str) -> Callable[[list[int]], np.ndarray]:
+def alone(name: str, tokens: list[int]) -> np.ndarray:
     """The logits after some tokens, all of them at once, without a cache."""
-    model, params = pretrained(name).model, pretrained(name).params
-    whole = jax.jit(lambda tokens: model.apply(params, tokens)[0])
-
-    def after(tokens: list[int]) -> np.ndarray:
-        padded = np.zeros((1, max(LENGTHS) + NEW), np.int32)
-        padded[0, : len(tokens)] = tokens
-        return np.asarray(whole(padded)[0, len(tokens) - 1])
-
-    return after
+    padded = np.zeros((1, max(LENGTHS) + NEW), np.int32)
+    padded[0, : len(tokens)] = tokens
+    logits = applied(pretrained(name).model)(wild(name), padded)[0]
+    return np.asarray(logits)[0, len(tokens) - 1]
 
 
 @lru_cache
@@ -72,7 +67,7 @@ def expected(name: str, temperature: float, seed: int = 0) -> list[str]:
     for index, prompt in enumerate(prompts()):
         tokens = list(prompt)
         for step in range(NEW):
-            logits = alone(name)(tokens)
+            logits = alone(name, tokens)
             if temperature:
                 key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), index), step)
                 logits = logits / temperature + np.asarray(jax.random.gumbel(key, logits.shape))
@@ -81,9 +76,20 @@ def expected(name: str, temperature: float, seed: int = 0) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("batch_size", "chunk"), [(1, 64), (2, 7), (8, 16)])
-@pytest.mark.parametrize("temperature", [0.0, 1.5], ids=["greedy", "sampled"])
+GREEDY, DRAWN = 0.0, 1.5
+DEFAULT = (
+    ("griffin", 2, 7, GREEDY),
+    ("griffin", 2, 7, DRAWN),
+    ("hawk", 1, 64, GREEDY),
+    ("mqa", 8, 16, DRAWN),
+)
+EVERY = itertools.product(MODELS, (1, 2, 8), (7, 16, 64), (GREEDY, DRAWN))
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "chunk", "temperature"),
+    [*DEFAULT, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EVERY if case not in DEFAULT)],
+)
 def test_a_batch_says_what_each_prompt_alone_does(name: str, batch_size: int, chunk: int, temperature: float) -> None:
     settings = {"temperature": temperature, "batch_size": batch_size, "chunk": chunk}
     texts = generate(pretrained(name), prompts(), NEW, **settings)
@@ -92,8 +98,8 @@ def test_a_batch_says_what_each_prompt_alone_does(name: str, batch_size: int, ch
 
 
 def test_another_seed_and_another_place_draw_other_tokens() -> None:
-    prompt = prompts()[0]
-    one, other = (generate(pretrained("griffin"), [prompt] * 2, NEW, temperature=1.5, seed=seed) for seed in (0, 1))
+    settings = {"temperature": DRAWN, "batch_size": 2, "chunk": 7}
+    one, other = (generate(pretrained("griffin"), [prompts()[0]] * 2, NEW, seed=seed, **settings) for seed in (0, 1))
     assert len({*one, *other}) == 4
 
 
@@ -167,4 +173,4 @@ def test_batches_hold_every_prompt_once_and_the_longest_first() -> None:
 )
 def test_what_cannot_be_is_refused(arguments: tuple, settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        generate(pretrained("griffin"), *arguments, **settings)
+        generate(pretrained("griffin"), *arguments, **{"batch_size": 2, "chunk": 7, **settings})

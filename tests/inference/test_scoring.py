@@ -38,28 +38,29 @@ def expected(model: str) -> tuple[list[Request], list[np.ndarray]]:
     return requests, [alone(tiny_pretrained(model), request) for request in requests]
 
 
-@pytest.mark.parametrize(
-    ("model", "share", "chunk"),
-    [("griffin", True, 64), ("griffin", False, 16), *((model, True, 16) for model in catalogue.options("model"))],
+DEFAULT = (("griffin", True, 16, 128), ("griffin", False, 64, 1), ("mqa", True, 64, 4096))
+EVERY = (
+    *(("griffin", True, 64, size) for size in (1, 128, 4096)),
+    ("griffin", False, 16, 128),
+    *((model, True, 16, 128) for model in catalogue.options("model") if model != "griffin"),
 )
-def test_scores_are_those_of_one_unpadded_request_at_a_time(model: str, share: bool, chunk: int) -> None:
+
+
+@pytest.mark.parametrize(
+    ("model", "share", "chunk", "tokens_per_batch"),
+    [*DEFAULT, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EVERY)],
+)
+def test_scores_are_those_of_one_request_at_a_time(model: str, share: bool, chunk: int, tokens_per_batch: int) -> None:
     requests, want = expected(model)
-    scores = scorer_of(tiny_pretrained(model), share_prefixes=share, tokens_per_batch=128, chunk=chunk).scores(requests)
+    settings = {"share_prefixes": share, "tokens_per_batch": tokens_per_batch, "chunk": chunk}
+    scores = scorer_of(tiny_pretrained(model), **settings).scores(requests)
     for score, logprobs in zip(scores, want, strict=True):
         np.testing.assert_allclose(score.logprobs, logprobs, atol=TOLERANCE, rtol=0)
         assert score.logprob == pytest.approx(logprobs.sum(), abs=TOLERANCE * len(logprobs))
 
 
-@pytest.mark.parametrize("tokens_per_batch", [1, 4096])
-def test_the_batch_changes_no_number(tokens_per_batch: int) -> None:
-    requests, want = expected("griffin")
-    scores = scorer_of(tiny_pretrained("griffin"), tokens_per_batch=tokens_per_batch, chunk=64).scores(requests)
-    for score, logprobs in zip(scores, want, strict=True):
-        np.testing.assert_allclose(score.logprobs, logprobs, atol=TOLERANCE, rtol=0)
-
-
 def test_greedy_is_what_the_model_would_write() -> None:
-    pretrained = tiny_pretrained("griffin")
+    pretrained = tiny_pretrained("hawk")
     context = (256, 72, 105)
     written: tuple[int, ...] = ()
     for _ in range(4):
@@ -85,32 +86,42 @@ class Counted:
         return read(model, mesh, params, cache, tokens, positions, at, targets)
 
 
+class Planned(Counted):
+    """The same of programs that are not run: every answer is 0, and nothing is compiled."""
+
+    def __call__(self, read, model, mesh, params, cache, tokens, positions, at, targets):
+        return super().__call__(self._nothing, model, mesh, params, cache, tokens, positions, at, targets)
+
+    def _nothing(self, model, mesh, params, cache, tokens, positions, at, targets):
+        return np.zeros(at.shape), np.zeros(at.shape, bool), cache
+
+
 def test_choices_of_one_token_cost_one_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     for share in (True, False):
-        counted = Counted(monkeypatch)
-        scorer_of(tiny_pretrained("griffin"), share_prefixes=share).scores(requests_of((20,), (1, 1, 1, 1)))
+        counted = Planned(monkeypatch)
+        scorer_of(tiny_pretrained("hawk"), share_prefixes=share).scores(requests_of((20,), (1, 1, 1, 1)))
         assert counted.real == 20
 
 
 def test_a_shared_context_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counted(monkeypatch)
-    scorer_of(tiny_pretrained("griffin")).scores(requests_of((20,), (6, 6, 6, 6)))
+    counted = Planned(monkeypatch)
+    scorer_of(tiny_pretrained("hawk")).scores(requests_of((20,), (6, 6, 6, 6)))
     assert counted.real == 20 + 4 * 5
-    counted = Counted(monkeypatch)
-    scorer_of(tiny_pretrained("griffin"), share_prefixes=False).scores(requests_of((20,), (6, 6, 6, 6)))
+    counted = Planned(monkeypatch)
+    scorer_of(tiny_pretrained("hawk"), share_prefixes=False).scores(requests_of((20,), (6, 6, 6, 6)))
     assert counted.real == 4 * 25
 
 
 def test_no_logits_are_taken_where_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counted(monkeypatch)
-    scorer_of(tiny_pretrained("griffin"), chunk=16).scores(requests_of((64,), (3,)))
+    counted = Planned(monkeypatch)
+    scorer_of(tiny_pretrained("hawk"), chunk=16).scores(requests_of((64,), (3,)))
     assert [places for _, _, places in counted.shapes] == [0, 0, 0, 4, 4]
 
 
 def test_a_row_of_several_chunks_has_room_for_the_answers_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """70 tokens in chunks of at most 64 are two of 40, of which the second has more answers than one of 64 would."""
     counted = Counted(monkeypatch)
-    pretrained = tiny_pretrained("griffin")
+    pretrained = tiny_pretrained("hawk")
     (request,) = requests_of((50,), (21,))
     (score,) = scorer_of(pretrained, chunk=64).scores([request])
     np.testing.assert_allclose(score.logprobs, alone(pretrained, request), atol=TOLERANCE)
@@ -121,7 +132,7 @@ def test_there_are_no_more_places_than_tokens(monkeypatch: pytest.MonkeyPatch) -
     """A whole text is asked at every token: 70 of them, read 24 at a time where logits for more would not fit."""
     counted = Counted(monkeypatch)
     monkeypatch.setattr("evalkit.inference.scoring.LOGITS_AT_A_TIME", 24 * 258)
-    pretrained = tiny_pretrained("griffin")
+    pretrained = tiny_pretrained("hawk")
     (request,) = requests_of((1,), (70,))
     (score,) = scorer_of(pretrained).scores([request])
     np.testing.assert_allclose(score.logprobs, alone(pretrained, request), atol=TOLERANCE)
@@ -130,7 +141,7 @@ def test_there_are_no_more_places_than_tokens(monkeypatch: pytest.MonkeyPatch) -
 
 def test_many_lengths_are_few_programs_with_little_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 requests of all lengths from 4 to 53: a new length only where the last is more than an eighth too long."""
-    counted = Counted(monkeypatch)
+    counted = Planned(monkeypatch)
     requests = [request for length in range(1, 51) for request in requests_of((length,), (4, 4))]
     scorer_of(tiny_pretrained("hawk"), share_prefixes=False, tokens_per_batch=64).scores(requests)
     assert {length for _, length, _ in counted.shapes} <= {8, 16, 24, 32, 40, 48, 56}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import datasets.config
 import pytest
+from lm_eval.tasks import TaskManager
 
 from evalkit.__main__ import main
 from evalkit.core.errors import UserError
@@ -13,14 +14,14 @@ from evalkit.downstream import calibration, table1
 from evalkit.downstream import data_sets as hub
 from evalkit.session import subjects
 from support import benchmark_data, tiny
-from support.language_models import tiny_pretrained
+from support.language_models import fading
 
 
 @pytest.fixture(autouse=True)
 def a_tiny_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(subjects, "load_for_text", lambda checkpoint, dtype: tiny_pretrained("griffin"))
+    monkeypatch.setattr(subjects, "load_for_text", lambda checkpoint, dtype: fading())
 
 
 def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +72,9 @@ def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixtur
         ),
         (["checkpoint=x", "task.limit=many"], "task.limit='many'; allowed: int or null"),
         (["checkpoint=x", "task.names=[]"], "names=[] is empty"),
-        (["checkpoint=x", "task.names=[nothing]"], "task 'nothing' is unknown"),
+        pytest.param(
+            ["checkpoint=x", "task.names=[nothing]"], "task 'nothing' is unknown", marks=pytest.mark.exhaustive
+        ),
         (["checkpoint=x", "eval.calibrate=gpt"], "calibrate='gpt' is not known; choose one of recurrentgemma-2b"),
         (["checkpoint=x", "task.names=[piqa]", "data.path=nowhere"], "task piqa reads validation of baber/piqa"),
         (["checkpoint=x", "wandb.mode=off"], "wandb.mode='off' is not known; choose one of auto"),
@@ -91,6 +94,21 @@ def test_what_cannot_be_is_one_line(arguments: list[str], words: str, capsys: py
     assert main(["task=downstream", *arguments]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("evalkit: ") and words in error
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_an_unknown_benchmark_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As above, of a smaller lm-eval: to read its 13,000 tasks takes seconds."""
+
+    class Smaller(TaskManager):
+        def __init__(self, include_path, include_defaults=True, metadata=None):
+            whole = [hub.LM_EVAL_TASKS / "lambada"] if include_defaults else []
+            super().__init__(include_path=[*whole, *include_path], include_defaults=False, metadata=metadata)
+
+    monkeypatch.setattr(hub, "TaskManager", Smaller)
+    assert hub.manager(["lambada"], {}).task_index["lambada"].tags, "a tag is not found in what its name suggests"
+    assert main(["task=downstream", "checkpoint=x", "task.names=[nothing]"]) == 2
+    assert "evalkit: task 'nothing' is unknown" in capsys.readouterr().err.splitlines()[-1]
     assert list(Path.cwd().iterdir()) == []
 
 
@@ -168,7 +186,17 @@ def test_averages_are_shown_as_the_paper_prints_them() -> None:
     assert [line.split("|")[-2].strip() for line in shown] == printed
 
 
+def test_a_calibration_that_fails_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = benchmark_data.write(tmp_path / "data")
+    calibrated = ("task.names=[hellaswag,piqa,winogrande]", "eval.calibrate=recurrentgemma-2b-deltanet")
+    words = ("task=downstream", "checkpoint=some/griffin", *calibrated, f"data.path={data}", "hydra.run.dir=out")
+    assert main([*words, "wandb.mode=disabled"]) == 1
+    printed = capsys.readouterr().out
+    assert "NO |" in printed and f"folder: {tmp_path / 'out'}" in printed
+
+
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_whole_of_table_1_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every subject of MMLU in both forms, with 5 questions shown, the rest with none; and a calibration that fails."""
     index = hub.manager(["griffin_table1"], {})

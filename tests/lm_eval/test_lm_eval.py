@@ -20,7 +20,7 @@ from evalkit.lm_eval import command as lm_eval
 from evalkit.lm_eval import model as lm_eval_model
 from evalkit.lm_eval.model import EvalkitLM
 from support import benchmark_data, tiny
-from support.language_models import Reader, logits_of, scorer_of, tiny_pretrained
+from support.language_models import Reader, fading, logits_of, scorer_of
 from support.language_models import pretrained as reading
 
 BOS = 256
@@ -38,7 +38,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of this project on 258 tokens."""
-    return tiny.trained(tmp_path_factory.mktemp("run"), "task.vocab_size=258", "train.steps=2")
+    small = ("task.vocab_size=258", "model.pattern=[recurrent]", "eval.lengths=[32]", "train.steps=2")
+    return tiny.trained(tmp_path_factory.mktemp("run"), *small)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     index = hub.manager(TABLE1, {})
     hub.localise(index, hub.needed(index, TABLE1), data, local)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lm_eval_model, "load_for_text", lambda checkpoint, dtype: tiny_pretrained("hawk"))
+        patch.setattr(lm_eval_model, "load_for_text", lambda checkpoint, dtype: fading())
         mmlu = [name for name in TABLE1 if name.startswith("mmlu")]
         rest = [name for name in TABLE1 if name not in mmlu]
         found: dict[str, Any] = {"results": {}, "samples": {}, "n-shot": {}, "config": {}}
@@ -94,9 +95,7 @@ PROMPTS = {
 def test_what_the_benchmarks_ask_is_what_is_scored(results: dict[str, Any], task: str) -> None:
     """The first choices of the first document, from its raw fields, begun once, scored one by one."""
     first = next(sample for sample in results["samples"][task] if sample["doc_id"] == 0)
-    wanted = scorer_of(tiny_pretrained("hawk"), share_prefixes=False).scores(
-        [text(*prompt) for prompt in PROMPTS[task]]
-    )
+    wanted = scorer_of(fading(), share_prefixes=False).scores([text(*prompt) for prompt in PROMPTS[task]])
     assert [tuple(arguments) for arguments in first["arguments"][:2]] == PROMPTS[task]
     for answer, score in zip(first["filtered_resps"], wanted, strict=False):
         assert answer[0] == pytest.approx(score.logprob, abs=1e-4)
@@ -144,7 +143,7 @@ def test_the_result_stands_beside_the_papers_rows(results: dict[str, Any]) -> No
 
 
 def test_the_model_says_what_it_is(results: dict[str, Any]) -> None:
-    assert results["config"]["model_sha"] == tiny_pretrained("hawk").digest
+    assert results["config"]["model_sha"] == fading().digest
     assert results["config"]["truncated_requests"] == 0
     assert results["config"]["bootstrap_iters"] == 0
 
@@ -155,20 +154,18 @@ def instances(kind: Any, *arguments: tuple[Any, ...]) -> list[Instance]:
 
 def test_rolling_is_the_whole_document_through_the_cache() -> None:
     document = "one two three four five six"
-    model = EvalkitLM(tiny_pretrained("hawk"), chunk=8)
-    logits = logits_of(tiny_pretrained("hawk"), (BOS, *document.encode()[:-1]))
+    model = EvalkitLM(fading(), chunk=8)
+    logits = logits_of(fading(), (BOS, *document.encode()[:-1]))
     logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     wanted = logprobs[np.arange(len(document)), list(document.encode())].sum()
     found = model.loglikelihood_rolling(instances("loglikelihood_rolling", (document,), ("",)), disable_tqdm=True)
     assert found == [pytest.approx(wanted, abs=1e-4), 0.0]
     with pytest.raises(UserError, match="max_length=20"):
-        EvalkitLM(tiny_pretrained("hawk"), max_length=20).loglikelihood_rolling(
-            instances("loglikelihood_rolling", (document,))
-        )
+        EvalkitLM(fading(), max_length=20).loglikelihood_rolling(instances("loglikelihood_rolling", (document,)))
 
 
 def test_generation_is_greedy_and_stops() -> None:
-    pretrained = tiny_pretrained("hawk")
+    pretrained = fading()
     model, written = EvalkitLM(pretrained), []
     for _ in range(6):
         written.append(int(logits_of(pretrained, (BOS, *b"abc", *written))[-1].argmax()))
@@ -182,20 +179,18 @@ def test_generation_is_greedy_and_stops() -> None:
 
 def test_texts_are_drawn_at_a_temperature_the_same_in_every_run() -> None:
     asked = [("abc", {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0})] * 2
-    first, again = (
-        EvalkitLM(tiny_pretrained("hawk")).generate_until(instances("generate_until", *asked), True) for _ in range(2)
-    )
+    first, again = (EvalkitLM(fading()).generate_until(instances("generate_until", *asked), True) for _ in range(2))
     assert first == again and first[0] != first[1]
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_or_cut_and_counted() -> None:
     asked = instances("generate_until", ("abcdefgh", {"until": [], "max_gen_toks": 3}))
     with pytest.raises(UserError, match="max_length=6"):
-        EvalkitLM(tiny_pretrained("hawk"), max_length=6).generate_until(asked, True)
-    model = EvalkitLM(tiny_pretrained("hawk"), max_length=6, truncate=True)
+        EvalkitLM(fading(), max_length=6).generate_until(asked, True)
+    model = EvalkitLM(fading(), max_length=6, truncate=True)
     cut = model.generate_until(asked, True)
     assert model.truncated == 1
-    whole = EvalkitLM(tiny_pretrained("hawk")).generate_until(
+    whole = EvalkitLM(fading()).generate_until(
         instances("generate_until", ("fgh", {"until": [], "max_gen_toks": 3})), True
     )
     assert cut == whole
@@ -215,7 +210,7 @@ class Pairs:
 
 
 def test_a_token_across_the_join_loses_nothing() -> None:
-    pretrained = tiny_pretrained("hawk")
+    pretrained = fading()
     model = EvalkitLM(type(pretrained)(pretrained.model, pretrained.params, Pairs(), "pairs", "d", None))
     pairs = Pairs()
     assert model._encode_pair("abcd", "ef") == ([0, *pairs.encode("abcd")], pairs.encode("ef"))
@@ -224,7 +219,7 @@ def test_a_token_across_the_join_loses_nothing() -> None:
 
 
 def test_the_first_token_stands_once_and_only_where_wanted() -> None:
-    pretrained = tiny_pretrained("hawk")
+    pretrained = fading()
     model = EvalkitLM(pretrained)
     assert model.tok_encode("a") == [BOS, 97]
     assert model.tok_encode("a", add_special_tokens=False) == [97]
@@ -242,21 +237,21 @@ def test_the_first_token_stands_once_and_only_where_wanted() -> None:
 def test_what_is_too_long_is_refused_or_cut_and_counted() -> None:
     asked = instances("loglikelihood", ("abcdefgh", "i"), ("a", "b"))
     with pytest.raises(UserError, match="request 0 has 9 tokens, more than max_length=4"):
-        EvalkitLM(tiny_pretrained("hawk"), max_length=4).loglikelihood(asked, disable_tqdm=True)
-    model = EvalkitLM(tiny_pretrained("hawk"), max_length=4, truncate=True)
+        EvalkitLM(fading(), max_length=4).loglikelihood(asked, disable_tqdm=True)
+    model = EvalkitLM(fading(), max_length=4, truncate=True)
     (cut, _), (whole, _) = model.loglikelihood(asked, disable_tqdm=True)
     assert model.get_model_info()["truncated_requests"] == 1
-    wanted = scorer_of(tiny_pretrained("hawk")).scores([text("fgh", "i"), text("a", "b")])
+    wanted = scorer_of(fading()).scores([text("fgh", "i"), text("a", "b")])
     assert [cut, whole] == [pytest.approx(score.logprob, abs=1e-5) for score in wanted]
 
 
 def test_a_response_cache_is_of_one_checkpoint_and_its_settings() -> None:
-    hawk = EvalkitLM(tiny_pretrained("hawk"))
-    other = EvalkitLM(replace(tiny_pretrained("hawk"), digest="another"))
-    windowed = EvalkitLM(replace(tiny_pretrained("hawk"), settings="a window of 2049"))
-    others = [EvalkitLM(tiny_pretrained("hawk"), add_bos=False), EvalkitLM(tiny_pretrained("griffin"), max_length=9)]
+    hawk = EvalkitLM(fading())
+    other = EvalkitLM(replace(fading(), digest="another"))
+    windowed = EvalkitLM(replace(fading(), settings="a window of 2049"))
+    others = [EvalkitLM(fading(), add_bos=False), EvalkitLM(fading(), max_length=9)]
     assert len({model.fingerprint for model in (hawk, other, windowed, *others)}) == 5
-    assert hawk.fingerprint == EvalkitLM(tiny_pretrained("hawk"), chunk=8).fingerprint
+    assert hawk.fingerprint == EvalkitLM(fading(), chunk=8).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -311,6 +306,9 @@ def test_table_1_is_all_of_it() -> None:
         "allenai/ai2_arc",
         "allenai/winogrande",
     }
+    mmlu, *rest = index.task_index["griffin_table1"].cfg["task"]
+    assert mmlu == {"group": "mmlu", "num_fewshot": 5} and rest == ["griffin_mmlu_continuation", *TABLE1[:5]]
+    assert index.task_index["griffin_mmlu_continuation"].cfg["num_fewshot"] == 5
 
 
 def test_the_command_runs_a_run_of_ours(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,7 +332,7 @@ def test_loss_by_position_is_the_loss_of_each_segment(tmp_path: Path, monkeypatc
     document = "one two three, four five six seven eight nine"
     (tmp_path / "text.txt").write_text(document)
     (tmp_path / "short.txt").write_text("too short")
-    monkeypatch.setattr(lm_eval_model, "load_for_text", lambda checkpoint, dtype: tiny_pretrained("hawk"))
+    monkeypatch.setattr(lm_eval_model, "load_for_text", lambda checkpoint, dtype: fading())
     found = lm_eval.evaluate(
         model="evalkit",
         model_args={"pretrained": "tiny"},
@@ -343,7 +341,7 @@ def test_loss_by_position_is_the_loss_of_each_segment(tmp_path: Path, monkeypatc
             ["griffin_loss_by_position"], {"text": str(tmp_path), "length": 32, "segments": 2, "pretrained": "tiny"}
         ),
     )
-    logits = logits_of(tiny_pretrained("hawk"), (BOS, *document.encode()[:-1]))
+    logits = logits_of(fading(), (BOS, *document.encode()[:-1]))
     logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     bits = -logprobs[np.arange(len(document)), list(document.encode())] / np.log(2)
     first, second = document.index(" five"), document.index(" eight")

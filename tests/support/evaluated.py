@@ -6,18 +6,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from evalkit.configuration.experiment import Experiment
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import AnyTask, Pretrained, Trained
 from evalkit.core.rows import Row, row
 from evalkit.session.subjects import Silent
+from support.shrunk import params_of
 
 
 def trained_of(experiment: Experiment, seeds: int = 1, step: int = 7) -> Trained:
     """Fresh parameters of each seed, as if a run were at that step."""
-    params = [jax.jit(experiment.model.init)(jax.random.key(seed)) for seed in range(seeds)]
+    assert experiment.model is not None
+    params = [params_of(experiment.model, seed) for seed in range(seeds)]
     feed = feed_of(experiment.task)
     return Trained(
         task=experiment.task,

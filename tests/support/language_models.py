@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from evalkit.checkpoints.pretrained import digest
-from evalkit.configuration import experiment as config
 from evalkit.core.contracts import Pretrained
 from evalkit.inference.scoring import Scorer
 from evalkit.tasks.text.tokenizers import Bytes
-from support.shrunk import overrides_of
+from support.shrunk import applied, params_of, shrunk
 
 
 def unused(*_: Any) -> Any:
@@ -61,6 +60,41 @@ class Reader:
         return ord(whole[min(len(asked[2]), len(whole) - 1)])
 
 
+class Fading:
+    """A model that says what a fading sum of all that it has read says: it depends on order, and compiles at once."""
+
+    window, width = None, 8
+    parts = decay_mask = decays = staticmethod(unused)
+
+    def init(self, key):
+        table, head = jax.random.normal(key, (2, Bytes.vocab_size, self.width))
+        return {"table": table, "head": head}
+
+    def init_cache(self, batch: int, length: int):
+        return jnp.zeros((batch, self.width))
+
+    def apply(self, params, tokens, positions=None, cache=None, at=None):
+        valid = jnp.ones(tokens.shape, bool) if positions is None else positions >= 0
+
+        def step(read, given):
+            vector, real = given
+            read = jnp.where(real[:, None], 0.9 * read + vector, read)
+            return read, read
+
+        start = self.init_cache(*tokens.shape) if cache is None else cache
+        last, read = jax.lax.scan(step, start, (params["table"][tokens].swapaxes(0, 1), valid.T))
+        read = read.swapaxes(0, 1)
+        read = read if at is None else jnp.take_along_axis(read, at[..., None], axis=1)
+        return read @ params["head"].T, None if cache is None else last
+
+
+@lru_cache
+def fading() -> Pretrained:
+    """For tests of what asks a model, to which it matters not which."""
+    model = Fading()
+    return Pretrained(model, params_of(model), Bytes(), "tiny", digest(params_of(model)), 256)
+
+
 def pretrained(model: Any, params: Any = None) -> Pretrained:
     return Pretrained(model, params, Bytes(), "runs/reader", "0", 256)
 
@@ -68,16 +102,21 @@ def pretrained(model: Any, params: Any = None) -> Pretrained:
 @lru_cache
 def tiny_pretrained(model: str) -> Pretrained:
     """A random model on bytes, at width 16."""
-    overrides = ["task=induction_heads", "task.vocab_size=258", f"model={model}", *overrides_of(model)]
-    built = config.built(overrides).model
-    params = jax.jit(built.init)(jax.random.key(0))
-    return Pretrained(built, params, Bytes(), "tiny", digest(params), 256)
+    built = shrunk(model, "task.vocab_size=258")
+    return Pretrained(built, params_of(built), Bytes(), "tiny", digest(params_of(built)), 256)
 
 
 def scorer_of(pretrained: Pretrained, **settings: Any) -> Scorer:
     return Scorer(pretrained.model, pretrained.params, pretrained.tokenizer.vocab_size, **settings)
 
 
+PASS = 64
+"""Tokens of which a pass without a cache takes a multiple, so that few programs serve all lengths."""
+
+
 def logits_of(pretrained: Pretrained, tokens: tuple[int, ...]) -> np.ndarray:
-    """`[t, v]` of one unpadded forward pass without a cache."""
-    return np.asarray(jax.jit(pretrained.model.apply)(pretrained.params, jnp.asarray([tokens]))[0][0], np.float64)
+    """`[t, v]` of one forward pass without a cache; what stands after them, a causal model does not see."""
+    padded = np.zeros((1, -(-len(tokens) // PASS) * PASS), np.int32)
+    padded[0, : len(tokens)] = tokens
+    logits = applied(pretrained.model)(pretrained.params, padded)[0]
+    return np.asarray(logits[0], np.float64)[: len(tokens)]

@@ -1,12 +1,15 @@
 """Any model of `conf/model/` at width 16 and window 8, so that what holds for the big one is tested in seconds."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
+import jax
 from omegaconf import OmegaConf
 
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration import experiment as config
+from evalkit.core.contracts import LanguageModel, Params
 from evalkit.tasks.text import Text
 
 DRAWN = [name for name in catalogue.options("task") if not isinstance(config.build_task(name), Text)]
@@ -15,10 +18,37 @@ WINDOW = 8
 SIZES = {"width": 16, "width_rnn": 16, "gate_blocks": 4, "head_dim": 4, "window": WINDOW}
 
 
-def overrides_of(name: str) -> list[str]:
+@lru_cache
+def experiment(model: str, *overrides: str) -> config.Experiment:
+    """Induction heads with that model, shrunk, and `overrides` on top: built, and its programs compiled, once."""
+    return config.built(["task=induction_heads", f"model={model}", *overrides_of(model), *overrides])
+
+
+@lru_cache
+def shrunk(model: str, *overrides: str) -> LanguageModel:
+    """The model of `experiment`."""
+    built = experiment(model, *overrides).model
+    assert built is not None
+    return built
+
+
+@lru_cache
+def params_of(model: LanguageModel, seed: int = 0) -> Params:
+    """Fresh parameters of a seed."""
+    return jax.jit(model.init)(jax.random.key(seed))
+
+
+@lru_cache
+def applied(model: LanguageModel) -> Callable[..., Any]:
+    """`model.apply`, compiled once for each shape."""
+    return jax.jit(model.apply)
+
+
+@lru_cache
+def overrides_of(name: str) -> tuple[str, ...]:
     """The overrides that shrink the model `name`: whatever a mixer calls a size is what `SIZES` calls it."""
     plain = OmegaConf.to_container(composition.compose(["task=induction_heads", f"model={name}"]).config.model)
-    return list(_differences(plain, _shrink(plain), "model"))
+    return tuple(_differences(plain, _shrink(plain), "model"))
 
 
 def _shrink(node: Any) -> Any:
