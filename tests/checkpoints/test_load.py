@@ -14,9 +14,12 @@ import pytest
 
 import evalkit
 from evalkit import api
+from evalkit.__main__ import main
+from evalkit.checkpoints import pretrained
 from evalkit.core import streams
 from evalkit.core.errors import UserError
 from evalkit.session import run
+from evalkit.tasks.text.tokenizers import Numbers
 from support import tiny
 
 SEQUENCES = 16
@@ -27,7 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Enough steps that the two seeds, and other parameters than these, would score differently."""
     setting = ("seeds=2", "seed=4", "train.steps=60", "train.eval_every=60", "train.checkpoint_every=60")
     size = (f"train.validation_sequences={SEQUENCES}", "train.learning_rate=1e-2")
-    return tiny.trained(tmp_path_factory.mktemp("load") / "run", *setting, *size)
+    few = ("model.pattern=[recurrent]", "eval.lengths=[16]")
+    return tiny.trained(tmp_path_factory.mktemp("load") / "run", *setting, *size, *few)
 
 
 def evaluated(folder: Path, *overrides: str) -> Path:
@@ -44,10 +48,11 @@ def evaluated(folder: Path, *overrides: str) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [4, 5])
 def test_loaded_parameters_reproduce_the_stored_validation(folder: Path, seed: int) -> None:
-    apply, params, task = evalkit.load(folder, seed)
-    example = streams.held_out_batch(task, streams.VALIDATION, 0, SEQUENCES, task.length)
-    logits, cache = apply(params, example.tokens)
+    run = evalkit.load(folder, seed)
+    example = streams.held_out_batch(run.task, streams.VALIDATION, 0, SEQUENCES, run.task.length)
+    logits, cache = jax.jit(run.apply)(run.params, example.tokens)
     assert cache is None
+    example, logits = jax.device_get((example, logits))
     hits = (example.mask & (logits.argmax(axis=-1) == example.targets)).sum(axis=1)
     accuracy = float((hits / example.mask.sum(axis=1)).mean())
     (stored,) = (
@@ -75,9 +80,9 @@ def test_a_loaded_run_says_what_it_is_and_goes_where_a_folder_goes(folder: Path)
     apply, params, task = run
     assert (run.seed, run.step, run.folder, task, params) == (5, 60, folder, run.task, run.params)
     assert run.config["train"]["steps"] == 60
-    assert repr(run) == f"<Run {folder}: griffin on induction_heads, seed 5, step 60, 3,520 parameters>"
+    assert repr(run) == f"<Run {folder}: griffin on induction_heads, seed 5, step 60, 2,080 parameters>"
     assert evalkit.rows(run) == evalkit.rows([str(folder)]) == evalkit.rows(folder)
-    tokens = jnp.arange(8).reshape(2, 4)
+    tokens, apply = jnp.arange(8).reshape(2, 4), jax.jit(apply)
     whole, _ = apply(params, tokens)
     cache, parts = run.init_cache(2, 4), []
     for at in range(4):
@@ -185,26 +190,22 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_evaluation_again_gives_the_same_numbers(folder: Path) -> None:
-    def tested(where: Path) -> list[dict[str, object]]:
-        return [entry for entry in tiny.rows(where) if entry["split"] == "test"]
-
-    assert tested(evaluated(folder)) == tested(folder)
-
-
-@pytest.mark.slow
-def test_an_evaluation_at_other_lengths_leaves_the_run_untouched(folder: Path) -> None:
-    new = evaluated(folder, "eval.lengths=[8,64]")
+def test_an_evaluation_at_one_more_length_gives_the_same_numbers_at_the_others(folder: Path) -> None:
+    """It leaves the run untouched, too."""
+    new = evaluated(folder, "eval.lengths=[8,16]")
     entries = [entry for entry in evalkit.rows(new) if entry["metric"] == "accuracy"]
-    assert [(entry["length"], entry["seed"]) for entry in entries] == [(8, 4), (8, 5), (64, 4), (64, 5)]
+    lengths = [8, 8, 16, 16]
+    assert [(entry["length"], entry["seed"]) for entry in entries] == list(zip(lengths, [4, 5] * 2, strict=True))
     assert {entry["step"] for entry in entries} == {60} and {entry["split"] for entry in entries} == {"test"}
-    assert [entry["length"] for entry in tiny.results(new)["extrapolation"]] == [8, 8, 64, 64]
+    assert [entry["length"] for entry in tiny.results(new)["extrapolation"]] == lengths
     assert len(evalkit.rows(folder, new)) == len(evalkit.rows(folder)) + len(evalkit.rows(new))
+    again = [entry for entry in tiny.rows(new) if entry["length"] == 16]
+    assert again == [entry for entry in tiny.rows(folder) if entry["split"] == "test"]
 
 
 @pytest.mark.slow
 def test_another_task_of_the_same_vocabulary_can_be_evaluated(folder: Path) -> None:
-    new = evaluated(folder, "task=selective_copying", "task.data_tokens=4")
+    new = evaluated(folder, "task=selective_copying", "task.data_tokens=4", "eval.lengths=[16]")
     assert {entry["task"] for entry in evalkit.rows(new)} == {"selective_copying"}
     assert tiny.results(new)["task"] == "selective_copying"
 
@@ -214,3 +215,13 @@ def test_a_task_of_another_vocabulary_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"vocab_size=32, but this run's model was trained on 16"):
         run.evaluate(folder, ["task.vocab_size=32"])
     assert tiny.files(folder) == before
+
+
+@pytest.mark.slow
+def test_a_run_on_tokens_loads_with_numbers_for_text_and_is_not_exported(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = pretrained.load(str(folder), "bfloat16")
+    assert isinstance(ours.tokenizer, Numbers) and ours.tokenizer.vocab_size == 16
+    assert main(["export", str(folder), str(tmp_path / "out")]) == 2
+    assert "bias=true" in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -65,25 +66,43 @@ def results(scan, x, a, h0, dy, dlast) -> list[jax.Array]:
     return jax.jit(all_of_it)(x, a, h0, dy, dlast)
 
 
-def largest_errors() -> dict[str, list[float]]:
+def cases(every: bool) -> list[tuple[str, bool, bool]]:
+    """(layout, reverse, with resets): both directions with and without resets on four shards, every layout once."""
+    product = list(itertools.product(LAYOUTS, (False, True), (False, True)))
+    others = {
+        "1 shard": (False, True),
+        "2 shards": (True, True),
+        "batch too": (True, True),
+        "channels too": (False, True),
+    }
+    return [case for case in product if every or others.get(case[0], case[1:]) == case[1:]]
+
+
+def largest_errors(every: bool) -> dict[str, list[float]]:
     """By layout, direction and with or without resets: how far each result is from the unsharded one."""
     x, a, h0, reset, dy, dlast = inputs()
+
+    @lru_cache
+    def wanted(reverse: bool, resets: bool) -> list[jax.Array]:
+        def whole(x, a, h0):
+            return linear_scan(x, a, h0, reset=reset if resets else None, reverse=reverse)
+
+        return results(whole, x, a, h0, dy, dlast)
+
     errors = {}
-    for (name, (axes, spec)), reverse, resets in itertools.product(LAYOUTS.items(), (False, True), (None, reset)):
-        mesh = mesh_of(axes)
+    for name, reverse, resets in cases(every):
+        axes, spec = LAYOUTS[name]
+        mesh, marks = mesh_of(axes), reset if resets else None
 
-        def sharded(x, a, h0, mesh=mesh, spec=spec, reverse=reverse, resets=resets):
-            return sharded_linear_scan(x, a, h0, mesh=mesh, spec=spec, reset=resets, reverse=reverse)
-
-        def whole(x, a, h0, reverse=reverse, resets=resets):
-            return linear_scan(x, a, h0, reset=resets, reverse=reverse)
+        def sharded(x, a, h0, mesh=mesh, spec=spec, reverse=reverse, marks=marks):
+            return sharded_linear_scan(x, a, h0, mesh=mesh, spec=spec, reset=marks, reverse=reverse)
 
         lying = [jax.device_put(value, NamedSharding(mesh, spec)) for value in (x, a, dy)]
         found = results(sharded, *lying[:2], h0, lying[2], dlast)
         assert found[0].sharding.is_equivalent_to(NamedSharding(mesh, spec), 3), "h does not lie as x does"
-        wanted = results(whole, x, a, h0, dy, dlast)
-        key = f"{name}, {'reverse' if reverse else 'forward'}, {'no resets' if resets is None else 'resets'}"
-        errors[key] = apart(found, wanted)
+        errors[f"{name}, {'reverse' if reverse else 'forward'}, {'resets' if resets else 'no resets'}"] = apart(
+            found, wanted(reverse, resets)
+        )
     return errors
 
 
@@ -135,15 +154,18 @@ jax.config.update("jax_num_cpu_devices", {DEVICES})
 sys.path[:0] = ["tests", "tests/kernels"]
 import test_sharded
 assert jax.device_count() == {DEVICES}
-errors = {{**test_sharded.largest_errors(), "gated": test_sharded.gated_errors()}}
+every = sys.argv[1] == "every case"
+errors = {{**test_sharded.largest_errors(every), "gated": test_sharded.gated_errors()}}
 print(json.dumps([errors, test_sharded.exchanged()]))
 """
 
 
-@pytest.fixture(scope="module")
-def measured() -> Measured:
+@pytest.fixture(
+    scope="module", params=["each layout", pytest.param("every case", marks=pytest.mark.exhaustive)], ids=str
+)
+def measured(request: pytest.FixtureRequest) -> Measured:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM],
+        [sys.executable, "-W", "error", "-c", PROGRAM, request.param],
         capture_output=True,
         text=True,
         cwd=tiny.ROOT,
@@ -151,7 +173,9 @@ def measured() -> Measured:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return tuple(json.loads(done.stdout))
+    errors, sizes = json.loads(done.stdout)
+    assert len(errors) == len(cases(request.param == "every case")) + 1
+    return errors, sizes
 
 
 def test_every_layout_gives_the_unsharded_values_and_gradients(
@@ -159,7 +183,7 @@ def test_every_layout_gives_the_unsharded_values_and_gradients(
 ) -> None:
     """h, the last state and the gradients of x, a and h0; of the gated unit also those of its gates and its rate."""
     errors, _ = measured
-    assert len(errors) == 4 * len(LAYOUTS) + 1
+    assert {name.split(",")[0] for name in errors} == {*LAYOUTS, "gated"}
     assert all(max(found) < TOLERANCE for found in errors.values()), errors
 
 
@@ -174,13 +198,14 @@ def test_one_device_is_a_mesh_too() -> None:
     x, a, _, reset, *_ = inputs()
     mesh = mesh_of({"time": 1})
     found = sharded_linear_scan(x, a, mesh=mesh, spec=P(None, "time"), reset=reset)
-    for one, other in zip(found, linear_scan(x, a, reset=reset), strict=True):
+    for one, other in zip(found, jax.jit(linear_scan)(x, a, reset=reset), strict=True):
         np.testing.assert_allclose(one, other, atol=TOLERANCE)
 
 
 def test_bfloat16_is_summed_in_float32() -> None:
     ones = jnp.ones((1, 4096, 1), jnp.bfloat16)
-    y, last = sharded_linear_scan(ones, ones, mesh=mesh_of({"time": 1}), spec=P(None, "time"))
+    scan = jax.jit(partial(sharded_linear_scan, mesh=mesh_of({"time": 1}), spec=P(None, "time")))
+    y, last = scan(ones, ones)
     assert (y.dtype, last.dtype, float(last[0, 0])) == (jnp.bfloat16, jnp.float32, 4096.0)
 
 

@@ -1,13 +1,16 @@
 """What the kernels' tests compare with: the recurrences and their gradients in float64 NumPy, step after step."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import pytest
 
 from evalkit.kernels import mosaic_tpu, triton
 
-SMALL_TRITON = triton.Blocks(channels=32, ahead=4, chunks=3)
+SMALL_TRITON = triton.Blocks(channels=32, ahead=2, chunks=3)
 SMALL_TPU = mosaic_tpu.Blocks(steps=16, channels=128)
 XLA = {"sequential": "sequential", "associative": "associative"}
 PALLAS = {
@@ -19,10 +22,13 @@ PALLAS = {
 ALL = {**XLA, **PALLAS}
 
 RESETS = ("none", "first", "last", "consecutive", "all")
-FEW = [(1, 1, "first"), (9, 3, "consecutive"), (63, 65, "last")]
-"""Steps, width, resets of the ordinary suite: each edge of a block once."""
-MATRIX = [(t, d, kind) for t in (1, 2, 7, 8, 9, 63, 129) for d in (1, 3, 32, 64, 65, 200) for kind in RESETS]
-"""Everything, behind `-m kernels`."""
+STEPS, WIDTH = 63, 33
+"""The shape of the ordinary suite: time and width end within a block, of every implementation's.
+
+All properties are asked at this shape, because every other one costs each implementation a program of its own.
+"""
+MATRIX = [(t, d) for t in (1, 2, 7, 8, 9, 63, 129) for d in (1, 3, 32, 64, 65, 200)]
+"""Steps and widths of everything, behind `-m kernels`."""
 TOLERANCE = {"float32": 5e-7, "bfloat16": 1e-2}
 AS_USED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 """The compiler's own defaults: what tests turn off to compile faster also turns off fused multiply-adds."""
@@ -119,19 +125,32 @@ def resets(kind, batch, steps):
     return reset
 
 
-def gradients(function, cotangents, *arguments, reset=None):
-    """The values of `function` and the gradients of its arguments, in one compiled program.
+@lru_cache
+def program(function: Callable[..., Any], as_used: bool, **settings: Any) -> Callable[..., Any]:
+    """`(cotangents, reset, *arguments)` to the values of `function` and the gradients of its arguments, compiled.
 
-    `reset` is an argument too, so that all resets of a shape share a program: compiling is what the tests wait for.
+    `reset` is an argument, and the function is made once, so that tests of one shape share one program: compiling is
+    what they wait for.
     """
 
     def both(cotangents, reset, *arguments):
-        given = {} if reset is None else {"reset": reset}
+        given = settings if reset is None else {**settings, "reset": reset}
         values, pull = jax.vjp(lambda *arguments: function(*arguments, **given), *arguments)
         return values, pull(cotangents)
 
-    values, pulled = jax.jit(both, compiler_options=AS_USED)(cotangents, reset, *arguments)
+    return jax.jit(both, compiler_options=AS_USED if as_used else None)
+
+
+def gradients(function, cotangents, *arguments, reset=None, **settings):
+    """The values of `function` with its `settings` and the gradients of its arguments, as NumPy, in one program."""
+    as_used = arguments[0].dtype == np.float32  # the digits of bfloat16 do not show fused multiply-adds
+    values, pulled = jax.device_get(program(function, as_used, **settings)(cotangents, reset, *arguments))
     return *values, *pulled
+
+
+def often(few: tuple[str, ...], of: Iterable[str] = ALL) -> list[Any]:
+    """Names of implementations to parametrise with: the `few` in every run, the rest by `-m exhaustive`."""
+    return [*few, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in of if name not in few)]
 
 
 def all_close(actual, expected, dtype):
