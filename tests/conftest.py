@@ -80,3 +80,36 @@ def shut() -> Iterator[Path]:
         finally:
             if superuser:
                 os.seteuid(0)
+
+
+@pytest.fixture(scope="session")
+def process() -> Any:
+    """What the runs of this process share."""
+    from support.sharing import Shared
+
+    return Shared()
+
+
+@pytest.fixture(scope="module")
+def shared(process: Any) -> Iterator[None]:
+    """Within a file: runs that have the same settings take the same model and trainer, and with them the programs."""
+    with process.here():
+        yield
+
+
+@pytest.fixture(scope="module")
+def blank_figures() -> Iterator[None]:
+    """Within a file: figures are written as blank files."""
+    from support.sharing import blank_figures
+
+    with blank_figures():
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_run(process: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished tiny run, to be read; a test that writes takes a copy."""
+    from support import sharing, tiny
+
+    with process.here(), sharing.blank_figures():
+        return tiny.trained(tmp_path_factory.mktemp("tiny") / "run")

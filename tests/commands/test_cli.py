@@ -25,6 +25,7 @@ from support.words import leaves, typed
 
 ROOT = Path(__file__).parents[2]
 GRIFFIN = ("task=induction_heads", "model=griffin")
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 @pytest.fixture(autouse=True)

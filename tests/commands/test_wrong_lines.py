@@ -1,6 +1,7 @@
 """Wrong command lines of every verb: each is one line on stderr, no traceback, and nothing is written."""
 
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -291,13 +292,21 @@ def started(*_: object) -> int:
     raise AssertionError("it is trained")
 
 
+@pytest.fixture(scope="module")
+def configuration(tmp_path_factory: pytest.TempPathFactory, shared: None) -> Path:
+    """The saved configuration of the tiny run."""
+    path = tmp_path_factory.mktemp("saved") / "config.yaml"
+    saved.save(tiny.experiment().config, path)
+    return path
+
+
 @pytest.fixture(autouse=True)
-def beside_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def beside_a_run(configuration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder `run` has the configuration of a run, and nothing else."""
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     monkeypatch.setattr(run, "_trained", started)
-    saved.save(tiny.experiment().config, Path("run", "config.yaml"))
+    shutil.copy(configuration, Path("run", "config.yaml"))
 
 
 def test_they_are_as_many_as_are_promised() -> None:

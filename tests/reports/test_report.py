@@ -176,18 +176,20 @@ def test_a_folder_without_rows_is_named(tmp_path: Path) -> None:
 
 
 def test_figures_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
+    """In this one, which has drawn others before, and in a fresh one."""
     program = (
-        "import sys; from pathlib import Path; from support.made_up_runs import run_record\n"
+        "from pathlib import Path; from support.made_up_runs import run_record\n"
         "from evalkit.reports import accuracy; from evalkit.reports.curves import save\n"
         "from evalkit.reports.pooling import Line, Run\n"
         "lines = [Line('griffin', [Run(Path(), run_record(seeds=(0, 1)), {})], alone=True)]\n"
         "for name, drawing in accuracy.figures(lines, 'title', ['note']).items():\n"
-        "    [save(drawing.figure, Path(sys.argv[1]) / f'{name}{kind}') for kind in ('.svg', '.png')]\n"
+        "    [save(drawing.figure, Path(folder) / f'{name}{kind}') for kind in ('.svg', '.png')]\n"
     )
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        path = f"import sys; sys.path[:0] = {sys.path!r}\n"
-        subprocess.run([sys.executable, "-c", path + program, str(tmp_path / name)], check=True)
+    exec(program, {"folder": tmp_path / "first"})
+    fresh = f"import sys; sys.path[:0] = {sys.path!r}; folder = {str(tmp_path / 'second')!r}\n"
+    subprocess.run([sys.executable, "-c", fresh + program], check=True)
     files = sorted(path.name for path in (tmp_path / "first").iterdir())
     assert files == ["extrapolation.png", "extrapolation.svg", "training.png", "training.svg"]
     for name in files:

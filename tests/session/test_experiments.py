@@ -17,6 +17,8 @@ from evalkit.core.rows import read
 from evalkit.session import experiments, plan, run
 from support import tiny
 
+pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
+
 EXPERIMENT = """
 # @package _global_
 # Two tiny runs and a control.
@@ -24,7 +26,7 @@ defaults:
   - override /task: induction_heads
 runs:
   one: [model=griffin]
-  other: [model=griffin, train.learning_rate=1e-3]
+  other: [model=griffin, seed=1]
 controls:
   forgetful: [evaluate=one, eval.reset_every=8, "eval.lengths=[16]"]
 """
@@ -88,7 +90,7 @@ def test_it_goes_on_with_a_run_that_was_stopped(experiment: Callable[..., int], 
         patch.setattr(run, "resume", lambda folder, rest: (called.append(folder), original(folder, rest))[1])
         assert experiment() == 0
     assert called == [tmp_path / "out" / "other"]
-    assert from_file(called[0] / "config.yaml").train.learning_rate == 1e-3
+    assert from_file(called[0] / "config.yaml").seed == 1
 
 
 def test_a_dry_run_lists_the_runs_with_their_hours_and_writes_nothing(
@@ -149,7 +151,7 @@ def test_other_settings_in_the_same_folder_are_refused(
             "forgetful evaluates two, which is not trained in this",
         ),
         (
-            EXPERIMENT.replace("learning_rate=1e-3", "learning_rat=1e-3"),
+            EXPERIMENT.replace("seed=1", "train.learning_rat=1e-3"),
             [],
             "the nearest valid one is 'train.learning_rate'",
         ),
@@ -180,7 +182,8 @@ def test_a_run_that_fails_does_not_keep_the_others_from_running(
     wild = EXPERIMENT.replace("one: [model=griffin]", "one: [model=griffin, train.learning_rate=1e30]")
     assert experiment(text=wild.split("controls:")[0]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "not finite" in said and said.endswith("failed: one")
+    assert "not finite at step" in said and "seed 0" in said and "train.learning_rate" in said
+    assert said.endswith("failed: one") and not (tmp_path / "out" / "one" / "results.json").exists()
     assert (tmp_path / "out" / "other" / "results.json").is_file()
     assert "one" not in (tmp_path / "out" / "runs" / "compare.csv").read_text().replace("none", "")
 
@@ -203,7 +206,10 @@ def test_a_figure_with_recipes_of_its_own_takes_no_other(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     ("figure", "preset"),
-    [(folder.parent.name, folder.name) for folder in sorted((catalogue.directory() / "experiment").glob("*/*"))],
+    [
+        pytest.param(folder.parent.name, folder.name, marks=[pytest.mark.exhaustive] * (folder.name != "cpu"))
+        for folder in sorted((catalogue.directory() / "experiment").glob("*/*"))
+    ],
 )
 def test_every_run_of_a_figure_can_be(figure: str, preset: str, tmp_path: Path) -> None:
     """A control's recipe that does not compose would refuse the whole figure."""

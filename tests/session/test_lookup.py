@@ -6,27 +6,28 @@ from pathlib import Path
 import pytest
 
 from evalkit.__main__ import main
-from evalkit.checkpoints import pretrained as checkpoints
 from evalkit.configuration.experiment import refuse_used
+from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, read
 from evalkit.evaluations.phonebook import METRICS
 from evalkit.reports.phonebook import LABELS, figures
 from evalkit.reports.pooling import Line, load
 from evalkit.session import run, subjects
-from support import tiny
 from support.language_models import Reader, pretrained
 
 SETTINGS = (
     *("eval.lengths=[200,400]", "eval.prompts=3", "eval.new_tokens=12", "eval.batch_size=3", "eval.chunk=64"),
     "wandb.mode=disabled",
 )
+READER = pretrained(Reader(250), {})
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 @pytest.fixture(autouse=True)
 def a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that looks answers up within 250 characters, in place of any checkpoint."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subjects, "load_for_text", lambda checkpoint, dtype: pretrained(Reader(250), {}))
+    monkeypatch.setattr(subjects, "load_for_text", lambda checkpoint, dtype: READER)
 
 
 def look_up(*overrides: str) -> int:
@@ -131,14 +132,7 @@ def test_a_checkpoint_goes_with_a_task_that_reads_text(capsys: pytest.CaptureFix
     assert "model is missing" in capsys.readouterr().err
 
 
-def test_a_run_that_knows_no_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    run = tiny.trained(tmp_path / "tokens", "train.steps=2")
-    with pytest.raises(checkpoints.UserError, match="has 16 tokens, which stand for no text"):
-        checkpoints.load_for_text(str(run))
-
-
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).touch()
-    with pytest.raises(checkpoints.UserError, match="holds a run already; go on with it by resume="):
+    with pytest.raises(UserError, match="holds a run already; go on with it by resume="):
         refuse_used(tmp_path)

@@ -9,6 +9,10 @@ import pytest
 from evalkit.__main__ import main
 from support import tiny
 
+# The model is as small as any: what is measured is no matter of its mixers.
+SETTINGS = [*(text for text in tiny.OVERRIDES if not text.startswith("eval.")), "model.pattern=[attention]"]
+pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
+
 MEASURE = '''
 """How sure the model is of its answers: the mean log-probability of the right one."""
 
@@ -32,7 +36,7 @@ class Sureness(Evaluation):
         length = trained.task.length
         batch = trained.feed.held_out(TEST, 0, self.sequences, length)
         for seed, params in zip(trained.seeds, trained.params, strict=True):
-            logits, _ = trained.model.apply(params, jnp.asarray(batch.tokens))
+            logits, _ = jax.jit(trained.model.apply)(params, jnp.asarray(batch.tokens))
             right = jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(batch.targets)[..., None], axis=-1)
             total = float((right[..., 0] * batch.mask).sum())
             place = {"seed": seed, "step": trained.step, "split": "test", "length": length}
@@ -96,20 +100,18 @@ def test_what_its_code_raises_is_one_line_with_its_place(folder: Path, capsys: p
     """After training, whose state is kept; `evalkit check` says it before."""
     report = folder / "mine" / "report.py"
     report.write_text(report.read_text().replace('row["metric"] == "sureness"', 'row["metrik"] == "sureness"'))
-    settings = [text for text in tiny.OVERRIDES if not text.startswith("eval.")]
-    assert main(["--config-dir", "conf", "eval=mine", *settings, "hydra.run.dir=out"]) == 2
+    assert main(["--config-dir", "conf", "eval=mine", *SETTINGS, "hydra.run.dir=out"]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("evalkit: KeyError: 'metrik' (report.py:8); mend it, then go on with: python -m evalkit")
     assert printed.count("\n") == 1 and "Traceback" in (folder / "out" / "evalkit.log").read_text()
-    assert main(["check", "--config-dir", "conf", "eval=mine", *settings]) == 1
+    assert main(["check", "--config-dir", "conf", "eval=mine", *SETTINGS]) == 1
     assert "breaks 'report'" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_it_is_reported_and_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = [text for text in tiny.OVERRIDES if not text.startswith("eval.")]
     for seed in (0, 1):
-        given = ["--config-dir", "conf", "eval=mine", *settings, f"seed={seed}", f"hydra.run.dir=out/{seed}"]
+        given = ["--config-dir", "conf", "eval=mine", *SETTINGS, f"seed={seed}", f"hydra.run.dir=out/{seed}"]
         assert main(given) == 0
         assert "Sureness" in capsys.readouterr().out
         found = json.loads((folder / "out" / str(seed) / "results.json").read_text())["seeds"]

@@ -13,22 +13,38 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.core.errors import UserError
-from evalkit.core.rows import read
+from evalkit.core.rows import Row, read
 from evalkit.session import run
 from evalkit.session.lock import alone
 from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.interrupt import Watch
 from support import tiny
 
+pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
+
+PROMISED = (
+    "config.yaml",
+    "metrics.jsonl",
+    "results.json",
+    "environment.json",
+    "timing.json",
+    "extrapolation.png",
+    "training.png",
+    "report.html",
+    "checkpoints",
+    "evalkit.log",
+)
 # Two seeds; a first stage that ends between two dispatches; checkpoints rarer than rows, so that a kill loses some.
 LONG = (
     "seeds=2",
+    "model.pattern=[recurrent]",
     "train.steps=160",
     "train.curriculum=[{length:16,steps:51,batch_size:8}]",
     "train.eval_every=20",
     "train.checkpoint_every=20",
     "eval.lengths=[16,32,48,64,80,96]",
     "eval.sequences=64",
+    "eval.chunk=16",  # one program for all lengths
 )
 STEPS = 160
 
@@ -45,16 +61,20 @@ class StopAfterOneDispatch(Watch):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run of a process of its own that logs to W&B, and what it printed."""
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    ended = tiny.finished(tiny.new(folder, *LONG))
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+            patched.setenv(name, str(folder.parent / "home" / name))
+        ended = tiny.finished(tiny.new(folder, *LONG, "format=json", "wandb.mode=offline"))
     assert ended.returncode == 0, ended.stderr
-    return folder
+    return folder, ended.stdout
 
 
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.trained(tmp_path_factory.mktemp("short") / "run")
+@pytest.fixture
+def short(tiny_run: Path) -> Path:
+    return tiny_run
 
 
 @pytest.fixture(scope="module")
@@ -85,38 +105,49 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
-)
-def test_a_signal_in_the_midst_of_training_changes_nothing(
-    undisturbed: Path, tmp_path: Path, number: int, code: int
+def test_a_process_leaves_what_it_promises_prints_one_json_object_and_logs_each_seed(
+    undisturbed: tuple[Path, str],
 ) -> None:
-    folder = tmp_path / "run"
-    stop_from = {signal.SIGINT: 30, signal.SIGTERM: 50, signal.SIGKILL: 70}[signal.Signals(number)]
-    ended = tiny.signalled(
-        tiny.new(folder, *LONG), number, folder, lambda entries: tiny.last_step(entries) >= stop_from
-    )
-    assert ended == code
-    assert stop_from <= tiny.last_step(tiny.read(folder).rows) < STEPS
-    resumed = tiny.finished(tiny.command(f"resume={folder}"))
-    assert resumed.returncode == 0, resumed.stderr
-    assert_same(folder, undisturbed)
+    folder, printed = undisturbed
+    assert [name for name in PROMISED if not (folder / name).exists()] == []
+    (line,) = printed.splitlines()
+    told = json.loads(line)
+    assert told.pop("folder") == str(folder)
+    assert told == tiny.results(folder)
+    assert [(entry["length"], entry["seed"]) for entry in told["extrapolation"]] == [
+        (length, seed) for length in range(16, 97, 16) for seed in (0, 1)
+    ]
+    assert sorted(int(path.name) for path in (folder / "checkpoints").iterdir()) == [140, 160]
+    assert {"first_dispatch", "training", "evaluation"} <= set(json.loads((folder / "timing.json").read_text()))
+    assert len(list((folder / "wandb").glob("offline-run-*"))) == 2
+    assert list(json.loads((folder / "wandb.json").read_text())) == ["0", "1"]
+    assert {entry["seed"] for entry in read(folder).rows} == {0, 1}
+
+
+def is_evaluated(entries: list[Row]) -> bool:
+    return any(entry["split"] == "test" for entry in entries)
 
 
 @pytest.mark.slow
-def test_a_signal_in_the_midst_of_the_evaluation_changes_nothing(undisturbed: Path, tmp_path: Path) -> None:
+def test_signals_in_the_midst_of_a_run_change_nothing(undisturbed: tuple[Path, str], tmp_path: Path) -> None:
+    """Killed in the first stage, terminated in the second, interrupted while it is evaluated; each time it goes on."""
     folder = tmp_path / "run"
-    ended = tiny.signalled(
-        tiny.new(folder, *LONG),
-        signal.SIGTERM,
-        folder,
-        lambda entries: any(entry["split"] == "test" for entry in entries),
-    )
-    assert ended == 143
+
+    def stopped_at(step: int, arguments: list[str], number: int) -> int:
+        begun = max((int(path.name) for path in folder.glob("checkpoints/*") if path.name.isdecimal()), default=0)
+        step = max(step, begun + 10)
+        code = tiny.signalled(arguments, number, folder, lambda entries: tiny.last_step(entries) >= step)
+        assert step <= tiny.last_step(read(folder).rows) < STEPS
+        return code
+
+    again = tiny.command(f"resume={folder}")
+    assert stopped_at(30, tiny.new(folder, *LONG), signal.SIGKILL) == -signal.SIGKILL
+    assert stopped_at(70, again, signal.SIGTERM) == 143
+    assert tiny.signalled(again, signal.SIGINT, folder, is_evaluated) == 130
     assert not (folder / "results.json").exists()
-    resumed = tiny.finished(tiny.command(f"resume={folder}"))
+    resumed = tiny.finished(again)
     assert resumed.returncode == 0, resumed.stderr
-    assert_same(folder, undisturbed)
+    assert_same(folder, undisturbed[0])
 
 
 @pytest.mark.slow
@@ -181,7 +212,7 @@ def test_what_resuming_does(
     """`kept`: what holds of the run afterwards, beside one that was never disturbed; None: no file has changed."""
     folder = tmp_path / "run"
     if state == "an evaluation":
-        assert run.evaluate(short, ["eval.lengths=[8]"], folder) == 0
+        assert run.evaluate(short, ["eval.lengths=[16]"], folder) == 0
     else:
         shutil.copytree(short if state == "finished" else stopped, folder)
     if state == "killed":
@@ -212,7 +243,7 @@ def test_more_steps_are_told_wherever_the_run_is_read(
     trained_alike(copy, short)
     assert int(tiny.state(copy).step[0]) == 10
     assert read(copy / "before" / "6").rows == read(short).rows, "what six steps gave is not kept"
-    assert run.evaluate(copy / "before" / "6", ["eval.lengths=[8]"], tmp_path / "of-six") == 0
+    assert run.evaluate(copy / "before" / "6", ["eval.lengths=[16]"], tmp_path / "of-six") == 0
     results = tiny.results(copy)
     note = "set out for 6 training steps, and from step 6 on for 10; from there the learning rate follows the cosine"
     assert results["step"] == results["steps"] == 10 and results["notes"][-1].startswith(note)
@@ -220,7 +251,7 @@ def test_more_steps_are_told_wherever_the_run_is_read(
     page = (copy / "report.html").read_text()
     assert "  # from step 6" in page and note in page
     again = tmp_path / "again"
-    assert run.evaluate(copy, ["eval.lengths=[8]"], again) == 0
+    assert run.evaluate(copy, ["eval.lengths=[16]"], again) == 0
     assert tiny.results(again)["extended"] == results["extended"], "an evaluation forgets how its run came to be"
     capsys.readouterr()
     assert main(["compare", str(short), str(copy), "--out", str(tmp_path / "out")]) == 0

@@ -14,6 +14,8 @@ from evalkit.core.rows import read, value
 from evalkit.session.selection import Trial, ranked, select, tokens_after
 from support import tiny
 
+pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
+
 
 def trial(name: str, tokens: int | None, loss: float | None, finished: bool = True) -> Trial:
     return Trial(name, "hawk", finished, None if tokens is None else tokens // 10, tokens, 1.0, loss)
@@ -38,7 +40,7 @@ def test_what_never_got_there_comes_behind_and_what_failed_last() -> None:
 @pytest.mark.slow
 def test_a_search_is_read_from_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stages = "train.curriculum=[{length:8,steps:2,batch_size:8}]"
-    tiny.trained(tmp_path / "one", "train.steps=8", "train.eval_every=2", stages)
+    tiny.trained(tmp_path / "one", "model.pattern=[attention]", "train.steps=8", "train.eval_every=2", stages)
     (found,) = select(tmp_path, level=1.0)["griffin"]
     validation = [row for row in read(tmp_path / "one").rows if row["split"] == "validation" and row["step"] == 8]
     assert (found.accuracy, found.loss) == tuple(

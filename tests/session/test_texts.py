@@ -23,6 +23,8 @@ from evalkit.session import run
 from evalkit.training.trainer import Trainer
 from support import tiny
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 EVAL = (
     "eval.length=64",
     "eval.windows=2",
@@ -117,22 +119,20 @@ def test_positions_are_read_only_where_a_document_begins(data: Path) -> None:
     trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
     part = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, 0]), inside[0])
     told = part._replace(positions=jnp.broadcast_to(jnp.arange(32), (4, 32)))
-    params = experiment.model.init(jax.random.key(0))
-    for one, other in zip(
-        *(jax.tree.leaves(trainer.step.gradient(params, each)) for each in (part, told)), strict=True
-    ):
+    params, gradient = jax.jit(experiment.model.init)(jax.random.key(0)), jax.jit(trainer.step.gradient)
+    for one, other in zip(*(jax.tree.leaves(gradient(params, each)) for each in (part, told)), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_dispatches_change_nothing(data: Path) -> None:
-    """Two steps and two, or four at once: the same parameters, bit for bit."""
+    """Two steps at a time, or six at once: the same parameters, bit for bit."""
     ends = []
-    for log_every in (2, 4):
+    for log_every in (2, 6):
         settings = [f"train.{name}_every={log_every}" for name in ("log", "eval", "checkpoint")]
-        experiment = config.built(overrides(data, "train.steps=4", *settings))
+        experiment = config.built(overrides(data, *settings))
         trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
         (stage,), state = experiment.train.stages(32), trainer.init()
-        for _ in range(4 // log_every):
+        for _ in range(6 // log_every):
             state, _ = trainer.advance(state, stage, log_every)
         ends.append(trainer.step.layout.vectors(state.params))
     for one, other in zip(*(map(np.asarray, end) for end in ends), strict=True):

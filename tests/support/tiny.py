@@ -40,7 +40,8 @@ TRAIN = (
     "train.checkpoint_every=2",
     "train.validation_sequences=4",
 )
-EVAL = ("eval.lengths=[16,32]", "eval.sequences=4", "eval.batch_size=4", "eval.during=[]")
+# As many rows as validation takes at a time: the training length is evaluated by the same program.
+EVAL = ("eval.lengths=[16,32]", "eval.sequences=4", "eval.batch_size=8", "eval.during=[]")
 OVERRIDES = (*TASK, *MODEL, *TRAIN, *EVAL, "wandb.mode=disabled")
 
 
@@ -74,25 +75,29 @@ def new(folder: Path, *overrides: str) -> list[str]:
     return command(*OVERRIDES, *overrides, f"hydra.run.dir={folder}")
 
 
-def finished(arguments: Sequence[str], largest_file: int | None = None) -> subprocess.CompletedProcess[str]:
-    """The process, when it has ended; with `largest_file` in bytes, one that finds the disk full beyond it."""
-    settings = environment()
-    if largest_file is not None:
-        del settings["JAX_COMPILATION_CACHE_DIR"]
-        set_limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({largest_file}, {largest_file}))"
-        then_run = "os.execv(sys.argv[1], sys.argv[1:])"
-        arguments = [sys.executable, "-c", f"import os, resource, sys; {set_limit}; {then_run}", *arguments]
-    return subprocess.run(arguments, env=settings, capture_output=True, text=True, timeout=300, check=False)
+def finished(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """The process, when it has ended."""
+    return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=300, check=False)
 
 
 def signalled(arguments: Sequence[str], number: int, folder: Path, when: Callable[[list[Row]], bool]) -> int:
-    """Starts a process, sends it a signal as soon as its rows are as they should be, and returns its exit code."""
-    silent = subprocess.DEVNULL
+    """Starts a process, sends it a signal as soon as its new rows are as they should be, and returns its exit code."""
+    silent, log = subprocess.DEVNULL, folder / "metrics.jsonl"
+    before = _stamp(log)
     with subprocess.Popen(arguments, env=environment(), stdout=silent, stderr=silent) as process:
-        while process.poll() is None and not ((folder / "metrics.jsonl").exists() and when(read(folder).rows)):
+        while process.poll() is None:
+            now = _stamp(log)
+            if now != before and when(read(folder).rows):
+                break
+            before = now  # reading takes longer than a dispatch
             time.sleep(0.01)
         process.send_signal(number)
         return process.wait(120)
+
+
+def _stamp(path: Path) -> int:
+    """When a file was last written; 0 for none."""
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

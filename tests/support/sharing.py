@@ -1,0 +1,88 @@
+"""What the runs of one process would make again and again is made once: configurations, models and trainers.
+
+Programs belong to the model and the trainer that they were traced for, so that these are shared too. What a run does
+afresh is held by tests that start processes.
+"""
+
+import json
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from evalkit.checkpoints import loading
+from evalkit.configuration import composition
+from evalkit.configuration import experiment as config
+from evalkit.configuration.experiment import Experiment
+from evalkit.core.contracts import LanguageModel
+from evalkit.reports import curves
+from evalkit.tasks.text import Text
+from evalkit.training.trainer import Trainer
+
+MOST_TRAINERS = 12
+NOT_OURS = re.compile(r'"_target_": "(?!evalkit\.)')
+COMPOSE, BUILD, TRAIN = composition._hydra, config.model_of, loading.trainer_of
+BLANK = {"svg": b"<svg></svg>", "png": b"\x89PNG"}
+
+
+class Shared:
+    """What was made so far; within `here`, all of it is taken again."""
+
+    def __init__(self) -> None:
+        self._composed: dict[str, bytes] = {}
+        self._models: dict[str, LanguageModel] = {}
+        self._trainers: dict[str, Trainer] = {}
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """Within, every run of this process takes what there is."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(composition, "_hydra", self.composed)
+            patch.setattr(config, "model_of", self.model_of)
+            for user in ("evalkit.checkpoints.loading", "evalkit.session.run"):
+                patch.setattr(f"{user}.trainer_of", self.trainer_of)
+            yield
+
+    def composed(self, options: Sequence[str]) -> DictConfig:
+        """What Hydra composes of our own folder; what is the user's own may change."""
+        key = json.dumps(list(options))
+        if "searchpath" in key:
+            return COMPOSE(options)
+        if key not in self._composed:
+            self._composed[key] = pickle.dumps(COMPOSE(options))
+        return pickle.loads(self._composed[key])
+
+    def model_of(self, node: Mapping[str, Any], vocab_size: int) -> LanguageModel:
+        """A model of ours; what is the user's own may change."""
+        key = json.dumps([node, vocab_size], sort_keys=True, default=str)
+        if NOT_OURS.search(key):
+            return BUILD(node, vocab_size)
+        return _kept(self._models, key, lambda: BUILD(node, vocab_size))
+
+    def trainer_of(self, experiment: Experiment) -> Trainer:
+        """The trainer of a shared model, of a task that is drawn."""
+        if isinstance(experiment.task, Text) or experiment.model not in self._models.values():
+            return TRAIN(experiment)
+        parts = [experiment.config[name] for name in ("task", "model", "train", "matmul_precision")]
+        key = json.dumps([*parts, experiment.all_seeds], sort_keys=True)
+        if key not in self._trainers and len(self._trainers) == MOST_TRAINERS:  # each holds its programs
+            del self._trainers[next(iter(self._trainers))]
+        return _kept(self._trainers, key, lambda: TRAIN(experiment))
+
+
+def _kept(found: dict[str, Any], key: str, make: Callable[[], Any]) -> Any:
+    if key not in found:
+        found[key] = make()
+    return found[key]
+
+
+@contextmanager
+def blank_figures() -> Iterator[None]:
+    """Within, figures are made and written as blank files: drawing them is most of a report."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, "_rendered", lambda figure, kind, metadata: BLANK[kind])
+        yield
