@@ -12,10 +12,11 @@ from evalkit.configuration import experiment as config
 from evalkit.core import streams
 from evalkit.core.objective import tally
 from evalkit.evaluations.extrapolation import Extrapolation
+from evalkit.inference import streaming
 from evalkit.inference.streaming import stream_tally
 from evalkit.tasks import Example
 from support.evaluated import trained_of
-from support.shrunk import applied, experiment, params_of
+from support.shrunk import applied, experiment, params_of, shrunk
 
 MODELS = catalogue.options("model")
 ALL = pytest.mark.exhaustive
@@ -51,6 +52,28 @@ def test_streaming_gives_the_whole_result(chunk: int, model: str) -> None:
     streamed = stream_tally(tiny(model).model, params_of(tiny(model).model), example, chunk)
     for one, other in zip(expected, streamed, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_padding_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last chunk is filled up: nothing there is scored, and where there are positions, −1 says that it is nothing.
+
+    No number shows it, since nothing is read after it; so what is read is looked at, and no program is run.
+    """
+    read: list[Example] = []
+
+    def advance(model, mesh, params, part, cache, total, scored):
+        read.append(part)
+        return cache, total
+
+    monkeypatch.setattr(streaming, "advance", advance)
+    tokens = np.ones((2, 10), np.int32)
+    positions = np.broadcast_to(np.arange(10, dtype=np.int32) % 6, (2, 10))
+    example = Example(tokens, tokens, np.ones((2, 10), bool), positions)
+    stream_tally(shrunk("hawk"), {}, example, 4)
+    np.testing.assert_array_equal(
+        np.concatenate([part.positions for part in read], axis=1), [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, -1, -1]] * 2
+    )
+    assert np.concatenate([part.mask for part in read], axis=1).sum(axis=1).tolist() == [10, 10]
 
 
 def rows_of(experiment: config.Experiment, evaluation: Extrapolation) -> list:
