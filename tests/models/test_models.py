@@ -96,6 +96,21 @@ def test_padding_alone_leaves_every_state_unchanged(name: str) -> None:
         np.testing.assert_array_equal(before, now)
 
 
+@pytest.mark.parametrize("name", OFTEN)
+def test_documents_in_a_used_cache_are_as_if_alone(name: str) -> None:
+    """Two in one call, after others: neither convolution, state nor attention reaches back past position 0."""
+
+    def said(tokens, positions, cache):  # the program of the ragged batch
+        positions = jnp.asarray(positions)[None].repeat(3, 0)
+        return applied(name)(params_of(name), jnp.asarray(tokens), positions, cache)
+
+    one, other = np.split(np.asarray(tokens_of(3, 20)), 2, axis=1)
+    first, used = said(one, np.arange(10), model_of(name).init_cache(3, STEPS + 2))
+    second, _ = said(other, np.arange(10), model_of(name).init_cache(3, STEPS + 2))
+    both, _ = said(np.concatenate([one[:, :5], other[:, :5]], axis=1), np.tile(np.arange(5), 2), used)
+    close(both, np.concatenate([first[:, :5], second[:, :5]], axis=1))
+
+
 @pytest.mark.parametrize("window", [1, pytest.param(2, marks=pytest.mark.exhaustive), WINDOW])
 def test_a_window_sees_itself_and_the_ones_just_before(window: int) -> None:
     """By gradients: position t sees t − window + 1 and not t − window, in training and through the cache."""
