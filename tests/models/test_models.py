@@ -11,7 +11,7 @@ from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core.contracts import LanguageModel
 from evalkit.models import build
-from evalkit.models.layers.modules import BlockDiagonalLinear, gelu_times
+from evalkit.models.layers.modules import BlockDiagonalLinear, GatedMLP, gelu_times
 from evalkit.models.mixers.attention import MQA, Marks, attend, rope
 from evalkit.models.mixers.rglru import RecurrentBlock
 from support.shrunk import WINDOW, overrides_of
@@ -236,6 +236,17 @@ def test_a_dense_block_diagonal_product_is_the_blocked_one(monkeypatch: pytest.M
     dense = layer(x)
     monkeypatch.setattr("evalkit.models.layers.modules.DENSE_UP_TO", 0)
     close(layer(x), dense, 1e-6)
+
+
+def test_the_gate_of_an_mlp_goes_through_gelu_and_the_other_branch_does_not() -> None:
+    from flax import nnx
+
+    mlp = GatedMLP(6, 9, rngs=nnx.Rngs(0))
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    gate, up, down = (np.asarray(part.kernel[...], np.float64) for part in (mlp.gate, mlp.up, mlp.down))
+    opened = x @ gate
+    gelu = 0.5 * opened * (1 + np.tanh((2 / np.pi) ** 0.5 * (opened + 0.044715 * opened**3)))
+    close(jax.jit(lambda x: mlp(x))(x), (gelu * (x @ up)) @ down, 1e-5)
 
 
 def test_gelu_times_is_jax_gelu_times() -> None:
