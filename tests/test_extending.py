@@ -69,7 +69,9 @@ def test_the_promises_hold_in_a_test_of_ones_own(package: Path, part: slice) -> 
     block = next(text for text in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "LOOKED_AT" in text)
     found: dict = {}
     exec(compile(block, "extending.md", "exec"), found)
-    for promise in found["EVERY_PROMISE_OF_MODELS"][part]:
+    promises = found["EVERY_PROMISE_OF_MODELS"][part]
+    assert promises
+    for promise in promises:
         found["test_min_gru"](promise)
 
 

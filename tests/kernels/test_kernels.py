@@ -95,8 +95,8 @@ def test_a_split_scan_is_the_whole_scan(name):
         padded = np.pad(x[:, part], rest), np.pad(a[:, part], rest, constant_values=1)
         states, h, *_ = run(IMPLEMENTATIONS[name], *padded, h)
         parts.append(states[:, :length])
-    close(np.concatenate(parts, axis=1), y, 1e-6)
-    close(h, last, 1e-6)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), y, atol=1e-6)
+    np.testing.assert_allclose(h, last, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", often(SMALL, IMPLEMENTATIONS))

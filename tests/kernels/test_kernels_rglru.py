@@ -139,7 +139,7 @@ def test_it_is_the_linear_scan_of_the_gated_input(name):
     a, gated = jax.jit(gated_input)(recurrence, entry, x, rate)
     got = run(name, arguments, cotangents)[:2]
     for one, other in zip(got, linear_scan(gated, a, jnp.asarray(h0), implementation=PALLAS[name]), strict=True):
-        close(one, np.asarray(other, np.float64), 1e-6)
+        np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 CLOSABLE = [("float32", name) for name in ALL] + [("bfloat16", name) for name in BFLOAT16]
