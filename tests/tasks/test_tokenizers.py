@@ -77,7 +77,7 @@ def test_a_sentencepiece_file_is_read(tmp_path: Path) -> None:
     [
         ("nothing.json", None, "is no file"),
         ("nothing.model", None, "is no file"),
-        ("words.txt", b"", "allowed: a tokenizer.json, a tokenizer.model, null for bytes"),
+        ("words.txt", b"", "allowed: the path of a tokenizer.json or tokenizer.model, or null for bytes"),
         ("broken.json", b"{", "cannot be read"),
         ("broken.model", b"{", "cannot be read"),
     ],
