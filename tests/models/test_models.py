@@ -254,7 +254,7 @@ def test_gelu_times_is_jax_gelu_times() -> None:
     wanted, pull = jax.vjp(lambda x, y: jax.nn.gelu(x) * y, x, y)
     got, own = jax.vjp(gelu_times, x, y)
     for one, other in zip((got, *own(dz)), (wanted, *pull(dz)), strict=True):
-        close(one, other, 1e-5)
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("documents", [1, 2])
