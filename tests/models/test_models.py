@@ -342,3 +342,9 @@ def test_an_impossible_model_is_refused(sizes: dict, words: str) -> None:
     given = {"vocab_size": 16, "width": 16, "pattern": ["a"], "mixers": {"a": attention}, **sizes}
     with pytest.raises(ValueError, match=words):
         build(**given)
+
+
+def test_a_mixer_that_is_not_recurrent_is_one_part_with_its_window() -> None:
+    model = model_of("griffin")
+    names = {part.name: part.times for part in model.parts(params_of("griffin"), 1, 8)}
+    assert names["MQA, window 8"] == 1 and {"scan", "gates", "conv", "linear maps", "head"} <= set(names)
