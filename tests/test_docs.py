@@ -67,7 +67,7 @@ def test_the_results_that_are_kept_can_be_read_and_are_small() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared", "blank_figures")
+@pytest.mark.usefixtures("shared")
 def test_the_python_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks in order, as one program; every run of them is as small as can be."""
     monkeypatch.chdir(tmp_path)

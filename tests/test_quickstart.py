@@ -31,7 +31,7 @@ def smaller(words: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared", "blank_figures")
+@pytest.mark.usefixtures("shared")
 def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     known: dict = {}
