@@ -19,7 +19,7 @@ from evalkit.models.layers.modules import (
     gelu_times,
     side_by_side,
 )
-from evalkit.models.layers.positions import after, continued, scanned
+from evalkit.models.layers.positions import after, continued, matrix_scanned, scanned
 from evalkit.models.layers.shapes import Activations, Positions, Rows, States, Tokens
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "after",
     "continued",
     "gelu_times",
+    "matrix_scanned",
     "scanned",
     "side_by_side",
 ]

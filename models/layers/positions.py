@@ -1,10 +1,10 @@
-"""What positions mean to a mixer: where each row continues, and what resets and pads do to a scan (see `Mixer`)."""
+"""What positions mean to a mixer: where each row continues, and what resets and pads do to a state (see `Mixer`)."""
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
-from evalkit.kernels import linear_scan
+from evalkit.kernels import linear_scan, linear_state
 from evalkit.models.layers.shapes import Activations, Positions, PositionsOfAll, Rows
 
 
@@ -30,3 +30,32 @@ def scanned(
         pad = (positions < 0)[..., None]
         a, entering, reset = jnp.where(pad, 1.0, a), jnp.where(pad, 0.0, entering), positions == 0
     return linear_scan(entering, a, h, reset=reset)
+
+
+def matrix_scanned(
+    q: Float[Array, "b t h k"],
+    k: Float[Array, "b t h k"],
+    v: Float[Array, "b t h v"],
+    positions: Positions | None,
+    state: Float[Array, "b h k v"] | None,
+    *,
+    log_decay: Float[Array, "b t h"] | Float[Array, "b t h k"] | None = None,
+    beta: Float[Array, "b t h"] | None = None,
+    write: Float[Array, "b t h"] | None = None,
+    implementation: str = "auto",
+) -> tuple[Float[Array, "b t h v"], Float[Array, "b h k v"]]:
+    """Runs `kernels.linear_state` from `state`; position 0 resets, pads change nothing."""
+    reset = None
+    if positions is not None:
+        valid = positions >= 0
+        reset = positions == 0
+        log_decay, beta = (None if x is None else _at_tokens(x, valid) for x in (log_decay, beta))
+        write = _at_tokens(jnp.ones(k.shape[:3], jnp.float32) if write is None else write, valid)
+    return linear_state(
+        q, k, v, state, log_decay=log_decay, beta=beta, write=write, reset=reset, implementation=implementation
+    )
+
+
+def _at_tokens(x: Float[Array, "b t *n"], valid: Bool[Array, "b t"]) -> Float[Array, "b t *n"]:
+    """`x` at tokens and 0 at pads."""
+    return jnp.where(valid.reshape(*valid.shape, *[1] * (x.ndim - 2)), x, 0)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.contract import (
     EVERY_PROMISE_OF_MODELS,
@@ -25,7 +24,7 @@ from evalkit.core.contracts import Task
 from evalkit.core.errors import UserError
 from evalkit.models import build
 from support import tiny, wrong_evaluations, wrong_mixers, wrong_tasks
-from support.shrunk import DRAWN, overrides_of
+from support.shrunk import DRAWN, every_model, overrides_of
 
 VOCABULARY = 16
 
@@ -47,13 +46,7 @@ def first(found: Iterator[BrokenPromise]) -> BrokenPromise | None:
 IN_GRIFFIN = ("hawk", "mqa_local")  # its two mixers, each alone
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.exhaustive if name in IN_GRIFFIN else ())
-        for name in catalogue.options("model")
-    ],
-)
+@pytest.mark.parametrize("name", every_model(*IN_GRIFFIN))
 def test_our_models_keep_every_promise(name: str) -> None:
     """All promises of a model in one test, because they share its programs."""
     model = ours(name)

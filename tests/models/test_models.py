@@ -17,7 +17,7 @@ from evalkit.models.mixers.rglru import RecurrentBlock
 from support.shrunk import WINDOW, overrides_of
 
 MODELS = catalogue.options("model")
-FEW = ("griffin_released", "mqa", "mamba", "hawk_complex")
+FEW = ("griffin_released", "mqa", "mamba", "hawk_complex", "kda")
 """Every kind of a cache once; of the other models `tests/contract` looks at pads, chunks and documents in every run."""
 OFTEN = [name if name in FEW else pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS]
 VOCABULARY, STEPS = 16, 30

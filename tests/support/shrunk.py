@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import pytest
 from omegaconf import OmegaConf
 
 from evalkit.configuration import catalogue, composition
@@ -14,8 +15,18 @@ from evalkit.tasks.text import Text
 
 DRAWN = [name for name in catalogue.options("task") if not isinstance(config.build_task(name), Text)]
 """The tasks that are sampled, not read."""
+REPEATED = ("deltanet", "deltanet_negative", "gated_deltanet", "linear_attention")
+"""Models whose settings `deltaproduct`, `kda`, `gla` and `mamba2` have too: `-m exhaustive` looks at them as well."""
 WINDOW = 8
 SIZES = {"width": 16, "width_rnn": 16, "gate_blocks": 4, "head_dim": 4, "window": WINDOW}
+
+
+def every_model(*repeated: str) -> list[Any]:
+    """The names of all models as parameters of a test; those `REPEATED` or `repeated` are exhaustive."""
+    return [
+        pytest.param(name, marks=pytest.mark.exhaustive if name in (*REPEATED, *repeated) else ())
+        for name in catalogue.options("model")
+    ]
 
 
 @lru_cache

@@ -1,0 +1,144 @@
+"""How the decay α of a matrix state comes from a token, and what its output is multiplied by.
+
+Each part has a map `into`, which is taken of the token beside the mixer's other maps, and makes the rest of its result.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from evalkit.models.layers.modules import Linear, NoDecay
+from evalkit.models.layers.shapes import Activations
+
+RATES = (1.0, 16.0)
+STEPS = (0.001, 0.1)
+GLA_POWER = 1 / 16
+"""GLA's decay is a sigmoid to this power, so that it starts near 1 (Yang et al. 2023, sec. 4.4)."""
+SOFTPLUS = 8
+"""What a softplus does of an element beside its exp and log: the floating-point operations of one evaluation."""
+
+
+def first_rates(rngs: nnx.Rngs, count: int) -> NoDecay:
+    """Returns log A with A uniform in `RATES`, as Mamba-2 starts."""
+    low, high = RATES
+    return NoDecay(jnp.log(jax.random.uniform(rngs.params(), (count,), minval=low, maxval=high)))
+
+
+def first_steps(rngs: nnx.Rngs, count: int) -> NoDecay:
+    """Returns biases whose softplus Δ is log-uniform in `STEPS`, as Mamba starts."""
+    low, high = map(math.log, STEPS)
+    return NoDecay(jnp.log(jnp.expm1(jnp.exp(jax.random.uniform(rngs.params(), (count,), minval=low, maxval=high)))))
+
+
+class HeadDecay(nnx.Module):
+    """One decay a head, `log α = −A Δ` with the step `Δ = softplus(x W + b)` (Dao and Gu 2024; Yang et al. 2024)."""
+
+    def __init__(self, width: int, heads: int, head_dim: int, rank: int, *, rngs: nnx.Rngs):
+        self.into = Linear(width, heads, bias=True, rngs=rngs)
+        self.into.bias = first_steps(rngs, heads)
+        self.log_rate = first_rates(rngs, heads)
+
+    def __call__(self, projected: Activations) -> Float[Array, "b t h"]:
+        """Returns log α, float32."""
+        return self.of_steps(self.steps(projected))
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: the map, and of each head its step and the product with its rate."""
+        return self.into.flops(length) + length * self.log_rate.shape[0] * (SOFTPLUS + 1)
+
+    def steps(self, projected: Activations) -> Float[Array, "b t h"]:
+        """Returns Δ, float32."""
+        return jax.nn.softplus(projected.astype(jnp.float32))
+
+    def of_steps(self, steps: Float[Array, "b t h"]) -> Float[Array, "b t h"]:
+        """Returns log α of the steps Δ."""
+        return -jnp.exp(self.log_rate[...])[None, None] * steps
+
+
+class ChannelDecay(nnx.Module):
+    """One decay a key channel, `log α = −A softplus(x W₁ W₂ + b)` with A a head's (Kimi Linear, sec. 3)."""
+
+    def __init__(self, width: int, heads: int, head_dim: int, rank: int, *, rngs: nnx.Rngs):
+        self.heads = heads
+        self.into = Linear(width, rank, rngs=rngs)
+        self.up = Linear(rank, heads * head_dim, bias=True, rngs=rngs)
+        self.up.bias = first_steps(rngs, heads * head_dim)
+        self.log_rate = first_rates(rngs, heads)
+
+    def __call__(self, projected: Activations) -> Float[Array, "b t h k"]:
+        """Returns log α, float32."""
+        steps = jax.nn.softplus(self.up(projected).astype(jnp.float32))
+        return -jnp.exp(self.log_rate[...])[None, None, :, None] * _in_heads(steps, self.heads)
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: both maps, and of each channel its step and the product with its rate."""
+        channels = self.up.kernel.shape[1]
+        return self.into.flops(length) + self.up.flops(length) + length * channels * (SOFTPLUS + 1)
+
+
+class SigmoidDecay(nnx.Module):
+    """One decay a key channel, `α = σ(x W₁ W₂ + b)^(1/16)` (GLA, sec. 4.4)."""
+
+    def __init__(self, width: int, heads: int, head_dim: int, rank: int, *, rngs: nnx.Rngs):
+        self.heads = heads
+        self.into = Linear(width, rank, rngs=rngs)
+        self.up = Linear(rank, heads * head_dim, bias=True, rngs=rngs)
+
+    def __call__(self, projected: Activations) -> Float[Array, "b t h k"]:
+        """Returns log α, float32."""
+        return _in_heads(GLA_POWER * jax.nn.log_sigmoid(self.up(projected).astype(jnp.float32)), self.heads)
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: both maps, and of each channel its sigmoid's logarithm and its power."""
+        channels = self.up.kernel.shape[1]
+        return self.into.flops(length) + self.up.flops(length) + length * channels * (SOFTPLUS + 3)
+
+
+class SiluGate(nnx.Module):
+    """The gate `silu(x W)` of GLA and Gated DeltaNet."""
+
+    def __init__(self, width: int, channels: int, rank: int, *, rngs: nnx.Rngs):
+        self.into = Linear(width, channels, rngs=rngs)
+
+    def __call__(self, projected: Activations) -> Activations:
+        """Returns the gate."""
+        return jax.nn.silu(projected)
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: the map and the SiLU."""
+        return self.into.flops(length) + length * self.into.kernel.shape[1]
+
+
+class LowRankGate(nnx.Module):
+    """The gate `σ(x W₁ W₂ + b)` of KDA."""
+
+    def __init__(self, width: int, channels: int, rank: int, *, rngs: nnx.Rngs):
+        self.into = Linear(width, rank, rngs=rngs)
+        self.up = Linear(rank, channels, bias=True, rngs=rngs)
+
+    def __call__(self, projected: Activations) -> Activations:
+        """Returns the gate."""
+        return jax.nn.sigmoid(self.up(projected))
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: both maps."""
+        return self.into.flops(length) + self.up.flops(length)
+
+
+Decay = HeadDecay | ChannelDecay | SigmoidDecay
+Gate = SiluGate | LowRankGate
+DECAYS: dict[str, type[Decay] | None] = {
+    "none": None,
+    "head": HeadDecay,
+    "channel": ChannelDecay,
+    "sigmoid": SigmoidDecay,
+}
+GATES: dict[str, type[Gate] | None] = {"none": None, "silu": SiluGate, "low_rank": LowRankGate}
+
+
+def _in_heads(x: Activations, heads: int) -> Float[Array, "b t h k"]:
+    return x.reshape(*x.shape[:2], heads, -1)

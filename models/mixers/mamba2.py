@@ -1,0 +1,110 @@
+"""The block of Mamba-2 (Dao and Gu 2024, arXiv 2405.21060), by the recurrence of a matrix state."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from evalkit.kernels.linear_state import IMPLEMENTATIONS
+from evalkit.models.layers.decays import HeadDecay
+from evalkit.models.layers.modules import CausalConv1D, Linear, NoDecay, RMSNorm, side_by_side
+from evalkit.models.layers.positions import after, continued, matrix_scanned
+from evalkit.models.layers.shapes import Activations, Positions
+from evalkit.models.mixers.linear_state import MatrixCache, at_least_one, one_of
+
+
+class Mamba2Block(nnx.Module):
+    """Mamba-2: a matrix a head that decays as a whole, with keys and queries that all heads share.
+
+    Values v, keys B and queries C are `SiLU(conv(x W) + bias)`. A head's step is `Δ = softplus(x W + b)`, and
+    `S_t = exp(−A Δ_t) S_{t-1} + Δ_t v_t B_tᵀ`, `y_t = S_t C_t + D v_t`. The output is `RMSNorm(y_t · SiLU(x W))` over
+    all channels, through a linear map. As published, A starts uniform in 1 to 16, Δ log-uniform in 0.001 to 0.1, and D
+    at 1. Its paper has no MLPs beside it (`mlp_expansion=0`). Raises ValueError for impossible settings.
+
+    Options:
+      heads (heads): heads, each with a state of its own.
+      head_dim (channels): the width of a head's values, P in the paper.
+      states (numbers): the width of keys and queries, N in the paper; a head's state has `head_dim · states` numbers.
+      conv_width (tokens): tokens that the convolution sees, the present one included.
+      implementation: how the recurrence is computed: `auto`, `sequential` or `chunked` (docs/kernels.md).
+
+    >>> y, _ = Mamba2Block(16, heads=2, head_dim=4, states=8, rngs=nnx.Rngs(0))(jnp.zeros((1, 4, 16)), None, None)
+    >>> y.shape
+    (1, 4, 16)
+    """
+
+    window: int | None = None
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        heads: int,
+        head_dim: int,
+        states: int,
+        rngs: nnx.Rngs,
+        conv_width: int = 4,
+        implementation: str = "auto",
+    ):
+        at_least_one(heads=heads, head_dim=head_dim, states=states)
+        one_of("implementation", implementation, IMPLEMENTATIONS)
+        self.heads, self.head_dim, self.states = heads, head_dim, states
+        self.implementation = implementation
+        inner = heads * head_dim
+        self.input = Linear(width, inner + 2 * states, rngs=rngs)
+        self.conv = CausalConv1D(inner + 2 * states, conv_width, bias=True, rngs=rngs)
+        self.alpha = HeadDecay(width, heads, states, 1, rngs=rngs)
+        self.skip = NoDecay(jnp.ones((heads,)))
+        self.gate = Linear(width, inner, rngs=rngs)
+        self.norm = RMSNorm(inner, rngs=rngs)
+        self.output = Linear(inner, width, rngs=rngs)
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, cache: MatrixCache | None
+    ) -> tuple[Activations, MatrixCache | None]:
+        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
+        before = self.init_cache(x.shape[0], 0) if cache is None else cache
+        u, step, gate = side_by_side(x, self.input, self.alpha.into, self.gate)
+        u, conv = self.conv(u, positions, before.conv.astype(u.dtype))
+        y, state = self._recurrence(jax.nn.silu(u), self.alpha.steps(step), positions, before.state)
+        y = self.output(self.norm(y * jax.nn.silu(gate)))
+        if cache is None:
+            return y, None
+        where = continued(before.next_position, x.shape[1]) if positions is None else positions
+        return y, MatrixCache(state, conv.astype(cache.conv.dtype), after(where, cache.next_position))
+
+    def init_cache(self, batch: int, length: int) -> MatrixCache:
+        """Returns the zero state, whose size does not depend on `length`."""
+        inputs = self.heads * self.head_dim + 2 * self.states
+        return MatrixCache(
+            state=jnp.zeros((batch, self.heads, self.states, self.head_dim), jnp.float32),
+            conv=jnp.zeros((batch, self.conv.taps - 1, inputs), jnp.float32),
+            next_position=jnp.zeros((batch,), jnp.int32),
+        )
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: maps, convolution, steps, norm, gate, both SiLUs, and the recurrence of each head.
+
+        A number of state takes its decay, an outer product, a sum, and the product with the query.
+        """
+        parts = (self.input, self.conv, self.alpha, self.gate, self.norm, self.output)
+        of_head = self.head_dim * (5 * self.states + 1 + 2 + 2)
+        silus = self.heads * self.head_dim + 2 * self.states
+        return sum(part.flops(length) for part in parts) + length * (silus + self.heads * of_head)
+
+    def _recurrence(
+        self, u: Activations, step: Float[Array, "b t h"], positions: Positions | None, state: Array
+    ) -> tuple[Activations, Float[Array, "b h n p"]]:
+        """Runs over values, keys and queries `u`; returns the outputs with their skip, and the last state."""
+        batch, length, _ = u.shape
+        inner = self.heads * self.head_dim
+        v, k, q = jnp.split(u, [inner, inner + self.states], axis=-1)
+        v = v.reshape(batch, length, self.heads, self.head_dim)
+        k, q = (jnp.broadcast_to(x[:, :, None], (*v.shape[:3], self.states)) for x in (k, q))
+        decay = self.alpha.of_steps(step)
+        o, last = matrix_scanned(
+            q, k, v, positions, state, log_decay=decay, write=step, implementation=self.implementation
+        )
+        y = o + v * self.skip[...].astype(v.dtype)[None, None, :, None]
+        return y.reshape(batch, length, inner), last

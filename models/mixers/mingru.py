@@ -1,0 +1,80 @@
+"""The minGRU (Feng et al. 2024, arXiv 2410.01201), computed by the linear scan."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from evalkit.models.layers.decays import SOFTPLUS
+from evalkit.models.layers.modules import CausalConv1D, Linear, side_by_side
+from evalkit.models.layers.positions import after, continued, scanned
+from evalkit.models.layers.shapes import Activations, Positions, States
+from evalkit.models.mixers.rglru import RecurrentCache
+
+
+class MinGRUBlock(nnx.Module):
+    """A GRU whose gates see the input alone, after a convolution and before a linear map, as in the paper's models.
+
+    `h_t = (1 − z_t) h_{t-1} + z_t g(h̃_t)` with `z_t = σ(u W + b)` and `h̃_t = u W + b`, u being the convolved input.
+    g is that of the paper's log-space form: `g(x) = x + 0.5` for x ≥ 0, and `σ(x)` below; so states are positive.
+    Raises ValueError for impossible sizes.
+
+    Options:
+      width_rnn (channels): the width of the recurrence.
+      conv_width (tokens): tokens that the convolution sees, the present one included.
+
+    >>> y, _ = MinGRUBlock(16, width_rnn=24, rngs=nnx.Rngs(0))(jnp.zeros((1, 4, 16)), None, None)
+    >>> y.shape
+    (1, 4, 16)
+    """
+
+    window: int | None = None
+
+    def __init__(self, width: int, *, width_rnn: int, rngs: nnx.Rngs, conv_width: int = 4):
+        if width_rnn < 1:
+            raise ValueError(f"width_rnn={width_rnn}; allowed: 1 or more")
+        self.width, self.width_rnn = width, width_rnn
+        self.conv = CausalConv1D(width, conv_width, rngs=rngs)
+        self.gate = Linear(width, width_rnn, bias=True, rngs=rngs)
+        self.candidate = Linear(width, width_rnn, bias=True, rngs=rngs)
+        self.output = Linear(width_rnn, width, rngs=rngs)
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, cache: RecurrentCache | None
+    ) -> tuple[Activations, RecurrentCache | None]:
+        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
+        before = self.init_cache(x.shape[0], 0) if cache is None else cache
+        u, conv = self.conv(x, positions, before.conv.astype(x.dtype))
+        delta, entering = self._delta_and_entering(u)
+        h, last = scanned(entering, jnp.exp(-delta), positions, before.h)
+        y = self.output(h.astype(x.dtype))
+        if cache is None:
+            return y, None
+        where = continued(before.next_position, x.shape[1]) if positions is None else positions
+        return y, RecurrentCache(last, conv.astype(cache.conv.dtype), after(where, cache.next_position))
+
+    def init_cache(self, batch: int, length: int) -> RecurrentCache:
+        """Returns the zero state, whose size does not depend on `length`."""
+        return RecurrentCache(
+            h=jnp.zeros((batch, self.width_rnn), jnp.float32),
+            conv=jnp.zeros((batch, self.conv.taps - 1, self.width), jnp.float32),
+            next_position=jnp.zeros((batch,), jnp.int32),
+        )
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: the maps and the convolution, and of each channel δ, z g(h̃) and the recurrence."""
+        parts = (self.conv, self.gate, self.candidate, self.output)
+        return sum(part.flops(length) for part in parts) + length * self.width_rnn * (SOFTPLUS + 1 + 4 + 2)
+
+    def decays(self, x: Activations) -> tuple[States, States]:
+        """See `Decaying`."""
+        u, _ = self.conv(x, None, self.init_cache(x.shape[0], 0).conv.astype(x.dtype))
+        delta, entering = self._delta_and_entering(u)
+        return delta, scanned(entering, jnp.exp(-delta), None, None)[0]
+
+    def _delta_and_entering(self, u: Activations) -> tuple[Array, Array]:
+        """Returns δ = −log(1 − z) and z g(h̃), both float32."""
+        gate, candidate = (part.astype(jnp.float32) for part in side_by_side(u, self.gate, self.candidate))
+        # δ is softplus of the gate before its sigmoid: 1 − z would lose its digits near z = 1.
+        positive = jnp.where(candidate >= 0, candidate + 0.5, jax.nn.sigmoid(candidate))
+        return jax.nn.softplus(gate), jax.nn.sigmoid(gate) * positive

@@ -1,0 +1,274 @@
+"""The mixers of a matrix state and minGRU: their equations written out in float64, and what follows from them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from omegaconf import OmegaConf
+
+from evalkit.configuration import experiment as config
+from evalkit.models.layers.decays import HeadDecay
+from evalkit.models.layers.mixer import Decaying
+from evalkit.models.mixers.linear_state import MatrixStateBlock
+from evalkit.models.mixers.mamba2 import Mamba2Block
+from evalkit.models.mixers.mingru import MinGRUBlock
+
+WIDTH, HEADS, KEYS, VALUES, STATES, LENGTH = 8, 2, 3, 4, 5, 21
+PARAMETERS = 250_000
+MATRIX = (
+    *("linear_attention", "gla", "deltanet", "gated_deltanet", "kda", "deltanet_negative"),
+    *("deltaproduct", "mamba2"),
+)
+EXACT = 2e-6
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """What the model's YAML says of its mixer, at the sizes of these tests."""
+    node = OmegaConf.to_container(config.compose(["task=induction_heads", f"model={name}"]).config.model.mixers)
+    assert isinstance(node, dict)
+    ((_, mixer),) = node.items()
+    return {key: value for key, value in mixer.items() if not key.startswith("_")}
+
+
+def block_of(name: str, **others: Any) -> Any:
+    """The mixer of a model, small, with every parameter away from where it starts."""
+    sizes = {"width_rnn": 12} if name == "mingru" else {"heads": HEADS, "head_dim": KEYS}
+    if name == "mamba2":
+        sizes["states"] = STATES
+    elif name != "mingru":
+        sizes["value_dim"] = VALUES
+    kind = {"mamba2": Mamba2Block, "mingru": MinGRUBlock}.get(name, MatrixStateBlock)
+    graph, state = nnx.split(kind(WIDTH, rngs=nnx.Rngs(0), **{**settings_of(name), **sizes, **others}))
+    rng = np.random.default_rng(1)
+    moved = jax.tree.map(lambda leaf: jnp.float32(leaf + 0.3 * rng.normal(size=leaf.shape)), jax.device_get(state))
+    return nnx.merge(graph, moved)
+
+
+def double(value: Any) -> np.ndarray:
+    return np.asarray(value, np.float64)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def softplus(x: np.ndarray) -> np.ndarray:
+    return np.logaddexp(0, x)
+
+
+def linear(module: Any, x: np.ndarray) -> np.ndarray:
+    bias = 0 if module.bias is None else double(module.bias[...])
+    return x @ double(module.kernel[...]) + bias
+
+
+def convolved(conv: Any, x: np.ndarray) -> np.ndarray:
+    taps = double(conv.kernel[...])
+    padded = np.concatenate([np.zeros((len(x), len(taps) - 1, x.shape[-1])), x], axis=1)
+    y = sum(padded[:, tap : tap + x.shape[1]] * weight for tap, weight in enumerate(taps))
+    return y if conv.bias is None else y + double(conv.bias[...])
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x * sigmoid(x)
+
+
+def normed(norm: Any, x: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * double(norm.scale[...])
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x**2).sum(-1, keepdims=True) + 1e-6)
+
+
+def in_heads(x: np.ndarray) -> np.ndarray:
+    return x.reshape(*x.shape[:2], HEADS, -1)
+
+
+def head_decay(alpha: Any, x: np.ndarray) -> np.ndarray:
+    return np.exp(-np.exp(double(alpha.log_rate[...])) * softplus(linear(alpha.into, x)))[..., None]
+
+
+def channel_decay(alpha: Any, x: np.ndarray) -> np.ndarray:
+    steps = in_heads(softplus(linear(alpha.up, linear(alpha.into, x))))
+    return np.exp(-np.exp(double(alpha.log_rate[...]))[:, None] * steps)
+
+
+def sigmoid_decay(alpha: Any, x: np.ndarray) -> np.ndarray:
+    return in_heads(sigmoid(linear(alpha.up, linear(alpha.into, x))) ** (1 / 16))
+
+
+DECAYS: dict[str, Callable[[Any, np.ndarray], np.ndarray]] = {
+    "head": head_decay,
+    "channel": channel_decay,
+    "sigmoid": sigmoid_decay,
+}
+GATES: dict[str, Callable[[Any, np.ndarray], np.ndarray]] = {
+    "silu": lambda gate, x: silu(linear(gate.into, x)),
+    "low_rank": lambda gate, x: sigmoid(linear(gate.up, linear(gate.into, x))),
+}
+
+
+def matrix_state(block: Any, x: np.ndarray, settings: dict[str, Any]) -> np.ndarray:
+    """The block token by token, head by head, delta step by delta step, `S` as in its equation `[v, k]`."""
+    steps, erasure = settings.get("delta_steps", 1), settings.get("erasure", 0)
+    u = linear(block.input, x)
+    u = silu(u if block.conv is None else convolved(block.conv, u))
+    q, k, v = np.split(u, np.cumsum([HEADS * KEYS, steps * HEADS * KEYS]), axis=-1)
+    q, k, v = in_heads(q), *(part.reshape(*x.shape[:2], steps, HEADS, -1) for part in (k, v))
+    beta, write = np.zeros((*x.shape[:2], steps, HEADS)), np.ones((*x.shape[:2], steps, HEADS))
+    if erasure:
+        q, k = unit(q), unit(k)
+        beta = write = erasure * sigmoid(linear(block.beta, x)).reshape(beta.shape)
+    alpha = np.ones((*x.shape[:2], HEADS, KEYS))
+    if settings.get("decay"):
+        alpha = alpha * DECAYS[settings["decay"]](block.alpha, x)
+    y = np.zeros((*x.shape[:2], HEADS, VALUES))
+    for row, head in np.ndindex(len(x), HEADS):
+        s = np.zeros((VALUES, KEYS))
+        for t in range(x.shape[1]):
+            s = s * alpha[row, t, head]
+            for n in range(steps):
+                key, strength = k[row, t, n, head], beta[row, t, n, head]
+                s = s @ (np.eye(KEYS) - strength * np.outer(key, key))
+                s = s + write[row, t, n, head] * np.outer(v[row, t, n, head], key)
+            y[row, t, head] = s @ q[row, t, head] / KEYS**0.5
+    y = normed(block.norm, y).reshape(*x.shape[:2], -1)
+    if settings.get("gate"):
+        y = y * GATES[settings["gate"]](block.gate, x)
+    return linear(block.output, y)
+
+
+def mamba2(block: Any, x: np.ndarray) -> np.ndarray:
+    u = silu(convolved(block.conv, linear(block.input, x)))
+    v, b, c = np.split(u, np.cumsum([HEADS * KEYS, STATES]), axis=-1)
+    v, step, decay = in_heads(v), softplus(linear(block.alpha.into, x)), head_decay(block.alpha, x)
+    y = np.zeros(v.shape)
+    for row, head in np.ndindex(len(x), HEADS):
+        s = np.zeros((KEYS, STATES))
+        for t in range(x.shape[1]):
+            s = decay[row, t, head] * s + step[row, t, head] * np.outer(v[row, t, head], b[row, t])
+            y[row, t, head] = s @ c[row, t] + double(block.skip[...])[head] * v[row, t, head]
+    gate = silu(linear(block.gate, x))
+    return linear(block.output, normed(block.norm, y.reshape(*x.shape[:2], -1) * gate))
+
+
+def mingru(block: Any, x: np.ndarray) -> np.ndarray:
+    u = convolved(block.conv, x)
+    z, candidate = sigmoid(linear(block.gate, u)), linear(block.candidate, u)
+    g = np.where(candidate >= 0, candidate + 0.5, sigmoid(candidate))
+    h, states = np.zeros((len(x), z.shape[-1])), []
+    for t in range(x.shape[1]):
+        h = (1 - z[:, t]) * h + z[:, t] * g[:, t]
+        states.append(h)
+    return linear(block.output, np.stack(states, axis=1))
+
+
+def inputs(length: int = LENGTH) -> jax.Array:
+    return jax.random.normal(jax.random.key(2), (2, length, WIDTH))
+
+
+@pytest.mark.parametrize("name", [*MATRIX, "mingru"])
+def test_it_is_its_equation_written_out(name: str) -> None:
+    block, x = block_of(name), inputs()
+    if name in ("mamba2", "mingru"):
+        expected = {"mamba2": mamba2, "mingru": mingru}[name](block, double(x))
+    else:
+        expected = matrix_state(block, double(x), settings_of(name))
+    found = jax.jit(lambda x: block(x, None, None)[0])(x)
+    np.testing.assert_allclose(found, expected, atol=EXACT * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parametrize("settings", [{"conv_width": 0}, {"decay": "head"}], ids=str)
+def test_deltaproduct_without_a_convolution_and_with_a_decay(settings: dict[str, Any]) -> None:
+    """The decay of a token comes once, before its first delta step."""
+    block, x = block_of("deltaproduct", **settings), inputs()
+    expected = matrix_state(block, double(x), settings_of("deltaproduct") | settings)
+    found = jax.jit(lambda x: block(x, None, None)[0])(x)
+    np.testing.assert_allclose(found, expected, atol=EXACT * np.abs(expected).max(), rtol=0)
+
+
+def test_with_one_delta_step_deltaproduct_is_deltanet_negative() -> None:
+    one_step = ["model=deltaproduct", "model.mixers.matrix.delta_steps=1", "model.mlp_expansion=2.625"]
+    product = config.compose(["task=induction_heads", *one_step]).config.model
+    negative = config.compose(["task=induction_heads", "model=deltanet_negative"]).config.model
+    assert product.mixers.matrix.pop("delta_steps") == 1
+    assert product == negative
+
+
+def test_an_erased_state_stays_small_where_a_plain_sum_grows() -> None:
+    """The largest number of the state after 2,048 tokens, over that after 256."""
+
+    def grown(name: str) -> float:
+        block, sizes = block_of(name), []
+        read = jax.jit(lambda x, cache: block(x, None, cache)[1])
+        cache = block.init_cache(2, 256)
+        for part in jnp.split(inputs(2048), 8, axis=1):
+            cache = read(part, cache)
+            sizes.append(float(jnp.abs(cache.state).max()))
+        return sizes[-1] / sizes[0]
+
+    ratios = {name: grown(name) for name in ("linear_attention", "deltanet", "deltanet_negative", "kda")}
+    assert ratios.pop("linear_attention") > 6
+    assert max(ratios.values()) < 3, ratios
+
+
+@pytest.mark.parametrize("name", [*MATRIX, "mingru"])
+def test_it_has_250k_parameters_beside_the_embedding(name: str) -> None:
+    model = config.built(["task=induction_heads", f"model={name}"]).model
+    assert model is not None
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    count = sum(leaf.size for leaf in jax.tree.leaves(params)) - params["embedding"]["table"].size
+    assert abs(count / PARAMETERS - 1) < 0.02, count
+    if name in MATRIX:  # one size of state, so that the rules are compared at equal state
+        assert {block.state.size for block in model.init_cache(1, 8)} == {4 * 16 * 16}
+
+
+def test_four_delta_steps_fit_into_as_many_parameters() -> None:
+    """By the size of the MLP that the comment of its YAML gives."""
+    four = ["model=deltaproduct", "model.mixers.matrix.delta_steps=4", "model.mlp_expansion=0.4375"]
+    model = config.built(["task=induction_heads", *four]).model
+    assert model is not None
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    count = sum(leaf.size for leaf in jax.tree.leaves(params)) - params["embedding"]["table"].size
+    assert abs(count / PARAMETERS - 1) < 0.02, count
+
+
+def test_decays_start_as_published() -> None:
+    alpha = HeadDecay(WIDTH, 4096, KEYS, 1, rngs=nnx.Rngs(0))
+    step, rate = jax.nn.softplus(alpha.into.bias[...]), jnp.exp(alpha.log_rate[...])
+    assert 0.001 <= float(step.min()) < 0.0011 and 0.095 < float(step.max()) <= 0.1001
+    assert abs(float(jnp.log(step).mean()) - np.log(0.01)) < 0.1
+    assert 1 <= float(rate.min()) < 1.1 and 15.9 < float(rate.max()) <= 16 and abs(float(rate.mean()) - 8.5) < 0.3
+
+
+def test_what_a_mingru_forgets_is_what_its_state_does() -> None:
+    block, x = block_of("mingru"), inputs()
+    assert isinstance(block, Decaying)
+    delta, states = jax.jit(block.decays)(x)
+    y, cache = jax.jit(lambda x: block(x, None, block.init_cache(2, 8)))(x)
+    np.testing.assert_allclose(block.output(states), y, atol=1e-6)
+    np.testing.assert_allclose(states[:, -1], cache.h, atol=1e-6)
+    z = sigmoid(linear(block.gate, convolved(block.conv, double(x))))
+    np.testing.assert_allclose(np.exp(-double(delta)), 1 - z, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"heads": 0}, "heads=0; allowed: 1 or more"),
+        ({"value_dim": 0}, "value_dim=0; allowed: 1 or more"),
+        ({"decay": "fast"}, "decay='fast'; allowed: none, head, channel, sigmoid"),
+        ({"gate": "tanh"}, "gate='tanh'; allowed: none, silu, low_rank"),
+        ({"implementation": "quick"}, "implementation='quick'; allowed: auto, sequential, chunked"),
+        ({"erasure": 2.5}, "erasure=2.5; allowed: 0 to 2"),
+        ({"delta_steps": 2}, "delta_steps=2 with erasure=0; give an erasure above 0"),
+        ({"conv_width": -1}, "conv_width=-1; allowed: "),
+    ],
+)
+def test_an_impossible_block_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        MatrixStateBlock(WIDTH, rngs=nnx.Rngs(0), **{"heads": 2, "head_dim": 4, **settings})
