@@ -15,12 +15,29 @@ OWN = {
     "start": {"repeats": 3},
     # The paper's batch, width and longest length (figure 8a).
     "scan": {"batch": 8, "width": 1024, "shortest": 512, "longest": 131072, "repeats": 5, "patience": 1},
+    "state": {"batch": 32, "heads": 4, "keys": 16, "values": 16, "shortest": 256, "longest": 256, "repeats": 5}
+    | {"patience": 5},
 }
 PURPOSE = {
     "train": "a training step: compilation, time, rate, memory, and the time of its parts",
     "evaluate": "the streamed forward pass of the evaluation",
     "start": "from the command to the first training step",
     "scan": "the recurrence alone, by every implementation, against a copy",
+    "state": "the matrix-state recurrence, by chunks and by a loop",
+}
+# The benches of an operation alone, which no experiment sets.
+ALONE = ("scan", "state")
+# What a row is, in the order of the table: its heading, and how it is written.
+COLUMNS = {
+    "operation": ("operation", "{}"),
+    "implementation": ("by", "{}"),
+    "dtype": ("dtype", "{}"),
+    "pass": ("pass", "{}"),
+    "length": ("length", "{:,}"),
+    "ms": ("ms", "{:.3g}"),
+    "gb_per_s": ("GB/s", "{:.3g}"),
+    "of_copy": ("of a copy", "{:.0%}"),
+    "of_loop": ("of the loop's speed", "{:.1f} times"),
 }
 
 
@@ -44,13 +61,14 @@ def measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[d
     """The result, the format in which it is wanted, and whether nothing else is to be shown."""
     import jax
 
-    from evalkit.bench import recurrence, start, streaming, training
+    from evalkit.bench import matrix_state, recurrence, start, streaming, training
     from evalkit.core import devices
     from evalkit.record import environment
 
-    if what == "scan":
-        wanted = _format(overrides)
-        return {**recurrence.measure(**own), "environment": environment.describe("highest")}, wanted, False
+    if what in ALONE:
+        wanted = _format(what, overrides)
+        alone = recurrence.measure if what == "scan" else matrix_state.measure
+        return {**alone(**own), "environment": environment.describe("highest")}, wanted, False
     from evalkit.checkpoints.loading import trainer_of
     from evalkit.configuration import experiment
 
@@ -67,11 +85,11 @@ def measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[d
     return {**result, "environment": environment.describe(built.matmul_precision)}, built.format, built.quiet
 
 
-def _format(settings: Sequence[str]) -> str:
+def _format(what: str, settings: Sequence[str]) -> str:
     """The only setting that is not the bench's own where there is no experiment."""
     for text in settings:
         if text not in ("format=text", "format=json"):
-            raise UserError(f"{text} is no setting of scan; allowed: {', '.join(OWN['scan'])}, format (text or json)")
+            raise UserError(f"{text} is no setting of {what}; allowed: {', '.join(OWN[what])}, format (text or json)")
     return "json" if "format=json" in settings else "text"
 
 
@@ -95,14 +113,11 @@ def _parts(parts: Sequence[dict[str, Any]], whole: float) -> Table:
 
 
 def _rows(rows: Sequence[dict[str, Any]]) -> Table:
-    heads = ("operation", "by", "dtype", "pass", "length", "ms", "GB/s", "of a copy")
-    table = Table(*heads, box=None, header_style="bold")
+    shown = [name for name in COLUMNS if any(name in row for row in rows)]
+    table = Table(*(COLUMNS[name][0] for name in shown), box=None, header_style="bold")
     for row in rows:
-        what = (row["operation"], row["implementation"], row["dtype"], row["pass"], f"{row['length']:,}")
-        if "not_run" in row:
-            table.add_row(*what, f"not run: {row['not_run']}")
-        else:
-            table.add_row(*what, f"{row['ms']:.3g}", f"{row['gb_per_s']:.3g}", f"{row['of_copy']:.0%}")
+        cells = [COLUMNS[name][1].format(row[name]) for name in shown if name in row]
+        table.add_row(*cells, *([f"not run: {row['not_run']}"] if "not_run" in row else []))
     return table
 
 

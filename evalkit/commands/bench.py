@@ -1,4 +1,4 @@
-"""`python -m evalkit bench train|evaluate|start|scan [key=value …]`; `format=json` ends with one JSON object."""
+"""`python -m evalkit bench train|evaluate|start|scan|state [key=value …]`; `format=json` ends with one JSON object."""
 
 import json
 from collections.abc import Sequence
@@ -19,11 +19,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = Page(
         "bench",
         f"Measure, and say on what machine.\n\n{what}\n\n"
-        "Every other key=value is the experiment's, of which scan has none.\n"
+        "Every other key=value is the experiment's, of which scan and state have none.\n"
         "kernel=NAME chooses the implementation of the recurrence that train measures.\n"
         "format=json ends with one JSON object.",
         "bench train task=induction_heads model=griffin",
         "bench scan longest=16384 format=json",
+        "bench state batch=8 shortest=2048 longest=2048",
     )
     parser.add_argument("what", choices=list(measure.OWN), help="what is measured")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="the bench's own, or the experiment's")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from evalkit.__main__ import main
-from evalkit.bench import recurrence
+from evalkit.bench import matrix_state, recurrence
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import spread, times
 from evalkit.configuration import experiment as config
@@ -65,6 +65,24 @@ def test_the_recurrence_is_measured_by_every_implementation(capsys: pytest.Captu
         assert row["of_copy"] * result["machine_copy_gb_per_s"] == pytest.approx(row["gb_per_s"])
         if (row["operation"], row["dtype"], row["pass"]) == ("rglru", "float32", "forward+backward"):
             assert row["gb_per_s"] * row["ms"] * 1e6 == pytest.approx(12 * 4 * 8 * row["length"])
+
+
+def test_the_matrix_state_is_measured_against_its_loop(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrix_state, "FORMS", {"kda": matrix_state.FORMS["kda"]})
+    few = {name: matrix_state.CONTENDERS[name] for name in ("sequential", "chunks of 16")}
+    monkeypatch.setattr(matrix_state, "CONTENDERS", few)
+    tiny = ["batch=1", "heads=1", "keys=2", "values=2", "shortest=4", "longest=4", "repeats=1"]
+    assert main(["bench", "state", *tiny, "format=json"]) == 0
+    said = capsys.readouterr()
+    rows = json.loads(said.out)["rows"]
+    ms = {(row["operation"], row["pass"], row["implementation"]): row["ms"] for row in rows}
+    assert len(ms) == len(rows) == 2 * 2
+    for row in rows:
+        loop = ms[row["operation"], row["pass"], "sequential"]
+        assert row["of_loop"] == pytest.approx(loop / row["ms"])
+    assert "of the loop's speed" in said.err and "kda" in said.err and "GB/s" not in said.err
 
 
 def test_a_length_that_is_not_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,102 @@
+"""`bench state`: the matrix-state recurrence step by step and in chunks, each form of it, at lengths that double."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from evalkit.bench.stopwatch import spread, times
+from evalkit.kernels import linear_state
+
+# The decay (none, a head's, a key channel's), and whether keys are erased.
+FORMS = {
+    "linear_attention": (None, False),
+    "mamba2": ("head", False),
+    "gla": ("channel", False),
+    "deltanet": (None, True),
+    "gated_deltanet": ("head", True),
+    "kda": ("channel", True),
+}
+LOOP = "sequential"
+CONTENDERS: dict[str, dict[str, Any]] = {
+    LOOP: {"implementation": "sequential"},
+    **{f"chunks of {size}": {"implementation": "chunked", "chunk": size} for size in (16, 32, 64)},
+}
+
+
+def measure(
+    batch: int, heads: int, keys: int, values: int, shortest: int, longest: int, repeats: int, patience: int
+) -> dict[str, Any]:
+    """Milliseconds forward and with the gradient of all inputs, and how often that is the loop's speed.
+
+    A contender whose call takes more than `patience` seconds is not taken to longer ones, and its row says so.
+    """
+    rows: list[dict[str, Any]] = []
+    stopped: dict[tuple[str, str, bool], str] = {}
+    length = shortest
+    while length <= longest:
+        for form in FORMS:
+            for backward in (False, True):
+                rows += _rows(form, (batch, length, heads, keys, values), backward, repeats, patience, stopped)
+        length *= 2
+    return {"batch": batch, "heads": heads, "keys": keys, "values": values, "rows": rows}
+
+
+def _rows(
+    form: str,
+    sizes: tuple[int, int, int, int, int],
+    backward: bool,
+    repeats: int,
+    patience: int,
+    stopped: dict[tuple[str, str, bool], str],
+) -> Iterator[dict[str, Any]]:
+    length = sizes[1]
+    running = {
+        name: call(form, sizes, backward, settings)
+        for name, settings in CONTENDERS.items()
+        if (form, name, backward) not in stopped
+    }
+    medians = {name: spread(seconds).median for name, seconds in times(running, repeats).items()}
+    for name in CONTENDERS:
+        told = {"operation": form, "implementation": name, "pass": "forward+backward" if backward else "forward"}
+        told["length"] = length
+        if name not in medians:
+            yield told | {"not_run": stopped[form, name, backward]}
+            continue
+        if medians[name] > patience:
+            stopped[form, name, backward] = f"took {medians[name]:.1f} s at length {length}"
+        faster = {"of_loop": medians[LOOP] / medians[name]} if LOOP in medians else {}
+        yield told | {"ms": medians[name] * 1e3, **faster}
+
+
+def call(
+    form: str, sizes: tuple[int, int, int, int, int], backward: bool, settings: dict[str, Any]
+) -> Callable[[], Any]:
+    """The operation on random inputs, its keys unit vectors, with the gradient of all of them if `backward`."""
+    batch, length, heads, keys, values = sizes
+    draws = [jax.random.normal(key, (batch, length, heads, keys)) for key in jax.random.split(jax.random.key(0), 3)]
+    q, k = draws[0], draws[1] / jnp.linalg.norm(draws[1], axis=-1, keepdims=True)
+    v = jax.random.normal(jax.random.key(1), (batch, length, heads, values))
+    decay, erases = FORMS[form]
+    gates: dict[str, Array] = {}
+    if decay:
+        logits = draws[2] if decay == "channel" else draws[2][..., 0]
+        gates["log_decay"] = jax.nn.log_sigmoid(logits + 3)
+    if erases:
+        gates["beta"] = gates["write"] = jax.nn.sigmoid(draws[2][..., -1])
+
+    def read(q: Array, k: Array, v: Array, gates: dict[str, Array]) -> Array:
+        return linear_state(q, k, v, **gates, **settings)[0]
+
+    if not backward:
+        return partial(jax.jit(read), q, k, v, gates)
+
+    @jax.jit
+    def gradient(*given: Any) -> Any:
+        o, pull = jax.vjp(read, *given)
+        return pull(o)
+
+    return partial(gradient, q, k, v, gates)

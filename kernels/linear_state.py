@@ -1,0 +1,151 @@
+"""The recurrence of a matrix: linear attention with decay, and the delta rules, as one operation.
+
+Shapes: b batch, t time, h heads, k width of queries and keys, v width of values. States, products and sums are float32
+whatever the dtype of the inputs, or float64 for float64 inputs.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float
+
+from evalkit.kernels import chunks
+from evalkit.kernels.chunks import Steps
+
+IMPLEMENTATIONS = ("auto", "sequential", "chunked")
+CHUNK = 32  # measured, docs/kernels.md
+
+
+def linear_state(
+    q: Float[Array, "b t h k"],
+    k: Float[Array, "b t h k"],
+    v: Float[Array, "b t h v"],
+    h0: Float[Array, "b h k v"] | None = None,
+    *,
+    log_decay: Float[Array, "b t h"] | Float[Array, "b t h k"] | None = None,
+    beta: Float[Array, "b t h"] | None = None,
+    write: Float[Array, "b t h"] | None = None,
+    reset: Bool[Array, "b t"] | None = None,
+    implementation: str = "auto",
+    chunk: int = CHUNK,
+) -> tuple[Float[Array, "b t h v"], Float[Array, "b h k v"]]:
+    """Returns `o [b, t, h, v]` in the dtype of `v`, and the last state `[b, h, k, v]`, the transpose of `S_t` below.
+
+        S_t = S_{t-1} Diag(α_t) (I − β_t k_t k_tᵀ) + w_t v_t k_tᵀ
+        o_t = S_t q_t
+
+    The state decays first, then `k_t` is erased from it, then `v_t` is written. `log_decay` is `log α`, at most 0, a
+    head's or a key channel's; None is α = 1. It may be −inf. `beta` None is β = 0, and `write` None is w = 1. Nothing
+    is scaled by `1/√k` and no key is normalised: with β > 0 the state stays bounded where `β |k|²` is at most 2.
+    `h0` is the state before the first step (zero if None). Where `reset` is True the state before that step counts as
+    zero. A step whose `log_decay`, `beta` and `write` are 0 leaves the state as it is.
+
+    Linear attention and GLA (arXiv 2312.06635) are β = 0. Mamba-2 (2405.21060) is β = 0, k = B, q = C, w = Δ. DeltaNet
+    (2406.06484) is α = 1 and w = β. Gated DeltaNet (2412.06464) adds a decay of a head, and KDA (2510.26692) of a key
+    channel. Several delta steps a token are as many steps of time, of which one reads `o` at the last.
+
+    `implementation` "sequential" is one loop step per time step. "chunked" is one per `chunk` time steps, a power of
+    two, with products of matrices within a chunk. "auto" is "chunked". One time step is no loop, by any of them.
+    Raises ValueError for shapes that do not fit, an empty time axis, an unknown implementation and another chunk.
+
+    >>> q = k = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).reshape(1, 3, 1, 2)
+    >>> v = jnp.array([5.0, 7.0, 9.0]).reshape(1, 3, 1, 1)
+    >>> erased, _ = linear_state(q, k, v, beta=jnp.ones((1, 3, 1)))
+    >>> added, state = linear_state(q, k, v)
+    >>> erased.ravel().tolist(), added.ravel().tolist(), state.shape
+    ([5.0, 7.0, 9.0], [5.0, 12.0, 9.0], (1, 1, 2, 1))
+    """
+    given = Given(q, k, v, h0, log_decay, beta, write, reset)
+    check(given, implementation, chunk)
+    wide = jnp.promote_types(jnp.result_type(q, k, v), jnp.float32)
+    if h0 is None:
+        h0 = jnp.zeros((q.shape[0], q.shape[2], q.shape[3], v.shape[3]), wide)
+    steps = _steps(given, wide)
+    if q.shape[1] == 1:
+        state, o = _step(h0.astype(wide), jax.tree.map(lambda one: one[:, 0], steps))
+        o = o[:, None]
+    elif implementation == "sequential":
+        o, state = _sequential(steps, h0.astype(wide))
+    else:
+        o, state = chunks.chunked(steps, h0.astype(wide), chunk)
+    return o.astype(v.dtype), state
+
+
+class Given(NamedTuple):
+    """The arrays of a call, in its order."""
+
+    q: Array
+    k: Array
+    v: Array
+    h0: Array | None = None
+    log_decay: Array | None = None
+    beta: Array | None = None
+    write: Array | None = None
+    reset: Array | None = None
+
+
+def check(given: Given, implementation: str = "auto", chunk: int = CHUNK) -> None:
+    """Raises ValueError, one line, for what `linear_state` does not take."""
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+    if chunk < 2 or chunk > chunks.LONGEST or chunk & (chunk - 1):
+        raise ValueError(f"chunk={chunk}; allowed: a power of two from 2 to {chunks.LONGEST}")
+    if given.q.ndim != 4 or given.v.ndim != 4:
+        raise ValueError(f"q has shape {given.q.shape} and v {given.v.shape}; q must be [b, t, h, k], v [b, t, h, v]")
+    batch, steps, heads, keys = given.q.shape
+    if not steps:
+        raise ValueError(f"a recurrence needs at least one step; q has shape {given.q.shape}")
+    each = (batch, steps, heads)
+    allowed = {
+        "k": [(*each, keys)],
+        "v": [(*each, given.v.shape[-1])],
+        "h0": [(batch, heads, keys, given.v.shape[-1])],
+        "log_decay": [each, (*each, keys)],
+        "beta": [each],
+        "write": [each],
+        "reset": [(batch, steps)],
+    }
+    for name, shapes in allowed.items():
+        value = getattr(given, name)
+        if value is not None and value.shape not in shapes:
+            raise ValueError(f"{name} has shape {value.shape}; with q {given.q.shape} it must be {_or(shapes)}")
+
+
+def _or(shapes: list[tuple[int, ...]]) -> str:
+    return " or ".join(map(str, shapes))
+
+
+def _steps(given: Given, dtype: jnp.dtype) -> Steps:
+    """What the recurrence needs of a call: the weight of a write goes into v, and that of an erasure into its key."""
+    q, k, v = given.q.astype(dtype), given.k.astype(dtype), given.v.astype(dtype)
+    if given.write is not None:
+        v = v * given.write.astype(dtype)[..., None]
+    erase = None if given.beta is None else k * given.beta.astype(dtype)[..., None]
+    decay = given.log_decay
+    if decay is not None:
+        decay = decay.astype(dtype).reshape(*q.shape[:3], -1)
+    return Steps(q, k, v, erase, decay, given.reset)
+
+
+def _sequential(steps: Steps, h0: Array) -> tuple[Array, Array]:
+    state, o = lax.scan(_step, h0, jax.tree.map(lambda one: jnp.moveaxis(one, 1, 0), steps))
+    return jnp.moveaxis(o, 0, 1), state
+
+
+def _step(state: Array, now: Steps) -> tuple[Array, Array]:
+    """The state `[b, h, k, v]` after one step, and what is read from it."""
+    if now.reset is not None:
+        state = jnp.where(now.reset[:, None, None, None], 0, state)
+    if now.log_decay is not None:
+        state = state * jnp.exp(now.log_decay)[..., None]
+    value = now.v
+    if now.erase is not None:
+        value = value - _read(state, now.erase)
+    state = state + now.k[..., None] * value[..., None, :]
+    return state, _read(state, now.q)
+
+
+def _read(state: Array, by: Array) -> Array:
+    return jnp.einsum("bhkv,bhk->bhv", state, by, precision=lax.Precision.HIGHEST)
