@@ -90,7 +90,7 @@ def _joined(o: Array, length: int) -> Array:
 
 def _maps(steps: Steps) -> Maps:
     """The maps of every chunk, `[n, b, h, …]`."""
-    rows: tuple[Array, ...] = (steps.q,) if steps.erase is None else (steps.q, steps.erase)
+    rows = tuple(row for row in (steps.q, steps.erase) if row is not None)
     total = None if steps.log_decay is None else _totals(steps.log_decay)
     within = _within(rows, steps.k, total)
     leaving, kept = steps.k, jnp.ones((*steps.k.shape[:3], 1, 1), steps.k.dtype)
