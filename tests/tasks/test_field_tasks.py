@@ -171,13 +171,13 @@ def drawn(task, shortest: int, batch: int = 64, step: int = 3):
 def test_lengths_of_training_are_drawn_and_what_follows_is_not_scored() -> None:
     """Of copying at most eight, both ends among them; each example is one of its own length, padded."""
     task = Copying(length=30)
-    assert streams.lengths_between(task, 4, 30) == [4, 6, 10, 14, 18, 22, 26, 30], "odd ones give way"
+    assert streams.lengths_between(task, 4, 30) == [4, 8, 10, 14, 18, 22, 26, 30], "odd ones give way"
     assert streams.lengths_between(task, 30, 30) == [30]
     with pytest.raises(ValueError, match="length=5; allowed: even"):
         streams.lengths_between(task, 5, 30)
     example = drawn(task, 4)
     lengths = example.mask.sum(axis=1) * 2  # n letters and the end are scored of 2n + 2 tokens
-    assert set(lengths) == {4, 6, 10, 14, 18, 22, 26, 30}
+    assert set(lengths) == {4, 8, 10, 14, 18, 22, 26, 30}
     for tokens, targets, mask, length in zip(*example[:3], lengths, strict=True):
         wanted, scored = task.solve(tokens[:length])
         np.testing.assert_array_equal(mask, np.pad(scored, (0, 30 - length)))
