@@ -1,9 +1,11 @@
-"""The type that every task returns: an example."""
+"""What tasks share: the type that every task returns, and drawing without replacement."""
 
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Key
 
 
 class Example(NamedTuple):
@@ -16,3 +18,18 @@ class Example(NamedTuple):
     targets: Int[Array, "*b t"]
     mask: Bool[Array, "*b t"]
     positions: Int[Array, "*b t"] | None = None
+
+
+def distinct(key: Key[Array, ""], count: int, of: int) -> Int[Array, " count"]:
+    """Draws `count` different numbers below `of` in random order, all such sequences equally likely."""
+    # Floyd's sampling (Bentley & Floyd 1987), because shuffling all numbers would take longer than the model's step.
+    for_draws, for_order = jax.random.split(key)
+    ends = of - count + jnp.arange(count)
+    draws = jax.random.randint(for_draws, (count,), 0, ends + 1)
+
+    def choose(index: Array, chosen: Array) -> Array:
+        taken = (chosen == draws[index]).any()
+        return chosen.at[index].set(jnp.where(taken, ends[index], draws[index]))
+
+    chosen = jax.lax.fori_loop(0, count, choose, jnp.full((count,), -1))
+    return jax.random.permutation(for_order, chosen)

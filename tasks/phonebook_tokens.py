@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example
+from evalkit.tasks.base import Example, distinct
 
 DIGITS = 10
 NEWLINE = 10
@@ -91,7 +91,7 @@ class PhonebookTokens:
         """Draws one example with a context of static `length`; jittable. Raises ValueError for an impossible length."""
         entries = self.entries(length)
         for_names, for_digits, for_lookups = jax.random.split(key, 3)
-        name = _distinct(for_names, entries, self._parts**NAME)[:, None]
+        name = distinct(for_names, entries, self._parts**NAME)[:, None]
         number = jax.random.randint(for_digits, (entries, self.digits), 0, DIGITS)
         newline = jnp.full((entries, 1), NEWLINE)
         book = jnp.concatenate(
@@ -149,18 +149,3 @@ class PhonebookTokens:
         part = token - FIRST_NAME
         letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
         return letters[part] if part < len(letters) else f"n{part}"
-
-
-def _distinct(key: Key[Array, ""], count: int, of: int) -> Int[Array, " count"]:
-    """Draws `count` different numbers below `of` in random order, all such sequences equally likely."""
-    # Floyd's sampling (Bentley & Floyd 1987), because shuffling all names would take longer than the model's step.
-    for_draws, for_order = jax.random.split(key)
-    ends = of - count + jnp.arange(count)
-    draws = jax.random.randint(for_draws, (count,), 0, ends + 1)
-
-    def choose(index: Array, chosen: Array) -> Array:
-        taken = (chosen == draws[index]).any()
-        return chosen.at[index].set(jnp.where(taken, ends[index], draws[index]))
-
-    chosen = jax.lax.fori_loop(0, count, choose, jnp.full((count,), -1))
-    return jax.random.permutation(for_order, chosen)

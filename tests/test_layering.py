@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 # A room imports rooms on lower floors alone: never upward, never one on its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("evalkit.kernels", "evalkit.tasks", "evalkit.tasks.text"),
-    ("evalkit.models.layers",),
+    ("evalkit.models.layers", "evalkit.tasks.mad"),
     ("evalkit.models.mixers",),
     ("evalkit.models",),
     ("evalkit.models.formats",),

@@ -138,7 +138,7 @@ def _data(trainer: Trainer, stage: Stage) -> Callable[..., Any]:
     @jax.jit
     def batch(loaded: Any, seed: Any, step: Any) -> Any:
         loaded = jax.tree.map(lambda leaf: leaf[0], loaded)
-        return trainer.feed.batch(loaded, jnp.zeros((), jnp.int32), seed, step, *sizes)[:3]
+        return trainer.feed.batch(loaded, jnp.zeros((), jnp.int32), seed, step, *sizes, stage.shortest)[:3]
 
     return lambda seed, step: batch(trainer.feed.load([seed], step, 1, *sizes), seed, step)
 

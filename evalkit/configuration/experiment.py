@@ -110,7 +110,7 @@ class Experiment:
     def _check_stages(self, train: Training) -> None:
         stages = train.stages(self.task.length)
         for stage in stages:
-            self.feed.check_length(stage.length)
+            self.feed.check_length(stage.length, stage.shortest)
         if stages[-1].length != self.task.length:
             raise ValueError(
                 f"train.steps={train.steps} end within the curriculum, at length {stages[-1].length} of "
@@ -269,6 +269,12 @@ def _refuse_typed(composed: Composed) -> None:
     warmup, steps = train.get("warmup_steps", 0), train.get("steps", 0)
     if "train.warmup_steps" in composed.typed and warmup > steps:
         raise UserError(f"train.warmup_steps={warmup}, but training ends at train.steps={steps}; give fewer, or 0")
+    lengths, longest = train.get("lengths"), task.get("length")
+    if "train.lengths" in composed.typed and lengths and len(lengths) == 2 and lengths[1] != longest:
+        raise UserError(
+            f"train.lengths={lengths}, but the longest is task.length={longest}; give one number for both, such as "
+            f"'train.lengths=[{lengths[0]},{longest}]'"
+        )
     if "train.curriculum" in composed.typed:
         for stage in train["curriculum"]:
             if stage.get("length", 0) >= task.get("length", float("inf")):

@@ -1,4 +1,4 @@
-"""What every output must say about a run: where it differs from the paper's setting, and any curriculum."""
+"""What every output must say about a run: where it differs from the paper's setting, and lengths of training."""
 
 from evalkit.configuration.experiment import Experiment
 from evalkit.core.contracts import LanguageModel
@@ -17,9 +17,12 @@ def notes_of(experiment: Experiment, model: LanguageModel) -> list[str]:
         for name, expected in experiment.paper.items()
         if (actual := experiment.config["task"].get(name, expected)) != expected
     ]
-    lengths = [stage.length for stage in experiment.train.stages(experiment.task.length)]
+    stages = experiment.train.stages(experiment.task.length)
+    lengths = [stage.length for stage in stages]
     if len(lengths) > 1:
         notes.append("trained with a length curriculum: " + " → ".join(map(str, lengths)))
+    if stages[-1].shortest is not None:
+        notes.append(f"trained on lengths {stages[-1].shortest} to {stages[-1].length}")
     notes += limits
     if experiment.preset != "paper":
         notes.append(f"preset={experiment.preset}")

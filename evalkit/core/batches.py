@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from evalkit.core import streams
-from evalkit.core.contracts import AnyTask, Feed, Illustration, Task
+from evalkit.core.contracts import AnyTask, Feed, Illustration, Judged, Task
 from evalkit.core.errors import UserError
 from evalkit.core.network import answers
 from evalkit.tasks import Example
@@ -50,6 +50,7 @@ class Drawn(Feed):
 
     def __init__(self, task: Task):
         self.task = task
+        self.judged = task.judged if isinstance(task, Judged) else task
 
     def load(self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int) -> tuple[()]:
         return ()
@@ -57,14 +58,24 @@ class Drawn(Feed):
     def shapes(self, seeds: int, steps: int, batch: int, length: int) -> tuple[()]:
         return ()
 
-    def batch(self, loaded: Any, index: Array, seed: ArrayLike, step: Array, batch: int, length: int) -> Example:
-        return streams.train_batch(self.task, seed, step, batch, length)
+    def batch(
+        self,
+        loaded: Any,
+        index: Array,
+        seed: ArrayLike,
+        step: Array,
+        batch: int,
+        length: int,
+        shortest: int | None = None,
+    ) -> Example:
+        return streams.train_batch(self.task, seed, step, batch, length, shortest)
 
     def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
-        return streams.held_out_batch(self.task, stream, first, batch, length)
+        return streams.held_out_batch(self.judged, stream, first, batch, length)
 
-    def check_length(self, length: int) -> None:
-        streams.check_length(self.task, length)
+    def check_length(self, length: int, shortest: int | None = None) -> None:
+        for n in (length,) if shortest is None else (shortest, length):
+            streams.check_length(self.task, n)
 
     def check_answers(self, length: int) -> None:
         """Every length that the task can have has answers."""
@@ -153,15 +164,28 @@ class Read(_OfText):
         whole, flags = (jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.bool_))
         return Example(whole, whole, flags)  # type: ignore[arg-type]
 
-    def batch(self, loaded: Any, index: Array, seed: ArrayLike, step: Array, batch: int, length: int) -> Example:
+    def batch(
+        self,
+        loaded: Any,
+        index: Array,
+        seed: ArrayLike,
+        step: Array,
+        batch: int,
+        length: int,
+        shortest: int | None = None,
+    ) -> Example:
         return jax.tree.map(lambda leaf: leaf[index], loaded)
 
     def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
         """Windows of what is kept for validation, whatever the stream."""
         return _example_of(self.task.validation_windows(first, batch, length))
 
-    def check_length(self, length: int) -> None:
-        """Any length may fit: how long the texts are is known when they are read."""
+    def check_length(self, length: int, shortest: int | None = None) -> None:
+        """Any length may fit: how long the texts are is known when they are read. Windows all have the same one."""
+        if shortest is not None:
+            raise ValueError(
+                "train.lengths draws lengths of sequences, and a text has windows; give train.lengths=null"
+            )
 
     def prepare(self) -> None:
         refuse_unreachable(self.task.remote)

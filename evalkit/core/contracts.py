@@ -87,6 +87,25 @@ class Recalls(Protocol):
         ...
 
 
+@runtime_checkable
+class Judged(Protocol):
+    """What sets a task apart that is trained on more than it is judged by, such as on every next token."""
+
+    @property
+    def judged(self) -> Task:
+        """The task of held-out sequences, with the same vocabulary, lengths and answer length."""
+        ...
+
+
+@runtime_checkable
+class Cuts(Protocol):
+    """What sets a task apart whose example at a length is the beginning of a longer one, its answers included."""
+
+    def cut(self, example: Example, length: Array) -> Example:
+        """The example as it is at a shorter `length`, with padding after it that is not scored; jittable in both."""
+        ...
+
+
 AnyTask = Any
 """What a run may be about: a `Task`, a `Text`, or what only checkpoints are asked, such as a phonebook in text."""
 
@@ -110,16 +129,28 @@ class Feed:
         """The shapes and dtypes of what `load` returns."""
         raise ValueError(UNTRAINED)
 
-    def batch(self, loaded: Any, index: Array, seed: ArrayLike, step: Array, batch: int, length: int) -> Example:
-        """Inside the program: the batch `[b, t]` of `step`, the one at `index` of what was `loaded` for a seed."""
+    def batch(
+        self,
+        loaded: Any,
+        index: Array,
+        seed: ArrayLike,
+        step: Array,
+        batch: int,
+        length: int,
+        shortest: int | None = None,
+    ) -> Example:
+        """Inside the program: the batch `[b, t]` of `step`, the one at `index` of what was `loaded` for a seed.
+
+        With `shortest`, sequences have random lengths from there to `length`, and padding that is not scored.
+        """
         raise ValueError(UNTRAINED)
 
     def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
         """Sequences `first`, `first + 1`, … of a held-out stream: the same for every seed, model and batch size."""
         raise ValueError(UNTRAINED)
 
-    def check_length(self, length: int) -> None:
-        """Raises ValueError for a training length that cannot be; draws and reads nothing."""
+    def check_length(self, length: int, shortest: int | None = None) -> None:
+        """Raises ValueError for a training length, or a `shortest` one, that cannot be; draws and reads nothing."""
         raise ValueError(UNTRAINED)
 
     def check_answers(self, length: int) -> None:

@@ -1,17 +1,22 @@
 """Random keys: every batch is a pure function of a seed and a step, so a resumed run needs no other state."""
 
 from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from evalkit.core.contracts import Task
+from evalkit.core.contracts import Cuts, Task
 from evalkit.tasks import Example
 
 # Folded into every key: another order would change the data of every run.
 INIT, TRAIN, VALIDATION, TEST, RECALL = range(5)
+# Folded into the key of a training sequence for its length, which no task draws from.
+LENGTH = 2**31
+MOST_LENGTHS = 8
+"""Lengths that a training draws from: each is a sampler of its own, which takes half a second to compile."""
 
 
 def init_key(seed: ArrayLike) -> Array:
@@ -24,10 +29,43 @@ def check_length(task: Task, length: int) -> None:
     jax.eval_shape(lambda key: task.sample(key, length), jax.random.key(0))
 
 
-def train_batch(task: Task, seed: ArrayLike, step: ArrayLike, batch: int, length: int) -> Example:
-    """Returns the training batch `[b, t]` of one seed at one step; a resumed run draws the same one."""
+def lengths_between(task: Task, shortest: int, longest: int) -> list[int]:
+    """Returns the lengths that a training draws from, all equally likely: at most 8, evenly spread, both ends too.
+
+    Those between that the task cannot have, such as odd ones, give way to the next shorter one that it can. Raises the
+    task's own ValueError for either end.
+    """
+    check_length(task, shortest)
+    check_length(task, longest)
+    count = min(longest - shortest + 1, MOST_LENGTHS)
+    wanted = [shortest + round(i * (longest - shortest) / max(count - 1, 1)) for i in range(count)]
+    found = [next((n for n in range(at, below, -1) if _has(task, n)), None) for below, at in pairwise(wanted[:-1])]
+    return sorted({shortest, longest, *(n for n in found if n is not None)})
+
+
+def train_batch(
+    task: Task, seed: ArrayLike, step: ArrayLike, batch: int, length: int, shortest: int | None = None
+) -> Example:
+    """Returns the training batch `[b, t]` of one seed at one step; a resumed run draws the same one.
+
+    With `shortest`, each sequence has a random length from there to `length`: any of them if the task is one of
+    `Cuts`, else one of `lengths_between`. Padding fills the rest, which is never scored. No position before it sees it,
+    so that models need not be told where it is.
+    """
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN), step)
-    return jax.vmap(lambda k: task.sample(k, length))(jax.random.split(key, batch))
+    keys = jax.random.split(key, batch)
+    if shortest is None:
+        return jax.vmap(lambda k: task.sample(k, length))(keys)
+    if isinstance(task, Cuts):
+        lengths = jax.vmap(lambda k: jax.random.randint(_for_length(k), (), shortest, length + 1))(keys)
+        return jax.vmap(lambda k, n: task.cut(task.sample(k, length), n))(keys, lengths)
+    branches = [partial(_padded, task, n, length) for n in lengths_between(task, shortest, length)]
+
+    def one(key: Array) -> Example:
+        return jax.lax.switch(jax.random.randint(_for_length(key), (), 0, len(branches)), branches, key)
+
+    # One sequence after another, since under vmap a switch draws an example at every length.
+    return jax.lax.map(one, keys)
 
 
 @partial(jax.jit, static_argnames=("task", "stream", "batch", "length"))
@@ -36,3 +74,23 @@ def held_out_batch(task: Task, stream: int, first: ArrayLike, batch: int, length
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), stream), length)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(batch))
     return jax.vmap(lambda k: task.sample(k, length))(keys)
+
+
+def _for_length(key: Array) -> Array:
+    """Returns the key of a training sequence's length."""
+    return jax.random.fold_in(key, LENGTH)
+
+
+def _has(task: Task, length: int) -> bool:
+    """Returns whether the task can have this length."""
+    try:
+        check_length(task, length)
+    except ValueError:
+        return False
+    return True
+
+
+def _padded(task: Task, length: int, longest: int, key: Array) -> Example:
+    """Draws an example at `length`, with padding after it up to `longest`."""
+    example = task.sample(key, length)
+    return Example(*(jnp.pad(field, (0, longest - length)) for field in example[:3]))

@@ -11,9 +11,10 @@ from evalkit.core import streams
 from evalkit.core.batches import feed_of
 from evalkit.core.checks import at_least, at_least_or_null, between_or_null
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, Trained
+from evalkit.core.objective import Tally
 from evalkit.core.rows import Row
 from evalkit.core.statistics import wilson
-from evalkit.inference.streaming import stream_tally
+from evalkit.inference.streaming import stream_tallies
 
 LOOK_EVERY = 32
 
@@ -40,6 +41,7 @@ class Extrapolation(Evaluation):
       interval (accuracy): a length ends early once its 95% interval is at most this wide; null: never.
       marks (accuracy): a length does not end early while one of these is inside its 95% interval.
       reset_every (tokens): a control: every state is forgotten after so many tokens; null: never.
+      span (tokens): accuracy is also reported of every so many positions, of those that are scored; null: not.
     """
 
     kind = "evalkit.reports.accuracy"
@@ -57,13 +59,14 @@ class Extrapolation(Evaluation):
     interval: float | None = None
     marks: list[float] = field(default_factory=lambda: [0.95, 0.99])
     reset_every: int | None = None
+    span: int | None = None
 
     def __post_init__(self) -> None:
         at_least(self, 1, "sequences", "long_sequences", "long_from", "chunk", "batch_size", "during_sequences")
         for length in (*self.lengths, *self.during):
             if length < 1:
                 raise ValueError(f"length {length} in lengths or during; allowed: 1 or more")
-        at_least_or_null(self, 1, "max_length", "reset_every", "during_every")
+        at_least_or_null(self, 1, "max_length", "reset_every", "during_every", "span")
         between_or_null(self, 0, 1, "interval")
 
     @property
@@ -122,17 +125,21 @@ class Extrapolation(Evaluation):
         """One row a seed and metric: its model on the first `sequences` held-out sequences of `split` at `length`.
 
         Of the split `test` fewer with an `interval`, which is looked at every 32 sequences whatever the batch size.
+        Then, of the split `test`, one a `span`: `position` is the last one in it, counted from 1.
         """
-        extra = None if self.reset_every is None else {"reset_every": self.reset_every}
+        extra = {} if self.reset_every is None else {"reset_every": self.reset_every}
         for params, row in trained.each(split=split, length=length):
-            totals, done = self._summed(trained, params, split, length, sequences)
+            spans = _Spans(self.span if split == "test" else None)
+            totals, done = self._summed(trained, params, split, length, sequences, spans)
             for metric, total in trained.feed.reported(totals).items():
                 yield row(metric=metric, total=total, count=done, extra=extra)
+            for first, last, total, count in spans.found(length + trained.task.answer_length):
+                yield row(metric="accuracy", position=last, total=total, count=count, extra={**extra, "first": first})
 
     def _summed(
-        self, trained: Trained, params: Params, split: str, length: int, sequences: int
+        self, trained: Trained, params: Params, split: str, length: int, sequences: int, spans: "_Spans"
     ) -> tuple[dict[str, float], int]:
-        """The sum of each metric over the sequences, and how many they are."""
+        """The sum of each metric over the sequences, and how many they are; `spans` gets those of every span."""
         stream = streams.TEST if split == "test" else streams.VALIDATION
         looks = split == "test" and self.interval is not None
         totals: dict[str, float] = {}
@@ -142,10 +149,11 @@ class Extrapolation(Evaluation):
             example = trained.feed.held_out(stream, done, self.batch_size, length)
             if self.reset_every is not None:
                 example = example._replace(positions=_restarting(example.tokens.shape, self.reset_every))
-            scores = stream_tally(trained.model, params, example, self.chunk, trained.check_interrupt).scores()
             # A last batch that is not full keeps its shape, and the program with it; sequences beyond are left out.
             used = min(self.batch_size, sequences - done, LOOK_EVERY - done % LOOK_EVERY if looks else sequences)
-            for metric, values in scores.items():
+            chunk = spans.every or self.chunk
+            tallies = stream_tallies(trained.model, params, example, chunk, trained.check_interrupt)
+            for metric, values in spans.last_of(tallies, used).scores().items():
                 totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())
             done += used
             trained.progress.describe(length, done, sequences)
@@ -157,3 +165,29 @@ class Extrapolation(Evaluation):
 def _restarting(shape: tuple[int, ...], every: int) -> Array:
     """Positions that begin anew, and with them every state, every so many tokens."""
     return jnp.broadcast_to(jnp.arange(shape[1]) % every, shape)
+
+
+class _Spans:
+    """Accuracy of every so many positions, over sequences that have a scored one there; with None, of none."""
+
+    def __init__(self, every: int | None):
+        self.every = every
+        self._sums: dict[int, tuple[float, int]] = {}
+
+    def last_of(self, tallies: Iterator[Tally], used: int) -> Tally:
+        """Returns the last of the running tallies, one a span, and counts what the first `used` sequences add."""
+        tally, before = Tally.zero(0), np.zeros((2, 1))
+        for number, tally in enumerate(tallies):
+            if self.every is not None:
+                now = np.stack([tally.correct, tally.scored])[:, :used].astype(np.float64)
+                (correct, scored), before = now - before, now
+                total, count = self._sums.get(number, (0.0, 0))
+                there = scored > 0
+                self._sums[number] = total + float((correct[there] / scored[there]).sum()), count + int(there.sum())
+        return tally
+
+    def found(self, tokens: int) -> Iterator[tuple[int, int, float, int]]:
+        """Each span of sequences of so many tokens: its first and last position from 1 on, sum of accuracies, count."""
+        for number, (total, count) in self._sums.items():
+            if self.every is not None and count:
+                yield number * self.every + 1, min((number + 1) * self.every, tokens), total, count

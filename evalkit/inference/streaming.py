@@ -1,6 +1,6 @@
 """Examples of any length read chunk by chunk through the cache, so that memory does not grow with length."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,20 @@ def stream_tally(
 
     Rows are split over the devices. The program does not depend on `t` unless the cache does.
     """
+    total = Tally.zero(0)
+    for total in stream_tallies(model, params, example, chunk, check_interrupt):  # noqa: B007
+        pass
+    return total
+
+
+def stream_tallies(
+    model: LanguageModel,
+    params: Params,
+    example: Example,
+    chunk: int,
+    check_interrupt: Callable[[], None] = lambda: None,
+) -> Iterator[Tally]:
+    """As `stream_tally`, with the tally so far after each chunk; it is gone when the next one is asked for."""
     batch, length = example.tokens.shape
     chunk = min(chunk, length)
     padding = -length % chunk
@@ -42,7 +56,7 @@ def stream_tally(
         part = jax.tree.map(lambda x, start=start: jax.device_put(x[:, start : start + chunk], split(mesh)), whole)
         scored = bool(whole.mask[:, start : start + chunk].any())
         cache, total = advance(model, mesh, params, part, cache, total, scored)
-    return total
+        yield total
 
 
 def _padded(field: Any, padding: int, fill: int) -> np.ndarray:

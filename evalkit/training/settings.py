@@ -8,12 +8,13 @@ from evalkit.training.optimizer import SCHEDULES
 
 
 class Stage(NamedTuple):
-    """Steps `start` to `stop` at one length and batch size."""
+    """Steps `start` to `stop` at one length and batch size; from `shortest` on, shorter lengths are drawn too."""
 
     start: int
     stop: int
     length: int
     batch_size: int
+    shortest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Training:
       keep_every (steps): checkpoints at multiples of this stay too, for `evaluate RUN step=…`; null: none.
       validation_sequences (sequences): sequences of a validation.
       curriculum: stages `{length: …, steps: …, batch_size: …}` of shorter lengths, which come first.
+      lengths (tokens): each sequence has a random length from the first to the second number, which is `task.length`;
+        null: all are of that length. `state_tracking` draws all of them, other tasks at most 8, evenly spread.
       stop_when_solved (validations): training ends after so many in a row with accuracy 1; null: never.
       microbatch (sequences): sequences whose gradient is taken at once; null: 512 tokens of them on a CPU, elsewhere
         all.
@@ -62,6 +65,7 @@ class Training:
     keep_every: int | None = None
     validation_sequences: int = 256
     curriculum: list[dict[str, int]] = field(default_factory=list)
+    lengths: list[int] | None = None
     stop_when_solved: int | None = None
     microbatch: int | None = None
 
@@ -87,16 +91,24 @@ class Training:
         for stage in self.curriculum:
             if set(stage) != {"length", "steps", "batch_size"} or min(stage.values()) < 1:
                 raise ValueError(f"curriculum stage {stage}; give length, steps and batch_size, each 1 or more")
+        if self.lengths is not None and (len(self.lengths) != 2 or not 1 <= self.lengths[0] <= self.lengths[1]):
+            raise ValueError(f"lengths={self.lengths}; allowed: [shortest, longest] from 1, such as [1, 40], or null")
 
     def stages(self, length: int) -> list[Stage]:
         """The stages in order, the last one at the task's own `length`; they cover steps 0 to `steps`.
 
         Those of the curriculum that are not shorter are left out: a recipe's curriculum serves shorter tasks too.
+        A stage at a length below the shortest of `lengths` has that length alone.
         """
         stages, start = [], 0
         for stage in (stage for stage in self.curriculum if stage["length"] < length):
             stop = min(start + stage["steps"], self.steps)
-            stages.append(Stage(start, stop, stage["length"], stage["batch_size"]))
+            stages.append(Stage(start, stop, stage["length"], stage["batch_size"], self._shortest(stage["length"])))
             start = stop
-        stages.append(Stage(start, self.steps, length, self.batch_size))
+        stages.append(Stage(start, self.steps, length, self.batch_size, self._shortest(length)))
         return [stage for stage in stages if stage.stop > stage.start]
+
+    def _shortest(self, length: int) -> int | None:
+        """The shortest length that a stage at `length` draws, None if it draws none but its own."""
+        shortest = self.lengths[0] if self.lengths else length
+        return shortest if shortest < length else None

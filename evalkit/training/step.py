@@ -53,9 +53,10 @@ class Step:
         length: int,
         batch: int,
         shards: int,
+        shortest: int | None = None,
     ) -> tuple[TrainState, Sums]:
         """The packed state after the step at `index` of what was `loaded`, of a batch that `shards` devices share."""
-        example = self.feed.batch(loaded, index, seed, state.step, batch, length)
+        example = self.feed.batch(loaded, index, seed, state.step, batch, length, shortest)
         if shards > 1:
             mine = lax.axis_index(AXIS) * (batch // shards)
             example = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, mine, batch // shards), example)

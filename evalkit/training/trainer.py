@@ -99,7 +99,7 @@ class Trainer:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._sharding), self.abstract
         )
         loaded = self._usual(stage) if loaded is None else loaded
-        return self._dispatch.lower(self, placed, self.seeds, 1, loaded, length=stage.length, batch=stage.batch_size)
+        return self._dispatch.lower(self, placed, self.seeds, 1, loaded, **_sizes(stage))
 
     def _usual(self, stage: Stage) -> Any:
         return self.feed.shapes(len(self.seeds), self.training.log_every, stage.batch_size, stage.length)
@@ -123,18 +123,26 @@ class Trainer:
     def one_step(self, stage: Stage) -> ClosedJaxpr:
         """The operations of a single step of one seed."""
         sums = Sums(jnp.zeros(()), jnp.zeros(()), jnp.zeros((), jnp.int32))
-        step = partial(
-            self.step.take, seed=jnp.asarray(self.seeds[0]), length=stage.length, batch=stage.batch_size, shards=1
-        )
+        step = partial(self.step.take, seed=jnp.asarray(self.seeds[0]), **_sizes(stage), shards=1)
         loaded = jax.tree.map(_first, self.feed.shapes(1, 1, stage.batch_size, stage.length))
         state = jax.eval_shape(self.step.packed, jax.tree.map(_first, self.abstract))
         return jax.make_jaxpr(step)(jnp.zeros((), jnp.int32), state, sums, loaded)
 
-    @partial(jax.jit, static_argnames=("self", "length", "batch"), donate_argnames="state")
-    def _dispatch(self, state: TrainState, seeds: Array, steps: Array, loaded: Any, *, length: int, batch: int):
+    @partial(jax.jit, static_argnames=("self", "length", "batch", "shortest"), donate_argnames="state")
+    def _dispatch(
+        self,
+        state: TrainState,
+        seeds: Array,
+        steps: Array,
+        loaded: Any,
+        *,
+        length: int,
+        batch: int,
+        shortest: int | None,
+    ):
         seeds_on = PartitionSpec(AXIS) if self.by_seed else PartitionSpec()
         return jax.shard_map(
-            partial(self._on_device, length=length, batch=batch, shards=self.shards),
+            partial(self._on_device, take=partial(self.step.take, length=length, batch=batch, shortest=shortest)),
             mesh=self.mesh,
             in_specs=(seeds_on, seeds_on, PartitionSpec(), seeds_on),
             out_specs=(seeds_on, seeds_on),
@@ -142,11 +150,17 @@ class Trainer:
         )(state, seeds, steps, loaded)
 
     def _on_device(
-        self, state: TrainState, seeds: Array, steps: Array, loaded: Any, *, length: int, batch: int, shards: int
+        self,
+        state: TrainState,
+        seeds: Array,
+        steps: Array,
+        loaded: Any,
+        *,
+        take: Callable[..., tuple[TrainState, Sums]],
     ):
         def one_seed(args: tuple[TrainState, Array, Any]) -> tuple[TrainState, Sums]:
             state, seed, loaded = args
-            body = partial(self.step.take, seed=seed, length=length, batch=batch, shards=shards)
+            body = partial(take, seed=seed, shards=self.shards)
             start = (self.step.packed(state), Sums(jnp.zeros(()), jnp.zeros(()), jnp.full((), -1, jnp.int32)))
             # The number of steps is an argument, so that a short last dispatch runs the very same program.
             state, sums = lax.fori_loop(0, steps, lambda index, carry: body(index, carry[0], carry[1], loaded), start)
@@ -154,6 +168,11 @@ class Trainer:
 
         # One seed after the other: on a CPU that is faster than vmap, whose larger arrays leave the cache.
         return lax.map(one_seed, (state, seeds, loaded))
+
+
+def _sizes(stage: Stage) -> dict[str, int | None]:
+    """What a step is compiled for, as `Step.take` calls it."""
+    return {"length": stage.length, "batch": stage.batch_size, "shortest": stage.shortest}
 
 
 def _key(stage: Stage, loaded: Any) -> tuple[Any, ...]:

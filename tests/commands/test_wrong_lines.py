@@ -106,6 +106,14 @@ task=[induction_heads] model=griffin
 {G} 'train.curriculum=[{{length: 64}}]'
 {G} 'train.curriculum=[64]'
 {G} train.curriculum=64
+{G} 'train.lengths=[1,40]'
+{G} 'train.lengths=[300,256]'
+{G} 'train.lengths=[a,b]'
+{G} eval.span=0
+task=books model=hawk 'train.lengths=[8,512]'
+task=mqar model=hawk task.pairs=20
+task=state_tracking model=hawk task.group=s4
+task=copying model=hawk task.length=33
 {G} train.steps=600
 {G} task.length=0
 {G} task.length=2

@@ -17,10 +17,12 @@ from evalkit.core.errors import UserError
 from evalkit.core.rows import Record, RowLog, row
 from evalkit.core.statistics import wilson
 from evalkit.reports import page
+from evalkit.reports.accuracy.report import span_tables
 from evalkit.reports.accuracy.summary import extrapolation_curve, learning_curve, probe_lengths, summarise
 from evalkit.reports.canvas import length_label, settle
 from evalkit.reports.curves import Frame, length_figure, save, seed_figure, svg
 from evalkit.reports.points import Curve, Point
+from evalkit.reports.pooling import Line, Run
 from evalkit.reports.writer import report
 from support.made_up_runs import LADDER, SEQUENCES, STEPS, falls, run_record, scores, write_run
 
@@ -32,6 +34,11 @@ def printed(folder: Path) -> str:
     report(folder, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def line_of(record: Record) -> Line:
+    """The line of one run, as a page of it alone has."""
+    return Line("griffin", [Run(Path(), record, {})], alone=True)
 
 
 def png_size(path: Path) -> tuple[int, int]:
@@ -98,6 +105,19 @@ def test_rows_of_another_task_and_of_single_positions_stay_out() -> None:
     record = run_record()
     record.rows.extend([*other, row(**NAMES, **place, metric="accuracy", total=0)])
     assert summarise(record)["extrapolation"] == summarise(run_record())["extrapolation"]
+
+
+def test_spans_of_positions_have_a_table() -> None:
+    """Of the longest sequences, the median over seeds; and none where no row is of a span."""
+    record = run_record(seeds=(0, 1))
+    assert "spans" not in summarise(record) and not span_tables([line_of(record)])
+    for length, last, seed, total in ((40, 20, 0, 9), (40, 40, 0, 3), (40, 40, 1, 1), (20, 20, 1, 5)):
+        place: dict[str, Any] = {"split": "test", "length": length, "step": 150, "seed": seed, "position": last}
+        record.rows.append(row(**NAMES, **place, metric="accuracy", total=total, count=10, extra={"first": last - 19}))
+    found = [(span["length"], span["first"], span["last"], span["seed"]) for span in summarise(record)["spans"]]
+    assert found == [(20, 1, 20, 1), (40, 1, 20, 0), (40, 21, 40, 0), (40, 21, 40, 1)]
+    (table,) = span_tables([line_of(record)])
+    assert (table.header, table.lines) == (["positions up to", "20", "40"], [["griffin", "0.900", "0.200"]])
 
 
 def test_the_median_over_seeds_can_ask_for_every_seed() -> None:

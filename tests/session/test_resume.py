@@ -13,7 +13,7 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.core.errors import UserError
-from evalkit.core.rows import Row, read
+from evalkit.core.rows import Row, read, value
 from evalkit.session import run
 from evalkit.session.lock import alone
 from evalkit.training.checkpoints import Checkpoints
@@ -315,3 +315,35 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_anew(short: Path, copy
     (copy / "results.json").unlink()
     assert run.resume(copy, []) == 0
     assert_same(copy, short)
+
+
+WORDS = [
+    *(text for text in tiny.OVERRIDES if not text.startswith(("task", "eval.lengths", "eval.sequences"))),
+    *("task=state_tracking", "task.group=z2", "task.length=12", "train.lengths=[1,12]"),
+    *("eval.lengths=[12,22]", "eval.span=8", "eval.sequences=12"),
+]
+
+
+@pytest.mark.slow
+def test_lengths_are_drawn_positions_are_told_apart_and_a_stop_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert run.start(tiny.config.built(WORDS), whole) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("evalkit.session.session.Watch", StopAfterOneDispatch)
+        assert run.start(tiny.config.built(WORDS), stopped) == 130
+    assert run.resume(stopped, []) == 0
+    rows = tiny.rows(whole)
+    assert tiny.rows(stopped) == rows
+    results = tiny.results(whole)
+    assert results["notes"] == ["trained on lengths 1 to 12"]
+    spans = {(span["length"], span["first"], span["last"]): span["accuracy"] for span in results["spans"]}
+    assert list(spans) == [(12, 1, 8), (12, 9, 12), (22, 1, 8), (22, 9, 16), (22, 17, 22)]
+    # Every position is scored, so that the spans, weighted by their positions, are the whole.
+    (all_of_22,) = [
+        value(entry) for entry in rows
+        if (entry["split"], entry["length"], entry["position"], entry["metric"]) == ("test", 22, None, "accuracy")
+    ]  # fmt: skip
+    assert all_of_22 == pytest.approx((8 * spans[22, 1, 8] + 8 * spans[22, 9, 16] + 6 * spans[22, 17, 22]) / 22)
+    assert "Accuracy by position" in (whole / "report.html").read_text()

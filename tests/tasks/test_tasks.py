@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 
 from evalkit.configuration import experiment as config
 from evalkit.core import streams
+from evalkit.tasks.copying import Copying
 from evalkit.tasks.induction_heads import InductionHeads
+from evalkit.tasks.mad.fuzzy_recall import FuzzyRecall
+from evalkit.tasks.mad.in_context_recall import InContextRecall
+from evalkit.tasks.mad.memorisation import Memorisation
+from evalkit.tasks.mad.noisy_recall import NoisyRecall
+from evalkit.tasks.mqar import MQAR
+from evalkit.tasks.ngram_lookup import NgramLookup
 from evalkit.tasks.selective_copying import NOISE, SelectiveCopying
+from evalkit.tasks.state_tracking import StateTracking
 from support.shrunk import DRAWN
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "batches.json"
@@ -28,11 +36,18 @@ VARIANTS = {
     "copying-mad": SelectiveCopying(length=64, layout="mad"),
     "copying-lm": SelectiveCopying(length=64, layout="lm", data_tokens=5),
     "copying-total": SelectiveCopying(length=64, length_includes_answer=True),
+    "mqar-many": MQAR(vocab_size=24, pairs=8, random_non_queries=True),  # many fillers are keys
+    "words-s5": StateTracking(group="s5"),
+    "ngram-prefix": NgramLookup(vocab_size=4, key="prefix", ngram=2, answer=2),  # an n-gram stands at several places
+    "noisy-answers": NoisyRecall(loss="answer"),
+    "noisy-one-query": NoisyRecall(multi_query=False, frac_noise=0.9),
+    "fuzzy-answers": FuzzyRecall().judged,
+    "fuzzy-one-query": FuzzyRecall(multi_query=False),
     **{f"conf-{name}": config.build_task(name) for name in DRAWN},
 }
 
 
-LENGTHS = (33, 64, 200)
+LENGTHS = (34, 64, 200)
 SAMPLED = [
     pytest.param(name, length, marks=[pytest.mark.exhaustive] * (which != i % len(LENGTHS)))
     for i, name in enumerate(VARIANTS)
@@ -142,6 +157,30 @@ def test_the_first_batch_is_what_it_always_was(name: str) -> None:
         (lambda: SelectiveCopying(data_tokens=0), "data_tokens=0; allowed: 1 or more"),
         (lambda: SelectiveCopying(layout="x"), "allowed: markers, mad, lm"),
         (lambda: SelectiveCopying(vocab_size=3), "allowed: at least 4"),
+        (lambda: MQAR(length=30), "length=30 is too short for pairs=8; use a length of at least 32"),
+        (lambda: MQAR(pairs=0), "pairs=0; allowed: 1 or more"),
+        (lambda: MQAR(vocab_size=16), "vocab_size=16 has 7 keys; use at least 18 for pairs=8"),
+        (lambda: MQAR(power_a=0), "power_a=0; allowed: above 0"),
+        (lambda: StateTracking(group="s4"), "group='s4'; allowed: z2, s3, z60, a4xz5, a5, s5"),
+        (lambda: StateTracking(length=0), "length=0; allowed: 1 or more"),
+        (lambda: Copying(length=33), "length=33; allowed: even, at least 4"),
+        (lambda: Copying(vocab_size=4), "vocab_size=4; allowed: at least 5"),
+        (
+            lambda: NgramLookup(length=10),
+            "length=10 is too short for ngram=3, answer=3, .* at least 11",
+        ),
+        (lambda: NgramLookup(ngram=0), "ngram=0; allowed: 1 or more"),
+        (lambda: NgramLookup(key="infix"), "allowed: suffix, prefix"),
+        (lambda: InContextRecall(length=5), "length=5; allowed: even, at least 4"),
+        (lambda: InContextRecall(vocab_size=3), "leaves 3 tokens for keys and values; .* leave 4 at least"),
+        (lambda: InContextRecall(frac_noise=0.5), "frac_noise=0.5 needs tokens; give noise_vocab_size=1 or more"),
+        (lambda: NoisyRecall(frac_noise=1.0), "frac_noise=1.0; allowed: from 0, below 1"),
+        (lambda: InContextRecall(loss="some"), "allowed: all, answer"),
+        (lambda: FuzzyRecall(length=12), "length=12 is too short .* at least 13"),
+        (lambda: FuzzyRecall(k_motif_size=8), "k_motif_size=8; allowed: 1 to 7"),
+        (lambda: FuzzyRecall(key_sizes="some"), "allowed: any, longest"),
+        (lambda: Memorisation(length=3), "length=3; allowed: even, at least 2"),
+        (lambda: Memorisation(map_seed=-1), "map_seed=-1; allowed: 0 or more"),
         (lambda: SelectiveCopying().sample(jax.random.key(0), 4), "do not fit in a context of 4"),
     ],
 )

@@ -117,6 +117,11 @@ def test_stages_cover_the_steps_once() -> None:
     assert training.stages(32) == [Stage(0, 30, 8, 2), Stage(30, 50, 16, 2), Stage(50, 100, 32, 4)]
     short = Training(steps=2, batch_size=4, learning_rate=1e-3, curriculum=training.curriculum)
     assert short.stages(32) == [Stage(0, 2, 8, 2)]
+    drawn = dataclasses.replace(training, lengths=[12, 32])
+    assert [stage.shortest for stage in drawn.stages(32)] == [None, 12, 12], (
+        "a stage below the shortest has its own length"
+    )
+    assert [stage.shortest for stage in drawn.stages(12)] == [None, None]
     assert training.stages(16) == [Stage(0, 30, 8, 2), Stage(30, 100, 16, 4)], "a stage as long as the task is none"
 
 

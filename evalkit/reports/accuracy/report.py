@@ -1,19 +1,21 @@
 """Accuracy by length and by training step: the tables, figures and CSV of one run or of several."""
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from evalkit.reports.accuracy.summary import LEVELS, extrapolation_curve, learning_curve, probe_lengths, summarise
 from evalkit.reports.canvas import length_label
 from evalkit.reports.curves import frame_of, length_figure, seed_figure
-from evalkit.reports.kinds import Drawing, Table
-from evalkit.reports.numbers import DASH, between, shown
+from evalkit.reports.kinds import Drawing, Table, by_column
+from evalkit.reports.numbers import DASH, between, grouped, shown
 from evalkit.reports.points import Curve
 from evalkit.reports.pooling import Line
 
 LEVEL = "0.99"
 LOSS = ".3g"
 BY_LENGTH, TRAINING = "Accuracy by evaluation length", "While training"
+BY_POSITION = "Accuracy by position in the longest sequences"
 SPREAD = "Median and range over seeds; a single seed with its 95% interval."
 VALIDATION = "Validation accuracy at the training length against training steps."
 COLUMNS = ("seed", "length", "accuracy", "low", "high", "exact_match", "loss", "sequences")
@@ -43,9 +45,9 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
 def tables(lines: Sequence[Line]) -> list[Table]:
     """Of one run every length and seed with its interval; of several a row each, a column a length."""
     if not lines[0].alone:
-        return [comparison_table(lines)]
+        return [comparison_table(lines), *span_tables(lines)]
     summary = summarise(lines[0].record)
-    return [ladder_table(summary), steps_table(summary)]
+    return [ladder_table(summary), *span_tables(lines), steps_table(summary)]
 
 
 def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -89,6 +91,18 @@ def ladder_table(summary: Mapping[str, Any]) -> Table:
     spread = "95% interval" if one else "range over seeds"
     lines = [[_length(length, summary["train_length"]), *cells[length]] for length in sorted(cells)]
     return Table(BY_LENGTH, ["length", "accuracy", spread, "exact match", "sequences", "loss"], lines)
+
+
+def span_tables(lines: Sequence[Line]) -> list[Table]:
+    """A row a line, a column a span of the longest sequences, the median over seeds; no table without spans."""
+    rows: dict[str, dict[int, str]] = {}
+    for line in lines:
+        spans = summarise(line.record).get("spans", [])
+        longest = max((span["length"] for span in spans), default=0)
+        found = grouped((span["last"], span["accuracy"]) for span in spans if span["length"] == longest)
+        if found:
+            rows[line.label] = {last: shown(median(values)) for last, values in found.items() if None not in values}
+    return [by_column(BY_POSITION, "positions up to", rows)] if rows else []
 
 
 def steps_table(summary: Mapping[str, Any]) -> Table:

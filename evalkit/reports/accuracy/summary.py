@@ -26,7 +26,7 @@ def summarise(record: Record) -> dict[str, Any]:
 
     `steps_to` holds, a level, the first validation step at the training length whose accuracy is at least the level
     (null: not reached). `extrapolation` holds a record a length and seed; (`low`, `high`) is the 95% Wilson interval
-    of its accuracy, counting sequences.
+    of its accuracy, counting sequences. `spans`, where there are any, is the same of positions `first` to `last`.
     """
     cells = _evaluations(record, "validation", record.header.train_length)
     seeds = sorted({entry["seed"] for entry in record.rows if entry["seed"] is not None})
@@ -40,6 +40,7 @@ def summarise(record: Record) -> dict[str, Any]:
         "seeds": per_seed,
         "extrapolation": ladder,
         "not_run": _not_run(record),
+        **({"spans": spans} if (spans := _spans(record)) else {}),
         "aggregate": {
             "steps_to": {level: censored_spread(steps) for level, steps in reached.items()},
             "validation": _spreads([seed["validation"] for seed in per_seed if seed["validation"]]),
@@ -111,6 +112,19 @@ def _ladder(record: Record) -> list[dict[str, Any]]:
         point = _point(length, cell)
         ends = {"low": finite(point.low), "high": finite(point.high)}
         latest[length, seed] = {"length": length, "seed": seed, "step": step, **_record(cell), **ends}
+    return [latest[key] for key in sorted(latest)]
+
+
+def _spans(record: Record) -> list[dict[str, Any]]:
+    """One record a length, span of positions and seed, of `eval.span`: the last of equal rows."""
+    latest: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for entry in record.rows:
+        if entry["metric"] == "accuracy" and entry["split"] == "test" and "first" in entry["extra"]:
+            length, last, seed = entry["length"] or 0, entry["position"] or 0, entry["seed"] or 0
+            point = _point(last, {"accuracy": entry})
+            ends = {"low": finite(point.low), "high": finite(point.high), "sequences": point.count}
+            at = {"length": length, "first": entry["extra"]["first"], "last": last, "seed": seed}
+            latest[length, last, seed] = {**at, "accuracy": finite(point.value), **ends}
     return [latest[key] for key in sorted(latest)]
 
 

@@ -1,0 +1,86 @@
+"""Copying: repeat a string of random letters (Jelassi et al. 2024, 2402.01032)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int, Key
+
+from evalkit.tasks.base import Example
+
+SPECIAL = 3
+SYMBOLS = "$|."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copying:
+    """A beginning, a string of random letters, a bar, and the string again, which is scored, up to its end.
+
+    The layout is the paper's, `$ d b a | d b a .`, without the end that is never read: what is due at the bar is `d`,
+    and at the last letter the end. A string of n letters makes 2n + 2 tokens, so that lengths are even. The paper packs
+    strings of different lengths into one context; here a sequence has one, and `train.lengths` draws the lengths.
+
+    Options (the defaults are those of the paper's length generalisation):
+      vocab_size (token ids): the size of the vocabulary: letters, and three for beginning, bar and end.
+      length (tokens): the length of a training sequence, 2n + 2 for strings of n letters.
+
+    >>> task = Copying(length=8)
+    >>> example = task.sample(jax.random.key(0), 8)
+    >>> bool((example.tokens[1:4] == example.tokens[5:]).all()), int(example.mask.sum())
+    (True, 4)
+    """
+
+    vocab_size: int = 29
+    length: int = 102
+
+    answer_length: ClassVar[int] = 0
+    scored: ClassVar[int | None] = None
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < SPECIAL + 2:
+            raise ValueError(f"vocab_size={self.vocab_size}; allowed: at least {SPECIAL + 2} (two letters)")
+        self._letters(self.length)
+
+    @property
+    def chance(self) -> float:
+        """Returns the accuracy of guessing a letter."""
+        return 1.0 / self.letters
+
+    @property
+    def letters(self) -> int:
+        """Returns the number of letters; beginning, bar and end have the next ids."""
+        return self.vocab_size - SPECIAL
+
+    def sample(self, key: Key[Array, ""], length: int) -> Example:
+        """Draws one example of static `length`; jittable. Raises ValueError for an odd one."""
+        string = jax.random.randint(key, (self._letters(length),), 0, self.letters)
+        begin, bar, end = (jnp.full((1,), self.letters + i, string.dtype) for i in range(SPECIAL))
+        whole = jnp.concatenate([begin, string, bar, string, end])
+        mask = jnp.arange(length) >= length // 2
+        return Example(whole[:-1], jnp.where(mask, whole[1:], 0), mask)
+
+    def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
+        bar = int(np.flatnonzero(tokens == self.letters + 1)[0])
+        targets = np.zeros(len(tokens), np.int32)
+        targets[bar:] = [*tokens[1:bar], self.letters + 2]
+        return targets, np.arange(len(tokens)) >= bar
+
+    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
+        """Returns `tokens` as text: letters (numbers past z), `$` for the beginning, a bar, and `.` for the end."""
+        return " ".join(self._symbol(int(token)) for token in tokens)
+
+    def _symbol(self, token: int) -> str:
+        if token >= self.letters:
+            return SYMBOLS[token - self.letters]
+        return chr(ord("a") + token) if token < 26 else str(token)
+
+    def _letters(self, length: int) -> int:
+        """Returns the letters of the string; raises ValueError for a length that is none of a string twice."""
+        if length < 4 or length % 2:
+            raise ValueError(f"length={length}; allowed: even, at least 4 (2n + 2 for n letters)")
+        return (length - 2) // 2

@@ -1,0 +1,8 @@
+"""MAD's synthetic tasks, as its generators draw them (Poli et al. 2024, 2403.17844; `mad/data/instances.py`).
+
+Its selective copying is `tasks/selective_copying.py` with `layout=mad`. Its compression is left out: there the model's
+last state goes through a decoder of MAD's own, which no model here has.
+
+MAD trains on the next token everywhere and tests on answers alone. So a task here is trained with `loss=all`, and its
+`judged` is what held-out sequences are drawn by.
+"""

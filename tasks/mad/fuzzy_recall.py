@@ -1,0 +1,163 @@
+"""Fuzzy in-context recall: keys and values of one to three tokens (Poli et al. 2024)."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int, Key
+
+from evalkit.tasks.base import Example
+from evalkit.tasks.mad.motifs import drawn, placed, stood_before
+
+LOSSES = ("all", "answer")
+SIZES = ("any", "longest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuzzyRecall:
+    """In-context recall with motifs: a key is one to three different tokens in order, and so is a value.
+
+    Values of a sequence are drawn anew, and a key that returns has the value that it had before. The key at the end
+    stood before; its first place is uniform. Padding before the sequence fills it up. With keys of a to d and values of
+    1 to 4, an example is `· a b 3 1 c 2 a b 3 1`, and the answers are `3 1` after the second `a b`.
+
+    As in MAD, training has keys of every size, and held-out sequences have the longest alone. In short sequences MAD
+    may never show the key that it asks for; here it is always there. MAD's noise among motifs, 0 in its benchmark, is
+    left out.
+
+    Options (the defaults are those of MAD's benchmark):
+      vocab_size (token ids): the size of the vocabulary: keys, values, padding and the special token.
+      length (tokens): the length of a training sequence.
+      k_motif_size (tokens): the longest key.
+      v_motif_size (tokens): the longest value.
+      multi_query: whether all keys that return are asked for, or the one at the end alone, after a special token.
+      key_sizes: `any` size of keys up to the longest, or the `longest`, as held-out sequences have always.
+      loss: what is scored in training: `all`, the next token at every position, or `answer`. Held-out sequences always
+        score the answers alone.
+
+    >>> task = FuzzyRecall(length=32)
+    >>> task.judged.key_sizes, len(task.sample(jax.random.key(0), 32).tokens)
+    ('longest', 32)
+    """
+
+    vocab_size: int = 16
+    length: int = 128
+    k_motif_size: int = 3
+    v_motif_size: int = 3
+    multi_query: bool = True
+    key_sizes: str = "any"
+    loss: str = "all"
+
+    answer_length: ClassVar[int] = 0
+    scored: ClassVar[int | None] = None
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("loss", LOSSES), ("key_sizes", SIZES)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}; allowed: {', '.join(allowed)}")
+        for name, room in (("k_motif_size", self.keys), ("v_motif_size", self.padding - self.keys)):
+            if not 1 <= getattr(self, name) <= room:
+                raise ValueError(
+                    f"{name}={getattr(self, name)}; allowed: 1 to {max(room, 0)}, the tokens for it "
+                    f"with vocab_size={self.vocab_size}"
+                )
+        self._check_length(self.length)
+
+    @property
+    def judged(self) -> Self:
+        """Returns the task of held-out sequences: the longest keys, and the answers alone scored."""
+        return replace(self, loss="answer", key_sizes="longest")
+
+    @property
+    def chance(self) -> float:
+        """Returns the accuracy of guessing a token of a value."""
+        return 1.0 / (self.padding - self.keys)
+
+    @property
+    def padding(self) -> int:
+        """Returns the id of padding; tokens of keys and values have smaller ids."""
+        return self.vocab_size - (1 if self.multi_query else 2)
+
+    @property
+    def keys(self) -> int:
+        """Returns the number of tokens of keys, whose ids are the first."""
+        return self.padding // 2
+
+    def sample(self, key: Key[Array, ""], length: int) -> Example:
+        """Draws one example of static `length`; jittable. Raises ValueError if it is too short."""
+        self._check_length(length)
+        for_motifs, for_place = jax.random.split(key)
+        most = (length - self._longest) // 2
+        key_sizes = (1 if self.key_sizes == "any" else self.k_motif_size, self.k_motif_size)
+        # The last one is asked for.
+        motifs = drawn(for_motifs, most + 1, self.keys, self.padding - self.keys, key_sizes, self.v_motif_size)
+        walk, end = placed(for_place, motifs, length, self._longest)
+        again = stood_before(motifs.code[walk.chosen], walk.active)
+        special = [] if self.multi_query else [jnp.full((1,), self.vocab_size - 1)]
+        last = end + len(special)
+        starts, chosen = jnp.append(walk.start, last), jnp.append(walk.chosen, most)
+        active, asked = jnp.append(walk.active, True), jnp.append(again & self.multi_query, True)
+        inside = jnp.arange(self._longest)[None]
+        filled = active[:, None] & (inside < motifs.size[chosen, None])
+        places = jnp.where(filled, starts[:, None] + inside, length + 1)
+        whole = jnp.zeros((length + 1,), jnp.int32).at[places].set(motifs.tokens[chosen], mode="drop")
+        whole = whole if self.multi_query else whole.at[end].set(self.vocab_size - 1)
+        due = jnp.zeros((length + 1,), bool)
+        due = due.at[places].set(asked[:, None] & (inside >= motifs.key_size[chosen, None]), mode="drop")
+        pads = length + 1 - (last + motifs.size[most])
+        is_pad = jnp.arange(length + 1) < pads
+        whole = jnp.where(is_pad, self.padding, jnp.roll(whole, pads))
+        due = jnp.roll(due, pads) & ~is_pad
+        mask = due[1:] if self.loss == "answer" else jnp.ones((length,), bool)
+        return Example(whole[:-1], jnp.where(mask, whole[1:], 0), mask)
+
+    def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        asked = np.zeros(len(tokens), bool)
+        answer, place = 0, int((tokens == self.padding).sum())
+        while place < len(tokens):
+            place += tokens[place] > self.padding
+            key_end = self._run(tokens, place, values=False)
+            key, end = tuple(tokens[place:key_end].tolist()), self._run(tokens, key_end, values=True)
+            if end == len(tokens):
+                asked[key_end - 1 :] = True
+                answer = known[key][end - key_end]
+            elif key in known:
+                asked[key_end - 1 : end - 1] = self.multi_query
+            else:
+                known[key] = tuple(tokens[key_end:end].tolist())
+            place = end
+        targets = np.append(tokens[1:], answer)
+        return (targets, np.ones(len(tokens), bool)) if self.loss == "all" else (np.where(asked, targets, 0), asked)
+
+    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
+        """Returns `tokens` as text: `k3` is of a key, `v3` of a value, padding a dot, the special token a star."""
+        return " ".join(self._symbol(int(token)) for token in tokens)
+
+    def _symbol(self, token: int) -> str:
+        if token >= self.padding:
+            return "·" if token == self.padding else "★"
+        return f"k{token}" if token < self.keys else f"v{token - self.keys}"
+
+    def _run(self, tokens: Int[np.ndarray, " t"], place: int, values: bool) -> int:
+        """Returns where the tokens of keys, or of `values`, end that stand from `place` on."""
+        while place < len(tokens) and tokens[place] < self.padding and (tokens[place] >= self.keys) == values:
+            place += 1
+        return place
+
+    @property
+    def _longest(self) -> int:
+        """Returns the number of tokens of the longest key with the longest value."""
+        return self.k_motif_size + self.v_motif_size
+
+    def _check_length(self, length: int) -> None:
+        if length <= 2 * self._longest:
+            raise ValueError(
+                f"length={length} is too short for k_motif_size={self.k_motif_size}, v_motif_size={self.v_motif_size}; "
+                f"use a length of at least {2 * self._longest + 1}"
+            )

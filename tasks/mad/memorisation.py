@@ -1,0 +1,99 @@
+"""Memorisation: say the value of a key, by a map that is the same for all sequences (Poli et al. 2024)."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int, Key
+
+from evalkit.tasks.base import Example
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memorisation:
+    """Random keys, each with a place after it where its value is due; the map is to be learned, it is never shown.
+
+    The map from keys to values is drawn once, from `map_seed`, as MAD draws it. With `_` for the place, an example is
+    `b _ d _ b _`. At every `_` the value of the key before it is due. MAD's noise among the pairs, 0 in its benchmark,
+    is left out.
+
+    Options (the defaults are those of MAD's benchmark):
+      vocab_size (token ids): the size of the vocabulary: keys, values and the token at the place.
+      length (tokens): the length of a training sequence; even.
+      map_seed: the seed of the map; another map is another task.
+
+    >>> task = Memorisation()
+    >>> task.solve(np.array([56, 255]))[0].tolist()
+    [0, 197]
+    """
+
+    vocab_size: int = 256
+    length: int = 32
+    map_seed: int = 12345
+
+    answer_length: ClassVar[int] = 0
+    scored: ClassVar[int | None] = None
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 5:
+            raise ValueError(f"vocab_size={self.vocab_size}; allowed: at least 5 (two keys, two values, the place)")
+        if self.map_seed < 0:
+            raise ValueError(f"map_seed={self.map_seed}; allowed: 0 or more")
+        _check_length(self.length)
+
+    @property
+    def chance(self) -> float:
+        """Returns the accuracy of guessing among the values."""
+        return 1.0 / (self.place - self.place // 2)
+
+    @property
+    def place(self) -> int:
+        """Returns the id of the token where a value is due."""
+        return self.vocab_size - 1
+
+    def sample(self, key: Key[Array, ""], length: int) -> Example:
+        """Draws one example of static `length`; jittable. Raises ValueError for an odd one."""
+        _check_length(length)
+        values = jnp.asarray(values_of(self.place, self.map_seed))
+        keys = jax.random.randint(key, (length // 2,), 0, len(values))
+        tokens = jnp.stack([keys, jnp.full_like(keys, self.place)], axis=1).reshape(-1)
+        targets = jnp.stack([jnp.zeros_like(keys), values[keys]], axis=1).reshape(-1)
+        return Example(tokens, targets, jnp.arange(length) % 2 == 1)
+
+    def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
+        mask = tokens == self.place
+        targets = np.zeros(len(tokens), np.int32)
+        targets[mask] = values_of(self.place, self.map_seed)[np.roll(tokens, 1)[mask]]
+        return targets, mask
+
+    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
+        """Returns `tokens` as text: `k3` is a key, `v3` a value, `_` the place where a value is due."""
+        return " ".join(self._symbol(int(token)) for token in tokens)
+
+    def _symbol(self, token: int) -> str:
+        if token == self.place:
+            return "_"
+        return f"k{token}" if token < self.place // 2 else f"v{token - self.place // 2}"
+
+
+@cache
+def values_of(ordinary: int, seed: int) -> Int[np.ndarray, " k"]:
+    """Returns the value of each key, of so many ordinary tokens; both are shuffled with one generator, as in MAD."""
+    random = np.random.default_rng(seed)
+    keys, values = list(range(ordinary // 2)), list(range(ordinary // 2, ordinary))
+    random.shuffle(keys)
+    random.shuffle(values)
+    found = np.zeros(len(keys), np.int32)
+    found[keys] = values[: len(keys)]
+    return found
+
+
+def _check_length(length: int) -> None:
+    if length < 2 or length % 2:
+        raise ValueError(f"length={length}; allowed: even, at least 2")

@@ -1,0 +1,128 @@
+"""Multi-query associative recall: pairs of keys and values, then the keys again (Arora et al. 2023, 2312.04927)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int, Key
+
+from evalkit.tasks.base import Example, distinct
+
+FILLER = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MQAR:
+    """`pairs` keys, each with its value after it; then every key once more, whose value is the answer at that place.
+
+    The definition is zoology's (`multiquery_ar`, one pass). Keys are different tokens from 1 to V/2 − 1, values
+    different ones from V/2 to V − 1. After the pairs, every second position may hold a query. Query i stands at the
+    g-th of these, drawn without replacement with probability proportional to g^(power_a − 1), so that most come soon.
+    Fillers stand everywhere else. With length 16, two pairs and fillers of 0, an example is
+    `2 8 4 7 · · 4 · · · · 2 · · · ·`; the answers are 7 below the second 4, and 8 below the second 2.
+
+    A random filler may happen to be a key at a place for queries; nothing in the tokens tells it from the query. Then
+    the first of them is scored here, and zoology scores whichever was drawn as the query. Tokens are distributed alike.
+
+    Options (the defaults are zoology's):
+      vocab_size (token ids): the size of the vocabulary: 0, keys, and values.
+      length (tokens): the length of a training sequence, pairs and queries together.
+      pairs: how many keys there are; each takes two tokens of the context and one place for queries.
+      power_a: the exponent of the gaps, plus one; 1 makes all gaps equally likely.
+      random_non_queries: whether fillers are random tokens; else they are 0.
+
+    >>> task = MQAR(vocab_size=64, length=32, pairs=4)
+    >>> example = task.sample(jax.random.key(0), 32)
+    >>> len(example.tokens), int(example.mask.sum())
+    (32, 4)
+    """
+
+    vocab_size: int = 8192
+    length: int = 64
+    pairs: int = 8
+    power_a: float = 0.01
+    random_non_queries: bool = True
+
+    answer_length: ClassVar[int] = 0
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.pairs < 1:
+            raise ValueError(f"pairs={self.pairs}; allowed: 1 or more")
+        if self.vocab_size < 2 * (self.pairs + 1):
+            raise ValueError(
+                f"vocab_size={self.vocab_size} has {max(self.vocab_size // 2 - 1, 0)} keys; "
+                f"use at least {2 * (self.pairs + 1)} for pairs={self.pairs}"
+            )
+        if not self.power_a > 0:
+            raise ValueError(f"power_a={self.power_a}; allowed: above 0")
+        self._slots(self.length)
+
+    @property
+    def scored(self) -> int:
+        """Returns the number of scored positions: one a key."""
+        return self.pairs
+
+    @property
+    def chance(self) -> float:
+        """Returns the accuracy of guessing among all values."""
+        return 1.0 / (self.vocab_size - self.first_value)
+
+    @property
+    def first_value(self) -> int:
+        """Returns the smallest id of a value; keys are smaller."""
+        return self.vocab_size // 2
+
+    def sample(self, key: Key[Array, ""], length: int) -> Example:
+        """Draws one example of static `length`; jittable. Raises ValueError if the pairs do not fit."""
+        slots, context = self._slots(length), 2 * self.pairs
+        for_keys, for_values, for_gaps, for_fillers = jax.random.split(key, 4)
+        keys = 1 + distinct(for_keys, self.pairs, self.first_value - 1)
+        values = self.first_value + distinct(for_values, self.pairs, self.vocab_size - self.first_value)
+        # The largest of log p plus independent Gumbel noise are draws from p one after another, without replacement.
+        weights = (self.power_a - 1) * jnp.log(jnp.arange(1, slots + 1))
+        _, gaps = jax.lax.top_k(weights + jax.random.gumbel(for_gaps, (slots,)), self.pairs)
+        rest = jnp.full((length - context,), FILLER)
+        if self.random_non_queries:
+            rest = jax.random.randint(for_fillers, (length - context,), 0, self.vocab_size)
+        rest = rest.at[2 * gaps].set(keys)
+        first = context + 2 * (rest[::2, None] == keys[None]).argmax(axis=0)
+        tokens = jnp.concatenate([jnp.stack([keys, values], axis=1).reshape(-1), rest])
+        targets = jnp.zeros((length,), tokens.dtype).at[first].set(values)
+        return Example(tokens, targets, jnp.zeros((length,), bool).at[first].set(True))
+
+    def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy.
+
+        `targets` has the value wherever a key stands at a place for queries, also where it is not scored.
+        """
+        targets, mask = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), bool)
+        values = {int(k): int(v) for k, v in tokens[: 2 * self.pairs].reshape(-1, 2)}
+        unasked = set(values)
+        for place in range(2 * self.pairs, len(tokens), 2):
+            token = int(tokens[place])
+            targets[place] = values.get(token, 0)
+            mask[place] = token in unasked
+            unasked.discard(token)
+        return targets, mask
+
+    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
+        """Returns `tokens` as text: `k3` is a key, `v3` a value, and 0 is a dot."""
+        return " ".join(self._symbol(int(token)) for token in tokens)
+
+    def _symbol(self, token: int) -> str:
+        if token == FILLER:
+            return "·"
+        return f"k{token}" if token < self.first_value else f"v{token - self.first_value}"
+
+    def _slots(self, length: int) -> int:
+        """Returns how many places for queries there are; raises ValueError if they are fewer than the pairs."""
+        slots = (length - 2 * self.pairs) // 2
+        if slots < self.pairs:
+            raise ValueError(
+                f"length={length} is too short for pairs={self.pairs}; use a length of at least {4 * self.pairs}"
+            )
+        return slots

@@ -1,0 +1,149 @@
+"""State tracking: the running product of a word over a group (Merrill et al. 2024, 2404.08819)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import permutations
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int, Key
+
+from evalkit.tasks.base import Example
+
+Permutation = tuple[int, ...]
+CYCLIC = ("z2", "z60")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateTracking:
+    """Random elements of a finite group; the answer at every position is the product of all elements so far.
+
+    A token is an element, and element 0 is the identity. A product a·b does a first and b after it. The groups are
+    those of Merrill et al. 2024, with parity and S₃: `z2` (parity), `s3`, `z60`, `a4xz5`, `a5`, `s5`, of 2, 6, 60, 60,
+    60 and 120 elements. Z₂, S₃, Z₆₀ and A₄ × Z₅ are solvable; A₅ and S₅ are not, so that their words are complete for
+    NC¹. Of parity, `1 0 1 1` has the answers `1 1 0 1`.
+
+    Options:
+      group: which group: `z2`, `s3`, `z60`, `a4xz5`, `a5` or `s5`.
+      length (tokens): the length of a training sequence; `train.lengths` draws shorter ones too.
+
+    >>> task = StateTracking(group="z2", length=4)
+    >>> task.solve(np.array([1, 0, 1, 1]))[0].tolist()
+    [1, 1, 0, 1]
+    """
+
+    group: str = "s3"
+    length: int = 40
+
+    answer_length: ClassVar[int] = 0
+    scored: ClassVar[int | None] = None
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.group not in GROUPS:
+            raise ValueError(f"group={self.group!r}; allowed: {', '.join(GROUPS)}")
+        _check_length(self.length)
+
+    @property
+    def vocab_size(self) -> int:
+        """Returns the number of elements."""
+        return len(elements(self.group))
+
+    @property
+    def chance(self) -> float:
+        """Returns the accuracy of guessing: products are uniform, as their factors are."""
+        return 1.0 / self.vocab_size
+
+    def sample(self, key: Key[Array, ""], length: int) -> Example:
+        """Draws one example of static `length`; jittable."""
+        _check_length(length)
+        table = jnp.asarray(table_of(self.group))
+        tokens = jax.random.randint(key, (length,), 0, len(table))
+        products = jax.lax.associative_scan(lambda a, b: table[a, b], tokens)
+        return Example(tokens, products, jnp.ones((length,), bool))
+
+    def cut(self, example: Example, length: Int[Array, ""]) -> Example:
+        """Returns the example at a shorter `length`: the answers there are the same, and later ones are not scored."""
+        return example._replace(mask=example.mask & (jnp.arange(example.mask.shape[-1]) < length))
+
+    def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy: points are moved, no table is read."""
+        group = elements(self.group)
+        number = {element: index for index, element in enumerate(group)}
+        points = np.arange(len(group[0]))
+        targets = np.zeros(len(tokens), np.int32)
+        for place, token in enumerate(tokens):
+            points = np.asarray(group[token])[points]
+            targets[place] = number[tuple(points.tolist())]
+        return targets, np.ones(len(tokens), bool)
+
+    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
+        """Returns `tokens` as text: numbers of a cyclic group, else the cycles of a permutation, `e` for none."""
+        if self.group in CYCLIC:
+            return " ".join(map(str, tokens.tolist()))
+        return " ".join(_cycles(elements(self.group)[token]) for token in tokens)
+
+
+def _check_length(length: int) -> None:
+    if length < 1:
+        raise ValueError(f"length={length}; allowed: 1 or more")
+
+
+def _cyclic(order: int) -> list[Permutation]:
+    """Returns the rotations of `order` points; element i turns by i."""
+    return [tuple((point + turn) % order for point in range(order)) for turn in range(order)]
+
+
+def _symmetric(points: int) -> list[Permutation]:
+    return list(permutations(range(points)))
+
+
+def _alternating(points: int) -> list[Permutation]:
+    """Returns the even permutations."""
+    return [p for p in _symmetric(points) if sum(a > b for i, a in enumerate(p) for b in p[i:]) % 2 == 0]
+
+
+def _product(left: list[Permutation], right: list[Permutation]) -> list[Permutation]:
+    """Returns the direct product, which moves the points of both side by side."""
+    apart = len(left[0])
+    return [(*a, *(apart + point for point in b)) for a in left for b in right]
+
+
+GROUPS: Mapping[str, Callable[[], list[Permutation]]] = {
+    "z2": lambda: _cyclic(2),
+    "s3": lambda: _symmetric(3),
+    "z60": lambda: _cyclic(60),
+    "a4xz5": lambda: _product(_alternating(4), _cyclic(5)),
+    "a5": lambda: _alternating(5),
+    "s5": lambda: _symmetric(5),
+}
+
+
+@cache
+def elements(group: str) -> tuple[Permutation, ...]:
+    """Returns the elements as permutations, the identity first: element p takes point i to point p[i]."""
+    return tuple(GROUPS[group]())
+
+
+@cache
+def table_of(group: str) -> Int[np.ndarray, "n n"]:
+    """Returns the number of the product a·b at `[a, b]`: a first, b after it."""
+    found = elements(group)
+    number = {element: index for index, element in enumerate(found)}
+    return np.array([[number[tuple(b[point] for point in a)] for b in found] for a in found], np.int32)
+
+
+def _cycles(element: Permutation) -> str:
+    """Returns the cycles of a permutation of at most nine points, counted from 1."""
+    found, seen = "", set()
+    for start in range(len(element)):
+        cycle, point = "", start
+        while point not in seen:
+            seen.add(point)
+            cycle, point = cycle + str(point + 1), element[point]
+        found += f"({cycle})" if len(cycle) > 1 else ""
+    return found or "e"

@@ -1,0 +1,203 @@
+"""The field's tasks against what their authors' code made, and against the laws that define them."""
+
+from functools import cache
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from evalkit.core import streams
+from evalkit.core.batches import Drawn
+from evalkit.core.contracts import Judged
+from evalkit.tasks.copying import Copying
+from evalkit.tasks.mad.fuzzy_recall import FuzzyRecall
+from evalkit.tasks.mad.in_context_recall import InContextRecall
+from evalkit.tasks.mad.memorisation import Memorisation
+from evalkit.tasks.mad.noisy_recall import NoisyRecall
+from evalkit.tasks.mqar import MQAR
+from evalkit.tasks.ngram_lookup import NgramLookup
+from evalkit.tasks.state_tracking import GROUPS, StateTracking, elements, table_of
+
+# int16 copies of batches that zoology (d88d6f5) and mad-lab (0f49a45) drew; -100 is not scored.
+BATCHES = np.load(Path(__file__).parents[1] / "golden" / "recall_batches.npz")
+DRAWS = 100_000
+UNLIKELY = 1e-4
+
+
+@pytest.mark.parametrize(
+    "name", sorted(name[5:-7] for name in BATCHES if name.startswith("mqar_v") and "inputs" in name)
+)
+def test_mqar_gives_zoologys_labels(name: str) -> None:
+    """Every one; where a filler is a key too, nothing tells it from the query, and the first of both is scored here."""
+    inputs, labels = (BATCHES[f"mqar_{name}_{part}"].astype(np.int64) for part in ("inputs", "labels"))
+    vocab, length, pairs, fillers = name.split("_")
+    task = MQAR(
+        vocab_size=int(vocab[1:]), length=int(length[1:]), pairs=int(pairs[2:]), random_non_queries=fillers == "random"
+    )
+    for tokens, wanted in zip(inputs, labels, strict=True):
+        targets, mask = task.solve(tokens)
+        asked = wanted != -100
+        np.testing.assert_array_equal(targets[asked], wanted[asked])
+        assert mask.sum() == task.scored == asked.sum()
+        rest = tokens[2 * task.pairs :: 2]
+        twice = [place for place in np.flatnonzero(mask != asked) if (rest == tokens[place]).sum() < 2]
+        assert not twice, "scored elsewhere, and the key is there once"
+
+
+MAD = {
+    "in_context_recall": InContextRecall(multi_query=False),
+    "noisy_in_context_recall": NoisyRecall(multi_query=False),
+    "fuzzy_in_context_recall": FuzzyRecall(multi_query=False),
+    "memorization": Memorisation(),
+}
+NEVER_SHOWN = {("fuzzy_in_context_recall", "train"): [29]}
+"""Examples of MAD's whose key does not stand before the question, so that nothing tells its value."""
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("name", MAD)
+def test_mads_batches_have_the_targets_of_the_rule(name: str, split: str) -> None:
+    task = MAD[name]
+    task = task.judged if split == "test" and isinstance(task, Judged) else task
+    inputs, targets = (BATCHES[f"{name}_{split}_{part}"].astype(np.int32) for part in ("inputs", "targets"))
+    unknown = NEVER_SHOWN.get((name, split), [])
+    for number, (tokens, wanted) in enumerate(zip(inputs, targets, strict=True)):
+        if number in unknown:
+            with pytest.raises(KeyError):
+                task.solve(tokens)
+            continue
+        found, mask = task.solve(tokens)
+        np.testing.assert_array_equal(np.where(mask, found, -100), wanted, f"example {number}")
+
+
+@cache
+def many(task: MQAR) -> np.ndarray:
+    """So many examples' tokens."""
+    keys = jax.random.split(jax.random.key(5), DRAWS)
+    return np.asarray(jax.jit(jax.vmap(lambda key: task.sample(key, task.length).tokens))(keys))
+
+
+def test_gaps_of_mqar_follow_zoologys_power_law() -> None:
+    """Two draws without replacement with weights g^(a − 1): p_i p_j / (1 − p_i) for the two in order, exactly."""
+    task = MQAR(vocab_size=32, length=20, pairs=2, power_a=0.3, random_non_queries=False)
+    tokens, slots = many(task), 8
+    rest = tokens[:, 4::2]
+    first, second = ((rest == tokens[:, [2 * pair]]).argmax(axis=1) for pair in range(2))
+    weights = np.arange(1, slots + 1) ** (task.power_a - 1)
+    p = weights / weights.sum()
+    law = p[:, None] * p / (1 - p[:, None])
+    places = [(i, j) for i in range(slots) for j in range(slots) if i != j]
+    counts = np.bincount(first * slots + second, minlength=slots**2)
+    seen, wanted = ([table[i * slots + j] for i, j in places] for table in (counts, DRAWS * law.reshape(-1)))
+    assert sum(seen) == DRAWS and chisquare(seen, wanted).pvalue > UNLIKELY
+
+
+def test_tokens_of_mqar_are_distributed_as_zoologys() -> None:
+    """Keys and values uniform; at places of queries a key in two of eight cases, else any token, as everywhere else."""
+    task = MQAR(vocab_size=32, length=20, pairs=2)
+    tokens, vocab = many(task), 32
+    uniform = np.full(vocab, 1 / vocab)
+    keys, values = np.zeros(vocab), np.zeros(vocab)
+    keys[1:16], values[16:] = 1 / 15, 1 / 16
+    laws = {0: keys, 1: values, 4: 0.25 * keys + 0.75 * uniform, 5: uniform}
+    for start, law in laws.items():
+        stop = 4 if start < 4 else None
+        counts = np.bincount(tokens[:, start:stop:2].reshape(-1), minlength=vocab)
+        wanted = counts.sum() * law
+        assert not counts[wanted == 0].any()
+        assert chisquare(counts[wanted > 0], wanted[wanted > 0]).pvalue > UNLIKELY
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "commutes"),
+    [("z2", 2, True), ("s3", 6, False), ("z60", 60, True), ("a4xz5", 60, False), ("a5", 60, False), ("s5", 120, False)],
+)
+def test_a_group_is_one(name: str, order: int, commutes: bool) -> None:
+    table = table_of(name)
+    numbers = np.arange(order)
+    assert table.shape == (order, order) and len(elements(name)) == order
+    np.testing.assert_array_equal(table[0], numbers)
+    np.testing.assert_array_equal(table[:, 0], numbers)
+    assert (np.sort(table) == numbers).all() and (np.sort(table.T) == numbers).all(), "no inverses"
+    np.testing.assert_array_equal(table[table], table[numbers[:, None, None], table]), "not associative"
+    assert (table == table.T).all() == commutes
+
+
+def commutators(name: str) -> set[int]:
+    """The subgroup that commutators generate."""
+    table = table_of(name)
+    inverse = (table == 0).argmax(axis=1)
+    found = set(table[table, table[inverse[:, None], inverse]].reshape(-1).tolist())
+    while (more := {int(table[a, b]) for a in found for b in found}) != found:
+        found = more
+    return found
+
+
+def test_the_unsolvable_groups_are_those_of_the_paper() -> None:
+    """A₅ is its own commutator subgroup, and S₅'s is A₅: no chain of them ends. A₄ × Z₅'s is Klein's group of four."""
+    assert {name: len(commutators(name)) for name in GROUPS} == {
+        "z2": 1, "s3": 3, "z60": 1, "a4xz5": 4, "a5": 60, "s5": 60,
+    }  # fmt: skip
+
+
+def test_a_word_is_read_from_the_left() -> None:
+    """In S₃ (12) and then (13) takes 1 to 2, 2 to 1 and on to 3, and 3 to 1: the cycle (123)."""
+    task = StateTracking()
+    number = {task.describe(np.array([token])): token for token in range(6)}
+    word = np.array([number[element] for element in ("(12)", "(13)", "(23)", "e")])
+    assert task.describe(task.solve(word)[0]) == "(12) (123) (13) (13)"
+    assert StateTracking(group="z2").solve(np.array([1, 1, 1, 0]))[0].tolist() == [1, 0, 1, 1]
+    assert StateTracking(group="z60").solve(np.array([50, 15]))[0].tolist() == [50, 5]
+
+
+def test_what_is_held_out_scores_answers_alone() -> None:
+    """MAD trains on every next token and tests on answers; the sequences of keys of one size are the same."""
+    task = NoisyRecall(length=32)
+    trained = streams.held_out_batch(task, streams.TEST, 0, 4, 32)
+    judged = Drawn(task).held_out(streams.TEST, 0, 4, 32)
+    np.testing.assert_array_equal(trained.tokens, judged.tokens)
+    assert trained.mask[:, :-1].all() and not judged.mask.all(axis=1).any()
+    np.testing.assert_array_equal(np.where(judged.mask, trained.targets, 0), judged.targets)
+    assert (np.asarray(judged.tokens)[judged.mask] < task.keys).all()
+
+
+def drawn(task, shortest: int, batch: int = 64, step: int = 3):
+    draw = jax.jit(lambda step: streams.train_batch(task, 0, step, batch, task.length, shortest))
+    return jax.device_get(draw(step))
+
+
+def test_lengths_of_training_are_drawn_and_what_follows_is_not_scored() -> None:
+    """Of copying at most eight, both ends among them; each example is one of its own length, padded."""
+    task = Copying(length=30)
+    assert streams.lengths_between(task, 4, 30) == [4, 8, 10, 14, 18, 22, 26, 30], "odd ones give way"
+    assert streams.lengths_between(task, 30, 30) == [30]
+    with pytest.raises(ValueError, match="length=5; allowed: even"):
+        streams.lengths_between(task, 5, 30)
+    example = drawn(task, 4)
+    lengths = example.mask.sum(axis=1) * 2  # n letters and the end are scored of 2n + 2 tokens
+    assert set(lengths) == {4, 8, 10, 14, 18, 22, 26, 30}
+    for tokens, targets, mask, length in zip(*example[:3], lengths, strict=True):
+        wanted, scored = task.solve(tokens[:length])
+        np.testing.assert_array_equal(mask, np.pad(scored, (0, 30 - length)))
+        np.testing.assert_array_equal(targets[mask], wanted[scored])
+        assert not tokens[length:].any()
+
+
+def test_a_word_is_cut_at_any_length() -> None:
+    task = StateTracking(group="z2", length=12)
+    one, again, later = drawn(task, 3, 256), drawn(task, 3, 256), drawn(task, 3, 256, step=4)
+    lengths = one.mask.sum(axis=1)
+    assert set(lengths) == set(range(3, 13)) and (one.mask == (np.arange(12) < lengths[:, None])).all()
+    np.testing.assert_array_equal(one.targets, np.cumsum(one.tokens, axis=1) % 2)
+    np.testing.assert_array_equal(one.mask, again.mask)
+    assert (one.mask != later.mask).any(), "every step draws its own lengths"
+
+
+def test_an_ngram_is_looked_up_where_it_first_stands() -> None:
+    task = NgramLookup(vocab_size=4, length=12, ngram=2, answer=2)
+    a, b, begin, bar = range(4)
+    tokens = np.array([begin, a, b, b, a, b, a, a, b, bar, a, b, b])
+    assert task.solve(tokens)[0][11:].tolist() == [b, a]
+    assert task.describe(tokens) == "$ a b b a b a a b | a b b"
