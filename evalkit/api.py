@@ -19,6 +19,7 @@ from rich.console import Console
 
 from evalkit.checkpoints.archives import is_archive
 from evalkit.checkpoints.loading import Run, load
+from evalkit.configuration.account import completed
 from evalkit.configuration.experiment import compose, prepared, refuse_used
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.saved import from_file
@@ -111,16 +112,29 @@ def evaluate(
     return replace(found, folder=place, task=evaluated.task, config=dict(evaluated.config))
 
 
-def compare(*runs: Folder | Iterable[Folder], folder: Folder | None = None, quiet: bool = False) -> Path:
+def compare(
+    *runs: Folder | Iterable[Folder],
+    folder: Folder | None = None,
+    x: str | None = None,
+    at: int | None = None,
+    quiet: bool = False,
+) -> Path:
     """Overlays runs of one task, or the runs below folders: PNGs, `compare.html`, `compare.csv`; returns their folder.
 
         evalkit.compare(hawk, griffin, "runs/induction_heads/mqa")
+        evalkit.compare("runs/induction_heads", x="cache_bytes", at=1024)
 
-    `folder` is by default `runs/compare/<task>-<time>`; the tables are printed unless `quiet`. Raises UserError for
-    runs that cannot be compared.
+    `folder` is by default `runs/compare/<task>-<time>`; the tables are printed unless `quiet`. With `x`,
+    `"cache_bytes"` or `"flops"`, a figure more has the accuracy `at` a length, by default the training length, against
+    that cost of the models. Raises UserError for runs that cannot be compared.
     """
     out = None if folder is None else _place(folder)
-    return comparison.compare(_folders(runs), out, Console(quiet=quiet))
+    if x not in (None, *comparison.X):
+        raise UserError(f"x={x!r}; allowed: {', '.join(comparison.X)}, or None for no figure more")
+    if x is None and at is not None:
+        raise UserError(f"at={at} is the length of x; give x={' or x='.join(comparison.X)} too")
+    against = None if x is None else comparison.Against(x, at)
+    return comparison.compare(_folders(runs), out, Console(quiet=quiet), against=against, complete=completed)
 
 
 def rows(*runs: Folder | Iterable[Folder], split: str | None = None, metric: str | None = None) -> list[dict[str, Any]]:

@@ -19,6 +19,8 @@ SMALLEST_ROOT = 0.5e-3  # caps the slope of sqrt(1 − a²) in a² at 1000 (arXi
 # π in three parts, of which the first two have few digits, so that their multiples are exact (Cody and Waite 1980).
 PI = (3.140625, 9.67502593994140625e-4, 1.509957990978376432e-7)
 LOG2_E = 1.4426950408889634
+GATES, TURN = 16, 41
+"""Floating-point operations of `gates` and of `cosine_and_sine` for each channel, beside sigmoids, tanhs and roots."""
 CLOSED = -1e30  # closes a gate before its sigmoid: with the recurrence gate closed, a = 1 and scale = 0 exactly
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
-from evalkit.models.layers.mixer import Cache, Decaying, Mixer, refuse_no_mixer
+from evalkit.models.layers.mixer import Cache, Decaying, Mixer, flops_of, refuse_no_mixer
 from evalkit.models.layers.modules import GatedMLP, NoDecay, RMSNorm
 from evalkit.models.layers.products import product_transposed
 from evalkit.models.layers.shapes import Activations, Logits, Places, Positions, States, Tokens
@@ -26,6 +26,14 @@ class ResidualBlock(nnx.Module):
         self.mixer = refuse_no_mixer(mixer(width=width, rngs=rngs))
         self.mlp_norm = RMSNorm(width, rngs=rngs) if mlp_width else None
         self.mlp = GatedMLP(width, mlp_width, bias=mlp_bias, rngs=rngs) if mlp_width else None
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: of norms, mixer and MLP, and of the sums with the residual stream."""
+        width = self.mixer_norm.scale.shape[0]
+        total = self.mixer_norm.flops(length) + flops_of(self.mixer, width, length) + length * width
+        if self.mlp is None or self.mlp_norm is None:
+            return total
+        return total + self.mlp_norm.flops(length) + self.mlp.flops(length) + length * width
 
     def __call__(
         self, x: Activations, positions: Positions | None, cache: Cache | None, at: Places | None
@@ -53,6 +61,11 @@ class Embedding(nnx.Module):
         self.table = NoDecay(jax.random.normal(rngs.params(), (vocab_size, width)) * width**-0.5)
         self.scale = width**0.5 if scale is None else scale
         self.soft_cap = soft_cap
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: of scaling the vectors and of the head. A lookup computes nothing, however it is done."""
+        vocab_size, width = self.table.shape
+        return length * (width + vocab_size * (2 * width + 2 * (self.soft_cap is not None)))
 
     def __call__(self, tokens: Tokens) -> Activations:
         """Returns the vectors of `tokens`."""
@@ -115,6 +128,11 @@ class LanguageModel(nnx.Module):
                 found[number] = block.mixer.decays(block.mixer_norm(x))
             x, _ = block(x, None, None, None)
         return found
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: the embedding and the head, every block, and the last norm."""
+        blocks = sum(block.flops(length) for block in self.blocks)
+        return self.embedding.flops(length) + blocks + self.norm.flops(length)
 
     def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
         """Returns an empty cache for each block."""

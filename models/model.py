@@ -39,6 +39,7 @@ class Model:
     """Returns the Flax module with these parameters; only `models` calls it."""
     _decay: Params
     _init_cache: Callable[[int, int], tuple[Cache, ...]]
+    _flops: Callable[[int], int]
 
     def apply(
         self,
@@ -58,6 +59,24 @@ class Model:
     def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
         """Returns an empty cache for `batch` rows of at most `length` tokens."""
         return self._init_cache(batch, length)
+
+    def cache_bytes(self, batch: int, length: int) -> int:
+        """Returns the bytes kept between tokens for `batch` rows of at most `length` tokens: those of `init_cache`.
+
+        Nothing is allocated. Positions, and whatever else a mixer keeps, are counted with the state.
+        """
+        leaves = jax.tree.leaves(jax.eval_shape(lambda: self._init_cache(batch, length)))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+    def flops(self, length: int) -> int:
+        """Returns the floating-point operations of a forward pass over one row of `length` tokens.
+
+        `Counted` says what counts. It is a number of the model, not of an implementation: attention counts the pairs
+        inside its window, and block-diagonal maps their blocks. A step of training takes about three times as many.
+
+            model.flops(256) / 256   # for each token
+        """
+        return self._flops(length)
 
     def parts(self, params: Params, batch: int, length: int) -> list[Part]:
         """Returns the pieces of a forward pass over `[batch, length]` tokens, for timing them."""
@@ -141,6 +160,7 @@ def build(
         module=partial(_filled, graph, state),
         _decay=_decay_of(_parameters_alone(state)),
         _init_cache=abstract.init_cache,
+        _flops=abstract.flops,
     )
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from rich.console import Console
 
 from evalkit.commands.guide import Page
+from evalkit.core.errors import UserError
+from evalkit.core.rows import Header
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -15,11 +17,25 @@ def main(arguments: Sequence[str]) -> int:
         "Overlay the curves of several runs of one task, with a table.",
         "compare runs/induction_heads",
         "compare RUN RUN RUN --out figures/mine",
+        "compare runs/induction_heads --x cache_bytes --at 1024",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or a folder that holds runs")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/compare/<task>-<timestamp>")
+    against = "draw accuracy against the bytes of the model's state, or its FLOPs a token, too"
+    parser.add_argument("--x", choices=("cache_bytes", "flops"), help=against)
+    parser.add_argument("--at", type=int, metavar="LENGTH", help="the length of --x, by default the training length")
     given = parser.parse_args(arguments)
-    from evalkit.reports.comparison import compare
+    if given.at is not None and given.x is None:
+        raise UserError(f"--at={given.at} is the length of --x=cache_bytes or --x=flops; give one of them too")
+    from evalkit.reports.comparison import Against, compare
 
-    compare(given.runs, given.out, Console())
+    asked = None if given.x is None else Against(given.x, given.at)
+    compare(given.runs, given.out, Console(), against=asked, complete=_completed)
     return 0
+
+
+def _completed(found: Sequence[tuple[Path, Header]], length: int | None) -> Sequence[Header]:
+    # Here, because it needs JAX, and only records from before headers said what a model costs need it.
+    from evalkit.configuration.account import completed
+
+    return completed(found, length)

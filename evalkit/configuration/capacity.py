@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from evalkit.core.contracts import Evaluation, LanguageModel
+from evalkit.core.contracts import Evaluation
 from evalkit.core.devices import accelerator_bytes, bytes_of, memory_bytes
 from evalkit.core.errors import UserError
 from evalkit.training.settings import Training
@@ -71,14 +71,10 @@ def of_evaluation(built: Mapping[str, Any]) -> Iterator[Need]:
     for setting, rows, length in evaluation.held():
         _refuse_beyond_positions(f"eval.{setting}", length)
         tokens = TOKEN_BYTES * rows * length
-        cache = 0 if built["model"] is None else _cache_bytes(built["model"], rows, length)
+        cache = 0 if built["model"] is None else built["model"].cache_bytes(rows, length)
         of = f"the tokens of {rows:,} sequences, {_shown(tokens)}, and their caches, {_shown(cache)}"
         many = f"{rows:,} sequences of {length:,} tokens (eval.{setting})"
         yield Need(many, tokens + cache, of, f"give a shorter length in eval.{setting}, or fewer in eval.batch_size")
-
-
-def _cache_bytes(model: LanguageModel, rows: int, length: int) -> int:
-    return bytes_of(jax.eval_shape(lambda: model.init_cache(rows, length)))
 
 
 def _refuse_beyond_positions(setting: str, length: int) -> None:

@@ -49,6 +49,11 @@ def checkpoint_of(path: Path) -> str | None:
     return _load(path).checkpoint
 
 
+def plain_of(path: Path) -> dict[str, Any]:
+    """A run's saved configuration as plain data, as if saved today; raises UserError."""
+    return composition.plain(_load(path))
+
+
 def save(config: Mapping[str, Any], path: Path) -> None:
     """Writes `Experiment.config` as the YAML that `from_file` reads; a full disk leaves an earlier one as it was."""
     new = path.with_suffix(".yaml.new")

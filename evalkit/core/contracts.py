@@ -240,6 +240,14 @@ class LanguageModel(Protocol):
         """An empty cache."""
         ...
 
+    def cache_bytes(self, batch: int, length: int) -> int:
+        """The bytes kept between tokens for `batch` rows of at most `length` tokens."""
+        ...
+
+    def flops(self, length: int) -> int:
+        """The floating-point operations of a forward pass over one row of `length` tokens."""
+        ...
+
     def parts(self, params: Params, batch: int, length: int) -> Sequence[Any]:
         """Its pieces, each with `name`, `times`, `function` and `arguments`, for timing them."""
         ...

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from evalkit.core.contracts import LanguageModel, Params
+from evalkit.core.contracts import Params
 
 AXIS = "data"
 COPIED_BYTES = 2**28  # parameters of up to 256 MiB are copied to every CPU device
@@ -96,11 +96,6 @@ def accelerator_bytes() -> int:
     """Returns the memory of all accelerators together, 0 without one; call it after `use_every_core`."""
     stats = [device.memory_stats() for device in jax.devices() if device.platform != "cpu"]
     return sum((found or {}).get("bytes_limit", sys.maxsize) for found in stats)
-
-
-def cache_bytes(model: LanguageModel, length: int) -> int:
-    """Returns the size of the cache of one sequence of `length` tokens."""
-    return bytes_of(jax.eval_shape(lambda: model.init_cache(1, length)))
 
 
 def by_rows(function: Callable[..., Any], mesh: Mesh, whole: Any, *rows: Any) -> Any:

@@ -34,6 +34,10 @@ class Header:
     kind: str
     """The kind of report that its rows become, by dotted name, such as "evalkit.reports.accuracy"."""
     parameters: int | None = None
+    cache_bytes: Mapping[str, int] | None = None
+    """The bytes of one sequence's cache, by the sequence's length: that of training, and the longest measured."""
+    flops_per_token: int | None = None
+    """Floating-point operations of a forward pass over a sequence of the training length, for each of its tokens."""
     train_length: int | None = None
     answer_length: int | None = None
     window: int | None = None
@@ -48,6 +52,10 @@ class Header:
     """Where a checkpoint comes from; `identity` names its architecture and parameters, `digest` its files."""
     identity: str | None = None
     digest: str | None = None
+
+    def state_bytes(self, length: int | None = None) -> int | None:
+        """The bytes kept between tokens of a sequence of `length`, by default the training length; None: not known."""
+        return (self.cache_bytes or {}).get(str(length or self.train_length))
 
 
 class Row(TypedDict):

@@ -10,7 +10,6 @@ import numpy as np
 from evalkit.core.batches import feed_of
 from evalkit.core.checks import above, at_least, at_least_or_null
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Trained
-from evalkit.core.devices import cache_bytes
 from evalkit.core.rows import Row
 from evalkit.evaluations.held_out import Document, Losses, Subject, drawn, longest_of, losses_of
 from evalkit.evaluations.passages import Passages
@@ -86,7 +85,7 @@ class LossByPosition(Evaluation):
         """What does not fit into `cache_gib`."""
 
         def needed(length: int) -> float:
-            return cache_bytes(model, length) / 2**30
+            return model.cache_bytes(1, length) / 2**30
 
         allowed, length = f"eval.cache_gib={self.cache_gib:g}", self.longest(model)
         found = []
@@ -143,14 +142,14 @@ class LossByPosition(Evaluation):
     def longest(self, model: LanguageModel) -> int:
         """`length`, or the largest half, quarter, … of it whose cache of one sequence takes at most `cache_gib`."""
         length = self.length
-        while length > 1 and cache_bytes(model, length) > self.cache_gib * 2**30:
+        while length > 1 and model.cache_bytes(1, length) > self.cache_gib * 2**30:
             length //= 2
         return length
 
     def _within(self, model: LanguageModel, numbers: Sequence[int]) -> list[int]:
         """Those whose sequences have a cache of at most `cache_gib`."""
         most = self.cache_gib * 2**30
-        return [number for number in numbers if cache_bytes(model, number + 2 * self.passage) <= most]
+        return [number for number in numbers if model.cache_bytes(1, number + 2 * self.passage) <= most]
 
     def by_position(self, documents: Sequence[Document], subject: Subject, length: int) -> Iterator[Row]:
         """Rows of the windows' first `length` tokens.

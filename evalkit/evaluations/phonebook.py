@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from evalkit.core.checks import above, at_least
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, Pretrained, Trained
-from evalkit.core.devices import by_rows, cache_bytes, mesh_sharing
+from evalkit.core.devices import by_rows, mesh_sharing
 from evalkit.core.rows import Row
 from evalkit.inference.generation import decode
 from evalkit.inference.prefill import Prefilled, bucket, by_length, placed, prefill
@@ -147,7 +147,7 @@ class Lookup(Evaluation):
     def rows(self, pretrained: Pretrained, size: int) -> int:
         """Prompts at a time whose caches have room for `size` tokens: `batch_size`, or half, a quarter, … of it."""
         devices = mesh_sharing(pretrained.params, self.batch_size).size
-        one, rows = cache_bytes(pretrained.model, size), self.batch_size
+        one, rows = pretrained.model.cache_bytes(1, size), self.batch_size
         while rows * one > self.cache_gib * 2**30 and rows % (2 * devices) == 0:
             rows //= 2
         return rows

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from evalkit.core.checks import at_least
 from evalkit.core.contracts import Cache, LanguageModel, Params
-from evalkit.core.devices import by_rows, cache_bytes, copied, mesh_sharing, split
+from evalkit.core.devices import by_rows, copied, mesh_sharing, split
 from evalkit.core.errors import UserError
 
 # Of lengths and rooms, so that few programs serve many.
@@ -185,7 +185,7 @@ class Scorer:
         """Rows of a batch: no more than there are or than fit, a power of two times the devices."""
         fitting = [self.tokens_per_batch // chunk, LOGITS_AT_A_TIME // (places * self.vocab_size)]
         if room:
-            fitting.append(CACHE_AT_A_TIME // max(1, cache_bytes(self.model, room)))
+            fitting.append(CACHE_AT_A_TIME // max(1, self.model.cache_bytes(1, room)))
         devices = self._mesh.size
         most = max(1, min(fitting) // devices)
         return devices * min(1 << (most.bit_length() - 1), 1 << (-(-rows // devices) - 1).bit_length())

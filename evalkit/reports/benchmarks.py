@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evalkit.core.rows import Record, value
-from evalkit.reports.kinds import Drawing, Table, facts_of
+from evalkit.reports.kinds import COSTS, Drawing, Table, costs_of, facts_of
 from evalkit.reports.numbers import finite, shown
 from evalkit.reports.pooling import Line
 
@@ -27,11 +27,12 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
 
 
 def tables(lines: Sequence[Line]) -> list[Table]:
-    """A row a metric, a column a model."""
+    """A row a metric, a column a model; of several models what each costs comes first."""
     found = [_results(line.record) for line in lines]
     metrics = list(dict.fromkeys(metric for results in found for metric in results))
     cells = [[metric, *(shown(results.get(metric), ".4g") for results in found)] for metric in metrics]
-    return [Table("Benchmarks", ["metric", *(line.label for line in lines)], cells)]
+    costs = [] if lines[0].alone else list(zip(COSTS, *(costs_of(line.header) for line in lines), strict=True))
+    return [Table("Benchmarks", ["metric", *(line.label for line in lines)], [*costs, *cells])]
 
 
 def records(lines: Sequence[Line]) -> list[dict[str, Any]]:

@@ -12,7 +12,15 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+    ScalarFormatter,
+)
 from matplotlib.transforms import ScaledTranslation, Transform
 
 # Lower case, as SVG has them: a page replaces them by its own, which follow its light or dark mode.
@@ -120,6 +128,16 @@ def step_axis(axes: Axes, last: int) -> None:
     axes.set_xlim(0, max(last, 1) * 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10], integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+
+
+def cost_axis(axes: Axes, costs: Sequence[float], unit: str) -> None:
+    """A logarithmic axis around `costs`, in thousands, millions, … of `unit`."""
+    low, high = min(costs, default=1), max(costs, default=10)
+    axes.set_xscale("log")
+    axes.set_xlim(low / 1.6, high * 1.6)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(EngFormatter(unit))
 
 
 def fit(axes: Axes, values: Sequence[float]) -> None:

@@ -1,33 +1,52 @@
 """Overlays several runs of one task and one kind of report: figures, a table, `compare.csv` and `compare.html`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
 from evalkit.core.errors import UserError, writing
-from evalkit.core.rows import RECALL
+from evalkit.core.rows import RECALL, Header
 from evalkit.core.tidy import as_csv
 from evalkit.record.files import write_text
 from evalkit.reports import page
-from evalkit.reports.kinds import kind_of
+from evalkit.reports.kinds import Costed, Drawing, Kind, kind_of
 from evalkit.reports.notes import notes_of
-from evalkit.reports.pooling import Run, find_runs, inner_runs, load, pool
+from evalkit.reports.pooling import Line, Run, find_runs, inner_runs, load, pool
 from evalkit.reports.writer import print_report, say, sections
 
 SCHEMA = 1
+X = ("cache_bytes", "flops")
+Complete = Callable[[Sequence[tuple[Path, Header]], int | None], Sequence[Header]]
+"""The headers of older runs with what their models cost, and with the bytes of their states at one more length."""
+
+
+class Against(NamedTuple):
+    """A figure more: accuracy at the length `at`, by default the training length, against one of `X`."""
+
+    x: str
+    at: int | None = None
 
 
 def compare(
-    folders: Sequence[Path], out: Path | None, console: Console, names: Mapping[Path, str] | None = None
+    folders: Sequence[Path],
+    out: Path | None,
+    console: Console,
+    names: Mapping[Path, str] | None = None,
+    *,
+    against: Against | None = None,
+    complete: Complete | None = None,
 ) -> Path:
     """Writes the comparison of the runs found in `folders` to `out`, prints its tables and returns `out`.
 
     `out` defaults to `runs/compare/<task>-<timestamp>`. `names` are what runs are called, by folder, instead of after
-    their models. Of a folder of runs, evaluations within a run and runs without rows are left out, and said to be; so
-    are runs of another kind of report than the first. Raises `UserError` for a folder without rows and for runs of
-    different tasks.
+    their models. `complete` fills in what older runs do not say of their models. Of a folder of runs, evaluations
+    within a run and runs without rows are left out, and said to be; so are runs of another kind of report than the
+    first. Raises `UserError` for a folder without rows, for runs of different tasks, and for a figure `against` what is
+    not known.
     """
     loaded = _loaded(folders, names or {}, console)
     runs = _of_one_kind(loaded)
@@ -35,10 +54,11 @@ def compare(
     for run in loaded:
         if run not in runs:
             say(console, f"left out, for its report is of another kind ({run.header.kind}): {run.folder}")
-    lines = pool(runs)
+    at = None if against is None else against.at or runs[0].header.train_length
+    lines = pool(runs if complete is None else _completed(runs, complete, at))
     notes, title = notes_of(lines), page.display_name(task)
     tables = [table for table in kind.tables(lines) if table.lines]
-    drawings = kind.figures(lines, title, notes)
+    drawings = {**kind.figures(lines, title, notes), **_against(kind, lines, against, at, title, notes)}
     out = out or Path("runs", "compare", f"{task}-{datetime.now():%Y-%m-%d_%H-%M-%S}")
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -53,6 +73,27 @@ def compare(
     print_report(console, title, notes, tables)
     say(console, f"wrote {out / 'compare.html'}, {', '.join(f'{name}.png' for name in drawings)}, compare.csv")
     return out
+
+
+def _completed(runs: Sequence[Run], complete: Complete, at: int | None) -> list[Run]:
+    """The runs, the headers of those that do not say what their models cost completed."""
+    lacking = [run for run in runs if run.header.flops_per_token is None or run.header.state_bytes(at) is None]
+    headers = complete([(run.folder, run.header) for run in lacking], at) if lacking else []
+    found = {run.folder: header for run, header in zip(lacking, headers, strict=True)}
+    return [replace(run, record=run.record._replace(header=found.get(run.folder, run.header))) for run in runs]
+
+
+def _against(
+    kind: Kind, lines: Sequence[Line], against: Against | None, at: int | None, title: str, notes: Sequence[str]
+) -> Mapping[str, Drawing]:
+    """The figure that was asked for besides; raises UserError where these runs have none."""
+    if against is None:
+        return {}
+    if not isinstance(kind, Costed):
+        raise UserError(f"--x={against.x} draws accuracy at a length, which these runs do not measure; leave it out")
+    if at is None:
+        raise UserError(f"--x={against.x}: the training length is not known; give a length, --at=LENGTH")
+    return {f"accuracy-{against.x}": kind.against(lines, against.x, at, title, notes)}
 
 
 def _loaded(folders: Sequence[Path], names: Mapping[Path, str], console: Console) -> list[Run]:

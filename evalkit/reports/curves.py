@@ -20,6 +20,7 @@ from evalkit.core.rows import Header
 from evalkit.reports.canvas import (
     STYLE,
     canvas,
+    cost_axis,
     finish,
     fit,
     fit_log,
@@ -92,6 +93,26 @@ def length_figure(curves: Sequence[Curve], frame: Frame, title: str = "", notes:
         for index, curve in enumerate(curves):
             _draw_ladder(axes, curve, index, shift=axes.transData if curve.banded else _shift(axes, index, len(curves)))
         finish(axes, title, notes, [_key(index, curve.label) for index, curve in enumerate(curves)], rows)
+        return figure
+
+
+def cost_figure(curves: Sequence[Curve], frame: Frame, unit: str, title: str = "", notes: Sequence[str] = ()) -> Figure:
+    """Values against a cost in `unit` (log): a point a cost, median and range over seeds, and a line through them.
+
+    A single seed carries its 95% interval instead.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure, axes = canvas()
+        axes.set(xlabel=frame.x, ylabel=frame.y)
+        cost_axis(axes, [x for curve in curves for x, *_ in curve.over_seeds()], unit)
+        mark_chance(axes, frame.chance)
+        for index, curve in enumerate(curves):
+            across = [Point(*found) for found in curve.over_seeds()]
+            bars = across if len(curve.seeds) > 1 else [point for found in curve.seeds.values() for point in found]
+            look = {**_look(index), "marker": MARKERS[index % len(MARKERS)], "zorder": 3 + 0.1 * index}
+            _draw_intervals(axes, bars, look["color"], axes.transData)
+            axes.plot([point.x for point in across], [point.value for point in across], ms=6, lw=1.2, **look)
+        finish(axes, title, notes, [_key(index, curve.label) for index, curve in enumerate(curves)])
         return figure
 
 

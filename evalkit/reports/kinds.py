@@ -9,12 +9,15 @@ from typing import Any, Protocol, runtime_checkable
 from matplotlib.figure import Figure
 
 from evalkit.core.errors import UserError
-from evalkit.core.rows import Record, read
+from evalkit.core.rows import Header, Record, read
 from evalkit.reports.canvas import length_label
-from evalkit.reports.numbers import DASH
+from evalkit.reports.numbers import DASH, shown
 from evalkit.reports.pooling import Line, Run
 
 FACTS = ("preset", "train_length", "answer_length", "window", "chance", "steps")
+
+COSTS = ("parameters", "state bytes", "FLOPs/token")
+"""The columns of what a model costs: its state is that of one sequence of the training length."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,15 @@ class Kind(Protocol):
         ...
 
 
+@runtime_checkable
+class Costed(Protocol):
+    """Optional: a kind that draws a value at one length against what the models cost."""
+
+    def against(self, lines: Sequence[Line], x: str, at: int, title: str, notes: Sequence[str]) -> Drawing:
+        """The figure at the length `at`, `x` being `cache_bytes` or `flops`; raises UserError if unknown."""
+        ...
+
+
 def kind_of(name: str) -> Kind:
     """The kind of report with this dotted name. Raises `UserError` if there is none."""
     try:
@@ -85,9 +97,16 @@ def facts_of(record: Record) -> dict[str, Any]:
         "task": header.task or None,
         "model": header.model or None,
         "parameters": header.parameters,
+        "cache_bytes": None if header.cache_bytes is None else dict(header.cache_bytes),
+        "flops_per_token": header.flops_per_token,
         "notes": list(header.notes),
         **{name: getattr(header, name) for name in FACTS},
     }
+
+
+def costs_of(header: Header) -> list[str]:
+    """The cells below `COSTS`, a dash where something is not known."""
+    return [shown(number, ",") for number in (header.parameters, header.state_bytes(), header.flops_per_token)]
 
 
 def last_step(record: Record) -> int | None:
@@ -95,8 +114,15 @@ def last_step(record: Record) -> int | None:
     return max((entry["step"] for entry in record.rows if entry["step"] is not None), default=None)
 
 
-def by_column(heading: str, name: str, rows: Mapping[str, Mapping[int, str]]) -> Table:
-    """A row a label, under `name`, and a column a length or position; a dash where there is nothing."""
+def by_column(heading: str, name: str, rows: Mapping[str, Mapping[int, str]], costed: Sequence[Line] = ()) -> Table:
+    """A row a label, under `name`, and a column a length or position; a dash where there is nothing.
+
+    With the lines `costed`, whose labels those of the rows are, `COSTS` come first.
+    """
     columns = sorted({column for cells in rows.values() for column in cells})
-    lines = [[label, *(cells.get(column, DASH) for column in columns)] for label, cells in rows.items()]
-    return Table(heading, [name, *map(length_label, columns)], lines)
+    costs = {line.label: costs_of(line.header) for line in costed}
+    lines = [
+        [label, *costs.get(label, ()), *(cells.get(column, DASH) for column in columns)]
+        for label, cells in rows.items()
+    ]
+    return Table(heading, [name, *(COSTS if costs else ()), *map(length_label, columns)], lines)

@@ -14,7 +14,8 @@ from evalkit.reports.pooling import Line
 LABELS = {ALL: "all prompts", INSIDE: "answer inside the window", OUTSIDE: "answer outside it"}
 HEADING = "Exact match by prompt length"
 CAPTION = "Whether the whole number is right; the bar is a 95% interval over prompts."
-FACTS = ("run", "task", "model", "parameters", "train_length", "window", "source", "digest")
+COSTS_TOLD = ("parameters", "cache_bytes", "flops_per_token")
+FACTS = ("run", "task", "model", *COSTS_TOLD, "train_length", "window", "source", "digest")
 
 
 def summarise(record: Record) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def tables(lines: Sequence[Line]) -> list[Table]:
     if lines[0].alone:
         return [_lookup_table(summarise(lines[0].record))]
     found = {line.label: {point.x: shown(point.value) for point in points_of(line.record, ALL)} for line in lines}
-    return [by_column(HEADING, "model", found)]
+    return [by_column(HEADING, "model", found, lines)]
 
 
 def records(lines: Sequence[Line]) -> list[dict[str, Any]]:

@@ -78,7 +78,12 @@ def print_report(console: Console, title: str, notes: Sequence[str], tables: Seq
 def lead(header: Header) -> str:
     """The run in one line, below the title."""
     trained = f"trained at length {header.train_length:,}" if header.train_length else "not trained"
-    counted = f"{header.parameters:,} parameters, {trained}" if header.parameters else trained
+    costs = {
+        "parameters": header.parameters,
+        "bytes of state": header.state_bytes(),
+        "FLOPs a token": header.flops_per_token,
+    }
+    counted = ", ".join([*(f"{number:,} {name}" for name, number in costs.items() if number), trained])
     return f"{counted}; {header.text['used']}" if header.text else counted
 
 
@@ -91,6 +96,8 @@ def _facts(line: Line, step: int | None) -> list[tuple[str, str]]:
         "training steps": step,
     }
     words = {
+        "bytes of state": "; ".join(f"{size:,} at length {int(at):,}" for at, size in _by_length(header)),
+        "FLOPs a token": f"{header.flops_per_token:,}" if header.flops_per_token else None,
         "seeds": ", ".join(map(str, line.seeds)),
         "preset": header.preset,
         "chance": f"{header.chance:.3g}" if header.chance else None,
@@ -98,6 +105,10 @@ def _facts(line: Line, step: int | None) -> list[tuple[str, str]]:
     }
     found = {**{name: f"{number:,}" for name, number in numbers.items() if number}, **words}
     return [(name, shown) for name, shown in found.items() if shown]
+
+
+def _by_length(header: Header) -> list[tuple[str, int]]:
+    return sorted((header.cache_bytes or {}).items(), key=lambda found: int(found[0]))
 
 
 def _how_it_was_made(folder: Path) -> list[str]:

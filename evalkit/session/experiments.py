@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from evalkit.configuration import catalogue, composition
+from evalkit.configuration.account import completed
 from evalkit.configuration.experiment import Experiment, built
 from evalkit.configuration.saved import EVALUABLE, changed, from_file
 from evalkit.core.errors import UserError
@@ -166,4 +167,4 @@ def _draw(folder: Path, members: Sequence[Member], console: Console) -> None:
     for group in ("runs", "controls"):
         drawn = [folder / m.name for m in members if m.group == group and is_finished(folder / m.name)]
         if drawn:
-            compare(drawn, folder / group, console, {path: path.name for path in drawn})
+            compare(drawn, folder / group, console, {path: path.name for path in drawn}, complete=completed)

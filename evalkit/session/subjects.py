@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from evalkit.checkpoints.pretrained import load_for_text
+from evalkit.configuration.account import account
 from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.notes import notes_of
 from evalkit.configuration.saved import from_file
@@ -102,6 +103,7 @@ def header(session: Session, subject: Trained, notes: Sequence[str] = ()) -> Hea
         "model": experiment.model_name,
         "kind": experiment.eval.kind,
         "parameters": sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(subject.params[0])),
+        **account(subject.model, subject.train_length, experiment.eval),
         "train_length": subject.train_length,
         "window": subject.model.window,
         "text": subject.feed.facts(),

@@ -8,7 +8,7 @@ A mixer of your own is a class with the methods of `Mixer`, made of these:
 `evalkit/models/mixers/lru.py` is a short one to start from.
 """
 
-from evalkit.models.layers.mixer import Cache, Decaying, Mixer
+from evalkit.models.layers.mixer import Cache, Counted, Decaying, Mixer
 from evalkit.models.layers.modules import (
     BlockDiagonalLinear,
     CausalConv1D,
@@ -27,6 +27,7 @@ __all__ = [
     "BlockDiagonalLinear",
     "Cache",
     "CausalConv1D",
+    "Counted",
     "Decaying",
     "GatedMLP",
     "Linear",

@@ -2,6 +2,11 @@
 
 from typing import Any, Protocol, runtime_checkable
 
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
 from evalkit.models.layers.shapes import Activations, Positions, States
 
 Cache = Any  # each mixer has a pytree of its own
@@ -57,3 +62,38 @@ class Decaying(Protocol):
     def decays(self, x: Activations) -> tuple[States, States]:
         """Returns δ = −log |a| (1/tokens) and the states of whole sequences, both `[b, t, r]`."""
         ...
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """Optional: a mixer that says what it computes; the others are counted by XLA (`flops_of`).
+
+    Counted are floating-point operations of the mixer's equations: a multiply and an add are one each, and so is any
+    other elementwise operation on the way from input to output. Functions such as exp, tanh and roots are not counted,
+    as XLA counts them apart. Neither is what an implementation adds: masked pairs, padding, masks, zeros of a dense
+    form. What depends on the parameters alone is not counted either.
+    """
+
+    def flops(self, length: int) -> int:
+        """Returns the floating-point operations of a forward pass over one row of `length` tokens."""
+        ...
+
+
+def flops_of(mixer: Mixer, width: int, length: int) -> int:
+    """Returns the floating-point operations of a forward pass over one row of `length` tokens.
+
+    Of a mixer that is not `Counted`, XLA counts one decoding step, which is taken `length` times. The cache of that
+    step has room for half of the tokens, so that a cost that grows with the cache is met on average. XLA counts the
+    body of a loop once, so a mixer whose step has a loop should be `Counted`.
+    """
+    if isinstance(mixer, Counted):
+        return mixer.flops(length)
+    graph, state = nnx.split(mixer)
+
+    def step(state: nnx.State, x: Array, cache: Cache) -> tuple[Array, Cache]:
+        return nnx.merge(graph, state)(x, None, cache)
+
+    cache = jax.eval_shape(lambda: mixer.init_cache(1, (length + 1) // 2))
+    x = jax.ShapeDtypeStruct((1, 1, width), jnp.float32)
+    cost = jax.jit(step).lower(state, x, cache).cost_analysis() or {}
+    return round(length * cost.get("flops", 0.0))

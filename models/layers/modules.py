@@ -16,6 +16,10 @@ lecun = nnx.initializers.lecun_normal()
 DENSE_UP_TO = 256
 
 
+GELU_TIMES = 9
+"""What `gelu_times` does of an element beside its tanh: the floating-point operations of one evaluation."""
+
+
 class NoDecay(nnx.Param):
     """A parameter without weight decay: Λ, biases, norms, the embedding."""
 
@@ -52,6 +56,10 @@ class RMSNorm(nnx.Module):
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.scale = NoDecay(jnp.ones((width,)))
 
+    def flops(self, length: int) -> int:
+        """See `Counted`: squares and their sum, and two products for each channel; the mean and 1e-6 for each row."""
+        return length * (4 * self.scale.shape[0] + 2)
+
     def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
         """`x / rms(x) * scale` over the last axis."""
         # In bfloat16 the mean of squares would keep eight bits. Flat rows, as in `matmul`.
@@ -74,6 +82,11 @@ class Linear(nnx.Module):
     def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs, bias: bool = False):
         self.kernel = nnx.Param(lecun(rngs.params(), (inputs, outputs)))
         self.bias = NoDecay(jnp.zeros((outputs,))) if bias else None
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: a multiply and an add for each weight, and an add for each bias."""
+        inputs, outputs = self.kernel.shape
+        return length * outputs * (2 * inputs + (self.bias is not None))
 
     def __call__(self, x: Float[Array, "*n i"]) -> Float[Array, "*n o"]:
         """Returns `x @ kernel + bias`."""
@@ -110,6 +123,11 @@ class BlockDiagonalLinear(nnx.Module):
         )
         self.bias = NoDecay(jnp.zeros((width,)))
 
+    def flops(self, length: int) -> int:
+        """See `Counted`: of the blocks alone, though narrow ones are computed as one dense product."""
+        blocks, block, _ = self.kernel.shape
+        return length * blocks * block * (2 * block + 1)
+
     def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
         """Returns each block of channels times its own matrix, plus the bias."""
         kernel, width = self.kernel[...].astype(x.dtype), x.shape[-1]
@@ -138,6 +156,11 @@ class GatedMLP(nnx.Module):
         self.gate = Linear(width, hidden, bias=bias, rngs=rngs)
         self.up = Linear(width, hidden, bias=bias, rngs=rngs)
         self.down = Linear(hidden, width, bias=bias, rngs=rngs)
+
+    def flops(self, length: int) -> int:
+        """See `Counted`."""
+        maps = sum(linear.flops(length) for linear in (self.gate, self.up, self.down))
+        return maps + length * GELU_TIMES * self.gate.kernel.shape[1]
 
     def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
         """Returns `down(gelu(gate(x)) * up(x))`."""
@@ -185,6 +208,11 @@ class CausalConv1D(nnx.Module):
         self.taps = taps
         self.kernel = nnx.Param(jax.random.normal(rngs.params(), (taps, width)) * taps**-0.5)
         self.bias = NoDecay(jnp.zeros((width,))) if bias else None
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: a multiply and an add for each tap of a channel, and an add for each bias."""
+        taps, width = self.kernel.shape
+        return length * width * (2 * taps + (self.bias is not None))
 
     def __call__(
         self, x: Activations, positions: Positions | None, state: Float[Array, "b s d"]

@@ -160,6 +160,19 @@ class MQA(nnx.Module):
             written=jnp.zeros((batch,), jnp.int32),
         )
 
+    def flops(self, length: int) -> int:
+        """See `Counted`: the four maps, RoPE, and softmax attention to the keys that each query sees, masks left out.
+
+        A query and a key take a product of two heads, a weighted value, and four operations of the softmax.
+        """
+        maps = sum(linear.flops(length) for linear in (self.query, self.key, self.value, self.output))
+        rotated = 0 if self.rope_base is None else self.rotated
+        turned = 3 * rotated * (self.heads + 1) + 3 * rotated // 2
+        seen = min(length, self.window or length)
+        pairs = seen * (seen + 1) // 2 + (length - seen) * seen
+        of_a_pair, of_a_query = 4 * self.head_dim + 4, 2 * self.head_dim
+        return maps + length * turned + self.heads * (pairs * of_a_pair + length * of_a_query)
+
     def _positions(self, positions: Positions | None, cache: AttentionCache | None, steps: int) -> PositionsOfAll:
         if positions is not None:
             return positions

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from evalkit.kernels import cglru
 from evalkit.kernels.dispatch import IMPLEMENTATIONS
-from evalkit.kernels.gates import CLOSED
+from evalkit.kernels.gates import CLOSED, GATES, TURN
 from evalkit.models.layers.modules import BlockDiagonalLinear, NoDecay
 from evalkit.models.layers.shapes import Activations, Positions
 from evalkit.models.mixers.rglru import C, TwoBranches
@@ -67,6 +67,10 @@ class CGLRU(nnx.Module):
         rate = -C * jax.nn.softplus(-self.decay[...])
         angle = C * self.angle[...]
         return cglru(x, recurrence, entry, rate, angle, h, reset=reset, implementation=self.implementation)
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: both gates and their map, the decay's phase, the scaled input, and the complex recurrence."""
+        return self.gates.flops(length) + length * self.decay.shape[0] * (GATES + TURN + 3 + 3 + 8)
 
     def forgetting(self, x: Activations) -> Activations:
         """Returns δ = −log |a| of every step, float32, the same for both parts of a channel."""

@@ -32,6 +32,11 @@ class ConvexRGLRU(RGLRU):
         y, last = scanned(entering, a, positions, h)
         return y.astype(x.dtype), last
 
+    def flops(self, length: int) -> int:
+        """See `Counted`: both gates and their maps, the scaled input, and the recurrence."""
+        maps = self.recurrence_gate.flops(length) + self.input_gate.flops(length)
+        return maps + length * self.decay.shape[0] * (2 + 2 + 2)
+
     def gated(self, x: Activations) -> tuple[Activations, Activations]:
         """Returns the decay `a` and the input of the recurrence, `(1 − a) i x`, both float32."""
         recurrence, entry = (gate.astype(jnp.float32) for gate in self._before_sigmoid(x))

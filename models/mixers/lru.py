@@ -39,6 +39,10 @@ class LRU(nnx.Module):
         y, last = scanned(entering, a, positions, h)
         return y.astype(x.dtype), last
 
+    def flops(self, length: int) -> int:
+        """See `Counted`: the scaled input and the recurrence."""
+        return length * self.decay.shape[0] * (1 + 2)
+
     def forgetting(self, x: Activations) -> Activations:
         """Returns δ = −log a, the same at every step."""
         return jnp.broadcast_to(jax.nn.softplus(-self.decay[...])[None, None], x.shape)

@@ -12,9 +12,10 @@ from jaxtyping import Float
 
 from evalkit.kernels import gated_input, rglru
 from evalkit.kernels.dispatch import IMPLEMENTATIONS
-from evalkit.kernels.gates import CLOSED
+from evalkit.kernels.gates import CLOSED, GATES
 from evalkit.models.layers.modules import (
     DENSE_UP_TO,
+    GELU_TIMES,
     BlockDiagonalLinear,
     CausalConv1D,
     Linear,
@@ -70,6 +71,11 @@ class RGLRU(nnx.Module):
         self.input_gate = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
         a = jax.random.uniform(rngs.params(), (width,), minval=low, maxval=high) ** (1 / decay_power)
         self.decay = NoDecay(jnp.log(a) - jnp.log1p(-a))  # Λ, the logit of a
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: both gates and their maps, the scaled input, and the recurrence."""
+        maps = self.recurrence_gate.flops(length) + self.input_gate.flops(length)
+        return maps + length * self.decay.shape[0] * (GATES + 2 + 2)
 
     def __call__(
         self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
@@ -132,6 +138,10 @@ class Unit(Protocol):
         """Returns δ = −log |a| of every step and channel, float32."""
         ...
 
+    def flops(self, length: int) -> int:
+        """See `Counted`."""
+        ...
+
 
 class TwoBranches(nnx.Module):
     """The recurrent block of sec. 2.3 around any unit: convolution and recurrence in one branch, GeLU in the other.
@@ -188,6 +198,11 @@ class TwoBranches(nnx.Module):
             conv=jnp.zeros((batch, self.conv.taps - 1, self.width_rnn), jnp.float32),
             next_position=jnp.zeros((batch,), jnp.int32),
         )
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: the three maps, the convolution, the unit, and the product of both branches."""
+        parts = (self.input, self.gate, self.conv, self.rglru, self.output)
+        return sum(part.flops(length) for part in parts) + length * self.width_rnn * GELU_TIMES
 
     def decays(self, x: Activations) -> tuple[States, States]:
         """See `Decaying`."""

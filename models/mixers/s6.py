@@ -14,6 +14,9 @@ from evalkit.models.layers.modules import CausalConv1D, Linear, NoDecay, side_by
 from evalkit.models.layers.positions import after, continued, scanned
 from evalkit.models.layers.shapes import Activations, Positions, Rows, States
 
+SOFTPLUS = 8
+"""What a softplus does of an element beside its exp and log: the floating-point operations of one evaluation."""
+
 
 class S6Cache(NamedTuple):
     """The state after the tokens so far: `h` in float32, and `conv`, the last inputs of the convolution."""
@@ -100,6 +103,16 @@ class S6Block(nnx.Module):
             conv=jnp.zeros((batch, self.conv.taps - 1, self.inner), jnp.float32),
             next_position=jnp.zeros((batch,), jnp.int32),
         )
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: maps and convolution, then of each number of state its δ, input, recurrence and output.
+
+        Each channel has its step Δ, the product Δ u, the skip D u, both SiLUs and the gate.
+        """
+        maps = (self.input, self.gate, self.conv, self.select, self.step, self.output)
+        of_states, of_channels = 2 + 1 + 2 + 2, SOFTPLUS + 1 + 2 + 2 + 1
+        elementwise = self.inner * (self.states * of_states + of_channels)
+        return sum(part.flops(length) for part in maps) + length * elementwise
 
     def decays(self, x: Activations) -> tuple[States, States]:
         """See `Decaying`; there are `expand · width · states` numbers for each step."""

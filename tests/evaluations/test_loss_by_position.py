@@ -10,7 +10,6 @@ import pytest
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core.contracts import LanguageModel, Pretrained
-from evalkit.core.devices import cache_bytes
 from evalkit.core.rows import TEXT, Header, Record, Row, row, value
 from evalkit.evaluations.held_out import Subject, longest_of, losses_of, short_names
 from evalkit.evaluations.loss_by_position import LossByPosition, edges_of
@@ -219,7 +218,7 @@ def test_a_model_with_less_room_reads_the_beginning_of_the_same_windows() -> Non
     model = tiny("mqa")
     documents = [Span(tokens_of(length, 1), length, f"{length}.txt") for length in (600, 300)]
     whole_windows, beginnings = Remembering(), Remembering()
-    for losses, gib in ((whole_windows, 2.0), (beginnings, cache_bytes(model, 256) / 2**30)):
+    for losses, gib in ((whole_windows, 2.0), (beginnings, model.cache_bytes(1, 256) / 2**30)):
         evaluation = LossByPosition(length=512, cache_gib=gib)
         list(evaluation.measure(documents, [Subject(MAKE, losses)], model, 32, lambda _: None))
     assert [len(window) for window in beginnings.read] == [257, 257]
@@ -229,7 +228,7 @@ def test_a_model_with_less_room_reads_the_beginning_of_the_same_windows() -> Non
 
 def test_a_cache_that_is_too_large_is_known_before() -> None:
     model = tiny("mqa")
-    evaluation = LossByPosition(length=131072, cache_gib=cache_bytes(model, 32768) / 2**30)
+    evaluation = LossByPosition(length=131072, cache_gib=model.cache_bytes(1, 32768) / 2**30)
     assert evaluation.longest(model) == 32768
     assert evaluation.limits(model)[0].startswith("loss by position to 32,768 of 131,072 tokens")
     for bounded in ("griffin", "hawk"):

@@ -40,11 +40,12 @@ def griffin() -> Pretrained:
 class Counted:
     """A tiny griffin that counts the programs it is in."""
 
-    init = parts = decay_mask = decays = staticmethod(unused)
+    init = parts = decay_mask = decays = flops = staticmethod(unused)
 
     def __init__(self) -> None:
         self.held, self.traced = griffin(), []
         self.window, self.init_cache = self.held.model.window, self.held.model.init_cache
+        self.cache_bytes = self.held.model.cache_bytes
 
     def apply(self, params, tokens, positions=None, cache=None, at=None):
         self.traced.append(tokens.shape)

@@ -8,14 +8,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 
 from evalkit.__main__ import main
+from evalkit.configuration.account import completed
+from evalkit.configuration.saved import save
 from evalkit.core.rows import RECALL, Record, row
 from evalkit.record.recall_rows import RECALLED
+from evalkit.reports.accuracy.costs import against
 from evalkit.reports.accuracy.report import COLUMNS, comparison_table
 from evalkit.reports.accuracy.summary import extrapolation_curve, learning_curve
+from evalkit.reports.curves import MARKERS
 from evalkit.reports.pooling import Line, find_runs, load, pool
 from support.made_up_runs import falls, perfect, run_record, write_run
+from support.shrunk import experiment, shrunk
+
+COSTS = {"cache_bytes": {"256": 20_480, "1024": 81_920}, "flops_per_token": 500_000}
 
 
 def lines(*folders: Path) -> list[Line]:
@@ -56,13 +64,15 @@ def test_the_csv_is_tidy(tmp_path: Path) -> None:
 
 
 def test_the_table_has_a_row_a_model_and_a_column_a_length(tmp_path: Path) -> None:
-    write_run(tmp_path / "runs" / "a", run_record("mqa", seeds=(0, 1), not_run=[2048]))
+    write_run(tmp_path / "runs" / "a", run_record("mqa", seeds=(0, 1), not_run=[2048], **COSTS))
     write_run(tmp_path / "runs" / "b", run_record("hawk", test=perfect))
     table = comparison_table(lines(tmp_path / "runs"))
     header, cells = table.header, table.lines
-    assert header == ["model", "parameters", "seeds", "steps to 99%", "64", "128", "256", "512", "1K", "2K"]
-    assert cells[0] == ["mqa", "243,776", "2", "125", "1.000", "1.000", "1.000", "0.492", "0.242", "not run"]
-    assert cells[1] == ["hawk", "243,776", "1", "100", *["1.000"] * 5, "–"]
+    lengths = ["64", "128", "256", "512", "1K", "2K"]
+    assert header == ["model", "parameters", "state bytes", "FLOPs/token", "seeds", "steps to 99%", *lengths]
+    medians = ["1.000", "1.000", "1.000", "0.492", "0.242", "not run"]
+    assert cells[0] == ["mqa", "243,776", "20,480", "500,000", "2", "125", *medians]
+    assert cells[1] == ["hawk", "243,776", "–", "–", "1", "100", *["1.000"] * 5, "–"]
 
 
 def test_seeds_of_one_recipe_become_one_line(tmp_path: Path) -> None:
@@ -215,6 +225,66 @@ def test_runs_that_only_began_can_be_compared(tmp_path: Path) -> None:
     hawk = run_record("hawk")
     write_run(tmp_path / "b", hawk._replace(rows=hawk.rows[:3]))
     assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+
+
+def test_accuracy_is_drawn_against_what_the_models_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {"cache_bytes": {"256": 4096, "1024": 4096}, "flops_per_token": 300_000}
+    write_run(tmp_path / "runs" / "a", run_record("mqa", seeds=(0, 1), test=perfect, **COSTS))
+    write_run(tmp_path / "runs" / "b", run_record("hawk", seeds=(0, 1, 2), **small))
+    write_run(tmp_path / "runs" / "c", run_record("other"))
+    arguments = ["compare", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--x"]
+    assert main([*arguments, "cache_bytes", "--at", "1024"]) == 0
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert (tmp_path / "out" / "accuracy-cache_bytes.png").is_file() and "not known: other" in page
+    assert main([*arguments, "flops"]) == 0
+    assert "Accuracy at 256 tokens against cost" in (tmp_path / "out" / "compare.html").read_text()
+    found = {
+        (x, at): points_of(against(lines(tmp_path / "runs"), x, at, "", []).figure.axes[0])
+        for x, at in (("cache_bytes", 1024), ("cache_bytes", 256), ("flops", 1024))
+    }
+    assert found["cache_bytes", 1024] == [(4096, 15 / 64), (81_920, 1)]
+    assert found["cache_bytes", 256] == [(4096, 1), (20_480, 1)]
+    assert found["flops", 1024] == [(300_000, 15 / 64), (500_000, 1)]
+    capsys.readouterr()
+
+
+def points_of(axes: Axes) -> list[tuple[float, float]]:
+    """Where the markers of a figure are, from left to right."""
+    drawn = [line for line in axes.lines if line.get_marker() in MARKERS]
+    return sorted((float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in drawn)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--x", "bytes"], "invalid choice: 'bytes'"),
+        (["--at", "256"], "--at=256 is the length of --x=cache_bytes or --x=flops"),
+        (["--x", "flops", "--at", "300"], "--at=300: nothing was measured there; measured: 64, 128, 256, 512, 1024"),
+        (["--x", "flops"], "--x=flops is known of none of these runs"),
+    ],
+)
+def test_a_cost_that_is_not_known_is_one_line(
+    tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "a", run_record())
+    assert main(["compare", str(folder), "--out", str(tmp_path / "out"), *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_what_an_older_run_costs_is_computed_from_its_configuration(tmp_path: Path) -> None:
+    """Of a run that can be built; another stays without."""
+    built = experiment("griffin")
+    (tmp_path / "a").mkdir()
+    save(built.config, tmp_path / "a" / "config.yaml")
+    header = run_record().header
+    headers = completed([(tmp_path / "a", header), (tmp_path / "b", header)], 512)
+    assert headers[1] == header
+    model = shrunk("griffin")
+    assert headers[0].flops_per_token == round(model.flops(256) / 256)
+    assert headers[0].state_bytes() == model.cache_bytes(1, 256) and headers[0].state_bytes(512)
+    (tmp_path / "a" / "config.yaml").write_text("task: 1")
+    assert completed([(tmp_path / "a", header)]) == [header]
 
 
 def test_it_needs_no_jax() -> None:

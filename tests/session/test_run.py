@@ -204,6 +204,15 @@ def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
         evalkit.load(kept)
 
 
+def test_a_run_says_what_its_model_costs(tiny_run: Path) -> None:
+    model, _ = tiny.experiment().trained
+    costs = {"cache_bytes": {"32": model.cache_bytes(1, 32)}, "flops_per_token": round(model.flops(32) / 32)}
+    assert {name: getattr(read(tiny_run).header, name) for name in costs} == costs
+    results, page = tiny.results(tiny_run), (tiny_run / "report.html").read_text()
+    assert {name: results[name] for name in costs} == costs
+    assert f"{costs['flops_per_token']:,} FLOPs a token" in page
+
+
 def test_the_times_of_all_sessions_add_up(tiny_run: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_run, tmp_path / "run"))
     first = json.loads((folder / "timing.json").read_text())

@@ -10,6 +10,7 @@ import numpy as np
 
 from evalkit.checkpoints.pretrained import digest
 from evalkit.core.contracts import Pretrained
+from evalkit.core.devices import bytes_of
 from evalkit.inference.scoring import Scorer
 from evalkit.tasks.text.tokenizers import Bytes
 from support.shrunk import applied, params_of, shrunk
@@ -20,7 +21,19 @@ def unused(*_: Any) -> Any:
     raise AssertionError
 
 
-class Reader:
+class Kept:
+    """The size of a cache, of a model that has one."""
+
+    flops = staticmethod(unused)
+
+    def init_cache(self, batch: int, length: int) -> Any:
+        raise NotImplementedError
+
+    def cache_bytes(self, batch: int, length: int) -> int:
+        return bytes_of(jax.eval_shape(lambda: self.init_cache(batch, length)))
+
+
+class Reader(Kept):
     """A model that looks the answer up in what it has read; with a `window`, in the last characters of the prompt."""
 
     init = parts = decay_mask = decays = staticmethod(unused)
@@ -60,7 +73,7 @@ class Reader:
         return ord(whole[min(len(asked[2]), len(whole) - 1)])
 
 
-class Fading:
+class Fading(Kept):
     """A model that says what a fading sum of all that it has read says: it depends on order, and compiles at once."""
 
     window, width = None, 8

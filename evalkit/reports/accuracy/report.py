@@ -7,7 +7,7 @@ from typing import Any
 from evalkit.reports.accuracy.summary import LEVELS, extrapolation_curve, learning_curve, probe_lengths, summarise
 from evalkit.reports.canvas import length_label
 from evalkit.reports.curves import frame_of, length_figure, seed_figure
-from evalkit.reports.kinds import Drawing, Table, by_column
+from evalkit.reports.kinds import COSTS, Drawing, Table, by_column, costs_of
 from evalkit.reports.numbers import DASH, between, grouped, shown
 from evalkit.reports.points import Curve
 from evalkit.reports.pooling import Line
@@ -67,11 +67,11 @@ def comparison_table(lines: Sequence[Line]) -> Table:
         summary = summarise(line.record)
         skipped = {entry["length"]: "not run" for entry in summary["not_run"]}
         medians = {at["length"]: shown(at["accuracy"]["median"]) for at in summary["aggregate"]["extrapolation"]}
-        facts = [line.label, shown(line.header.parameters, ","), str(len(line.seeds)), _steps_to_level(summary)]
+        facts = [line.label, *costs_of(line.header), str(len(line.seeds)), _steps_to_level(summary)]
         found.append((facts, skipped | medians))
     lengths = sorted({length for _, measured in found for length in measured})
     cells = [[*facts, *(measured.get(length, DASH) for length in lengths)] for facts, measured in found]
-    return Table(BY_LENGTH, ["model", "parameters", "seeds", "steps to 99%", *map(length_label, lengths)], cells)
+    return Table(BY_LENGTH, ["model", *COSTS, "seeds", "steps to 99%", *map(length_label, lengths)], cells)
 
 
 def ladder_table(summary: Mapping[str, Any]) -> Table:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from evalkit.record.recall_rows import DRIFT_UNDONE, FORGETTING_UNDONE, NOTHING_UNDONE
-from evalkit.reports.kinds import Table
+from evalkit.reports.kinds import COSTS, Table, costs_of
 from evalkit.reports.numbers import between, grouped, shown
 from evalkit.reports.pooling import Line
 from evalkit.reports.recall.curves import DISTANCE
@@ -16,13 +16,13 @@ Rows = list[list[str]]
 def tables(lines: Sequence[Line]) -> list[Table]:
     """Accuracy within the window and beyond, where it is lost, which answers are; of one run also how long each block
     holds a fact."""
-    found = [(line.label, summarise(line.record)) for line in lines]
+    found = [(line, summarise(line.record)) for line in lines]
     single = lines[0].alone
 
     def table(heading: str, header: Sequence[str], rows_of: Callable[[Mapping[str, Any]], Rows]) -> Table:
         if single:
             return Table(heading, header, rows_of(found[0][1]))
-        cells = [[label, *row] for label, summary in found for row in rows_of(summary)]
+        cells = [[line.label, *row] for line, summary in found for row in rows_of(summary)]
         return Table(heading, ["model", *header], cells)
 
     before, by_seed = "tokens before the fact", ["seed", "half-way to chance at distance"]
@@ -38,7 +38,8 @@ def tables(lines: Sequence[Line]) -> list[Table]:
         table("What lost the answers", undone, _restored),
         table("What the state holds of the fact", kept, _forgetting),
     ]
-    return [*shared, *inside] if single else shared
+    costs = Table("What the models cost", ["model", *COSTS], [[line.label, *costs_of(line.header)] for line in lines])
+    return [*shared, *inside] if single else [*shared, costs]
 
 
 def records(lines: Sequence[Line]) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ def _of_several(lines: Sequence[Line]) -> list[Table]:
         for line in lines
     }
     return [
-        by_column(POSITIONS, f"loss ({unit(same)}) at position", level),
+        by_column(POSITIONS, f"loss ({unit(same)}) at position", level, lines),
         by_column(CONTEXT, f"after more context ({unit(same)})", changed),
     ]
 
