@@ -109,7 +109,7 @@ def _maps(steps: Steps) -> Maps:
     leaving = leaving.swapaxes(-1, -2)
     if steps.erase is None:
         return Maps(entering[0], matmul(within[0], steps.v), kept, matmul(leaving, steps.v))
-    written = matmul(inverse(within[1]), jnp.concatenate([steps.v, entering[1]], axis=-1))
+    written = matmul(inverse(within[-1]), jnp.concatenate([steps.v, entering[-1]], axis=-1))
     width = steps.v.shape[-1]
     out, state = matmul(within[0], written), matmul(leaving, written)
     keep = kept * jnp.eye(steps.k.shape[-1], dtype=kept.dtype)[None, None, None] - state[..., width:]

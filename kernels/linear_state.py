@@ -16,6 +16,7 @@ from evalkit.kernels.chunks import Steps
 
 IMPLEMENTATIONS = ("auto", "sequential", "chunked")
 CHUNK = 32  # measured, docs/kernels.md
+UNROLLED = 4  # so few steps are no loop: those of a token of DeltaProduct, when it is decoded
 
 
 def linear_state(
@@ -47,7 +48,7 @@ def linear_state(
     channel. Several delta steps a token are as many steps of time, of which one reads `o` at the last.
 
     `implementation` "sequential" is one loop step per time step. "chunked" is one per `chunk` time steps, a power of
-    two, with products of matrices within a chunk. "auto" is "chunked". One time step is no loop, by any of them.
+    two, with products of matrices within a chunk. "auto" is "chunked". Up to 4 time steps are no loop, by any of them.
     Raises ValueError for shapes that do not fit, an empty time axis, an unknown implementation and another chunk.
 
     >>> q = k = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).reshape(1, 3, 1, 2)
@@ -63,9 +64,8 @@ def linear_state(
     if h0 is None:
         h0 = jnp.zeros((q.shape[0], q.shape[2], q.shape[3], v.shape[3]), wide)
     steps = _steps(given, wide)
-    if q.shape[1] == 1:
-        state, o = _step(h0.astype(wide), jax.tree.map(lambda one: one[:, 0], steps))
-        o = o[:, None]
+    if q.shape[1] <= UNROLLED:
+        o, state = _unrolled(steps, h0.astype(wide))
     elif implementation == "sequential":
         o, state = _sequential(steps, h0.astype(wide))
     else:
@@ -127,6 +127,14 @@ def _steps(given: Given, dtype: jnp.dtype) -> Steps:
     if decay is not None:
         decay = decay.astype(dtype).reshape(*q.shape[:3], -1)
     return Steps(q, k, v, erase, decay, given.reset)
+
+
+def _unrolled(steps: Steps, state: Array) -> tuple[Array, Array]:
+    read = []
+    for t in range(steps.q.shape[1]):
+        state, o = _step(state, jax.tree.map(lambda one, t=t: one[:, t], steps))
+        read.append(o)
+    return jnp.stack(read, axis=1), state
 
 
 def _sequential(steps: Steps, h0: Array) -> tuple[Array, Array]:

@@ -91,6 +91,17 @@ class Model:
         return jax.tree.map(lambda _, decays: decays, params, self._decay)
 
 
+def _refuse_impossible(vocab_size: int, width: int, logits_soft_cap: float | None, dtype: str) -> None:
+    """Raises ValueError for sizes below 1, a cap that is not above 0, and another dtype than `DTYPES`."""
+    for name, value in (("vocab_size", vocab_size), ("width", width)):
+        if value < 1:
+            raise ValueError(f"{name}={value}; allowed: 1 or more")
+    if logits_soft_cap is not None and logits_soft_cap <= 0:
+        raise ValueError(f"logits_soft_cap={logits_soft_cap}; allowed: above 0, or null for none")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}; allowed: {', '.join(DTYPES)}")
+
+
 def build(
     *,
     vocab_size: int,
@@ -131,13 +142,7 @@ def build(
     unknown = sorted(set(pattern) - set(mixers))
     if unknown or not pattern:
         raise ValueError(f"pattern={list(pattern)} names {unknown or 'nothing'}; mixers given: {sorted(mixers)}")
-    for name, value in (("vocab_size", vocab_size), ("width", width)):
-        if value < 1:
-            raise ValueError(f"{name}={value}; allowed: 1 or more")
-    if logits_soft_cap is not None and logits_soft_cap <= 0:
-        raise ValueError(f"logits_soft_cap={logits_soft_cap}; allowed: above 0, or null for none")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}; allowed: {', '.join(DTYPES)}")
+    _refuse_impossible(vocab_size, width, logits_soft_cap, dtype)
     make = partial(
         LanguageModel,
         vocab_size=vocab_size,

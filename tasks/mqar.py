@@ -30,7 +30,7 @@ class MQAR:
     Options (the defaults are zoology's):
       vocab_size (token ids): the size of the vocabulary: 0, keys, and values.
       length (tokens): the length of a training sequence, pairs and queries together.
-      pairs: how many keys there are; each takes two tokens of the context and one place for queries.
+      pairs (keys): how many keys there are; each takes two tokens of the context and one place for queries.
       power_a: the exponent of the gaps, plus one; 1 makes all gaps equally likely.
       random_non_queries: whether fillers are random tokens; else they are 0.
 

@@ -21,7 +21,7 @@ COMMANDS = [
 SHORT = [*tiny.TRAIN, "eval.lengths=[64]", "eval.sequences=4", "wandb.mode=disabled"]
 # One small block.
 SMALL = {
-    "model=mingru": ["model.width=8", "model.pattern=[mingru]"],
+    "model=qrnn": ["model.width=8", "model.pattern=[qrnn]"],
     "model=hawk": ["model.width=8", "model.pattern=[recurrent]", "model.mixers.recurrent.gate_blocks=4"],
 }
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -36,14 +36,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in ("mine", "mine.mingru", "mine.parity"):
+    for name in ("mine", "mine.qrnn", "mine.running_sum"):
         sys.modules.pop(name, None)
 
 
 def test_a_mixer_is_at_most_60_lines_and_a_task_50() -> None:
     lines = {name: len(text.splitlines()) for name, text in FILES.items()}
-    assert lines["mine/mingru.py"] + lines["conf/model/mingru.yaml"] <= 60
-    assert lines["mine/parity.py"] + lines["conf/task/parity.yaml"] <= 50
+    assert lines["mine/qrnn.py"] + lines["conf/model/qrnn.yaml"] <= 60
+    assert lines["mine/running_sum.py"] + lines["conf/task/running_sum.yaml"] <= 50
 
 
 @pytest.mark.slow
@@ -56,11 +56,11 @@ def test_the_package_is_shown_checked_trained_and_compared(package: Path, capsys
         assert main([*words, *small, *short]) == 0
         printed = capsys.readouterr().out
         if words[-1] == "--help":
-            assert re.search(r"^ +mingru +minGRU in every block", printed, flags=re.MULTILINE)
-            assert re.search(r"^ +parity +At every bit", printed, flags=re.MULTILINE)
+            assert re.search(r"^ +qrnn +A QRNN in two blocks", printed, flags=re.MULTILINE)
+            assert re.search(r"^ +running_sum +At every digit", printed, flags=re.MULTILINE)
         if words[0] == "check":
             assert printed.count("kept") > 25 and "broken" not in printed
-    assert "mingru" in (package / "runs" / "compare" / "parity" / "compare.html").read_text()
+    assert "qrnn" in (package / "runs" / "compare" / "running_sum" / "compare.html").read_text()
 
 
 @pytest.mark.parametrize("part", [slice(5), pytest.param(slice(5, None), marks=pytest.mark.exhaustive)])
@@ -72,7 +72,7 @@ def test_the_promises_hold_in_a_test_of_ones_own(package: Path, part: slice) -> 
     promises = found["EVERY_PROMISE_OF_MODELS"][part]
     assert promises
     for promise in promises:
-        found["test_min_gru"](promise)
+        found["test_qrnn"](promise)
 
 
 def test_every_promise_is_explained() -> None:

@@ -61,8 +61,8 @@ def _rows(
     }
     medians = {name: spread(seconds).median for name, seconds in times(running, repeats).items()}
     for name in CONTENDERS:
-        told = {"operation": form, "implementation": name, "pass": "forward+backward" if backward else "forward"}
-        told["length"] = length
+        done = "forward+backward" if backward else "forward"
+        told: dict[str, Any] = {"operation": form, "implementation": name, "pass": done, "length": length}
         if name not in medians:
             yield told | {"not_run": stopped[form, name, backward]}
             continue

@@ -58,6 +58,7 @@ def compose(overrides: Sequence[str]) -> Composed:
     parsed = parse(overrides)
     for override in parsed:
         _refuse_unfit(override)
+    _refuse_shadowed(parsed)
     config = _hydra(_options(list(zip(overrides, parsed, strict=True))))
     values = [override for override in parsed if not chooses(override)]
     of_hydra = [override for override in values if override.is_hydra_override()]
@@ -254,6 +255,18 @@ def _refuse_unfit(override: Override) -> None:
         raise UserError(f"{key}=null picks nothing; choose one of {', '.join(catalogue.options(key))}")
     if override.is_sweep_override():
         raise UserError(f"{override.input_line!r} gives several values; add -m to run each, or write a list as [a,b]")
+
+
+def _refuse_shadowed(parsed: Sequence[Override]) -> None:
+    """Raises UserError for a chosen option that the user's own folder and evalkit both have: Hydra would take ours."""
+    searched = [override.value() for override in parsed if override.key_or_group == "hydra.searchpath"]
+    places = [place for found in searched if isinstance(found, list) for place in found]
+    own = [Path(str(place).removeprefix("file://")) for place in places]
+    for override in filter(is_choice, parsed):
+        group, name = override.key_or_group, override.value()
+        for folder in own:
+            if (folder / group / f"{name}.yaml").is_file() and name in catalogue.options(group):
+                raise UserError(f"{group}={name} is in {folder} and in evalkit; give yours another name")
 
 
 def _refuse_unknown_hydra_keys(parsed: Sequence[Override], base: DictConfig) -> None:

@@ -42,8 +42,8 @@ class Training:
       keep_every (steps): checkpoints at multiples of this stay too, for `evaluate RUN step=…`; null: none.
       validation_sequences (sequences): sequences of a validation.
       curriculum: stages `{length: …, steps: …, batch_size: …}` of shorter lengths, which come first.
-      lengths (tokens): each sequence has a random length from the first to the second number, which is `task.length`;
-        null: all are of that length. `state_tracking` draws all of them, other tasks at most 8, evenly spread.
+      lengths (tokens): the shortest and the longest random length (`task.length`); null: no random ones.
+        Most tasks take 8 between them.
       stop_when_solved (validations): training ends after so many in a row with accuracy 1; null: never.
       microbatch (sequences): sequences whose gradient is taken at once; null: 512 tokens of them on a CPU, elsewhere
         all.

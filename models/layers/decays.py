@@ -104,7 +104,7 @@ class SiluGate(nnx.Module):
     def __init__(self, width: int, channels: int, rank: int, *, rngs: nnx.Rngs):
         self.into = Linear(width, channels, rngs=rngs)
 
-    def __call__(self, projected: Activations) -> Activations:
+    def __call__(self, projected: Float[Array, "b t r"]) -> Activations:
         """Returns the gate."""
         return jax.nn.silu(projected)
 
@@ -120,7 +120,7 @@ class LowRankGate(nnx.Module):
         self.into = Linear(width, rank, rngs=rngs)
         self.up = Linear(rank, channels, bias=True, rngs=rngs)
 
-    def __call__(self, projected: Activations) -> Activations:
+    def __call__(self, projected: Float[Array, "b t r"]) -> Activations:
         """Returns the gate."""
         return jax.nn.sigmoid(self.up(projected))
 

@@ -77,16 +77,8 @@ class MQA(nnx.Module):
         rope_fraction: float = 1.0,
         output_bias: bool = False,
     ):
-        if heads < 1 or head_dim < 1:
-            raise ValueError(f"heads={heads}, head_dim={head_dim}; allowed: 1 or more of each")
         rotated = head_dim * rope_fraction
-        if rope and (rotated % 2 or not 0 < rotated <= head_dim):
-            raise ValueError(
-                f"head_dim={head_dim} x rope_fraction={rope_fraction:g} = {rotated:g} channels to rotate; "
-                f"use an even number of 2 to {head_dim}, or rope=false"
-            )
-        if window is not None and window < 1:
-            raise ValueError(f"window={window}; allowed: 1 or more, or null for global attention")
+        _refuse_sizes(heads, head_dim, window, rotated if rope else None)
         self.heads, self.head_dim, self.window = heads, head_dim, window
         self.rope_base = rope_base if rope else None
         self.rotated = int(rotated)
@@ -168,10 +160,8 @@ class MQA(nnx.Module):
         maps = sum(linear.flops(length) for linear in (self.query, self.key, self.value, self.output))
         rotated = 0 if self.rope_base is None else self.rotated
         turned = 3 * rotated * (self.heads + 1) + 3 * rotated // 2
-        seen = min(length, self.window or length)
-        pairs = seen * (seen + 1) // 2 + (length - seen) * seen
-        of_a_pair, of_a_query = 4 * self.head_dim + 4, 2 * self.head_dim
-        return maps + length * turned + self.heads * (pairs * of_a_pair + length * of_a_query)
+        pairs = _pairs(length, self.window)
+        return maps + length * turned + self.heads * (pairs * (4 * self.head_dim + 4) + length * 2 * self.head_dim)
 
     def _positions(self, positions: Positions | None, cache: AttentionCache | None, steps: int) -> PositionsOfAll:
         if positions is not None:
@@ -198,6 +188,25 @@ class MQA(nnx.Module):
             kept = _map_entries(lambda _, x: _reorder(x, order), stored, stored)
         size = cache.keys.shape[1]
         return stored, _map_entries(lambda _, x: x[:, -size:], kept, kept)
+
+
+def _refuse_sizes(heads: int, head_dim: int, window: int | None, rotated: float | None) -> None:
+    """Raises ValueError for sizes that cannot be; `rotated` channels of a head turn, None: RoPE is off."""
+    if heads < 1 or head_dim < 1:
+        raise ValueError(f"heads={heads}, head_dim={head_dim}; allowed: 1 or more of each")
+    if rotated is not None and (rotated % 2 or not 0 < rotated <= head_dim):
+        raise ValueError(
+            f"head_dim={head_dim} x rope_fraction={rotated / head_dim:g} = {rotated:g} channels to rotate; "
+            f"use an even number of 2 to {head_dim}, or rope=false"
+        )
+    if window is not None and window < 1:
+        raise ValueError(f"window={window}; allowed: 1 or more, or null for global attention")
+
+
+def _pairs(length: int, window: int | None) -> int:
+    """Returns how many pairs of a query and a key that it sees a sequence has."""
+    seen = min(length, window or length)
+    return seen * (seen + 1) // 2 + (length - seen) * seen
 
 
 class Marks(NamedTuple):

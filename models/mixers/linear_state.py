@@ -58,7 +58,7 @@ class MatrixStateBlock(nnx.Module):
       value_dim (channels): the width of a head's values; null: `head_dim`. A state has `head_dim · value_dim` numbers.
       conv_width (tokens): tokens that the convolution sees, the present one included; 0: no convolution.
       decay: how α comes: `none` (1); `head` or `channel` (`exp(−A softplus(x W + b))` for each); `sigmoid` (GLA's).
-      erasure (factor): the largest β: 0 erases nothing, 1 is the delta rule, 2 allows negative eigenvalues.
+      erasure (factor): the largest β; above 1 eigenvalues may be negative.
       delta_steps (steps): delta steps a token; above 1 only with erasure.
       gate: what the output is multiplied by: `none`, `silu`, or `low_rank` (a sigmoid).
       rank (channels): the width between the two maps of what is of low rank.
@@ -145,7 +145,7 @@ class MatrixStateBlock(nnx.Module):
             of_head += (1 + n) * (3 * k + 1) + n * (1 + k + 2 * v + 2 * k * v)
         return total + length * (sum(self.sizes) + self.heads * of_head)
 
-    def _projected(self, x: Activations) -> tuple[Activations, Array | None, Array | None, Activations | None]:
+    def _projected(self, x: Activations) -> tuple[Float[Array, "b t c"], Array | None, Array | None, Array | None]:
         """Returns what the convolution takes, β and log α (float32) and the gate; None for what there is not."""
         maps = [self.input] if self.beta is None else [self.input, self.beta]
         parts = [part for part in (self.alpha, self.gate) if part is not None]
@@ -156,7 +156,12 @@ class MatrixStateBlock(nnx.Module):
         return u, beta, decay, gate
 
     def _recurrence(
-        self, u: Activations, beta: Array | None, decay: Array | None, positions: Positions | None, state: Array
+        self,
+        u: Float[Array, "b t c"],
+        beta: Array | None,
+        decay: Array | None,
+        positions: Positions | None,
+        state: Array,
     ) -> tuple[Float[Array, "b t h v"], Float[Array, "b h k v"]]:
         """Runs over queries, keys and values `u`: `delta_steps` steps a token, of which the last one is read."""
         q, k, v = jnp.split(u, [self.sizes[0], self.sizes[0] + self.sizes[1]], axis=-1)

@@ -94,7 +94,7 @@ class Mamba2Block(nnx.Module):
         return sum(part.flops(length) for part in parts) + length * (silus + self.heads * of_head)
 
     def _recurrence(
-        self, u: Activations, step: Float[Array, "b t h"], positions: Positions | None, state: Array
+        self, u: Float[Array, "b t c"], step: Float[Array, "b t h"], positions: Positions | None, state: Array
     ) -> tuple[Activations, Float[Array, "b h n p"]]:
         """Runs over values, keys and queries `u`; returns the outputs with their skip, and the last state."""
         batch, length, _ = u.shape

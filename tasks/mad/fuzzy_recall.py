@@ -121,7 +121,7 @@ class FuzzyRecall:
         asked = np.zeros(len(tokens), bool)
         answer, place = 0, int((tokens == self.padding).sum())
         while place < len(tokens):
-            place += tokens[place] > self.padding
+            place += int(tokens[place] > self.padding)
             key_end = self._run(tokens, place, values=False)
             key, end = tuple(tokens[place:key_end].tolist()), self._run(tokens, key_end, values=True)
             if end == len(tokens):

@@ -116,6 +116,15 @@ def test_the_guide_lists_what_is_the_users_own(capsys: pytest.CaptureFixture[str
         assert guide.count("of my own.") == 5 and "induction_heads" in guide
 
 
+def test_an_option_of_the_users_own_may_not_have_the_name_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine", "model").mkdir(parents=True)
+    Path("mine", "model", "hawk.yaml").write_text("# Mine.\n", encoding="utf-8")
+    assert main(["task=induction_heads", "model=hawk", "--config-dir", "mine"]) == 2
+    said = capsys.readouterr().err
+    assert "model=hawk is in" in said and "give yours another name" in said and said.count("\n") == 1
+    assert not Path("runs").exists()
+
+
 def test_what_is_the_users_own_goes_to_every_verb_that_composes(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     source = catalogue.directory() / "task" / "induction_heads.yaml"
     Path("mine", "task").mkdir(parents=True)

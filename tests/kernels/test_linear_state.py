@@ -28,6 +28,7 @@ FORMS = {
 }
 DATA = ("ordinary", "resets", "strong decays", "one key")
 IMPLEMENTATIONS = ("sequential", "chunked")
+SEQUENCES = ("q", "k", "v", "log_decay", "beta", "write")
 # Every path through the chunks; the loop has fewer.
 OFTEN = [("chunked", "mamba2"), ("chunked", "deltanet"), ("chunked", "gated deltanet"), ("chunked", "kda")]
 OFTEN += [("sequential", "kda"), ("chunked", "gla")]
@@ -65,8 +66,13 @@ def inputs(form: str, data: str = "ordinary", batch: int = 2, steps: int = STEPS
     return Arguments(q, k, v, h0, log_decay, beta, write), reset
 
 
+def as_array(one):
+    return jnp.asarray(one) if isinstance(one, np.ndarray) else one
+
+
 def called(q, k, v, h0, log_decay, beta, write, **settings):
-    return linear_state(q, k, v, h0, log_decay=log_decay, beta=beta, write=write, **settings)
+    named = {"log_decay": log_decay, "beta": beta, "write": write, **settings}
+    return linear_state(*jax.tree.map(jnp.asarray, (q, k, v, h0)), **jax.tree.map(as_array, named))
 
 
 def run(way, given, reset):
@@ -89,7 +95,10 @@ def agree(actual, expected, tolerance=TOLERANCE):
 def test_values_and_gradients_match_float64(way: str, form: str, data: str) -> None:
     given, reset = inputs(form, data)
     actual, cotangents = run(way, given, reset)
-    agree(actual, [*matrix_oracle.values(given, reset), *matrix_oracle.gradients(given, reset, *cotangents)])
+    # Equal keys make the system of a chunk as ill-conditioned as it gets.
+    tolerance = 2 * TOLERANCE if data == "one key" else TOLERANCE
+    expected = [*matrix_oracle.values(given, reset), *matrix_oracle.gradients(given, reset, *cotangents)]
+    agree(actual, expected, tolerance)
 
 
 def test_the_oracle_s_gradient_is_that_of_its_values() -> None:
@@ -125,7 +134,7 @@ def test_others_own_recurrences_are_the_same(way: str) -> None:
 
     @jax.jit
     def every(settings):
-        arrays = (q, named["k"], named["v"], named["h0"])
+        arrays = [jnp.asarray(one) for one in (q, named["k"], named["v"], named["h0"])]
         return {name: linear_state(*arrays, **each, implementation=way, chunk=16) for name, each in settings.items()}
 
     for name, (o, state) in jax.device_get(every(settings)).items():
@@ -142,7 +151,7 @@ def test_any_split_that_carries_the_state_is_the_whole() -> None:
     # One at a time, a part that no chunk divides, and one that is shorter than a chunk.
     parts = [(1, "auto"), (27, "chunked"), (1, "sequential"), (27, "sequential"), (3, "chunked"), *[(1, "auto")] * 5]
     for size, way in parts:
-        part = Arguments(*(one[:, at : at + size] for one in given))._replace(h0=state)
+        part = given._replace(h0=state, **{name: getattr(given, name)[:, at : at + size] for name in SEQUENCES})
         o, state = call(*part, reset=reset[:, at : at + size], implementation=way, chunk=8)
         read, at = [*read, o], at + size
     assert at == 64
@@ -157,7 +166,7 @@ def test_steps_that_write_and_erase_nothing_leave_no_trace() -> None:
         getattr(padded, name)[:, kept] = getattr(given, name)[:, kept]
     blank = reset & np.isin(np.arange(STEPS), kept)
     (o, state, *_), _ = run("chunked", padded, blank)
-    alone = Arguments(*(one[:, kept] for one in given))._replace(h0=given.h0)
+    alone = given._replace(**{name: getattr(given, name)[:, kept] for name in SEQUENCES})
     agree([o[:, kept], state], matrix_oracle.values(alone, reset[:, kept]))
 
 

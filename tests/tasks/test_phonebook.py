@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from evalkit.tasks.base import distinct
 from evalkit.tasks.phonebook import VARIANTS, Phonebook
-from evalkit.tasks.phonebook_tokens import _distinct
 
 GOLDEN = """\
 Elaine Banks: 9071266885
@@ -119,8 +119,8 @@ def test_an_impossible_book_is_refused(make, words: str) -> None:
 
 def test_names_are_drawn_evenly_and_never_twice() -> None:
     """All 60 sequences of three out of five, 60,000 draws: the chi-square of 59 degrees of freedom stays below 98.3."""
-    draws = jax.jit(jax.vmap(lambda key: _distinct(key, 3, 5)))(jax.random.split(jax.random.key(0), 60_000))
+    draws = jax.jit(jax.vmap(lambda key: distinct(key, 3, 5)))(jax.random.split(jax.random.key(0), 60_000))
     assert (np.sort(draws, axis=1)[:, 1:] > np.sort(draws, axis=1)[:, :-1]).all()
     _, counts = np.unique(np.asarray(draws) @ np.array([25, 5, 1]), return_counts=True)
     assert len(counts) == 60 and ((counts - 1000) ** 2 / 1000).sum() < 98.3
-    assert sorted(np.asarray(_distinct(jax.random.key(1), 2809, 2809)).tolist()) == list(range(2809))
+    assert sorted(np.asarray(distinct(jax.random.key(1), 2809, 2809)).tolist()) == list(range(2809))
