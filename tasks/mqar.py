@@ -1,13 +1,13 @@
 """Multi-query associative recall: pairs of keys and values, then the keys again (Arora et al. 2023, 2312.04927)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Int, Key
+from jaxtyping import Bool, Int, Key
 
 from evalkit.tasks.base import Example, distinct
 
@@ -24,6 +24,10 @@ class MQAR:
     Fillers stand everywhere else. With length 16, two pairs and fillers of 0, an example is
     `2 8 4 7 · · 4 · · · · 2 · · · ·`; the answers are 7 below the second 4, and 8 below the second 2.
 
+    With `fewest_pairs`, a training sequence has a random number of pairs: a power of two times `fewest_pairs`, at most
+    `pairs`, and at most a quarter of its length, so that a curriculum of lengths is one of pairs. The places of pairs
+    stay, and the first ones are taken; the others hold 0. Held-out sequences have all pairs.
+
     A random filler may happen to be a key at a place for queries; nothing in the tokens tells it from the query. Then
     the first of them is scored here, and zoology scores whichever was drawn as the query. Tokens are distributed alike.
 
@@ -31,6 +35,7 @@ class MQAR:
       vocab_size (token ids): the size of the vocabulary: 0, keys, and values.
       length (tokens): the length of a training sequence, pairs and queries together.
       pairs (keys): how many keys there are; each takes two tokens of the context and one place for queries.
+      fewest_pairs (keys): the smallest number of pairs that a training sequence has; null: all have `pairs`.
       power_a: the exponent of the gaps, plus one; 1 makes all gaps equally likely.
       random_non_queries: whether fillers are random tokens; else they are 0.
 
@@ -43,6 +48,7 @@ class MQAR:
     vocab_size: int = 8192
     length: int = 64
     pairs: int = 8
+    fewest_pairs: int | None = None
     power_a: float = 0.01
     random_non_queries: bool = True
 
@@ -57,14 +63,21 @@ class MQAR:
                 f"vocab_size={self.vocab_size} has {max(self.vocab_size // 2 - 1, 0)} keys; "
                 f"use at least {2 * (self.pairs + 1)} for pairs={self.pairs}"
             )
+        if self.fewest_pairs is not None and not 1 <= self.fewest_pairs <= self.pairs:
+            raise ValueError(f"fewest_pairs={self.fewest_pairs}; allowed: 1 to pairs={self.pairs}, or null")
         if not self.power_a > 0:
             raise ValueError(f"power_a={self.power_a}; allowed: above 0")
         self._slots(self.length)
 
     @property
     def scored(self) -> int:
-        """Returns the number of scored positions: one a key."""
+        """Returns the number of scored positions: one a key; fewer in a training sequence with fewer pairs."""
         return self.pairs
+
+    @property
+    def judged(self) -> "MQAR":
+        """Returns the task of held-out sequences, which have all pairs."""
+        return replace(self, fewest_pairs=None)
 
     @property
     def chance(self) -> float:
@@ -78,21 +91,25 @@ class MQAR:
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
         """Draws one example of static `length`; jittable. Raises ValueError if the pairs do not fit."""
-        slots, context = self._slots(length), 2 * self.pairs
+        slots, pairs = self._slots(length), self._most(length)
+        context = 2 * pairs
         for_keys, for_values, for_gaps, for_fillers = jax.random.split(key, 4)
-        keys = 1 + distinct(for_keys, self.pairs, self.first_value - 1)
-        values = self.first_value + distinct(for_values, self.pairs, self.vocab_size - self.first_value)
+        keys = 1 + distinct(for_keys, pairs, self.first_value - 1)
+        values = self.first_value + distinct(for_values, pairs, self.vocab_size - self.first_value)
         # The largest of log p plus independent Gumbel noise are draws from p one after another, without replacement.
         weights = (self.power_a - 1) * jnp.log(jnp.arange(1, slots + 1))
-        _, gaps = jax.lax.top_k(weights + jax.random.gumbel(for_gaps, (slots,)), self.pairs)
+        _, gaps = jax.lax.top_k(weights + jax.random.gumbel(for_gaps, (slots,)), pairs)
         rest = jnp.full((length - context,), FILLER)
         if self.random_non_queries:
             rest = jax.random.randint(for_fillers, (length - context,), 0, self.vocab_size)
-        rest = rest.at[2 * gaps].set(keys)
+        there = self._there(key, pairs)
+        rest = rest.at[jnp.where(there, 2 * gaps, length)].set(keys, mode="drop")
         first = context + 2 * (rest[::2, None] == keys[None]).argmax(axis=0)
-        tokens = jnp.concatenate([jnp.stack([keys, values], axis=1).reshape(-1), rest])
-        targets = jnp.zeros((length,), tokens.dtype).at[first].set(values)
-        return Example(tokens, targets, jnp.zeros((length,), bool).at[first].set(True))
+        first = jnp.where(there, first, length)
+        shown = jnp.where(there[:, None], jnp.stack([keys, values], axis=1), FILLER)
+        tokens = jnp.concatenate([shown.reshape(-1), rest])
+        targets = jnp.zeros((length,), tokens.dtype).at[first].set(values, mode="drop")
+        return Example(tokens, targets, jnp.zeros((length,), bool).at[first].set(True, mode="drop"))
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
         """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy.
@@ -100,9 +117,10 @@ class MQAR:
         `targets` has the value wherever a key stands at a place for queries, also where it is not scored.
         """
         targets, mask = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), bool)
-        values = {int(k): int(v) for k, v in tokens[: 2 * self.pairs].reshape(-1, 2)}
+        context = 2 * self._most(len(tokens))
+        values = {int(k): int(v) for k, v in tokens[:context].reshape(-1, 2) if k != FILLER}
         unasked = set(values)
-        for place in range(2 * self.pairs, len(tokens), 2):
+        for place in range(context, len(tokens), 2):
             token = int(tokens[place])
             targets[place] = values.get(token, 0)
             mask[place] = token in unasked
@@ -113,6 +131,19 @@ class MQAR:
         """Returns `tokens` as text: `k3` is a key, `v3` a value, and 0 is a dot."""
         return " ".join(self._symbol(int(token)) for token in tokens)
 
+    def _there(self, key: Key[Array, ""], pairs: int) -> Bool[Array, " pairs"]:
+        """Draws which of the `pairs` an example has: the first ones."""
+        if self.fewest_pairs is None:
+            return jnp.ones((pairs,), bool)
+        counts = [self.fewest_pairs << i for i in range((pairs // self.fewest_pairs).bit_length())]
+        # Folded in, so that what is drawn else is as without it.
+        chosen = jax.random.randint(jax.random.fold_in(key, self.pairs), (), 0, len(counts))
+        return jnp.arange(pairs) < jnp.asarray(counts)[chosen]
+
+    def _most(self, length: int) -> int:
+        """Returns how many pairs a sequence of this length has at most."""
+        return self.pairs if self.fewest_pairs is None else min(self.pairs, length // 4)
+
     def _symbol(self, token: int) -> str:
         if token == FILLER:
             return "·"
@@ -120,9 +151,7 @@ class MQAR:
 
     def _slots(self, length: int) -> int:
         """Returns how many places for queries there are; raises ValueError if they are fewer than the pairs."""
-        slots = (length - 2 * self.pairs) // 2
-        if slots < self.pairs:
-            raise ValueError(
-                f"length={length} is too short for pairs={self.pairs}; use a length of at least {4 * self.pairs}"
-            )
-        return slots
+        pairs = self.pairs if self.fewest_pairs is None else self.fewest_pairs
+        if length < 4 * pairs:
+            raise ValueError(f"length={length} is too short for pairs={pairs}; use a length of at least {4 * pairs}")
+        return (length - 2 * self._most(length)) // 2

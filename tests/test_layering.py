@@ -22,7 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("evalkit.training", "evalkit.inference", "evalkit.record"),
     ("evalkit.evaluations", "evalkit.downstream", "evalkit.reports"),
     ("evalkit.downstream.tasks", "evalkit.reports.accuracy", "evalkit.reports.recall", "evalkit.reports.text"),
-    ("evalkit.configuration",),
+    ("evalkit.configuration", "evalkit.reports.suite"),
     ("evalkit.checkpoints", "evalkit.contract"),
     ("evalkit.session", "evalkit.bench"),
     ("evalkit.lm_eval",),

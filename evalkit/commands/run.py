@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -160,8 +160,15 @@ def _run(overrides: Sequence[str]) -> int:
 
 def _is_whole_experiment(overrides: Sequence[str]) -> bool:
     """Whether all its runs are meant; with a model= it is one of them, as any other run."""
-    named = {text.partition("=")[0] for text in overrides if not text.endswith("=null")}
-    return "experiment" in named and not named & {"model", "checkpoint"}
+    named = {text.partition("=")[0]: text.partition("=")[2] for text in overrides if not text.endswith("=null")}
+    return "experiment" in named and "checkpoint" not in named and ("model" not in named or _is_suite(overrides, named))
+
+
+def _is_suite(overrides: Sequence[str], named: Mapping[str, str]) -> bool:
+    """Whether the experiment is one whose tasks and models are chosen by `task=` and `model=`."""
+    from evalkit.configuration.composition import own_folder
+
+    return catalogue.is_suite(named["experiment"], own_folder(overrides))
 
 
 def _refuse_dry_run(overrides: Sequence[str]) -> None:

@@ -43,5 +43,12 @@ def headline(group: str, option: str, own: Path | None = None) -> str:
     return PRESETS[option] if group == "preset" else ""
 
 
+def is_suite(experiment: str, own: Path | None = None) -> bool:
+    """Whether an experiment has tasks and models of a suite, which are chosen by `task=` and `model=` beside it."""
+    paths = [path for folder in _folders(own) if (path := folder / "experiment" / f"{experiment}.yaml").is_file()]
+    lines = [line for path in paths[:1] for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return any(line.startswith("suite:") for line in lines)
+
+
 def _folders(own: Path | None) -> list[Path]:
     return [directory()] if own is None else [own, directory()]

@@ -25,8 +25,10 @@ from evalkit.core.errors import UserError, first_line
 GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe", "on_checkpoint")
 NAMES = ("task_name", "model_name")
 CHECKPOINT = "checkpoint"
+# A mixer alone, of the folder of --config-dir, and the blocks that are built around it.
+MIXER, AROUND = "+mixer=", "around/mixer"
 # What only a run that trains has; the parameters of a checkpoint are trained already.
-OF_TRAINING = ("experiment", "model", "preset", "train", "seed", "seeds", "runs", "controls", "selected_by")
+OF_TRAINING = ("experiment", "model", "preset", "train", "seed", "seeds", "runs", "controls", "suite", "selected_by")
 # Hydra's defaults list, which picks the recipe, follows options of groups and no values. So each preset is an option
 # without a file, which sets the plain key `preset` to its name.
 for _preset in catalogue.PRESETS:
@@ -58,7 +60,7 @@ def compose(overrides: Sequence[str]) -> Composed:
     parsed = parse(overrides)
     for override in parsed:
         _refuse_unfit(override)
-    _refuse_shadowed(parsed)
+    _refuse_shadowed(overrides)
     config = _hydra(_options(list(zip(overrides, parsed, strict=True))))
     values = [override for override in parsed if not chooses(override)]
     of_hydra = [override for override in values if override.is_hydra_override()]
@@ -82,6 +84,13 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     """Each override in Hydra's grammar; raises UserError."""
     with one_line():
         return OverridesParser.create().parse_overrides(list(overrides))
+
+
+def own_folder(overrides: Sequence[str]) -> Path | None:
+    """The folder of the user's own YAML that these words name, if any."""
+    places = [override.value() for override in parse(overrides) if override.key_or_group == "hydra.searchpath"]
+    found = [place for each in places if isinstance(each, list) for place in each]
+    return Path(str(found[0]).removeprefix("file://")) if found else None
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
@@ -201,7 +210,7 @@ def _options(typed: Sequence[tuple[str, Override]]) -> list[str]:
     if not given or given[-1] in (None, ""):
         if tasks and tasks[-1].value() in set(on_checkpoint) - set(catalogue.options("task")):
             raise UserError("checkpoint is missing; give checkpoint=FOLDER, such as runs/<task>/<model>/<time>")
-        return options
+        return _around_mixer(options)
     _refuse_training([override for _, override in typed], given[-1])
     if not tasks or tasks[-1].value() not in on_checkpoint:
         known = ", ".join(f"task={name}" for name in on_checkpoint)
@@ -209,6 +218,18 @@ def _options(typed: Sequence[tuple[str, Override]]) -> list[str]:
         raise UserError(f"checkpoint= goes with {known}, not with {wrong}; give one of them")
     typed_tasks = [override.input_line for override in tasks]
     return [text for text in options if text not in typed_tasks] + [f"on_checkpoint={tasks[-1].value()}"]
+
+
+def _around_mixer(options: Sequence[str]) -> list[str]:
+    """`+mixer=NAME`, a mixer of the user's own, as the model of five blocks that have it."""
+    mixers = [text for text in options if text.startswith(MIXER)]
+    if not mixers:
+        return list(options)
+    models = [text for text in options if text.startswith("model=")]
+    if models:
+        raise UserError(f"{models[-1]} with {mixers[-1]}; give one of the two")
+    rest = [text for text in options if text not in mixers]
+    return [*rest, f"model={AROUND}", f"+mixer@model.mixers.mixer={mixers[-1].removeprefix(MIXER)}"]
 
 
 def _refuse_training(parsed: Sequence[Override], checkpoint: Any) -> None:
@@ -238,7 +259,8 @@ def _name(config: DictConfig) -> None:
     with open_dict(config):
         if choices.get("task") is not None or checkpoint is None:
             config.task_name = choices.get("task")
-        config.model_name = choices.get("model") if checkpoint is None else Path(str(checkpoint)).name
+        model = choices.get("mixer@model.mixers.mixer", choices.get("model"))
+        config.model_name = model if checkpoint is None else Path(str(checkpoint)).name
 
 
 def _refuse_unfit(override: Override) -> None:
@@ -257,16 +279,15 @@ def _refuse_unfit(override: Override) -> None:
         raise UserError(f"{override.input_line!r} gives several values; add -m to run each, or write a list as [a,b]")
 
 
-def _refuse_shadowed(parsed: Sequence[Override]) -> None:
+def _refuse_shadowed(overrides: Sequence[str]) -> None:
     """Raises UserError for a chosen option that the user's own folder and evalkit both have: Hydra would take ours."""
-    searched = [override.value() for override in parsed if override.key_or_group == "hydra.searchpath"]
-    places = [place for found in searched if isinstance(found, list) for place in found]
-    own = [Path(str(place).removeprefix("file://")) for place in places]
-    for override in filter(is_choice, parsed):
+    folder = own_folder(overrides)
+    if folder is None:
+        return
+    for override in filter(is_choice, parse(overrides)):
         group, name = override.key_or_group, override.value()
-        for folder in own:
-            if (folder / group / f"{name}.yaml").is_file() and name in catalogue.options(group):
-                raise UserError(f"{group}={name} is in {folder} and in evalkit; give yours another name")
+        if (folder / group / f"{name}.yaml").is_file() and name in catalogue.options(group):
+            raise UserError(f"{group}={name} is in {folder} and in evalkit; give yours another name")
 
 
 def _refuse_unknown_hydra_keys(parsed: Sequence[Override], base: DictConfig) -> None:

@@ -47,6 +47,7 @@ class Experiment:
       paper: the paper's values of settings where a recipe or preset has others; shown with the results.
       runs: the settings of each run of an experiment.
       controls: the settings of each run that an experiment's claim needs besides.
+      suite: the tasks, models, rates and seeds of `experiment=suite`.
       selected_by: the trial that an experiment's protocol chose the recipe from.
       task_name: the choice `task=…`, or what a checkpoint is measured on.
       model_name: the choice `model=…`, or the checkpoint's folder.
@@ -66,6 +67,7 @@ class Experiment:
     paper: dict[str, Any]
     runs: dict[str, Any]
     controls: dict[str, Any]
+    suite: dict[str, Any]
     selected_by: str | None
     matmul_precision: str
     format: str

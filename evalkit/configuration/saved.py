@@ -23,6 +23,7 @@ LATER: Mapping[str, Any] = {
     "data": {"path": None},
     "runs": {},
     "controls": {},
+    "suite": {},
     "selected_by": None,
     "checkpoint": None,
     "dtype": "float32",

@@ -42,7 +42,7 @@ class Task(Protocol):
 
     @property
     def scored(self) -> int | None:
-        """How many positions of every example are scored; None if all are, or if it varies."""
+        """How many positions of an example are scored at most: logits are computed there alone. None: all may be."""
         ...
 
     @property

@@ -116,6 +116,25 @@ def cost_figure(curves: Sequence[Curve], frame: Frame, unit: str, title: str = "
         return figure
 
 
+def rate_figure(curves: Sequence[Curve], frame: Frame, rates: Sequence[float], title: str = "") -> Figure:
+    """Values by learning rate: a line a curve, whose points stand at the places of `rates`, evenly spread."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = canvas()
+        axes.set(xlabel=frame.x, ylabel=frame.y, xlim=(-0.25, len(rates) - 0.75))
+        axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+        mark_chance(axes, frame.chance)
+        for index, curve in enumerate(curves):
+            across = curve.over_seeds()
+            look = {
+                **_look(index),
+                "marker": MARKERS[index % len(MARKERS)],
+                "transform": _shift(axes, index, len(curves)),
+            }
+            axes.plot([x for x, *_ in across], [value for _, value, *_ in across], ms=5, lw=1.4, **look)
+        finish(axes, title, [], [_key(index, curve.label) for index, curve in enumerate(curves)])
+        return figure
+
+
 def seed_figure(
     curves: Sequence[Curve],
     frame: Frame,

@@ -18,7 +18,8 @@ from evalkit.configuration.saved import EVALUABLE, changed, from_file
 from evalkit.core.errors import UserError
 from evalkit.record.history import pasteable
 from evalkit.reports.comparison import compare
-from evalkit.session import logs, plan, run
+from evalkit.reports.suite.report import write as write_suite
+from evalkit.session import logs, plan, run, suite
 from evalkit.session.plan import is_finished
 
 EVALUATE, STEP, RUN_FOLDER, DRY_RUN = "evaluate=", "step=", "hydra.run.dir=", "dry_run="
@@ -30,7 +31,8 @@ DECIDING = ("task", "model", "train", "eval", "seed", "seeds", "matmul_precision
 class Member(NamedTuple):
     """One run of an experiment, built.
 
-    `evaluated` is the trained run that it evaluates, with `overrides`; None for a run that trains.
+    `evaluated` is the trained run that it evaluates, with `overrides`; None for a run that trains. `part` is what it
+    is of a suite, of which a final run has no learning rate before its trials are finished.
     """
 
     group: str
@@ -38,6 +40,7 @@ class Member(NamedTuple):
     overrides: list[str]
     evaluated: str | None
     experiment: Experiment
+    part: suite.Part | None = None
 
 
 def main(overrides: Sequence[str]) -> int:
@@ -46,20 +49,21 @@ def main(overrides: Sequence[str]) -> int:
     A list of the runs and an estimate come first; with `dry_run=true` that is all. A run that fails does not keep the
     others from running; the code is then 1. Raises UserError for what cannot be run, before anything is written.
     """
-    dry, words = _dry_run(overrides)
-    given = [text for text in words if not text.lstrip("+").startswith(RUN_FOLDER)]
-    folders = [str(composition.parse([text])[0].value()) for text in words if text not in given]
-    options = [text for text in given if composition.chooses(composition.parse([text])[0])]
-    chosen = composition.compose(options)
+    dry, typed = _dry_run(overrides)
+    given = [text for text in typed if not text.lstrip("+").startswith(RUN_FOLDER)]
+    folders = [str(composition.parse([text])[0].value()) for text in typed if text not in given]
+    asked = suite.asked(given)
+    words = given if asked is None else [f"experiment={asked.suite}", *asked.rest]
+    chosen = composition.compose([text for text in words if composition.chooses(composition.parse([text])[0])])
     folder = Path(folders[-1]) if folders else Path("runs", chosen.choices["experiment"], chosen.config.preset)
-    members = _members(chosen.config, given)
+    members = _members(chosen.config, given) if asked is None else _of_suite(chosen.config, asked)
     for member in members:
         _refuse_begun_otherwise(folder, member)
     console = Console(quiet=members[0].experiment.quiet)
-    again = f"go on with the whole experiment: {pasteable(*words)}"
+    again = f"go on with the whole experiment: {pasteable(*typed)}"
     try:
         with logs.shown(console):
-            plan.show([plan.Job(m.name, folder / m.name, m.experiment, m.evaluated) for m in members], console)
+            plan.show([_job(folder, member) for member in members], console)
             code = 0 if dry else _run_all(folder, members, console)
     except KeyboardInterrupt:  # between two runs; within one, that is saved first
         console.print(Text(again), soft_wrap=True)
@@ -96,6 +100,21 @@ def _run_all(folder: Path, members: Sequence[Member], console: Console) -> int:
     if failed:
         errors.print(Text(f"failed: {', '.join(failed)}", style="red"), soft_wrap=True)
     return 1 if failed else 0
+
+
+def _job(folder: Path, member: Member) -> plan.Job:
+    """A run of the plan; those of a cell of a suite are one line, and a step of a model is measured once."""
+    target = folder / member.name
+    if member.part is None:
+        return plan.Job(member.name, target, member.experiment, member.evaluated)
+    cell = member.name.rpartition("/")[0]
+    return plan.Job(member.name, target, member.experiment, None, cell, cell.rpartition("/")[2])
+
+
+def _of_suite(chosen: DictConfig, asked: suite.Asked) -> list[Member]:
+    """The runs of a suite, which is drawn as a whole."""
+    found = suite.parts(chosen, asked)
+    return [Member("suite", part.name, part.words, None, part.experiment, part) for part in found]
 
 
 def _members(chosen: DictConfig, given: Sequence[str]) -> list[Member]:
@@ -136,6 +155,8 @@ def _refuse_begun_otherwise(folder: Path, member: Member) -> None:
     path, wanted = folder / member.name / "config.yaml", member.experiment.config
     if path.is_file():
         begun = from_file(path).config
+        if member.part is not None and member.part.trials:
+            wanted = {**wanted, "train": {**wanted["train"], "learning_rate": begun["train"]["learning_rate"]}}
         other = [key for key in DECIDING if _decided(begun, key) != _decided(wanted, key)]
         if not other and begun["train"]["steps"] < wanted["train"]["steps"]:
             other = ["train.steps"]
@@ -158,12 +179,18 @@ def _do(folder: Path, member: Member) -> int:
         return run.evaluate(folder / member.evaluated, member.overrides, target)
     if (target / "config.yaml").is_file():
         return run.resume(target, [])
-    member.experiment.feed.prepare()
-    return run.start(member.experiment, target)
+    experiment = member.experiment
+    if member.part is not None and member.part.trials:
+        experiment = suite.at_chosen_rate(folder, member.part).experiment
+    experiment.feed.prepare()
+    return run.start(experiment, target)
 
 
 def _draw(folder: Path, members: Sequence[Member], console: Console) -> None:
-    """One comparison of the runs, and one of the controls."""
+    """One comparison of the runs, and one of the controls; of a suite its own report."""
+    if any(member.part is not None for member in members):
+        write_suite(folder, members[0].experiment.preset, console)
+        return
     for group in ("runs", "controls"):
         drawn = [folder / m.name for m in members if m.group == group and is_finished(folder / m.name)]
         if drawn:

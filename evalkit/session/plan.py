@@ -13,7 +13,7 @@ from evalkit.checkpoints.loading import trainer_of
 from evalkit.configuration.experiment import Experiment
 from evalkit.core.rows import read, record_file
 from evalkit.record.files import RESULTS
-from evalkit.reports.numbers import DASH
+from evalkit.reports.numbers import DASH, grouped
 from evalkit.reports.terminal import print_table
 from evalkit.tasks.text import Text
 from evalkit.training.trainer import Trainer
@@ -25,12 +25,18 @@ SPEED = ("batch_size", "microbatch", "log_every")
 
 
 class Job(NamedTuple):
-    """A run that an experiment has; `evaluates` names the one that it measures, None for one that trains."""
+    """A run that an experiment has; `evaluates` names the one that it measures, None for one that trains.
+
+    Runs with the same `line` are shown as one. Those with the same `pace` take as long over a token; None: those whose
+    settings are the same.
+    """
 
     name: str
     folder: Path
     experiment: Experiment
     evaluates: str | None
+    line: str | None = None
+    pace: str | None = None
 
 
 def show(jobs: Sequence[Job], console: Console) -> None:
@@ -41,11 +47,11 @@ def show(jobs: Sequence[Job], console: Console) -> None:
     """
     measured: dict[Hashable, float] = {}
     lines, whole = [], 0.0
-    for job in jobs:
-        trains = job.evaluates is None and not is_finished(job.folder)
-        hours = _hours(job, jobs, measured, console) if trains else None
-        whole += hours or 0.0
-        lines.append([job.name, _state(job), _steps(job), DASH if hours is None else _shown(hours)])
+    for line, found in grouped((job.line or job.name, job) for job in jobs).items():
+        left = [job for job in found if job.evaluates is None and not is_finished(job.folder)]
+        hours = [some for job in left if (some := _hours(job, jobs, measured, console)) is not None]
+        whole += sum(hours)
+        lines.append([line, _state(found), _steps(found), _shown(sum(hours)) if hours else DASH])
     print_table(console, HEADER, lines)
     console.print()
     if measured:
@@ -62,9 +68,9 @@ def is_finished(folder: Path) -> bool:
 
 def _hours(job: Job, jobs: Sequence[Job], measured: dict[Hashable, float], console: Console) -> float | None:
     """What its training still takes; None for a text that was not read yet."""
-    key = _speed_key(job.experiment)
+    key = _speed_key(job)
     if key not in measured:
-        alike = [other for other in jobs if other.evaluates is None and _speed_key(other.experiment) == key]
+        alike = [other for other in jobs if other.evaluates is None and _speed_key(other) == key]
         known = [seconds for other in alike if (seconds := _seconds_taken(other)) is not None]
         if not known and isinstance(job.experiment.task, Text):
             return None
@@ -75,11 +81,14 @@ def _hours(job: Job, jobs: Sequence[Job], measured: dict[Hashable, float], conso
     return measured[key] * _tokens(job.experiment, _steps_done(job), training.steps) / 3600
 
 
-def _speed_key(experiment: Experiment) -> Hashable:
+def _speed_key(job: Job) -> Hashable:
     """Runs with the same key take as long over a token."""
-    config: Mapping[str, Any] = experiment.config
+    if job.pace is not None:
+        return job.pace
+    config: Mapping[str, Any] = job.experiment.config
     train = {name: config["train"][name] for name in SPEED}
-    return json.dumps([config["task"], config["model"], train, experiment.seeds, experiment.matmul_precision])
+    seeds, precision = job.experiment.seeds, job.experiment.matmul_precision
+    return json.dumps([config["task"], config["model"], train, seeds, precision])
 
 
 def _seconds_taken(job: Job) -> float | None:
@@ -131,21 +140,26 @@ def _steps_done(job: Job) -> int:
     return max((entry["step"] or 0 for entry in read(job.folder).rows if entry["split"] == "train"), default=0)
 
 
-def _state(job: Job) -> str:
-    if is_finished(job.folder):
+def _state(jobs: Sequence[Job]) -> str:
+    """The state of one run, or how many of several are finished."""
+    finished = [job for job in jobs if is_finished(job.folder)]
+    if len(finished) == len(jobs):
         return "finished"
-    if job.evaluates is not None:
-        return f"evaluates {job.evaluates}"
-    return "stopped" if _steps_done(job) else "to do"
+    if len(jobs) > 1 and finished:
+        return f"{len(finished)} of {len(jobs)} finished"
+    if jobs[0].evaluates is not None:
+        return f"evaluates {jobs[0].evaluates}"
+    return "stopped" if any(map(_steps_done, jobs)) else "to do"
 
 
-def _steps(job: Job) -> str:
-    """How many of its steps are done."""
-    if job.evaluates is not None:
+def _steps(jobs: Sequence[Job]) -> str:
+    """How many of their steps are done, of every run those of all its seeds together."""
+    if jobs[0].evaluates is not None:
         return DASH
-    _, training = job.experiment.trained
-    done = _steps_done(job)
-    return f"{done:,} of {max(done, training.steps):,}"  # it may have been given more
+    done = [_steps_done(job) for job in jobs]
+    planned = [job.experiment.trained[1].steps for job in jobs]
+    # A run may have been given more.
+    return f"{sum(done):,} of {sum(map(max, done, planned)):,}"
 
 
 def _shown(hours: float) -> str:

@@ -1,0 +1,149 @@
+"""What a suite's report is made of: a cell is one task with one model of one state size, its seeds and its trials."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evalkit.core.rows import read, record_file
+from evalkit.record.files import RESULTS
+from evalkit.reports.accuracy.summary import summarise
+from evalkit.reports.points import Point
+
+KEPT = Path(__file__).with_name("kept.json")
+FINAL, TRIAL = "final", "rate_"
+SIZES = ("small", "large")
+SOLVED = 0.99
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Accuracy of one seed at one length, or at positions `first` to `last` of it, with its 95% interval."""
+
+    length: int
+    seed: int
+    accuracy: float
+    low: float
+    high: float
+    first: int | None = None
+    last: int | None = None
+
+    @property
+    def point(self) -> Point:
+        """The same for a figure, by length."""
+        return Point(self.length, self.accuracy, self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One seed at one learning rate, for a share of the steps: accuracy and loss (nats) at the training length."""
+
+    rate: float
+    accuracy: float | None
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One task with one model: what it costs, and what its final seeds and its trials measured.
+
+    `size` is `small` or `large` where the model has another state than its own; those have no trials.
+    """
+
+    task: str
+    model: str
+    size: str | None
+    preset: str
+    parameters: int | None
+    state_bytes: int | None
+    chance: float | None
+    train_length: int
+    steps: int
+    rate: float
+    measured: Sequence[Measured]
+    trials: Sequence[Trial]
+
+    def at(self, length: int, last: int | None = None) -> list[float]:
+        """The accuracy of each seed at one length, or at positions up to `last` of it."""
+        return [found.accuracy for found in self.measured if (found.length, found.last) == (length, last)]
+
+    @property
+    def trained(self) -> list[float]:
+        """The accuracy of each seed at the training length."""
+        return self.at(self.train_length)
+
+
+def found_in(folder: Path) -> list[Cell]:
+    """The cells whose final run in `folder` is finished: `<task>/<model>[_small or _large]/final`."""
+    finals = sorted(path.parent for path in folder.glob(f"*/*/{FINAL}/{RESULTS}"))
+    return [_cell(final) for final in finals if record_file(final) is not None]
+
+
+def kept(preset: str) -> list[Cell]:
+    """The cells that are installed with evalkit, of one preset."""
+    return [cell for cell in from_json(KEPT.read_text(encoding="utf-8")) if cell.preset == preset]
+
+
+def beside(own: Sequence[Cell], others: Iterable[Cell]) -> list[Cell]:
+    """The `others`, with `own` in their place where they are of the same task, model and size, in the others' order."""
+    keys = {(cell.task, cell.model, cell.size): cell for cell in own}
+    left = [keys.pop((cell.task, cell.model, cell.size), cell) for cell in others]
+    return [*left, *keys.values()]
+
+
+def as_json(cells: Sequence[Cell]) -> str:
+    """The cells as they are kept, a line each."""
+    lines = ",\n".join(json.dumps(asdict(cell), allow_nan=False) for cell in cells)
+    return f"[\n{lines}\n]\n"
+
+
+def from_json(text: str) -> list[Cell]:
+    """What `as_json` wrote."""
+    return [
+        Cell(**{**record, "measured": _all(Measured, record["measured"]), "trials": _all(Trial, record["trials"])})
+        for record in json.loads(text)
+    ]
+
+
+def _all(kind: type[Any], records: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [kind(**record) for record in records]
+
+
+def _cell(final: Path) -> Cell:
+    record = read(final)
+    header, summary = record.header, summarise(record)
+    name, _, size = final.parent.name.rpartition("_")
+    model, size = (name, size) if size in SIZES else (final.parent.name, None)
+    assert header.train_length is not None and header.preset is not None and header.steps is not None
+    ends = ("length", "seed", "accuracy", "low", "high")
+    ladder = [Measured(**{end: entry[end] for end in ends}) for entry in summary["extrapolation"]]
+    spans = [Measured(**{end: entry[end] for end in (*ends, "first", "last")}) for entry in summary.get("spans", [])]
+    return Cell(
+        task=final.parent.parent.name,
+        model=model,
+        size=size,
+        preset=header.preset,
+        parameters=header.parameters,
+        state_bytes=header.state_bytes(),
+        chance=header.chance,
+        train_length=header.train_length,
+        steps=header.steps,
+        rate=_rate(final),
+        measured=[*ladder, *spans],
+        trials=[_trial(path.parent) for path in sorted(final.parent.glob(f"{TRIAL}*/{RESULTS}"))],
+    )
+
+
+def _trial(folder: Path) -> Trial:
+    seeds = summarise(read(folder))["seeds"]
+    last = seeds[0]["validation"] if seeds else None
+    rate = float(folder.name.removeprefix(TRIAL))
+    return Trial(rate, last and last["accuracy"], last and last["loss"])
+
+
+def _rate(final: Path) -> float:
+    """The learning rate of a run, which its `config.yaml` says."""
+    from omegaconf import OmegaConf
+
+    return float(OmegaConf.load(final / "config.yaml").train.learning_rate)

@@ -1,0 +1,76 @@
+"""The figures of a suite: accuracy against state, by length with chance, and by learning rate."""
+
+from collections.abc import Iterator, Sequence
+
+from evalkit.reports.curves import Frame, cost_figure, length_figure, rate_figure
+from evalkit.reports.kinds import Drawing
+from evalkit.reports.numbers import grouped
+from evalkit.reports.points import Curve, Point
+from evalkit.reports.suite.cells import Cell
+
+STATES, LENGTHS, RATES = "Accuracy against the size of the state", "Accuracy by length", "Accuracy by learning rate"
+SPREAD = "Median and range over seeds; a single seed with its 95% interval."
+
+
+def figures(cells: Sequence[Cell]) -> dict[str, Drawing]:
+    """By file name: `<task>-state`, `<task>-length` and `<task>-rate`, where there is something to draw."""
+    drawn: dict[str, Drawing] = {}
+    for task, own in grouped((cell.task, cell) for cell in cells).items():
+        models = [cell for cell in own if cell.size is None]
+        if any(cell.size is not None for cell in own):
+            drawn[f"{task}-state"] = _against_state(task, own)
+        if len({found.length for cell in models for found in cell.measured}) > 1:
+            drawn[f"{task}-length"] = _by_length(task, models)
+        if any(cell.trials for cell in models):
+            drawn[f"{task}-rate"] = _by_rate(task, models)
+    return drawn
+
+
+def _against_state(task: str, cells: Sequence[Cell]) -> Drawing:
+    curves = [
+        Curve(model, grouped((point.seed, point.at) for cell in own for point in _at_state(cell)))
+        for model, own in grouped((cell.model, cell) for cell in cells).items()
+    ]
+    length = cells[0].train_length
+    frame = Frame(
+        f"state of one sequence of {length:,} tokens", f"accuracy at {length:,} tokens", chance=_chance(cells)
+    )
+    return Drawing(STATES, f"{task}: {SPREAD}", cost_figure(curves, frame, "B", task))
+
+
+class _AtState:
+    """A seed's accuracy at the training length, placed at the bytes of its state."""
+
+    def __init__(self, seed: int, at: Point):
+        self.seed, self.at = seed, at
+
+
+def _at_state(cell: Cell) -> Iterator[_AtState]:
+    for found in cell.measured:
+        if (found.length, found.last) == (cell.train_length, None) and cell.state_bytes is not None:
+            yield _AtState(found.seed, Point(cell.state_bytes, found.accuracy, found.low, found.high))
+
+
+def _by_length(task: str, cells: Sequence[Cell]) -> Drawing:
+    curves = [
+        Curve(cell.model, grouped((found.seed, found.point) for found in cell.measured if found.last is None))
+        for cell in cells
+    ]
+    frame = Frame(trained=[cells[0].train_length], chance=_chance(cells))
+    return Drawing(LENGTHS, f"{task}: {SPREAD}", length_figure(curves, frame, task))
+
+
+def _by_rate(task: str, cells: Sequence[Cell]) -> Drawing:
+    rates = sorted({trial.rate for cell in cells for trial in cell.trials})
+    curves = [
+        Curve(cell.model, {0: [Point(rates.index(t.rate), t.accuracy) for t in cell.trials if t.accuracy is not None]})
+        for cell in cells
+    ]
+    frame = Frame("learning rate", f"accuracy at {cells[0].train_length:,} tokens", chance=_chance(cells))
+    said = f"{task}: one seed of a search at each rate, a share of the steps."
+    return Drawing(RATES, said, rate_figure(curves, frame, rates, task))
+
+
+def _chance(cells: Sequence[Cell]) -> float | None:
+    chances = {cell.chance for cell in cells}
+    return chances.pop() if len(chances) == 1 else None

@@ -1,0 +1,56 @@
+"""The report of a suite's folder: `suite.html`, its figures, `suite.csv`, `suite.json`, and the tables printed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from evalkit.core.errors import writing
+from evalkit.core.tidy import as_csv
+from evalkit.record.files import write_text
+from evalkit.reports import page
+from evalkit.reports.suite.cells import Cell, as_json, beside, found_in, kept
+from evalkit.reports.suite.figures import figures
+from evalkit.reports.suite.tables import LEGEND, tables
+from evalkit.reports.writer import print_report, say, sections
+
+TITLE = "Suite"
+
+
+def write(folder: Path, preset: str, console: Console) -> list[Cell]:
+    """Writes the report of the finished cells in `folder`, beside those that are kept of the same preset.
+
+    A cell of this folder takes the place of a kept one. Returns all that are shown.
+    """
+    own = found_in(folder)
+    if not own:
+        say(console, f"no cell of {folder} is finished yet")
+        return []
+    cells = beside(own, kept(preset))
+    notes = [LEGEND]
+    if len(cells) > len(own):
+        notes.append(f"{len(cells) - len(own)} of {len(cells)} cells are results that were kept, not of {folder}.")
+    found, drawn = tables(cells), figures(cells)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    lead = f"{len({cell.task for cell in cells})} tasks, {len({cell.model for cell in cells})} models, preset={preset}"
+    parts = [page.notes(notes), *sections(drawn, folder, found)]
+    write_text(folder / "suite.html", page.page(TITLE, lead, parts, [asdict(cell) for cell in cells]))
+    write_text(folder / "suite.csv", as_csv(list(_records(cells))))
+    write_text(folder / "suite.json", as_json(own))
+    print_report(console, TITLE, notes, found, lead)
+    say(console, f"wrote {folder / 'suite.html'}, suite.csv, suite.json and {len(drawn)} figures")
+    return cells
+
+
+def _records(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+    """A record a measurement."""
+    for cell in cells:
+        shared = {name: value for name, value in asdict(cell).items() if name not in ("measured", "trials")}
+        for found in cell.measured:
+            yield {**shared, "trial": False, **asdict(found)}
+        for trial in cell.trials:
+            own = {"rate": trial.rate, "accuracy": trial.accuracy, "loss": trial.loss, "length": cell.train_length}
+            yield {**shared, "trial": True, **own}

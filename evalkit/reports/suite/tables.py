@@ -1,0 +1,94 @@
+"""The tables of a suite: accuracy of every model in every task, beyond the training length, and by rate."""
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+from evalkit.reports.kinds import Table
+from evalkit.reports.numbers import DASH, grouped, shown
+from evalkit.reports.suite.cells import SOLVED, Cell
+
+MARK = " ✓"
+LEGEND = f"Median of the seeds (lowest – highest);{MARK} where every seed has {SOLVED:g} or more."
+
+
+def tables(cells: Sequence[Cell]) -> list[Table]:
+    """Those that have something to show."""
+    own = [cell for cell in cells if cell.size is None]
+    return [found for found in (_trained(own), *_beyond(own), _states(cells), _rates(own)) if found.lines]
+
+
+def of_seeds(values: Sequence[float]) -> str:
+    """The median with the range, and a mark where all are solved; a dash for none."""
+    if not values:
+        return DASH
+    low, high = min(values), max(values)
+    spread = "" if len(values) == 1 else f" ({low:.3f} – {high:.3f})"
+    return f"{median(values):.3f}{spread}{MARK if low >= SOLVED else ''}"
+
+
+def _trained(cells: Sequence[Cell]) -> Table:
+    tasks = list(dict.fromkeys(cell.task for cell in cells))
+    costs = {cell.model: shown(cell.state_bytes, ",") for cell in reversed(cells)}
+    header = ["model", "state bytes", *tasks]
+    lines = _by_model(cells, tasks, lambda cell: of_seeds(cell.trained))
+    return Table("Accuracy at the training length", header, [[line[0], costs[line[0]], *line[1:]] for line in lines])
+
+
+def _beyond(cells: Sequence[Cell]) -> Iterator[Table]:
+    """A table a task that was asked beyond its training length: lengths, and spans of the longest."""
+    for task, own in grouped((cell.task, cell) for cell in cells).items():
+        places = sorted(
+            {(m.length, m.last) for cell in own for m in cell.measured}, key=lambda p: (p[1] is not None, p)
+        )
+        longer = [at for at in places if at != (own[0].train_length, None) and _is_shown(at, places, own[0])]
+        if longer:
+            first = {m.last: m.first for cell in own for m in cell.measured}
+            names = [f"{length:,}" if last is None else f"at {first[last]}–{last}" for length, last in longer]
+            lines = [[cell.model, *(of_seeds(cell.at(*place)) for place in longer)] for cell in own]
+            yield Table(f"{task}: beyond the training length, {own[0].train_length:,}", ["model", *names], lines)
+
+
+def _is_shown(place: tuple[int, int | None], places: Sequence[tuple[int, int | None]], cell: Cell) -> bool:
+    """Whether it is a length, or of the longest its last positions or those up to four times the training length."""
+    length, last = place
+    ends = (4 * cell.train_length, max(end or 0 for _, end in places))
+    return last is None or (length == max(longest for longest, _ in places) and last in ends)
+
+
+def _states(cells: Sequence[Cell]) -> Table:
+    """Accuracy by the size of the state, of the tasks that were trained with several."""
+    several = {cell.task for cell in cells if cell.size is not None}
+    lines = [
+        [
+            f"{cell.task} · {cell.model}",
+            shown(cell.state_bytes, ","),
+            shown(cell.parameters, ","),
+            of_seeds(cell.trained),
+        ]
+        for cell in sorted(cells, key=lambda cell: (cell.task, cell.model, cell.state_bytes or 0))
+        if cell.task in several
+    ]
+    return Table(
+        "Accuracy by the size of the state", ["task and model", "state bytes", "parameters", "accuracy"], lines
+    )
+
+
+def _rates(cells: Sequence[Cell]) -> Table:
+    rates = sorted({trial.rate for cell in cells for trial in cell.trials})
+    lines = []
+    for cell in cells:
+        found = {trial.rate: trial for trial in cell.trials}
+        if found:
+            numbers = [shown(found[rate].accuracy if rate in found else None) for rate in rates]
+            lines.append([f"{cell.task} · {cell.model}", *numbers, f"{cell.rate:g}"])
+    header = ["task and model", *(f"rate {rate:g}" for rate in rates), "chosen"]
+    return Table("Accuracy of the trials, one seed, by learning rate", header, lines)
+
+
+def _by_model(cells: Sequence[Cell], tasks: Sequence[str], said: Callable[[Cell], str]) -> list[list[str]]:
+    """A line a model, a column a task."""
+    found = grouped((cell.model, cell) for cell in cells)
+    return [
+        [model, *({cell.task: said(cell) for cell in own}.get(task, DASH) for task in tasks)]
+        for model, own in found.items()
+    ]

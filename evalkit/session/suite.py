@@ -1,0 +1,151 @@
+"""`experiment=suite`: every task with every model, each trained at the rate that a short search chooses.
+
+A cell is a task with a model. Its trials train one seed for a share of the steps, a trial a rate, and are judged at the
+training length alone. Then the chosen rate trains fresh seeds. Further state sizes of a model take its rate.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig
+
+from evalkit.configuration import catalogue, composition
+from evalkit.configuration.experiment import Experiment, built
+from evalkit.core.errors import UserError
+from evalkit.session.plan import is_finished
+from evalkit.session.selection import ranked, trial_of
+from evalkit.training.settings import Training
+
+LEVEL = 0.99
+FINAL = "final"
+
+
+class Part(NamedTuple):
+    """One run: its folder below the suite's, its words, and of a final one the trials that its rate comes from."""
+
+    name: str
+    words: list[str]
+    experiment: Experiment
+    trials: tuple[str, ...] = ()
+
+
+class Asked(NamedTuple):
+    """What the user typed: which suite; a task, a model or a mixer of it, or None; and what goes to every run."""
+
+    suite: str
+    task: str | None
+    model: str | None
+    mixer: str | None
+    rest: list[str]
+
+    @property
+    def own(self) -> Path | None:
+        """The user's own folder of YAML."""
+        return composition.own_folder(self.rest)
+
+
+def asked(overrides: Sequence[str]) -> Asked | None:
+    """What the words ask of a suite; None where `experiment=` names none. No run of it has these four words."""
+    found: dict[str, str] = {}
+    rest = []
+    for text, override in zip(overrides, composition.parse(overrides), strict=True):
+        if override.key_or_group in ("task", "model", "mixer", "experiment") and composition.is_choice(override):
+            found[override.key_or_group] = str(override.value())
+        else:
+            rest.append(text)
+    if "mixer" in found and "model" in found:
+        raise UserError(f"model={found['model']} with +mixer={found['mixer']}; give one of the two")
+    given = Asked(found.get("experiment", ""), found.get("task"), found.get("model"), found.get("mixer"), rest)
+    return given if catalogue.is_suite(given.suite, given.own) else None
+
+
+def parts(config: DictConfig, given: Asked) -> list[Part]:
+    """The runs in order, cell by cell; raises UserError for a task or a model that is unknown."""
+    suite = composition.plain(config)["suite"]
+    tasks, models = _tasks(suite, str(config.preset), given), _models(suite, given)
+    found: list[Part] = []
+    for task, of_task in tasks.items():
+        for model, of_model in models.items():
+            own = suite["models_on"].get(task, {}).get(model, [])
+            found += _cell(suite, f"{task}/{model}", [*of_task, *of_model, *own, *given.rest])
+        for size, of_sizes in suite["sizes"].get(task, {}).items():
+            for model in models:
+                if model in of_sizes:
+                    words = [*of_task, *models[model], *of_sizes[model], *given.rest]
+                    trials = _trial_names(suite, f"{task}/{model}")
+                    found.append(_final(suite, f"{task}/{model}_{size}", words, trials))
+    return found
+
+
+def at_chosen_rate(folder: Path, part: Part) -> Part:
+    """A final run at the rate that its finished trials choose; raises UserError if one of them is not finished."""
+    unfinished = [name for name in part.trials if not is_finished(folder / name)]
+    if unfinished:
+        raise UserError(f"its rate is chosen from {unfinished[0]}, which is not finished; give the same command again")
+    chosen = ranked([trial_of(folder / name, LEVEL) for name in part.trials])[0]
+    words = [*part.words, f"train.learning_rate={chosen.name.removeprefix('rate_')}"]
+    return part._replace(words=words, experiment=built(words))
+
+
+def _tasks(suite: Mapping[str, Any], preset: str, given: Asked) -> dict[str, list[str]]:
+    """The words of each task that is wanted: by its name in the suite, or all those of one option `task=`."""
+    known: dict[str, list[str]] = suite["tasks"].get(preset, {})
+    if not known:
+        raise UserError(f"the suite has no tasks at preset={preset}; give preset={' or preset='.join(suite['tasks'])}")
+    if given.task is None:
+        return known
+    chosen = {name: words for name, words in known.items() if given.task in (name, words[0].removeprefix("task="))}
+    if not chosen and given.task not in catalogue.options("task", given.own):
+        raise UserError(f"task={given.task} is none of the suite's ({', '.join(known)}), and no other task")
+    return chosen or {given.task: [f"task={given.task}"]}
+
+
+def _models(suite: Mapping[str, Any], given: Asked) -> dict[str, list[str]]:
+    known: dict[str, list[str]] = suite["models"]
+    if given.mixer is not None:
+        return {given.mixer: [f"+mixer={given.mixer}"]}
+    if given.model is None:
+        return known
+    if given.model not in known and given.model not in catalogue.options("model", given.own):
+        raise UserError(f"model={given.model} is none of the suite's ({', '.join(known)}), and no other model")
+    return {given.model: known.get(given.model, [f"model={given.model}"])}
+
+
+def _cell(suite: Mapping[str, Any], name: str, words: Sequence[str]) -> Iterator[Part]:
+    """The trials of a cell, then its final run."""
+    experiment = built(words)
+    _, training = experiment.trained
+    search = [
+        f"seed={suite['search_seed']}",
+        "seeds=1",
+        *_shortened(training, experiment.task.length, suite["search_share"]),
+        f"eval.lengths=[{experiment.task.length}]",
+        "eval.during=[]",
+        "eval.span=null",
+    ]
+    names = _trial_names(suite, name)
+    for trial, rate in zip(names, suite["rates"], strict=True):
+        of_trial = [*words, *search, f"train.learning_rate={rate:g}"]
+        yield Part(trial, of_trial, built(of_trial))
+    yield _final(suite, name, words, names)
+
+
+def _shortened(training: Training, length: int, share: float) -> list[str]:
+    """The same training in a share of its steps, those of its stages before `length` too."""
+    stages = [
+        f"{{length: {stage['length']}, steps: {math.ceil(share * stage['steps'])}, batch_size: {stage['batch_size']}}}"
+        for stage in training.curriculum
+        if stage["length"] < length
+    ]
+    return [f"train.steps={math.ceil(share * training.steps)}", f"train.curriculum=[{', '.join(stages)}]"]
+
+
+def _final(suite: Mapping[str, Any], name: str, words: Sequence[str], trials: tuple[str, ...]) -> Part:
+    own = [*words, f"seed={suite['seed']}", f"seeds={suite['seeds']}"]
+    return Part(f"{name}/{FINAL}", own, built(own), trials)
+
+
+def _trial_names(suite: Mapping[str, Any], cell: str) -> tuple[str, ...]:
+    return tuple(f"{cell}/rate_{rate:g}" for rate in suite["rates"])

@@ -1,0 +1,254 @@
+"""`experiment=suite`: rates are searched, the chosen one trains fresh seeds, and all is drawn beside what is kept."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from unittest.mock import Mock
+
+import jax
+import pytest
+
+from evalkit.__main__ import main
+from evalkit.configuration import composition
+from evalkit.configuration.saved import from_file
+from evalkit.core.errors import UserError
+from evalkit.reports.suite import cells as suite_cells
+from evalkit.reports.suite.cells import Cell, Measured, Trial, as_json, beside, from_json
+from evalkit.reports.suite.figures import figures
+from evalkit.reports.suite.tables import of_seeds, tables
+from evalkit.session import plan, run, suite
+from support import tiny
+
+pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
+
+SMALL = 'model=hawk, model.width=8, "model.pattern=[recurrent]", model.mixers.recurrent.gate_blocks=2'
+SUITE = f"""
+# @package _global_
+# Two tasks with two models.
+suite:
+  rates: [1.0e-3, 3.0e-3]
+  search_seed: 1000
+  search_share: 0.5
+  seed: 7
+  seeds: 2
+  tasks:
+    paper:
+      heads: [task=induction_heads, task.length=32, "eval.lengths=[16,32]"]
+      parity: [task=state_tracking, task.group=z2, task.length=16, "eval.lengths=[16,32]", eval.span=8]
+  models:
+    one: [{SMALL}]
+    other: [{SMALL}, model.mlp_expansion=1]
+  models_on:
+    heads:
+      other: [model.mlp_expansion=2]
+  sizes:
+    heads:
+      large:
+        one: [model.mixers.recurrent.width_rnn=16]
+"""
+MIXER = '''
+"""An exponential moving average of each channel, whose decay is learned (Ma et al. 2022, arXiv 2209.10655)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from evalkit.models.layers import Linear, NoDecay, scanned
+
+
+class MovingAverage(nnx.Module):
+    """`h_t = a h_{t-1} + (1 - a) x_t W`, with one learned a a channel, and a gate of the token on the output."""
+
+    window = None
+
+    def __init__(self, width, *, rngs):
+        self.decay = NoDecay(jnp.linspace(-3.0, 3.0, width))
+        self.value = Linear(width, width, rngs=rngs)
+        self.gate = Linear(width, width, rngs=rngs)
+        self.output = Linear(width, width, rngs=rngs)
+
+    def __call__(self, x, positions, cache):
+        a = jnp.broadcast_to(jax.nn.sigmoid(self.decay[...]), x.shape)
+        h, last = scanned((1 - a) * self.value(x), a, positions, cache)
+        return self.output(h * jax.nn.silu(self.gate(x))), None if cache is None else last
+
+    def init_cache(self, batch, length):
+        return jnp.zeros((batch, self.decay.shape[0]))
+'''
+YAML = "# A moving average.\n_target_: theirs.average.MovingAverage\n_partial_: true\n"
+SETTINGS = [*tiny.TRAIN, "eval.sequences=4", "eval.batch_size=8", "train.lengths=null", "wandb.mode=disabled"]
+
+
+def begin(folder: Path, *overrides: str) -> int:
+    """Runs the suite of a folder of the user's own, into `folder/out`; what a step takes is made up."""
+    (folder / "conf" / "experiment").mkdir(parents=True, exist_ok=True)
+    (folder / "conf" / "experiment" / "mine.yaml").write_text(SUITE.lstrip())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_seconds_measured", Mock(return_value=1.0))
+        words = ["experiment=mine", "--config-dir", str(folder / "conf"), *SETTINGS, f"hydra.run.dir={folder / 'out'}"]
+        return main([*words, *overrides])
+
+
+@pytest.fixture
+def suite_of(tmp_path: Path) -> Callable[..., int]:
+    return partial(begin, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("suite")
+    assert begin(folder, "task=heads") == 0
+    return folder
+
+
+def test_every_cell_is_searched_trained_and_drawn(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = done / "out"
+    for cell in ("heads/one", "heads/other"):
+        config = from_file(out / cell / "final" / "config.yaml").config
+        assert (config["seed"], config["seeds"], config["train"]["steps"]) == (7, 2, 6)
+        trials = [json.loads((out / cell / f"rate_{rate}" / "results.json").read_text()) for rate in ("0.001", "0.003")]
+        assert [trial["seeds"][0]["seed"] for trial in trials] == [1000, 1000]
+        losses = [trial["seeds"][0]["validation"]["loss"] for trial in trials]
+        assert config["train"]["learning_rate"] == (0.001, 0.003)[losses.index(min(losses))], "none has the level yet"
+        assert from_file(out / cell / "rate_0.001" / "config.yaml").config["train"]["steps"] == 3
+    large = from_file(out / "heads" / "one_large" / "final" / "config.yaml").config
+    own = from_file(out / "heads" / "one" / "final" / "config.yaml").config
+    assert large["model"]["mixers"]["recurrent"]["width_rnn"] == 16
+    assert large["train"]["learning_rate"] == own["train"]["learning_rate"]
+    drawn = {path.stem for path in out.glob("*.png")}
+    assert drawn == {"heads-state", "heads-length", "heads-rate"}
+    page, rows = (out / "suite.html").read_text(), (out / "suite.csv").read_text().splitlines()
+    assert "one" in page and "beyond the training length" in page
+    assert len(rows) == 1 + 3 * 2 * 2 + 2 * 2, "a row a measurement of three final runs, and one a trial of two cells"
+    found = from_json((out / "suite.json").read_text())
+    assert [(cell.task, cell.model, cell.size) for cell in found][:2] == [
+        ("heads", "one", None),
+        ("heads", "one", "large"),
+    ]
+    assert as_json(found) == (out / "suite.json").read_text()
+
+
+def test_again_nothing_is_trained(
+    done: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("start", "resume"):
+        monkeypatch.setattr(run, name, Mock(side_effect=AssertionError))
+    assert begin(done, "task=heads") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "nothing is left to train" in said and "heads/one finished" in said
+
+
+def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
+    suite_of: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert suite_of("task=heads", "model=other", "dry_run=true") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "heads/other to do 0 of 12" in said and "parity" not in said and not (tmp_path / "out").exists()
+    assert suite_of("task=state_tracking", "dry_run=true") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "parity/one" in said and "heads" not in said
+    assert suite_of("task=nothing", "dry_run=true") == 2
+    assert "task=nothing is none of the suite's (heads, parity)" in capsys.readouterr().err
+    assert suite_of("preset=cpu") == 2 and "give preset=paper" in capsys.readouterr().err
+
+
+def test_a_final_run_waits_for_its_trials(done: Path, tmp_path: Path) -> None:
+    config = composition.compose(["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']"]).config
+    words = ["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']", "task=heads", "model=one", *SETTINGS]
+    given = suite.asked(words)
+    assert given is not None
+    final = next(part for part in suite.parts(config, given) if part.trials)
+    with pytest.raises(UserError, match=r"rate_0.001, which is not finished; give the same command again"):
+        suite.at_chosen_rate(tmp_path, final)
+
+
+def test_a_mixer_from_outside_is_checked_run_and_drawn_beside_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], done: Path
+) -> None:
+    for name, text in (("theirs/__init__.py", ""), ("theirs/average.py", MIXER), ("conf/mixer/average.yaml", YAML)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text.lstrip())
+    assert len(MIXER.strip().splitlines()) + len(YAML.splitlines()) <= 60
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    small = ["model.width=8", "model.pattern=[mixer]"]
+    look = ["check", "task=induction_heads", "+mixer=average", "--config-dir", "conf", *small]
+    assert main(look) == 0
+    said = capsys.readouterr().out
+    assert "average" in said and "broken" not in said
+    kept = tmp_path / "kept.json"
+    kept.write_text((done / "out" / "suite.json").read_text())
+    monkeypatch.setattr(suite_cells, "KEPT", kept)
+    assert begin(tmp_path, "+mixer=average", "task=heads", *small) == 0
+    said = capsys.readouterr().out
+    assert "average" in said and "other" in said and "3 of 4 cells are results that were kept" in " ".join(said.split())
+    assert read_model(tmp_path / "out" / "heads" / "average" / "final") == "average"
+    assert begin(tmp_path, "+mixer=average", "model=hawk", "task=heads") == 2
+    assert "give one of the two" in capsys.readouterr().err
+
+
+def read_model(folder: Path) -> str:
+    return from_file(folder / "config.yaml").model_name
+
+
+def cell(**changes) -> Cell:
+    shared = {"preset": "cpu", "parameters": 10, "state_bytes": 64, "chance": 0.1, "train_length": 8, "steps": 4}
+    measured = [Measured(8, seed, 0.995, 0.9, 1.0) for seed in (1, 2)]
+    given = {
+        "task": "t",
+        "model": "m",
+        "size": None,
+        "rate": 0.1,
+        "measured": measured,
+        "trials": [Trial(0.1, 0.5, 1.0)],
+    }
+    return Cell(**{**shared, **given, **changes})
+
+
+def test_a_cell_of_ones_own_takes_the_place_of_a_kept_one() -> None:
+    others = [cell(model="a"), cell(model="b"), cell(model="b", size="large")]
+    own = [cell(model="b", steps=9), cell(model="c")]
+    assert [(found.model, found.size, found.steps) for found in beside(own, others)] == [
+        ("a", None, 4), ("b", None, 9), ("b", "large", 4), ("c", None, 4)
+    ]  # fmt: skip
+
+
+def test_beyond_the_training_length_the_longest_is_also_taken_apart() -> None:
+    """Positions up to four times the training length, and the last ones."""
+    spans = [
+        Measured(length, 1, 0.5, 0.4, 0.6, last - 7, last) for length in (32, 64) for last in range(8, length + 1, 8)
+    ]
+    own = cell(measured=[*(Measured(length, 1, 0.9, 0.8, 1.0) for length in (8, 32, 64)), *spans])
+    beyond = next(table for table in tables([own]) if "beyond" in table.heading)
+    assert beyond.header == ["model", "32", "64", "at 25–32", "at 57–64"]
+    assert beyond.lines == [["m", "0.900", "0.900", "0.500", "0.500"]]
+
+
+def test_tables_mark_what_every_seed_solves() -> None:
+    assert (
+        of_seeds([0.99, 1.0, 0.995]) == "0.995 (0.990 – 1.000) ✓" and of_seeds([0.98, 1.0]) == "0.990 (0.980 – 1.000)"
+    )
+    assert of_seeds([]) == "–" and of_seeds([0.5]) == "0.500"
+    found = {table.heading: table for table in tables([cell(), cell(size="large", state_bytes=256)])}
+    assert found["Accuracy at the training length"].lines == [["m", "64", "0.995 (0.995 – 0.995) ✓"]]
+    assert [line[1] for line in found["Accuracy by the size of the state"].lines] == ["64", "256"]
+    assert set(figures([cell(), cell(size="large", state_bytes=256)])) == {"t-state", "t-rate"}
+
+
+EVERY = [("cpu", ["model=hawk"]), ("cpu", ["task=s5"]), ("cpu", ["task=mqar"]), ("paper", ["model=mamba"])]
+
+
+@pytest.mark.parametrize(("preset", "words"), EVERY, ids=str)
+def test_the_runs_of_the_suite_can_be_and_have_as_many_parameters(preset: str, words: list[str]) -> None:
+    """Of a task every model and every size, of a model every task."""
+    config = composition.compose(["experiment=suite", f"preset={preset}"]).config
+    given = suite.asked(["experiment=suite", f"preset={preset}", *words])
+    assert given is not None
+    parts = suite.parts(config, given)
+    assert {part.name.split("/")[-1] for part in parts} == {"rate_0.001", "rate_0.003", "rate_0.01", "final"}
+    for part in parts:
+        model, _ = part.experiment.trained
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        beside = sum(leaf.size for leaf in jax.tree.leaves(shapes)) - part.experiment.task.vocab_size * 64
+        assert beside == pytest.approx(250_000, rel=0.02), part.name
