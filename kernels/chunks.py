@@ -135,7 +135,9 @@ def _left(total: Array) -> Array:
 def _within(rows: tuple[Array, ...], keys: Array, total: Array | None) -> tuple[Array, ...]:
     """For each of `rows`, `Σ_d row_id exp(G_id − G_jd) key_jd` where j <= i, and 0 elsewhere: `[…, c, c]`."""
     if total is not None and total.shape[-1] > 1:
-        return _within_channels(rows, keys, total)
+        batch = keys.shape[:-2]
+        flat = _within_channels(tuple(map(_flat, rows)), _flat(keys), total.reshape(2, -1, *total.shape[-2:]))
+        return tuple(one.reshape(*batch, *one.shape[-2:]) for one in flat)
     products = (matmul(row, keys.swapaxes(-1, -2)) for row in rows)
     if total is None:
         return tuple(map(jnp.tril, products))
@@ -147,6 +149,11 @@ def _where_lower(values: Array, other: float) -> Array:
     """`values [..., c, c]` on and below the diagonal, and `other` above."""
     # An exponent above the diagonal is positive: its exponential times 0 would be no number.
     return jnp.where(jnp.tril(jnp.ones(values.shape, bool)), values, other)
+
+
+def _flat(values: Array) -> Array:
+    """`[…, c, d]` as `[n, c, d]`: XLA's products on a CPU take seven axes, and every level of halves would add one."""
+    return values.reshape(-1, *values.shape[-2:])
 
 
 def _within_channels(rows: tuple[Array, ...], keys: Array, total: Array) -> tuple[Array, ...]:
@@ -166,19 +173,20 @@ def _within_channels(rows: tuple[Array, ...], keys: Array, total: Array) -> tupl
     late = _left(total[..., second, :] - middle)
     early = (keys[..., first, :] * _left(middle - total[..., first, :])).swapaxes(-1, -2)
     between = (matmul(row[..., second, :] * late, early) for row in rows)
-    inner = _within_channels(tuple(map(_halves, rows)), _halves(keys), _halves(total))
+    halves = total.reshape(2, -1, size // 2, total.shape[-1])
+    inner = _within_channels(tuple(map(_halves, rows)), _halves(keys), halves)
     return tuple(_block(whole, corner) for whole, corner in zip(inner, between, strict=True))
 
 
 def _halves(values: Array) -> Array:
-    """`[…, c, d]` as `[…, 2, c / 2, d]`."""
-    return values.reshape(*values.shape[:-2], 2, -1, values.shape[-1])
+    """`[n, c, d]` as `[2 n, c / 2, d]`, first and second halves by turns."""
+    return values.reshape(-1, values.shape[-2] // 2, values.shape[-1])
 
 
 def _block(diagonal: Array, corner: Array) -> Array:
-    """The lower triangular matrix of two blocks on the diagonal, `[…, 2, s, s]`, and one below the first."""
-    top = jnp.concatenate([diagonal[..., 0, :, :], jnp.zeros_like(corner)], axis=-1)
-    return jnp.concatenate([top, jnp.concatenate([corner, diagonal[..., 1, :, :]], axis=-1)], axis=-2)
+    """The lower triangular matrices of two blocks on the diagonal, `[2 n, s, s]`, and one below, `[n, s, s]`."""
+    top = jnp.concatenate([diagonal[::2], jnp.zeros_like(corner)], axis=-1)
+    return jnp.concatenate([top, jnp.concatenate([corner, diagonal[1::2]], axis=-1)], axis=-2)
 
 
 @jax.custom_vjp
@@ -188,7 +196,7 @@ def inverse(lower: Array) -> Array:
     By halves: `[[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [−C⁻¹ B A⁻¹, C⁻¹]]`. Each block is itself a coefficient of some delta
     steps, so it is small. The powers of N, whose sum is the inverse as well, grow without bound and cancel.
     """
-    return _inverse(lower)
+    return _inverse(_flat(lower)).reshape(lower.shape)
 
 
 def _inverse(lower: Array) -> Array:
@@ -196,9 +204,9 @@ def _inverse(lower: Array) -> Array:
     if not half:
         return jnp.ones_like(lower)
     first, second = slice(None, half), slice(half, None)
-    both = _inverse(jnp.stack([lower[..., first, first], lower[..., second, second]], axis=-3))
+    both = _inverse(_flat(jnp.stack([lower[:, first, first], lower[:, second, second]], axis=1)))
     product = matmul if half >= LEAST_PRODUCT else _small_product
-    corner = product(product(both[..., 1, :, :], lower[..., second, first]), both[..., 0, :, :])
+    corner = product(product(both[1::2], lower[:, second, first]), both[::2])
     return _block(both, -corner)
 
 
@@ -207,7 +215,7 @@ def _small_product(left: Array, right: Array) -> Array:
 
 
 def _inverse_forward(lower: Array) -> tuple[Array, Array]:
-    result = _inverse(lower)
+    result = inverse(lower)
     return result, result
 
 

@@ -1,5 +1,6 @@
 """The recurrence of a matrix against float64 NumPy and others' own arrays, and the properties that each form has."""
 
+import re
 from pathlib import Path
 
 import jax
@@ -206,6 +207,18 @@ def test_one_step_is_no_loop_and_work_grows_with_the_length(way: str) -> None:
 
     assert "scan" not in str(program(1)) and "scan" in str(program(64))
     assert product_flops(program(4096)) == 16 * product_flops(program(256))
+
+
+def test_no_product_has_more_axes_than_xla_takes_on_a_cpu() -> None:
+    """JAX 0.10.2 ends the process, without an error, at a product of eight axes."""
+    given, reset = inputs("kda", "resets", batch=1, steps=256)
+
+    def loss(*given):
+        return called(*given, reset=reset, chunk=256)[0].sum()
+
+    program = str(jax.make_jaxpr(jax.grad(loss, argnums=range(7)))(*given))
+    axes = [shape.count(",") + 1 for shape in re.findall(r"f32\[([\d,]+)\] = dot_general", program)]
+    assert len(axes) > 20 and max(axes) < 8
 
 
 @pytest.mark.slow
