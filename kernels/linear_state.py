@@ -4,6 +4,7 @@ Shapes: b batch, t time, h heads, k width of queries and keys, v width of values
 whatever the dtype of the inputs, or float64 for float64 inputs.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,6 +17,8 @@ from evalkit.kernels.chunks import Steps
 
 IMPLEMENTATIONS = ("auto", "sequential", "chunked")
 CHUNK = 32  # measured, docs/kernels.md
+PIECE = 32  # steps of the loop between two states that are kept for the gradient; measured, docs/kernels.md
+SMALL = 3072  # numbers in the states of a batch, up to which a step of the loop stays on one CPU core; measured
 UNROLLED = 4  # so few steps are no loop: those of a token of DeltaProduct, when it is decoded
 
 
@@ -48,7 +51,8 @@ def linear_state(
     channel. Several delta steps a token are as many steps of time, of which one reads `o` at the last.
 
     `implementation` "sequential" is one loop step per time step. "chunked" is one per `chunk` time steps, a power of
-    two, with products of matrices within a chunk. "auto" is "chunked". Up to 4 time steps are no loop, by any of them.
+    two, with products of matrices within a chunk. "auto" is "chunked", except on a CPU where key channels decay and the
+    states of the batch have at most 3,072 numbers. Up to 4 time steps are no loop, by any of them.
     Raises ValueError for shapes that do not fit, an empty time axis, an unknown implementation and another chunk.
 
     >>> q = k = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).reshape(1, 3, 1, 2)
@@ -66,10 +70,8 @@ def linear_state(
     steps = _steps(given, wide)
     if q.shape[1] <= UNROLLED:
         o, state = _unrolled(steps, h0.astype(wide))
-    elif implementation == "sequential":
-        o, state = _sequential(steps, h0.astype(wide))
     else:
-        o, state = chunks.chunked(steps, h0.astype(wide), chunk)
+        o, state = _over_time(steps, h0.astype(wide), implementation, chunk)
     return o.astype(v.dtype), state
 
 
@@ -129,6 +131,17 @@ def _steps(given: Given, dtype: jnp.dtype) -> Steps:
     return Steps(q, k, v, erase, decay, given.reset)
 
 
+def _over_time(steps: Steps, h0: Array, implementation: str, chunk: int) -> tuple[Array, Array]:
+    in_chunks = partial(chunks.chunked, size=chunk)
+    if implementation == "sequential":
+        return _sequential(steps, h0)
+    channels = steps.log_decay is not None and steps.log_decay.shape[-1] > 1
+    if implementation == "auto" and channels and h0.size <= SMALL:
+        # A chunk's products are slowest for decays of channels, and so small a loop is all in a core's cache.
+        return lax.platform_dependent(steps, h0, cpu=_sequential, default=in_chunks)
+    return in_chunks(steps, h0)
+
+
 def _unrolled(steps: Steps, state: Array) -> tuple[Array, Array]:
     read = []
     for t in range(steps.q.shape[1]):
@@ -138,8 +151,56 @@ def _unrolled(steps: Steps, state: Array) -> tuple[Array, Array]:
 
 
 def _sequential(steps: Steps, h0: Array) -> tuple[Array, Array]:
-    state, o = lax.scan(_step, h0, jax.tree.map(lambda one: jnp.moveaxis(one, 1, 0), steps))
-    return jnp.moveaxis(o, 0, 1), state
+    """A loop over pieces of time, and in each a loop over its steps; a last piece is filled with steps of zeros."""
+    length = steps.q.shape[1]
+    size = min(PIECE, length)
+
+    def cut(one: Array) -> Array:
+        one = jnp.moveaxis(jnp.pad(one, [(0, 0), (0, -length % size)] + [(0, 0)] * (one.ndim - 2)), 1, 0)
+        return one.reshape(-1, size, *one.shape[1:])
+
+    o, state = _looped(jax.tree.map(cut, steps), h0)
+    return jnp.moveaxis(o.reshape(-1, *o.shape[2:])[:length], 0, 1), state
+
+
+@jax.custom_vjp
+def _looped(pieces: Steps, h0: Array) -> tuple[Array, Array]:
+    """Returns `o` and the last state; `pieces` and `o` are `[pieces, steps, b, h, …]`."""
+    return _looped_forward(pieces, h0)[0]
+
+
+def _looped_forward(pieces: Steps, h0: Array) -> tuple[tuple[Array, Array], tuple[Steps, Array]]:
+    def piece(state: Array, steps: Steps) -> tuple[Array, tuple[Array, Array]]:
+        after, o = lax.scan(_step, state, steps)
+        return after, (o, state)
+
+    last, (o, before) = lax.scan(piece, h0, pieces)
+    return (o, last), (pieces, before)
+
+
+def _looped_backward(kept: tuple[Steps, Array], given: tuple[Array, Array]) -> tuple[Steps, Array]:
+    """The gradient of each step, from the states that are computed again, piece by piece.
+
+    JAX's own gradient of a loop writes every state, and more of its size, to memory, and reads it again.
+    """
+
+    def piece(d_state: Array, of: tuple[Steps, Array, Array]) -> tuple[Array, Steps]:
+        steps, before, d_o = of
+        _, states = lax.scan(lambda state, now: (_step(state, now)[0], state), before, steps)
+        return lax.scan(_step_backward, d_state, (states, steps, d_o), reverse=True)
+
+    (pieces, before), (d_o, d_last) = kept, given
+    d_h0, d_pieces = lax.scan(piece, d_last, (pieces, before, d_o), reverse=True)
+    return d_pieces, d_h0
+
+
+def _step_backward(d_state: Array, of: tuple[Array, Steps, Array]) -> tuple[Array, Steps]:
+    state, now, d_o = of
+    _, pull = jax.vjp(lambda state, now: _step(state, now._replace(reset=of[1].reset)), state, now._replace(reset=None))
+    return pull((d_state, d_o))
+
+
+_looped.defvjp(_looped_forward, _looped_backward)
 
 
 def _step(state: Array, now: Steps) -> tuple[Array, Array]:
@@ -156,4 +217,4 @@ def _step(state: Array, now: Steps) -> tuple[Array, Array]:
 
 
 def _read(state: Array, by: Array) -> Array:
-    return jnp.einsum("bhkv,bhk->bhv", state, by, precision=lax.Precision.HIGHEST)
+    return (state * by[..., None]).sum(-2)

@@ -150,7 +150,7 @@ def test_any_split_that_carries_the_state_is_the_whole() -> None:
     call = jax.jit(called, static_argnames=("implementation", "chunk"))
     state, read, at = given.h0, [], 0
     # One at a time, a part that no chunk divides, and one that is shorter than a chunk.
-    parts = [(1, "auto"), (27, "chunked"), (1, "sequential"), (27, "sequential"), (3, "chunked"), *[(1, "auto")] * 5]
+    parts = [(1, "auto"), (19, "chunked"), (1, "sequential"), (35, "sequential"), (3, "chunked"), *[(1, "auto")] * 5]
     for size, way in parts:
         part = given._replace(h0=state, **{name: getattr(given, name)[:, at : at + size] for name in SEQUENCES})
         o, state = call(*part, reset=reset[:, at : at + size], implementation=way, chunk=8)
@@ -180,17 +180,50 @@ def test_a_row_does_not_depend_on_the_others_of_its_batch() -> None:
     np.testing.assert_array_equal(state[0], last[0])
 
 
-def test_it_maps_over_seeds_and_is_exact_in_float64() -> None:
+@pytest.mark.parametrize("way", IMPLEMENTATIONS)
+def test_it_maps_over_seeds_and_is_exact_in_float64(way: str) -> None:
     given, reset = inputs("kda", "strong decays", batch=3, steps=19)
     with jax.enable_x64(True):
         exact = Arguments(*(jnp.asarray(one, jnp.float64)[:, None] for one in given))
 
         def one(given: Arguments, reset):
-            return called(*given, reset=reset, chunk=8)
+            return called(*given, reset=reset, implementation=way, chunk=8)
 
-        o, state = jax.jit(jax.vmap(one))(exact, reset[:, None])
+        def loss(given: Arguments, reset):
+            return sum(jnp.sin(part).sum() for part in one(given, reset))
+
+        (o, state), found = jax.jit(lambda *given: (jax.vmap(one)(*given), jax.vmap(jax.grad(loss))(*given)))(
+            exact, reset[:, None]
+        )
         assert o.dtype == state.dtype == jnp.float64
     agree([o[:, 0], state[:, 0]], matrix_oracle.values(given, reset), tolerance=1e-13)
+    expected = matrix_oracle.gradients(given, reset, np.cos(o[:, 0]), np.cos(state[:, 0]))
+    finite = [name for name in Arguments._fields if name != "log_decay"]  # where it is −inf, JAX's is no number
+    pairs = [(getattr(found, name)[:, 0], getattr(Arguments(*expected), name)) for name in finite]
+    agree(*zip(*pairs, strict=True), tolerance=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("form", "batch", "looped"),
+    [
+        ("kda", 2, True),
+        ("gla", 38, True),
+        ("gla", 39, False),
+        ("gated deltanet", 2, False),
+        ("linear attention", 2, False),
+    ],
+)
+def test_on_a_cpu_the_loop_takes_small_states_whose_channels_decay(form: str, batch: int, looped: bool) -> None:
+    given, reset = inputs(form, batch=batch, steps=64)
+    given, reset = jax.tree.map(jnp.asarray, (given, reset))
+
+    def program(way: str) -> int:
+        call = jax.jit(lambda *given: called(*given, reset=reset, implementation=way))
+        return call.lower(*given).compile().as_text().count("while(")
+
+    loops = {way: program(way) for way in ("auto", *IMPLEMENTATIONS)}
+    assert loops["sequential"] != loops["chunked"]
+    assert loops["auto"] == loops["sequential" if looped else "chunked"]
 
 
 def test_values_keep_their_dtype_and_sums_are_float32() -> None:
@@ -214,7 +247,7 @@ def test_no_product_has_more_axes_than_xla_takes_on_a_cpu() -> None:
     given, reset = inputs("kda", "resets", batch=1, steps=256)
 
     def loss(*given):
-        return called(*given, reset=reset, chunk=256)[0].sum()
+        return called(*given, reset=reset, implementation="chunked", chunk=256)[0].sum()
 
     program = str(jax.make_jaxpr(jax.grad(loss, argnums=range(7)))(*given))
     axes = [shape.count(",") + 1 for shape in re.findall(r"f32\[([\d,]+)\] = dot_general", program)]
