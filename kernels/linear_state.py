@@ -17,8 +17,8 @@ from evalkit.kernels.chunks import Steps
 
 IMPLEMENTATIONS = ("auto", "sequential", "chunked")
 CHUNK = 32  # measured, docs/kernels.md
-PIECE = 32  # steps of the loop between two states that are kept for the gradient; measured, docs/kernels.md
-SMALL = 3072  # numbers in the states of a batch, up to which a step of the loop stays on one CPU core; measured
+PIECE = 32  # steps of the loop between two states that are kept for the gradient; 16 and 64 are as fast
+SMALL = 3072  # numbers in the states of a batch, up to which the loop is faster on a CPU; measured, docs/kernels.md
 UNROLLED = 4  # so few steps are no loop: those of a token of DeltaProduct, when it is decoded
 
 
@@ -196,7 +196,11 @@ def _looped_backward(kept: tuple[Steps, Array], given: tuple[Array, Array]) -> t
 
 def _step_backward(d_state: Array, of: tuple[Array, Steps, Array]) -> tuple[Array, Steps]:
     state, now, d_o = of
-    _, pull = jax.vjp(lambda state, now: _step(state, now._replace(reset=of[1].reset)), state, now._replace(reset=None))
+
+    def step(state: Array, floats: Steps) -> tuple[Array, Array]:
+        return _step(state, floats._replace(reset=now.reset))
+
+    _, pull = jax.vjp(step, state, now._replace(reset=None))
     return pull((d_state, d_o))
 
 

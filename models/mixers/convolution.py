@@ -1,4 +1,4 @@
-"""The gated short convolution that zoology puts before a layer of attention (Arora et al. 2023, arXiv 2312.04927)."""
+"""The gated short convolution that zoology puts before attention (Arora et al. 2023, arXiv 2312.04927)."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class ConvolutionCache(NamedTuple):
 
 
 class BaseConv(nnx.Module):
-    """A short convolution times a linear map of the token: `y = (x W + b) ⊙ (conv(x) + c)`, BaseConv in sec. 4.
+    """A short convolution times a linear map of the token: `y = (x W + b) ⊙ (conv(x) + c)`, the paper's BaseConv.
 
     It gives a token what stood just before it, so that the attention after it finds a value by its key at once. The
     convolution has a few taps; the paper's as long as the context is left out. Raises ValueError for impossible sizes.

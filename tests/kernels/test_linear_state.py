@@ -198,9 +198,7 @@ def test_it_maps_over_seeds_and_is_exact_in_float64(way: str) -> None:
         assert o.dtype == state.dtype == jnp.float64
     agree([o[:, 0], state[:, 0]], matrix_oracle.values(given, reset), tolerance=1e-13)
     expected = matrix_oracle.gradients(given, reset, np.cos(o[:, 0]), np.cos(state[:, 0]))
-    finite = [name for name in Arguments._fields if name != "log_decay"]  # where it is −inf, JAX's is no number
-    pairs = [(getattr(found, name)[:, 0], getattr(Arguments(*expected), name)) for name in finite]
-    agree(*zip(*pairs, strict=True), tolerance=1e-12)
+    agree([one[:, 0] for one in found], expected, tolerance=1e-12)
 
 
 @pytest.mark.parametrize(
