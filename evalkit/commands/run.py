@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -69,7 +69,8 @@ def main(arguments: Sequence[str]) -> int:
     _refuse_dry_run(overrides)
     if flags.multirun:
         if _is_whole_experiment(overrides):
-            raise UserError("experiment= has its own runs; leave -m out, or give a model= as well")
+            one = "" if _is_suite(overrides) else ", or give a model= as well"
+            raise UserError(f"experiment= has its own runs; leave -m out{one}")
         return sweep.main(overrides)
     if _is_whole_experiment(overrides):
         from evalkit.core import devices
@@ -160,15 +161,20 @@ def _run(overrides: Sequence[str]) -> int:
 
 def _is_whole_experiment(overrides: Sequence[str]) -> bool:
     """Whether all its runs are meant; with a model= it is one of them, as any other run."""
-    named = {text.partition("=")[0]: text.partition("=")[2] for text in overrides if not text.endswith("=null")}
-    return "experiment" in named and "checkpoint" not in named and ("model" not in named or _is_suite(overrides, named))
+    named = _named(overrides)
+    return "experiment" in named and "checkpoint" not in named and ("model" not in named or _is_suite(overrides))
 
 
-def _is_suite(overrides: Sequence[str], named: Mapping[str, str]) -> bool:
+def _is_suite(overrides: Sequence[str]) -> bool:
     """Whether the experiment is one whose tasks and models are chosen by `task=` and `model=`."""
     from evalkit.configuration.composition import own_folder
 
-    return catalogue.is_suite(named["experiment"], own_folder(overrides))
+    return catalogue.is_suite(_named(overrides)["experiment"], own_folder(overrides))
+
+
+def _named(overrides: Sequence[str]) -> dict[str, str]:
+    """Each key with its text, but for those that are null."""
+    return {text.partition("=")[0]: text.partition("=")[2] for text in overrides if not text.endswith("=null")}
 
 
 def _refuse_dry_run(overrides: Sequence[str]) -> None:

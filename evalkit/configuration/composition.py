@@ -228,8 +228,11 @@ def _around_mixer(options: Sequence[str]) -> list[str]:
     models = [text for text in options if text.startswith("model=")]
     if models:
         raise UserError(f"{models[-1]} with {mixers[-1]}; give one of the two")
+    name, folder = mixers[-1].removeprefix(MIXER), own_folder(options)
+    if folder is None or not (folder / "mixer" / f"{name}.yaml").is_file():
+        raise UserError(f"{mixers[-1]} is a file of yours, mixer/{name}.yaml; give its folder as --config-dir FOLDER")
     rest = [text for text in options if text not in mixers]
-    return [*rest, f"model={AROUND}", f"+mixer@model.mixers.mixer={mixers[-1].removeprefix(MIXER)}"]
+    return [*rest, f"model={AROUND}", f"+mixer@model.mixers.mixer={name}"]
 
 
 def _refuse_training(parsed: Sequence[Override], checkpoint: Any) -> None:

@@ -20,6 +20,8 @@ from evalkit.training.settings import Training
 
 LEVEL = 0.99
 FINAL = "final"
+KIND = "evalkit.reports.accuracy"
+"""What a suite compares: its cells are read from reports of this kind."""
 
 
 class Part(NamedTuple):
@@ -116,6 +118,8 @@ def _models(suite: Mapping[str, Any], given: Asked) -> dict[str, list[str]]:
 def _cell(suite: Mapping[str, Any], name: str, words: Sequence[str]) -> Iterator[Part]:
     """The trials of a cell, then its final run."""
     experiment = built(words)
+    if experiment.eval.kind != KIND:
+        raise UserError(f"{words[0]} is not judged by accuracy, as a suite's tasks are; choose one that is generated")
     _, training = experiment.trained
     search = [
         f"seed={suite['search_seed']}",

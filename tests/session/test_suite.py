@@ -153,6 +153,22 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
     assert suite_of("preset=cpu") == 2 and "give preset=paper" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("task=books", "task=books is not judged by accuracy, as a suite's tasks are; choose one that is generated"),
+        (
+            "+mixer=theirs",
+            "+mixer=theirs is a file of yours, mixer/theirs.yaml; give its folder as --config-dir FOLDER",
+        ),
+        ("-m", "experiment= has its own runs; leave -m out"),
+    ],
+)
+def test_what_a_suite_cannot_do_is_one_line(word: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment=suite", word]) == 2
+    assert capsys.readouterr().err == f"evalkit: {told}\n"
+
+
 def test_a_final_run_waits_for_its_trials(done: Path, tmp_path: Path) -> None:
     config = composition.compose(["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']"]).config
     words = ["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']", "task=heads", "model=one", *SETTINGS]

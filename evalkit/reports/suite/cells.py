@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from evalkit.core.rows import read, record_file
 from evalkit.record.files import RESULTS
 from evalkit.reports.accuracy.summary import summarise
@@ -144,6 +146,4 @@ def _trial(folder: Path) -> Trial:
 
 def _rate(final: Path) -> float:
     """The learning rate of a run, which its `config.yaml` says."""
-    from omegaconf import OmegaConf
-
     return float(OmegaConf.load(final / "config.yaml").train.learning_rate)

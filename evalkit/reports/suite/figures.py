@@ -28,7 +28,7 @@ def figures(cells: Sequence[Cell]) -> dict[str, Drawing]:
 
 def _against_state(task: str, cells: Sequence[Cell]) -> Drawing:
     curves = [
-        Curve(model, grouped((point.seed, point.at) for cell in own for point in _at_state(cell)))
+        Curve(model, grouped(point for cell in own for point in _at_state(cell)))
         for model, own in grouped((cell.model, cell) for cell in cells).items()
     ]
     length = cells[0].train_length
@@ -38,17 +38,11 @@ def _against_state(task: str, cells: Sequence[Cell]) -> Drawing:
     return Drawing(STATES, f"{task}: {SPREAD}", cost_figure(curves, frame, "B", task))
 
 
-class _AtState:
-    """A seed's accuracy at the training length, placed at the bytes of its state."""
-
-    def __init__(self, seed: int, at: Point):
-        self.seed, self.at = seed, at
-
-
-def _at_state(cell: Cell) -> Iterator[_AtState]:
+def _at_state(cell: Cell) -> Iterator[tuple[int, Point]]:
+    """Each seed, with its accuracy at the training length placed at the bytes of its state."""
     for found in cell.measured:
         if (found.length, found.last) == (cell.train_length, None) and cell.state_bytes is not None:
-            yield _AtState(found.seed, Point(cell.state_bytes, found.accuracy, found.low, found.high))
+            yield found.seed, Point(cell.state_bytes, found.accuracy, found.low, found.high)
 
 
 def _by_length(task: str, cells: Sequence[Cell]) -> Drawing:
