@@ -12,6 +12,7 @@ It ends with 1 if a mistake is not found.
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,9 +196,9 @@ def found_by(mutation: Mutation) -> str | None:
     raise RuntimeError(f"{mutation.name}: pytest ended with {ended.returncode}\n{ended.stdout[-2000:]}{ended.stderr}")
 
 
-def main(names: list[str]) -> int:
-    """Prints who finds each mistake; returns 1 if one is found by nobody."""
-    chosen = [mutation for mutation in MUTATIONS if not names or mutation.name in names]
+def main(mutations: Sequence[Mutation], names: list[str]) -> int:
+    """Prints who finds each mistake, or each of those with `names`; returns 1 if one is found by nobody."""
+    chosen = [mutation for mutation in mutations if not names or mutation.name in names]
     missed = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for mutation, test in zip(chosen, pool.map(found_by, chosen), strict=True):
@@ -207,4 +208,4 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(MUTATIONS, sys.argv[1:]))

@@ -1,0 +1,15 @@
+"""Wrong programs for the campaign of faults, one an area: its tests must tell each from the right one.
+
+`cd tests; python -m support.planted` tries them as `tests/support/mutations.py` tries its own, all or some by name. The
+tests of an area lie in `tests/faults/`. Every one is marked `fault`. One that is too expensive for the default suite is
+marked `slow` and `exhaustive` too: `-m fault` runs it, and the default suite a smaller case of the same property.
+"""
+
+import sys
+
+from support.mutations import Mutation, main
+
+PLANTED: tuple[Mutation, ...] = ()
+
+if __name__ == "__main__":
+    sys.exit(main(PLANTED, sys.argv[1:]))
