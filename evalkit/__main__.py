@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from evalkit.commands import VERBS, guide
+from evalkit.core.credentials import masked
 from evalkit.core.errors import UserError
 
 INTERRUPTED = 130
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"evalkit: {error}", file=sys.stderr)
+        print(f"evalkit: {masked(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:  # before or after a run; a run itself saves first
         return INTERRUPTED

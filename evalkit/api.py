@@ -20,6 +20,7 @@ from rich.console import Console
 from evalkit.checkpoints.archives import is_archive
 from evalkit.checkpoints.loading import Run, load
 from evalkit.configuration.account import completed
+from evalkit.configuration.composition import trusted
 from evalkit.configuration.experiment import compose, prepared, refuse_used
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.saved import from_file
@@ -64,7 +65,7 @@ def train(
         devices.use_every_core()
         experiment = prepared(composed)
         _ended(session.start(experiment, composed.folder.absolute()), composed.folder, _resuming(composed.folder))
-    return load(composed.folder)
+    return load(composed.folder, allow_targets=list(composed.config.allow_targets))
 
 
 def resume(run: Folder, *, settings: Mapping[str, Any] | None = None, **named: Any) -> Run:
@@ -77,7 +78,7 @@ def resume(run: Folder, *, settings: Mapping[str, Any] | None = None, **named: A
     with _as_if(f"resume={place}", *overrides):
         devices.use_every_core()
         _ended(session.resume(place, overrides), place, _resuming(place))
-    return load(place)
+    return load(place, allow_targets=trusted(overrides))
 
 
 def evaluate(
@@ -107,8 +108,9 @@ def evaluate(
         place = session.new_evaluation(source) if folder is None else _place(folder)
         refuse_used(place)
         _ended(session.evaluate(source, overrides, place), place, AGAIN)
-    evaluated = from_file(place / "config.yaml")
-    found = run if isinstance(run, Run) and at == run.step else load(source, step=step)
+    packages = trusted(overrides)
+    evaluated = from_file(place / "config.yaml", packages=packages)
+    found = run if isinstance(run, Run) and at == run.step else load(source, step=step, allow_targets=packages)
     return replace(found, folder=place, task=evaluated.task, config=dict(evaluated.config))
 
 

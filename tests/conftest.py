@@ -31,6 +31,8 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', FAST_TO_COMPILE)} {ONE_
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="named-")  # what the tests name is not what the user named
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 if "PYTEST_XDIST_WORKER" in os.environ:  # a folder each: one worker must not read what another is writing
     os.environ["JAX_COMPILATION_CACHE_DIR"] += "/" + os.environ["PYTEST_XDIST_WORKER"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -5,7 +5,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
+from importlib.metadata import PackageNotFoundError, metadata, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -60,3 +60,35 @@ def test_what_the_tests_import_is_declared() -> None:
 def test_an_import_in_a_function_is_told_from_one_at_the_top() -> None:
     source = "import a.b\nif x:\n    from c import d\ndef f():\n    import e\n    from . import g\n"
     assert list(imports(ast.parse(source))) == [("a", False), ("c", False), ("e", True)]
+
+
+PAGE = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+TOLD = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in PAGE.splitlines() if line.startswith("| ")}
+# What packages call in other words than SPDX's.
+SPDX = {"Apache 2.0": "Apache-2.0"}
+OF_CLASSIFIERS = {"Apache Software License": "Apache-2.0", "BSD License": "BSD-3-Clause", "MIT License": "MIT"}
+
+
+def licence(package: str) -> str | None:
+    """What an installed package says of its licence, None if it is not here or says it in another way."""
+    try:
+        about = metadata(package)
+    except PackageNotFoundError:
+        return None
+    said = about.get("License-Expression") or about.get("License") or ""
+    classified = [text.rpartition(":: ")[2] for text in about.get_all("Classifier") or [] if text.startswith("License")]
+    short = said if said and "\n" not in said and len(said) < 60 else OF_CLASSIFIERS.get(" ".join(classified))
+    return None if short is None else SPDX.get(short, short)
+
+
+def test_the_page_names_every_dependency_and_no_other() -> None:
+    names = set(TOLD) - {"package"}
+    assert names == (REQUIRED | OPTIONAL) - {"griffin-evalkit"}
+    first = PAGE.partition("## Extras")[0]
+    assert {name for name in names if f"| {name} |" in first} == REQUIRED
+
+
+def test_the_page_says_the_licence_that_the_package_says() -> None:
+    said = {name: licence(name) for name in TOLD}
+    assert sum(found is not None for found in said.values()) > 20
+    assert {name: found for name, found in said.items() if found is not None and found != TOLD[name]} == {}

@@ -1,7 +1,7 @@
 """A run's parameters: in a notebook, in an archive, at the step that is asked for."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.saved import from_file
 from evalkit.core.contracts import LanguageModel, Params, Task
 from evalkit.core.errors import UserError
+from evalkit.core.trust import refuse_elsewhere
 from evalkit.record.files import RESULTS
 from evalkit.tasks.text import Text
 from evalkit.training.checkpoints import FOLDER, Checkpoints
@@ -60,17 +61,23 @@ class Run:
         return f"<Run {self.folder}: {names}, seed {self.seed}, step {self.step:,}, {count:,} parameters>"
 
 
-def load(run: str | os.PathLike[str], seed: int | None = None, step: int | None = None) -> Run:
+def load(
+    run: str | os.PathLike[str],
+    seed: int | None = None,
+    step: int | None = None,
+    allow_targets: Sequence[str] = (),
+) -> Run:
     """The parameters of a run: of its first seed or the one given, of the newest checkpoint or that of a `step`.
 
         run = evalkit.load("runs/induction_heads/griffin/2026-01-31_12-00-00-000000")
         logits, _ = run.apply(run.params, tokens)  # tokens [b, t] -> logits [b, t, v]
 
-    Raises UserError for a folder that is no run, a run without a checkpoint, a seed that it did not train, and a step
-    that was not kept.
+    A run of another person may name code of theirs. It is imported only if its packages are among `allow_targets`, or
+    were named before. Raises UserError for others, for a folder that is no run, a run without a checkpoint, a seed that
+    it did not train, and a step that was not kept.
     """
     folder = Path(run).expanduser()
-    experiment = from_file(folder / "config.yaml")
+    experiment = from_file(folder / "config.yaml", packages=allow_targets)
     model, _ = experiment.trained
     seeds = experiment.all_seeds
     if seed is not None and seed not in seeds:
@@ -114,6 +121,7 @@ def archive(run: Path, folder: Path, step: int | None = None) -> None:
     Raises UserError for what is no run, a run that is not finished, and a folder that is in use.
     """
     archives.refuse_used(folder)
+    refuse_elsewhere(run, {}, ())
     experiment = from_file(run / "config.yaml")
     if not (run / RESULTS).is_file():
         raise UserError(f"{run} is not finished; go on with it by resume={run} first")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -21,25 +22,27 @@ from evalkit.training.state import params_of
 PUBLISHED_VOCABULARY, PUBLISHED_TRAIN_LENGTH = 256_000, 8192  # of RecurrentGemma and Gemma v1 alike
 
 
-def load(checkpoint: str, dtype: str = "float32") -> Pretrained:
+def load(checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = ()) -> Pretrained:
     """A run of this project, RecurrentGemma or Gemma v1, from a folder or by its name on the hub.
 
     `dtype` is that of activations, and of the matrices of a model that others released; a run's first seed keeps its
-    float32 parameters. Raises UserError, before weights are read, for what cannot be found or is not served.
+    float32 parameters. `allow_targets` are packages whose code a run may name, besides evalkit. Raises UserError,
+    before weights are read, for what cannot be found or is not served.
     """
     folder = Path(checkpoint).expanduser()
     if not folder.is_dir():
         folder = hub_checkpoints.download(checkpoint)
-    read = _run if (folder / "config.yaml").is_file() else _theirs
     try:
-        return read(folder, checkpoint, dtype)
+        if (folder / "config.yaml").is_file():
+            return _run(folder, checkpoint, dtype, allow_targets)
+        return _theirs(folder, checkpoint, dtype)
     except ValueError as error:
         raise UserError(f"checkpoint {checkpoint}: {error}") from error
 
 
-def load_for_text(checkpoint: str, dtype: str = "float32") -> Pretrained:
+def load_for_text(checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = ()) -> Pretrained:
     """As `load`; raises UserError for a model whose tokens stand for no text, too."""
-    found = load(checkpoint, dtype)
+    found = load(checkpoint, dtype, allow_targets)
     if isinstance(found.tokenizer, Numbers):
         raise UserError(
             f"checkpoint {checkpoint} has {found.tokenizer.vocab_size} tokens, which stand for no text; "
@@ -59,12 +62,12 @@ def digest(params: Params) -> str:
     return found.hexdigest()
 
 
-def _run(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
+def _run(folder: Path, checkpoint: str, dtype: str, packages: Sequence[str]) -> Pretrained:
     """A run of ours: on text, on as many tokens as bytes have, or on tokens that stand for no text."""
     measured = checkpoint_of(folder / "config.yaml")
     if measured is not None:
         raise UserError(f"{checkpoint} measured the checkpoint {measured}; give that one")
-    experiment = from_file(folder / "config.yaml", [f"model.dtype={dtype}"], ("model.dtype",))
+    experiment = from_file(folder / "config.yaml", [f"model.dtype={dtype}"], ("model.dtype",), packages)
     model, _ = experiment.trained
     size = experiment.task.vocab_size
     state, _ = restore(experiment, folder)

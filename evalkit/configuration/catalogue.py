@@ -1,9 +1,13 @@
 """What can be chosen: the options in `conf/`, found without importing JAX or Hydra."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from evalkit.core.errors import UserError
+from evalkit.core.trust import package_of
+
+TARGET = re.compile(r"_target_['\"]?\s*:\s*['\"]?([A-Za-z_][\w.]*)")
 
 PRESETS: Mapping[str, str] = {
     "cpu": "Sizes that two CPU cores train in minutes; a task that needs none of it keeps the paper's.",
@@ -41,6 +45,14 @@ def headline(group: str, option: str, own: Path | None = None) -> str:
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
             return next((line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @")), "")
     return PRESETS[option] if group == "preset" else ""
+
+
+def packages(own: Path) -> list[str]:
+    """The packages that the YAML of the user's `own` folder names by `_target_`."""
+    # As deep as recipes lie: the folder may be that of a whole repository.
+    found = [path for pattern in ("*/*.yaml", "*/*/*.yaml", "*/*/*/*.yaml") for path in own.glob(pattern)]
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in found if path.is_file())
+    return sorted({package_of(target) for text in texts for target in TARGET.findall(text)})
 
 
 def is_suite(experiment: str, own: Path | None = None) -> bool:

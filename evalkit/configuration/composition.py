@@ -24,7 +24,7 @@ from evalkit.core.errors import UserError, first_line
 
 GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe", "on_checkpoint")
 NAMES = ("task_name", "model_name")
-CHECKPOINT = "checkpoint"
+CHECKPOINT, ALLOW = "checkpoint", "allow_targets"
 # A mixer alone, of the folder of --config-dir, and the blocks that are built around it.
 MIXER, AROUND = "+mixer=", "around/mixer"
 # What only a run that trains has; the parameters of a checkpoint are trained already.
@@ -91,6 +91,22 @@ def own_folder(overrides: Sequence[str]) -> Path | None:
     places = [override.value() for override in parse(overrides) if override.key_or_group == "hydra.searchpath"]
     found = [place for each in places if isinstance(each, list) for place in each]
     return Path(str(found[0]).removeprefix("file://")) if found else None
+
+
+def typed(overrides: Sequence[str]) -> list[str]:
+    """The keys that these words set."""
+    return [override.key_or_group for override in parse(overrides)]
+
+
+def trusted(overrides: Sequence[str]) -> list[str]:
+    """The packages whose code the user named: by `allow_targets=`, and in the YAML of a folder of their own."""
+    given = [override.value() for override in parse(overrides) if override.key_or_group == ALLOW]
+    for value in given:
+        if not isinstance(value, list):
+            raise UserError(f"{ALLOW}={value}; give a list of packages, such as {ALLOW}=[{value}]")
+    named = [str(name) for value in given for name in value]
+    folder = own_folder(overrides)
+    return sorted({*named, *(catalogue.packages(folder) if folder is not None else ())})
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
@@ -311,6 +327,15 @@ def _delete(config: DictConfig, override: Override) -> None:
         raise UserError(f"{override.input_line} deletes another value than {name}={node[name]}; leave the value out")
     with open_dict(node):
         del node[name]
+
+
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of plain data that is neither a mapping nor a list, with its dotted key."""
+    if isinstance(node, Mapping | list | tuple):
+        for name, value in node.items() if isinstance(node, Mapping) else enumerate(node):
+            yield from leaves(value, f"{path}.{name}" if path else str(name))
+    else:
+        yield path, node
 
 
 def paths(node: Mapping[str, Any], path: str = "") -> Iterator[str]:

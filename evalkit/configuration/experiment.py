@@ -14,9 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 from evalkit.configuration import capacity, catalogue, composition
 from evalkit.configuration.composition import Composed
 from evalkit.configuration.schema import constructor, locate, unknown, verify
+from evalkit.core import trust
 from evalkit.core.batches import feed_of, refuse_no_task
 from evalkit.core.checks import one_of
 from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task
+from evalkit.core.credentials import secret_of
 from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import record_file
 from evalkit.record.tracking import WandbSettings
@@ -49,6 +51,7 @@ class Experiment:
       controls: the settings of each run that an experiment's claim needs besides.
       suite: the tasks, models, rates and seeds of `experiment=suite`.
       selected_by: the trial that an experiment's protocol chose the recipe from.
+      allow_targets: packages of your own or of others whose code `_target_` may name, besides those of `--config-dir`.
       task_name: the choice `task=…`, or what a checkpoint is measured on.
       model_name: the choice `model=…`, or the checkpoint's folder.
     """
@@ -72,6 +75,7 @@ class Experiment:
     matmul_precision: str
     format: str
     quiet: bool
+    allow_targets: Sequence[str]
     task_name: str
     model_name: str
     config: dict[str, Any]
@@ -131,8 +135,12 @@ def compose(overrides: Sequence[str]) -> Composed:
         if name not in SETTINGS:
             raise UserError(unknown(str(name), [*SETTINGS, *composition.paths(composed.base)]))
     _refuse_missing(composed)
+    admit(composed.config, composition.trusted(overrides))
     hold(composed.config, composed.base)
     _refuse_typed(composed)
+    plain = composition.plain(composed.config)  # resuming and evaluating need not be told again
+    trust.remember(trust.strangers(plain).values())
+    trust.remember_folders(written(plain))
     return composed
 
 
@@ -214,6 +222,7 @@ def build_task(name: str, overrides: Sequence[str] = ()) -> Task | Text:
     settings = OmegaConf.create(composition.plain(base))
     composition.apply(settings, [override for override in parsed if override.input_line not in searched])
     plain = {"task": composition.plain(settings)}
+    trust.refuse_unnamed(plain, composition.trusted(overrides))
     verify(plain, {"task": composition.plain(base)}, {"task": Task | Text})
     return build(plain, "task")
 
@@ -223,8 +232,40 @@ def build(plain: Mapping[str, Any], name: str) -> Any:
     if plain[name] is None:
         return None
     constructor(plain[name], name)  # an unnamed one would come back as the mapping that it is
+    _locate_all(plain[name], name)
     with explained(plain[name], name):
         return instantiate(plain[name], _convert_="all")
+
+
+def _locate_all(node: Mapping[str, Any], path: str) -> None:
+    """Raises UserError for what Hydra would call and `schema` does not see, within lists for example."""
+    for key, found in trust.nodes(node, path):
+        constructor(found, key)
+
+
+def admit(config: DictConfig, packages: Sequence[str], where: str = "") -> None:
+    """Raises UserError for code of a package that the user did not name, and for a key or token.
+
+    `allow_targets` then says what is run.
+
+    Whatever a saved configuration says of `allow_targets` counts for nothing.
+    """
+    plain = composition.plain(config)
+    trust.refuse_unnamed(plain, packages, where)
+    secret = secret_of(plain)
+    if secret is not None:
+        raise UserError(
+            f"{where}{secret} has a key or token in it, and a configuration is written into the run's folder and its "
+            "report; leave it out, and give the key by wandb login, hf auth login or its variable"
+        )
+    config[composition.ALLOW] = sorted({*packages, *map(trust.package_of, trust.strangers(plain).values())})
+
+
+def written(config: Mapping[str, Any]) -> dict[str, str]:
+    """The folders that a plain configuration has written into, beside the run's own, by their dotted keys."""
+    settings = (("wandb", "dir"), ("task", "cache"))
+    found = {f"{part}.{name}": config[part].get(name) for part, name in settings if isinstance(config[part], Mapping)}
+    return {key: folder for key, folder in found.items() if folder is not None}
 
 
 def hold(config: DictConfig, base: Mapping[str, Any]) -> None:
@@ -243,6 +284,7 @@ def _model(plain: Mapping[str, Any], task: Any) -> LanguageModel | None:
 
 def model_of(node: Mapping[str, Any], vocab_size: int) -> LanguageModel:
     """The model that `Experiment.config["model"]` describes; raises UserError with its constructor's own message."""
+    _locate_all(node, "model")
     with explained(node, "model"):
         return instantiate(node, _convert_="all")(vocab_size=vocab_size)
 

@@ -10,13 +10,22 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from evalkit.configuration import composition
-from evalkit.configuration.composition import NAMES
-from evalkit.configuration.experiment import SETTINGS, Experiment, build, evaluated_experiment, experiment, hold
+from evalkit.configuration.composition import ALLOW, NAMES
+from evalkit.configuration.experiment import (
+    SETTINGS,
+    Experiment,
+    admit,
+    build,
+    evaluated_experiment,
+    experiment,
+    hold,
+)
+from evalkit.core import trust
 from evalkit.core.errors import UserError, first_line
 from evalkit.record.moved import renamed
 
-RESUMABLE = ("wandb", "eval", "train.steps", "format", "quiet")
-EVALUABLE = ("eval", "task", "data", "wandb", "format", "quiet")
+RESUMABLE = ("wandb", "eval", "train.steps", "format", "quiet", ALLOW)
+EVALUABLE = ("eval", "task", "data", "wandb", "format", "quiet", ALLOW)
 """What may be changed of a run that goes on, and of one that is evaluated again."""
 
 LATER: Mapping[str, Any] = {
@@ -28,13 +37,20 @@ LATER: Mapping[str, Any] = {
     "checkpoint": None,
     "dtype": "float32",
     "quiet": False,
+    ALLOW: [],
 }
 """Those that the configurations of older runs lack, with what they stood for."""
 
 
-def from_file(path: Path, overrides: Sequence[str] = (), allowed: Sequence[str] = ()) -> Experiment:
-    """The experiment of a run's saved `config.yaml`, with `overrides` as `changed` takes them; raises UserError."""
-    return _changed(_load(path), overrides, allowed)
+def from_file(
+    path: Path, overrides: Sequence[str] = (), allowed: Sequence[str] = (), packages: Sequence[str] = ()
+) -> Experiment:
+    """The experiment of a run's saved `config.yaml`, with `overrides` as `changed` takes them; raises UserError.
+
+    It may be a stranger's: code of packages that are neither evalkit, nor among `packages` or those that `overrides`
+    name, is refused before it is imported.
+    """
+    return _changed(_load(path, [*packages, *composition.trusted(overrides)]), overrides, allowed)
 
 
 def changed(config: Mapping[str, Any], overrides: Sequence[str], allowed: Sequence[str]) -> Experiment:
@@ -47,12 +63,12 @@ def changed(config: Mapping[str, Any], overrides: Sequence[str], allowed: Sequen
 
 def checkpoint_of(path: Path) -> str | None:
     """The checkpoint that a saved run measured, None for a run that trained; raises UserError for what is no run."""
-    return _load(path).checkpoint
+    return _read(path).checkpoint
 
 
 def plain_of(path: Path) -> dict[str, Any]:
     """A run's saved configuration as plain data, as if saved today; raises UserError."""
-    return composition.plain(_load(path))
+    return composition.plain(_load(path, ()))
 
 
 def save(config: Mapping[str, Any], path: Path) -> None:
@@ -65,7 +81,7 @@ def save(config: Mapping[str, Any], path: Path) -> None:
 def _changed(config: DictConfig, overrides: Sequence[str], allowed: Sequence[str]) -> Experiment:
     choices = {"task": config.task_name, "model": config.model_name, "preset": config.preset}
     search = [text for text in overrides if text.startswith("hydra.searchpath=")]
-    parsed = composition.parse([text for text in overrides if text not in search])
+    parsed = [o for o in composition.parse([t for t in overrides if t not in search]) if o.key_or_group != ALLOW]
     changes = [o for o in parsed if o.key_or_group not in choices or o.value() != choices[o.key_or_group]]
     trained_on = composition.plain(config.task)
     for override in changes:
@@ -82,7 +98,9 @@ def _changed(config: DictConfig, overrides: Sequence[str], allowed: Sequence[str
     composition.apply(config, values)
     if "path" in config.task and any(override.key_or_group == "data.path" for override in values):
         config.task.path = config.data.path  # as in conf/task, where the one stands for the other
+    admit(config, [*config[ALLOW], *composition.trusted(overrides)])
     hold(config, base)
+    trust.remember(trust.strangers(composition.plain(config)).values())
     for override in values:
         _refuse_fixed(override, choices, allowed)
     # A run of a larger machine is read on any; what is asked for anew must fit.
@@ -92,8 +110,22 @@ def _changed(config: DictConfig, overrides: Sequence[str], allowed: Sequence[str
     return result
 
 
-def _load(path: Path) -> DictConfig:
-    """A run's saved configuration, as if saved today; raises UserError."""
+def _load(path: Path, packages: Sequence[str]) -> DictConfig:
+    """A run's saved configuration, as if saved today; raises UserError for one that would leave the run's folder.
+
+    It may have come with a stranger's run: code of packages that were not named is refused too.
+    """
+    config = _read(path)
+    content = composition.plain(config)
+    admit(config, packages, f"{path}: ")
+    for name in NAMES:
+        if content[name] is not None and (content[name] == ".." or Path(str(content[name])).name != content[name]):
+            raise UserError(f"{path}: {name}={content[name]} is no name; mend it, so that it has no slash")
+    return config
+
+
+def _read(path: Path) -> DictConfig:
+    """A run's saved configuration, as if saved today, whoever wrote it; raises UserError."""
     if not path.parent.is_dir():
         raise UserError(f"{path.parent} does not exist; give the folder of a run, such as runs/<task>/<model>/<time>")
     if not path.is_file():
@@ -107,11 +139,19 @@ def _load(path: Path) -> DictConfig:
     content = OmegaConf.to_container(config)
     if not isinstance(content, dict):
         raise UserError(f"{path} is no run's configuration: it is a list")
+    _refuse_references(content, path)
     content = {**LATER, **renamed(_of_a_checkpoint(content))}
     missing = [name for name in SETTINGS if name not in content]
     if missing:
         raise UserError(f"{path} is no run's configuration: it has no {missing[0]!r}")
     return DictConfig(content)
+
+
+def _refuse_references(content: Mapping[Any, Any], path: Path) -> None:
+    """Raises UserError for a value that stands for another, such as a variable of this machine's environment."""
+    for key, value in composition.leaves(content):
+        if isinstance(value, str) and "${" in value:
+            raise UserError(f"{path}: {key}={value} stands for something else; write what was used in its place")
 
 
 def _of_a_checkpoint(content: Mapping[Any, Any]) -> Mapping[Any, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from evalkit.configuration.habits import HABITS
 from evalkit.core.errors import UserError, first_line
+from evalkit.core.trust import refuse_borrowed
 
 Node = Mapping[str, Any]
 Settings = Mapping[str, Any]
@@ -119,6 +120,7 @@ def constructor(node: Node, path: str) -> Callable[..., Any]:
         raise UserError(f"{path}._target_={target} cannot be imported: {reason}") from error
     if not callable(found):
         raise UserError(f"{path}._target_={target} is a {type(found).__name__}; name a class or a function in it")
+    refuse_borrowed(target, path, found)
     return found
 
 

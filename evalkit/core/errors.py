@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from traceback import extract_tb
 
+from evalkit.core.credentials import masked
+
 # The package, and the folders beside it in a checkout; a line elsewhere is the user's own.
 _PACKAGE = Path(__file__).resolve().parent.parent
 OURS = tuple(
@@ -20,12 +22,12 @@ class UserError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the error's type where there is no message.
+    """Returns the first line of an error's message without keys and tokens, or the error's type if it has no message.
 
     >>> first_line(ValueError("no such file\\nTraceback …")), first_line(KeyboardInterrupt())
     ('no such file', 'KeyboardInterrupt')
     """
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return masked((str(error).splitlines() or [type(error).__name__])[0])
 
 
 def place_of(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evalkit.core import rows
+from evalkit.core.credentials import masked
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import Record
 
@@ -45,10 +46,10 @@ class Extension(NamedTuple):
 
 
 def command_line() -> str:
-    """The command of this process as it was typed."""
+    """The command of this process as it was typed, without keys and tokens."""
     # Not `sys.argv`, which Hydra rewrites. The first word, a path of this machine, is left out.
     words = sys.orig_argv[1:]
-    return shlex.join(["python", *words] if words[:1] == ["-m"] else ["evalkit", *words[1:]])
+    return masked(shlex.join(["python", *words] if words[:1] == ["-m"] else ["evalkit", *words[1:]]))
 
 
 def pasteable(*words: str) -> str:

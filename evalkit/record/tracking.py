@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit.core.credentials import masked
 from evalkit.core.errors import UserError, first_line
 from evalkit.core.network import answers
 from evalkit.core.rows import Header
@@ -249,7 +250,7 @@ def _resolve(chosen: Any, known: "wandb.Settings") -> str:
 
 
 def _warn_offline(reason: str) -> None:
-    logger.warning("W&B logs offline: %s; the end of the run says how to upload it", reason)
+    logger.warning("W&B logs offline: %s; the end of the run says how to upload it", masked(reason))
 
 
 def _open(mode: Any, run_id: str, facts: Mapping[str, Any]) -> "wandb.Run":

@@ -59,7 +59,7 @@ def compare(
     notes, title = notes_of(lines), page.display_name(task)
     tables = [table for table in kind.tables(lines) if table.lines]
     drawings = {**kind.figures(lines, title, notes), **_against(kind, lines, against, at, title, notes)}
-    out = out or Path("runs", "compare", f"{task}-{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    out = out or Path("runs", "compare", f"{Path(task).name}-{datetime.now():%Y-%m-%d_%H-%M-%S}")
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     members = [[line.label, run.header.run, ", ".join(map(str, run.seeds))] for line in lines for run in line.runs]

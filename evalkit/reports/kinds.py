@@ -10,10 +10,12 @@ from matplotlib.figure import Figure
 
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Header, Record, read
+from evalkit.core.trust import refuse_unnamed_kind
 from evalkit.reports.canvas import length_label
 from evalkit.reports.numbers import DASH, shown
 from evalkit.reports.pooling import Line, Run
 
+OURS = "evalkit.reports."
 FACTS = ("preset", "train_length", "answer_length", "window", "chance", "steps")
 
 COSTS = ("parameters", "state bytes", "FLOPs/token")
@@ -69,7 +71,8 @@ class Costed(Protocol):
 
 
 def kind_of(name: str) -> Kind:
-    """The kind of report with this dotted name. Raises `UserError` if there is none."""
+    """The kind of report with this dotted name. Raises `UserError` if there is none, or if nobody named its package."""
+    refuse_unnamed_kind(name, OURS)
     try:
         found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -40,7 +40,7 @@ details { margin: 0.8rem 0; } summary { cursor: pointer; color: var(--muted); }
 
 def page(title: str, lead: str, parts: Sequence[str], data: Any) -> str:
     """The whole page; `data` is embedded as JSON under the id `results`, for whoever wants the numbers back."""
-    numbers = json.dumps(data, allow_nan=False).replace("</", "<\\/")
+    numbers = json.dumps(data, allow_nan=False).replace("<", "\\u003c")  # no tag and no comment begins in it
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',

@@ -8,6 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.logging import RichHandler
 
+from evalkit.core.credentials import masked
+
 
 class _Once(logging.Filter):
     """Lets each message pass once."""
@@ -20,6 +22,13 @@ class _Once(logging.Filter):
         new = record.getMessage() not in self._seen
         self._seen.add(record.getMessage())
         return new
+
+
+class _Masked(logging.Formatter):
+    """Leaves keys and tokens out, of tracebacks too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
 
 
 @contextmanager
@@ -51,7 +60,7 @@ def kept(file: Path) -> Iterator[None]:
     logger = logging.getLogger("evalkit")
     logger.setLevel(logging.INFO)
     handler = logging.FileHandler(file, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(_Masked("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logger.addHandler(handler)
     try:
         yield

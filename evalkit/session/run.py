@@ -17,7 +17,8 @@ from rich.console import Console
 from evalkit.checkpoints import archives
 from evalkit.checkpoints.archives import is_archive
 from evalkit.checkpoints.loading import restore, trainer_of
-from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.composition import typed
+from evalkit.configuration.experiment import Experiment, written
 from evalkit.configuration.notes import notes_of
 from evalkit.configuration.saved import EVALUABLE, RESUMABLE, from_file, save
 from evalkit.contract.experiment import hold
@@ -25,6 +26,7 @@ from evalkit.core import devices
 from evalkit.core.contracts import Trained, Verdict
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import Record, offset_after, read, record_file
+from evalkit.core.trust import refuse_elsewhere
 from evalkit.record import environment, history
 from evalkit.record.files import RESULTS
 from evalkit.record.history import Work, pasteable
@@ -69,6 +71,7 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
     More `train.steps` than before train a finished run further. Raises UserError if it cannot go on.
     """
     experiment = from_file(folder / "config.yaml", overrides, RESUMABLE)
+    refuse_elsewhere(folder, written(experiment.config), typed(overrides))
     devices.use_precision(experiment.matmul_precision)
     if experiment.checkpoint is None and is_archive(folder):
         raise UserError(f"{folder} is an archive, which has no checkpoint to go on from; give the run itself")
@@ -92,6 +95,7 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
         raise UserError(f"step={', '.join(at)}; give one number of training steps, or leave step= out for the newest")
     rest = [text for text in overrides if not text.startswith("step=")]
     experiment = from_file(folder / "config.yaml", rest, EVALUABLE)
+    refuse_elsewhere(folder, written(experiment.config), typed(rest))
     devices.use_precision(experiment.matmul_precision)
     if experiment.checkpoint is not None:
         raise UserError(f"{folder} was measured on a checkpoint; give task= and checkpoint= again")
@@ -131,13 +135,15 @@ def _refuse_less(experiment: Experiment, folder: Path) -> None:
 
 def _has_more_steps(experiment: Experiment, folder: Path) -> bool:
     """Whether it is to train further than its folder says."""
-    (_, now), (_, before) = experiment.trained, from_file(folder / "config.yaml").trained
-    return now.steps > before.steps
+    before = from_file(folder / "config.yaml", packages=experiment.allow_targets)
+    (_, now), (_, then) = experiment.trained, before.trained
+    return now.steps > then.steps
 
 
 def _refuse_other_evaluation(experiment: Experiment, folder: Path, overrides: Sequence[str]) -> None:
     """Raises UserError if a finished run is to be measured otherwise: its results stay what they are."""
-    if experiment.config["eval"] != from_file(folder / "config.yaml").config["eval"]:
+    before = from_file(folder / "config.yaml", packages=experiment.allow_targets)
+    if experiment.config["eval"] != before.config["eval"]:
         settings = [text for text in overrides if not text.startswith("train.")]
         command = pasteable(f"evaluate={near(folder)}", *settings)
         raise UserError(f"{folder} is finished, and its results stay; for other ones give {command}")
@@ -298,7 +304,7 @@ def _announce(experiment: Experiment, folder: Path) -> None:
 
 def _refuse_trained_on(experiment: Experiment, folder: Path) -> str | None:
     """Raises UserError if a run is to be evaluated on text that it was trained on; says what could not be looked at."""
-    before = from_file(folder / "config.yaml")
+    before = from_file(folder / "config.yaml", packages=experiment.allow_targets)
     # The run's own texts were held to each other when they were read.
     if before.config["task"] == experiment.config["task"]:
         return None

@@ -9,13 +9,14 @@ import numpy as np
 
 from evalkit.checkpoints.pretrained import load_for_text
 from evalkit.configuration.account import account
-from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.experiment import Experiment, written
 from evalkit.configuration.notes import notes_of
 from evalkit.configuration.saved import from_file
-from evalkit.core import devices
+from evalkit.core import devices, trust
 from evalkit.core.contracts import Feed, Pretrained, Progress, Silent, Trained, go_on
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Header, Row
+from evalkit.core.trust import refuse_elsewhere
 from evalkit.session.session import Session
 from evalkit.training.state import TrainState, params_of
 
@@ -37,15 +38,22 @@ def open_checkpoint(experiment: Experiment) -> Opened:
     devices.spare_memory()
     own = experiment.feed
     own.refuse_unreachable()  # before the weights, which take minutes
-    pretrained = load_for_text(experiment.checkpoint, experiment.dtype)
+    pretrained = load_for_text(experiment.checkpoint, experiment.dtype, experiment.allow_targets)
     try:
         experiment.eval.check_tokens(experiment.task, pretrained.tokenizer)
     except ValueError as error:
         raise UserError(str(error)) from error
     feed = own.in_tokens_of(pretrained.tokenizer)
     run = Path(experiment.checkpoint).expanduser() / "config.yaml"
-    unknown = feed.refuse_trained_on(from_file(run).feed) if run.is_file() else None
+    unknown = _refuse_trained_on(feed, run, experiment.allow_targets) if run.is_file() else None
     return Opened(pretrained, feed, [] if unknown is None else [unknown])
+
+
+def _refuse_trained_on(feed: Feed, run: Path, packages: Sequence[str]) -> str | None:
+    """Raises UserError if a saved run was trained on what is to be measured; says what could not be looked at."""
+    before = from_file(run, packages=packages)
+    refuse_elsewhere(run.parent, written(before.config), ())
+    return feed.refuse_trained_on(before.feed)
 
 
 def of_state(
@@ -97,6 +105,7 @@ def of_checkpoint(session: Session, opened: Opened, kept: Sequence[Row], progres
 def header(session: Session, subject: Trained, notes: Sequence[str] = ()) -> Header:
     """The first line of the record: what the run is, and with `notes` what a reader must know before its numbers."""
     experiment, task = session.experiment, session.experiment.task
+    trust.remember([experiment.eval.kind])
     shared = {
         "run": session.folder.name,
         "task": experiment.task_name,

@@ -9,7 +9,15 @@ import sys
 
 from support.mutations import Mutation, main
 
-PLANTED: tuple[Mutation, ...] = ()
+PLANTED: tuple[Mutation, ...] = (
+    Mutation(
+        "a_package_that_names_itself",
+        "evalkit/configuration/saved.py",
+        '    admit(config, packages, f"{path}: ")',
+        '    admit(config, [*packages, *config[ALLOW]], f"{path}: ")',
+        "tests/faults/test_trust.py",
+    ),
+)
 
 if __name__ == "__main__":
     sys.exit(main(PLANTED, sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""Keys and tokens: what must not be written into a configuration, a log, a report or `environment.json`."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+SHORTEST = 12  # a shorter value of such a variable may be an ordinary word
+# Tokens of Hugging Face, W&B and GitHub, which say what they are; and what stands before the @ of an address.
+# `Path` writes such an address with one slash.
+PASSWORD = r"[^/\s:@]+:[^/\s@]+(?=@)"
+TOKEN = re.compile(
+    rf"\b(?:hf|gh[pousr]|github_pat|wandb_v\d+)_[A-Za-z0-9_]{{20,}}|(?<=://){PASSWORD}|(?<=:/){PASSWORD}"
+)
+MASK = "***"
+
+
+def masked(text: str) -> str:
+    """`text` without keys and tokens: those that say what they are, and the values of variables that are named so.
+
+    >>> masked("https://me:hunter2@example.org refused hf_abcdefghijklmnopqrstuvwxyz")
+    'https://***@example.org refused ***'
+    """
+    for value in _values():
+        text = text.replace(value, MASK)
+    return TOKEN.sub(MASK, text)
+
+
+def secret_of(content: Any, path: str = "") -> str | None:
+    """The dotted key of a value, in plain data, that has a key or token in it; None where there is none."""
+    if isinstance(content, Mapping | list | tuple):
+        for name, value in content.items() if isinstance(content, Mapping) else enumerate(content):
+            found = secret_of(value, f"{path}.{name}" if path else str(name))
+            if found is not None:
+                return found
+    elif isinstance(content, str) and masked(content) != content:
+        return path
+    return None
+
+
+def _values() -> list[str]:
+    """The values of the environment's keys and tokens, the longest first, since one may be a part of another."""
+    found = {value for name, value in os.environ.items() if VARIABLE.search(name) and len(value) >= SHORTEST}
+    return sorted(found, key=len, reverse=True)

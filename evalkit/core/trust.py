@@ -1,0 +1,167 @@
+"""Whose code a dotted name of a configuration runs: evalkit's own, or that of a package which the user has named."""
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from evalkit.core.errors import UserError
+
+OURS = "evalkit"
+PARTS = (
+    "evalkit.downstream",
+    "evalkit.evaluations",
+    "evalkit.models",
+    "evalkit.record.tracking",
+    "evalkit.tasks",
+    "evalkit.training.settings",
+)
+"""The modules whose classes a configuration may name; of functions it may name only the one that builds models."""
+BUILD = "evalkit.models.build"
+FILE = "evalkit/named.jsonl"
+
+
+def package_of(target: str) -> str:
+    """The package that a dotted name begins with.
+
+    >>> package_of("mine.running_sum.RunningSum")
+    'mine'
+    """
+    return target.partition(".")[0]
+
+
+def nodes(content: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every mapping of plain data that has a `_target_`, at any depth, with its dotted key."""
+    if isinstance(content, Mapping):
+        if "_target_" in content:
+            yield path, content
+        for name, value in content.items():
+            yield from nodes(value, f"{path}.{name}" if path else str(name))
+    elif isinstance(content, list | tuple):
+        for index, value in enumerate(content):
+            yield from nodes(value, f"{path}[{index}]")
+
+
+def strangers(content: Any) -> dict[str, str]:
+    """What plain data names by `_target_` that is none of evalkit's, by its dotted key."""
+    found = {path: str(node["_target_"]) for path, node in nodes(content)}
+    return {path: target for path, target in found.items() if package_of(target) != OURS}
+
+
+def refuse_unnamed(content: Any, packages: Iterable[str], where: str = "") -> None:
+    """Raises UserError for a `_target_` of a package that is neither evalkit nor among `packages`.
+
+    What the user named once, in the same package at the same place, counts as named. Nothing is imported to know.
+    """
+    known, remembered = frozenset(packages), _remembered()
+    for path, target in strangers(content).items():
+        package = package_of(target)
+        if package not in known and (target, _place(package)) not in remembered:
+            raise UserError(
+                f"{where}{path}._target_={target} would run code of the package {package}, which you have not named; "
+                f"if you trust it, give allow_targets=[{package}]"
+            )
+
+
+def refuse_borrowed(target: str, path: str, found: Callable[..., Any]) -> None:
+    """Raises UserError if `found`, which `target` leads to, is of another package, or of evalkit and no part of a run.
+
+    So `mine.mixers.os.system` is not taken for something of `mine`.
+    """
+    named = inspect.isclass(found) or inspect.isroutine(found)
+    home = str(getattr(found, "__module__", None)) if named else package_of(target)
+    if package_of(home) != package_of(target):
+        name = f"{home}.{found.__qualname__}"
+        raise UserError(f"{path}._target_={target} is of another package; name it where it is defined, as {name}")
+    is_part = inspect.isclass(found) and any(home == part or home.startswith(f"{part}.") for part in PARTS)
+    if package_of(target) == OURS and target != BUILD and not is_part:
+        raise UserError(
+            f"{path}._target_={target} is no part of a run; name a task, a model, a mixer, an evaluation or settings"
+        )
+
+
+def refuse_unnamed_kind(kind: str, prefix: str) -> None:
+    """Raises UserError for a kind of report that is none of evalkit's (`prefix`) and of a package that was not named.
+
+    A package that this process has imported already runs nothing new.
+    """
+    package = package_of(kind)
+    if kind.startswith(prefix) or (package in sys.modules and package != OURS):
+        return
+    if (kind, _place(package)) not in _remembered():
+        raise UserError(
+            f"the kind of report {kind!r} would run code of the package {package}, which you have not named; "
+            f"if you trust it, evaluate the run again with allow_targets=[{package}]"
+        )
+
+
+def remember(targets: Iterable[str]) -> None:
+    """Keeps that the user named these dotted names, each with the place of its package, for later commands."""
+    _keep((target, _place(package_of(target))) for target in targets if package_of(target) != OURS)
+
+
+def refuse_elsewhere(run: Path, written: Mapping[str, str], given: Iterable[str]) -> None:
+    """Raises UserError for a folder, outside that of a saved `run`, which the run would write into and no user gave.
+
+    `written` are its folders by their keys, and `given` the keys that the user types now. Links count as what they
+    lead to.
+    """
+    typed, inside = frozenset(given), run.absolute().resolve()
+    for path in run.iterdir() if run.is_dir() else ():
+        if path.is_symlink() and not path.is_dir() and not path.resolve().is_relative_to(inside):
+            raise UserError(f"{path} leads to {path.resolve()}, outside of the run's folder; put the file itself there")
+    for key, folder in written.items():
+        place = Path(folder).expanduser().resolve()
+        if key not in typed and not place.is_relative_to(inside) and (key, str(place)) not in _remembered():
+            raise UserError(
+                f"{run / 'config.yaml'}: {key}={folder} is outside of the run's folder, and you have never given it; "
+                f"write null there, or give {key}=FOLDER"
+            )
+
+
+def remember_folders(written: Mapping[str, str]) -> None:
+    """Keeps that the user gave these folders to write into, by their keys."""
+    _keep((key, str(Path(folder).expanduser().resolve())) for key, folder in written.items())
+
+
+def _file() -> Path:
+    """What the user named so far, of all runs: it lies outside of them, since a stranger's run may say anything."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / FILE
+
+
+def _remembered() -> frozenset[tuple[str, str | None]]:
+    found = set()
+    with suppress(OSError, UnicodeDecodeError, RuntimeError):  # of a user without a home there is none
+        for line in _file().read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError, TypeError):
+                name, place = json.loads(line)
+                found.add((name, place))
+    return frozenset(found)
+
+
+def _keep(pairs: Iterable[tuple[str, str | None]]) -> None:
+    """Appends what is new; where that cannot be written, the user names it again the next time."""
+    known = _remembered()
+    new: Sequence[tuple[str, str]] = [(name, place) for name, place in pairs if place and (name, place) not in known]
+    if not new:
+        return
+    with suppress(OSError, RuntimeError):
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        with _file().open("a", encoding="utf-8") as file:
+            file.write("".join(f"{json.dumps(pair)}\n" for pair in dict.fromkeys(new)))
+
+
+def _place(package: str) -> str | None:
+    """Where a package would be imported from; None where it would not. Nothing is imported."""
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), None)
