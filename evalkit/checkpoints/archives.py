@@ -19,11 +19,11 @@ from evalkit.training.state import TrainState, params_of
 
 RECORD = ("config.yaml", RESULTS, HISTORY, "environment.json", "timing.json")
 PARAMETERS = "parameters"
-STEP = "step"
+STEP, EVALUATED = "step", "evaluated"
 
 
-def write(folder: Path, run: Path, seeds: Sequence[int], state: TrainState, step: int) -> None:
-    """Writes the record of `run` and the parameters of `state`, a file a seed, into `folder`.
+def write(folder: Path, run: Path, experiment: Experiment, state: TrainState, step: int) -> None:
+    """Writes the record of `run` and the parameters of `state` that it evaluates, a file a seed, into `folder`.
 
     Raises UserError for a folder that is in use, or cannot be written.
     """
@@ -34,10 +34,12 @@ def write(folder: Path, run: Path, seeds: Sequence[int], state: TrainState, step
             if path.is_file():
                 shutil.copy(path, folder / path.name)
         pack(run, folder)
-        for index, seed in enumerate(seeds):
-            leaves = jax.tree_util.tree_leaves_with_path(params_of(state, index))
+        about = {STEP: np.asarray(step), EVALUATED: np.asarray(experiment.parameters)}
+        for index, seed in enumerate(experiment.all_seeds):
+            params = params_of(state, index, experiment.parameters)
+            leaves = jax.tree_util.tree_leaves_with_path(params)
             arrays: dict[str, Any] = {_name(path): np.asarray(leaf) for path, leaf in leaves}
-            np.savez_compressed(folder / PARAMETERS / f"seed-{seed}.npz", **{STEP: np.asarray(step), **arrays})
+            np.savez_compressed(folder / PARAMETERS / f"seed-{seed}.npz", **{**about, **arrays})
 
 
 def refuse_used(folder: Path) -> None:
@@ -53,21 +55,26 @@ def is_archive(folder: Path) -> bool:
     return kept and not (folder / "checkpoints").is_dir()
 
 
-def read(experiment: Experiment, folder: Path, seeds: Sequence[int]) -> tuple[TrainState, int]:
+def read(experiment: Experiment, folder: Path) -> tuple[TrainState, int]:
     """The parameters of every seed, without what only training needs, and their step; raises UserError."""
     if not (folder / PARAMETERS).is_dir():
         raise UserError(f"{folder} keeps a record without parameters; train it again, as its environment.json says")
-    model, _ = experiment.trained
+    model, training = experiment.trained
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     found, step = [], 0
-    for seed in seeds:
+    for seed in experiment.all_seeds:
         path = folder / PARAMETERS / f"seed-{seed}.npz"
         try:
             with np.load(path) as arrays:
                 step = int(arrays[STEP])
+                evaluated = str(arrays[EVALUATED]) if training.average is not None else experiment.parameters
                 params = jax.tree_util.tree_map_with_path(lambda place, _, held=arrays: held[_name(place)], shapes)
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise UserError(f"{path} cannot be read ({error}); take the run itself, or archive it again") from error
+        if evaluated != experiment.parameters:
+            raise UserError(
+                f"{path} has the {evaluated} parameters alone; give the run itself, or leave parameters= out"
+            )
         if jax.tree.map(np.shape, params) != jax.tree.map(lambda shape: shape.shape, shapes):
             said = f"{path} has parameters of another model than {folder}'s config.yaml; archive the run again"
             raise UserError(said)

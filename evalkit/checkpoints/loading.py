@@ -84,7 +84,7 @@ def load(
         raise UserError(f"{folder} has no seed {seed}; it trained {', '.join(map(str, seeds))}")
     state, at = restore(experiment, folder, step)
     chosen = seeds[0] if seed is None else seed
-    params = params_of(state, seeds.index(chosen))
+    params = params_of(state, seeds.index(chosen), experiment.parameters)
     return Run(folder, model, params, experiment.task, dict(experiment.config), chosen, at)
 
 
@@ -100,7 +100,7 @@ def restore(experiment: Experiment, run: Path, at: int | None = None) -> tuple[T
     if archives.is_archive(run):
         if at is not None:
             raise UserError(f"{run} is an archive, which has the last parameters alone; leave step= out")
-        return archives.read(experiment, run, experiment.all_seeds)
+        return archives.read(experiment, run)
     if not (run / FOLDER).is_dir():  # opening it would make the folder
         if (run / RESULTS).is_file():
             raise UserError(f"{run} has results and no parameters: it is an evaluation; give the run that it is of")
@@ -126,4 +126,4 @@ def archive(run: Path, folder: Path, step: int | None = None) -> None:
     if not (run / RESULTS).is_file():
         raise UserError(f"{run} is not finished; go on with it by resume={run} first")
     state, step = restore(experiment, run, step)
-    archives.write(folder, run, experiment.all_seeds, state, step)
+    archives.write(folder, run, experiment, state, step)

@@ -71,7 +71,7 @@ def _run(folder: Path, checkpoint: str, dtype: str, packages: Sequence[str]) -> 
     model, _ = experiment.trained
     size = experiment.task.vocab_size
     state, _ = restore(experiment, folder)
-    params = params_of(state, 0)
+    params = params_of(state, 0, experiment.parameters)
     tokenizer = experiment.feed.tokenizer
     settings = json.dumps([experiment.config["model"], size, tokenizer.name], sort_keys=True, default=str)
     return Pretrained(model, params, tokenizer, checkpoint, digest(params), experiment.task.length, settings)

@@ -13,6 +13,7 @@ What may be changed of it:
   task=… task.…   another task of the same vocabulary, at the length that the run was trained at
   data.path=…     other held-out text
   step=…          a checkpoint that was kept (train.keep_every); the newest if left out
+  parameters=…    with train.average: average, or last
   wandb.…         where W&B gets it
   format=json     the last line of the output is one JSON object; quiet=true: nothing else but errors"""
 EXAMPLES = (

@@ -24,6 +24,7 @@ from evalkit.core.rows import record_file
 from evalkit.record.tracking import WandbSettings
 from evalkit.tasks.text import Text
 from evalkit.training.settings import Training
+from evalkit.training.state import EVALUATED
 
 PRECISIONS = ("default", "high", "highest")
 FORMATS = ("text", "json")
@@ -41,6 +42,7 @@ class Experiment:
       seeds (models): models that are trained together, with `seed`, `seed + 1`, …
       checkpoint: a run, a released model's folder, or its name on the hub: nothing is trained, it is evaluated.
       dtype: the dtype of a checkpoint's activations, `float32` or `bfloat16`; of a trained model it is `model.dtype`.
+      parameters: which are evaluated: the `average` that `train.average` keeps, if it does, or the `last`.
       matmul_precision: how exact products of float32 are on an accelerator: `default`, `high` or `highest`.
       format: `json` ends the output with one line, a JSON object; or `text`.
       quiet: whether the console shows nothing but errors, and the line of `format=json`.
@@ -72,6 +74,7 @@ class Experiment:
     controls: dict[str, Any]
     suite: dict[str, Any]
     selected_by: str | None
+    parameters: str
     matmul_precision: str
     format: str
     quiet: bool
@@ -88,6 +91,7 @@ class Experiment:
         one_of(self, "matmul_precision", PRECISIONS)
         one_of(self, "format", FORMATS)
         one_of(self, "dtype", DTYPES)
+        one_of(self, "parameters", EVALUATED)
         if self.checkpoint is None and self.dtype != DTYPES[0]:
             raise ValueError(f"dtype={self.dtype} is of a checkpoint's activations; give model.dtype={self.dtype}")
         if self.data["path"] is not None and "path" not in self.config["task"]:

@@ -3,6 +3,11 @@
 from evalkit.configuration.experiment import Experiment
 from evalkit.core.contracts import LanguageModel
 
+_EVALUATED = {
+    "average": "the average of the parameters (decay {:g}) is evaluated",
+    "last": "the last parameters are evaluated, not their average (decay {:g})",
+}
+
 
 def notes_of(experiment: Experiment, model: LanguageModel) -> list[str]:
     """One line each, derived from the configuration that ran, so that an override cannot make it untrue.
@@ -23,6 +28,8 @@ def notes_of(experiment: Experiment, model: LanguageModel) -> list[str]:
         notes.append("trained with a length curriculum: " + " → ".join(map(str, lengths)))
     if stages[-1].shortest is not None:
         notes.append(f"trained on lengths {stages[-1].shortest} to {stages[-1].length}")
+    if experiment.train.average is not None:
+        notes.append(_EVALUATED[experiment.parameters].format(experiment.train.average))
     notes += limits
     if experiment.preset != "paper":
         notes.append(f"preset={experiment.preset}")

@@ -25,7 +25,7 @@ from evalkit.core.errors import UserError, first_line
 from evalkit.record.moved import renamed
 
 RESUMABLE = ("wandb", "eval", "train.steps", "format", "quiet", ALLOW)
-EVALUABLE = ("eval", "task", "data", "wandb", "format", "quiet", ALLOW)
+EVALUABLE = ("eval", "task", "data", "wandb", "format", "quiet", "parameters", ALLOW)
 """What may be changed of a run that goes on, and of one that is evaluated again."""
 
 LATER: Mapping[str, Any] = {
@@ -38,6 +38,7 @@ LATER: Mapping[str, Any] = {
     "dtype": "float32",
     "quiet": False,
     ALLOW: [],
+    "parameters": "average",
 }
 """Those that the configurations of older runs lack, with what they stood for."""
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 from jaxtyping import Float, Int
 
@@ -48,10 +49,15 @@ def scored_only(example: Example, scored: int | None) -> tuple[Int[Array, "b n"]
     return at, Example(*there)
 
 
-def tally(logits: Float[Array, "b t v"], example: Example) -> Tally:
-    """Returns the sums of cross-entropy and of hits over the scored positions, in float32."""
+def tally(logits: Float[Array, "b t v"], example: Example, smoothing: float = 0.0) -> Tally:
+    """Returns the sums of cross-entropy and of hits over the scored positions, in float32.
+
+    With `smoothing`, that share of a target is spread evenly over all tokens (Szegedy et al. 2016, sec. 7).
+    """
     mask = example.mask.astype(jnp.float32)
     right = jax.nn.one_hot(example.targets, logits.shape[-1], dtype=jnp.float32)
+    if smoothing:
+        right = optax.smooth_labels(right, smoothing)
     loss = jax.nn.logsumexp(logits, axis=-1) - (logits * right).sum(axis=-1)
     correct = (logits.argmax(axis=-1) == example.targets).astype(jnp.float32)
     return Tally((loss * mask).sum(axis=1), (correct * mask).sum(axis=1), mask.sum(axis=1))

@@ -4,6 +4,7 @@ The same command again leaves finished runs alone and goes on with one that was 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from evalkit.session.plan import is_finished
 EVALUATE, STEP, RUN_FOLDER, DRY_RUN = "evaluate=", "step=", "hydra.run.dir=", "dry_run="
 STOPPED = (130, 143)
 # What decides the numbers of a run; where it logs to, and how, does not. One that was given more steps stays itself.
-DECIDING = ("task", "model", "train", "eval", "seed", "seeds", "matmul_precision")
+DECIDING = ("task", "model", "train", "eval", "seed", "seeds", "parameters", "matmul_precision")
 
 
 class Member(NamedTuple):
@@ -152,20 +153,23 @@ def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:
 
 def _refuse_begun_otherwise(folder: Path, member: Member) -> None:
     """Raises UserError for a run that was begun in `folder` with other settings."""
-    path, wanted = folder / member.name / "config.yaml", member.experiment.config
+    path = folder / member.name / "config.yaml"
     if path.is_file():
-        begun = from_file(path).config
+        begun, wanted = _deciding(from_file(path)), _deciding(member.experiment)
         if member.part is not None and member.part.trials:
-            wanted = {**wanted, "train": {**wanted["train"], "learning_rate": begun["train"]["learning_rate"]}}
-        other = [key for key in DECIDING if _decided(begun, key) != _decided(wanted, key)]
-        if not other and begun["train"]["steps"] < wanted["train"]["steps"]:
+            wanted["train"]["learning_rate"] = begun["train"]["learning_rate"]
+        before, now = (decides["train"].pop("steps") for decides in (begun, wanted))
+        other = [key for key in DECIDING if begun[key] != wanted[key]]
+        if not other and before < now:
             other = ["train.steps"]
         if other:
             raise UserError(f"{path.parent} was begun with another {other[0]}; give another {RUN_FOLDER}FOLDER")
 
 
-def _decided(config: Mapping[str, Any], key: str) -> Any:
-    return {**config[key], "steps": None} if key == "train" else config[key]
+def _deciding(experiment: Experiment) -> dict[str, Any]:
+    """What decides the numbers of a run; its training with the settings that older runs did not have yet."""
+    _, training = experiment.trained
+    return {**{key: experiment.config[key] for key in DECIDING}, "train": asdict(training)}
 
 
 def _do(folder: Path, member: Member) -> int:

@@ -179,7 +179,7 @@ def new_evaluation(run: Path) -> Path:
 
 def _fresh(experiment: Experiment, trainer: Trainer) -> TrainState:
     """Where training begins; raises BrokenPromise while its program is still being compiled."""
-    return trainer.start(lambda state: hold(experiment, params_of(state, 0)))
+    return trainer.start(lambda state: hold(experiment, params_of(state, 0, experiment.parameters)))
 
 
 def _go_on(experiment: Experiment, folder: Path) -> int:
@@ -192,7 +192,7 @@ def _go_on(experiment: Experiment, folder: Path) -> int:
         if restored is None:
             return _trained(experiment, folder, trainer, checkpoints, _fresh(experiment, trainer), {})
         _refuse_other_text(experiment, folder)
-        hold(experiment, params_of(restored.state, 0))
+        hold(experiment, params_of(restored.state, 0, experiment.parameters))
         if (folder / RESULTS).is_file():
             _keep_finished(experiment, folder, restored)
         return _trained(experiment, folder, trainer, checkpoints, restored, {})
@@ -202,7 +202,7 @@ def _keep_finished(experiment: Experiment, folder: Path, restored: Restored) -> 
     """Archives a finished run that is trained further: its results go on being what its shorter training gave."""
     kept = folder / EARLIER / str(restored.step)
     if not kept.exists():
-        archives.write(kept, folder, experiment.all_seeds, restored.state, restored.step)
+        archives.write(kept, folder, experiment, restored.state, restored.step)
     say(console_of(experiment), f"what {restored.step:,} steps gave is kept in {near(kept)}")
 
 

@@ -66,7 +66,7 @@ def of_state(
     return Trained(
         task=experiment.task,
         model=model,
-        params=[params_of(state, index) for index in range(len(seeds))],
+        params=[params_of(state, index, experiment.parameters) for index in range(len(seeds))],
         seeds=seeds,
         step=step,
         make_row=session.make_row,

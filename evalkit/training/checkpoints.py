@@ -49,7 +49,7 @@ class Checkpoints:
 
     def save(self, state: TrainState, step: int, meta: dict[str, Any]) -> None:
         """Writes one checkpoint, in place of any that `restore` could not read; raises UserError if it cannot."""
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))  # type: ignore[call-arg]
+        items = ocp.args.Composite(state=ocp.args.StandardSave(_parts(state)), meta=ocp.args.JsonSave(meta))  # type: ignore[call-arg]
         try:
             # Orbax silently saves nothing at or before a step that is there, readable or not.
             while self._unreadable:
@@ -95,10 +95,17 @@ class Checkpoints:
 
     def _read(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        target = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), abstract)
+        target = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), _parts(abstract)
+        )
         items = ocp.args.Composite(state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore())  # type: ignore[call-arg]
         restored = self._manager.restore(step, args=items)
-        return restored["state"], restored["meta"]
+        return TrainState(**restored["state"]), restored["meta"]
+
+
+def _parts(state: TrainState) -> dict[str, Any]:
+    """What a state has; a part that it lacks has no place on disk, as in checkpoints from before there was one."""
+    return {name: part for name, part in state._asdict().items() if part is not None}
 
 
 def _forget_late_writes(failure: "sys.UnraisableHookArgs") -> None:

@@ -1,27 +1,65 @@
-"""AdamW with warm-up, a schedule and clipping."""
+"""Optimisers with warm-up, a schedule and clipping, and the average of parameters: all of them Optax's parts."""
 
 from typing import Any
 
+import jax.numpy as jnp
 import optax
+from jax import Array
 
-SCHEDULES = ("cosine", "constant")
+SCHEDULES = ("cosine", "constant", "wsd")
+OPTIMIZERS = ("adamw", "amsgrad", "clipped_adamw")
+DECAYING = 0.2
+"""The share of steps over which `wsd` falls."""
+MOST_RMS = 1.0
+"""Of gradients that were divided by the root of their mean square: 1 is what is usual, and Adafactor's threshold."""
 
 
 def schedule(kind: str, rate: float, warmup_steps: int, steps: int, final_fraction: float) -> optax.Schedule:
-    """Linear warm-up to `rate`, then a cosine down to `final_fraction * rate` at `steps`, or constant."""
+    """Returns a linear warm-up to `rate`, and what `kind` says after it.
+
+    `cosine` falls to `final_fraction * rate` at `steps`, `constant` stays, and `wsd` (warm up, stay, decay) stays and
+    falls in a line to 0 over the last fifth of the steps.
+    """
     warmup = min(warmup_steps, steps - 1)
     rise = optax.linear_schedule(0.0, rate, warmup) if warmup else optax.constant_schedule(rate)
+    if kind == "cosine":
+        return optax.join_schedules(
+            [rise, optax.cosine_decay_schedule(rate, steps - warmup, alpha=final_fraction)], [warmup]
+        )
+    stay = optax.constant_schedule(rate)
     if kind == "constant":
-        after = optax.constant_schedule(rate)
-    else:
-        after = optax.cosine_decay_schedule(rate, steps - warmup, alpha=final_fraction)
-    return optax.join_schedules([rise, after], [warmup])
+        return optax.join_schedules([rise, stay], [warmup])
+    falling = max(1, round(DECAYING * steps))
+    last = max(warmup, steps - falling)
+    return optax.join_schedules([rise, stay, optax.linear_schedule(rate, 0.0, steps - last)], [warmup, last])
 
 
-def adamw(
-    rate: optax.Schedule, *, b1: float, b2: float, weight_decay: float, clip: float, mask: Any
+def optimizer(
+    kind: str, rate: optax.Schedule, *, b1: float, b2: float, weight_decay: float, clip: float, mask: Any
 ) -> optax.GradientTransformation:
-    """Global-norm clipping, then AdamW that decays only where the tree `mask` is True (sec. 3.1)."""
-    return optax.chain(
-        optax.clip_by_global_norm(clip), optax.adamw(rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=mask)
-    )
+    """Returns global-norm clipping, then the optimiser `kind`, which decays only where the tree `mask` is True.
+
+    `adamw` is Optax's own (sec. 3.1 of De et al. 2024). `amsgrad` never forgets the largest mean square of a gradient
+    (Reddi et al. 2018). `clipped_adamw` clips updates as Adafactor does (Shazeer & Stern 2018, sec. 6): gradients over
+    the root of their mean square are scaled down to a root mean square of 1 over an array, then averaged by `b1`.
+    """
+    if kind == "clipped_adamw":
+        normalised = optax.scale_by_rms(b2, eps_in_sqrt=False, bias_correction=True)
+        direction = [normalised, optax.clip_by_block_rms(MOST_RMS), optax.ema(b1)]
+    else:
+        direction = [(optax.scale_by_amsgrad if kind == "amsgrad" else optax.scale_by_adam)(b1=b1, b2=b2)]
+    direction = [*direction, optax.add_decayed_weights(weight_decay, mask)]
+    # As `optax.adamw` nests them, so that checkpoints of every version have the same state.
+    return optax.chain(optax.clip_by_global_norm(clip), optax.chain(*direction, optax.scale_by_learning_rate(rate)))
+
+
+def averaged(average: Any, params: Any, decay: float, step: Array) -> Any:
+    """Returns the exponential moving average with `params`, those after step `step` (from 0), taken in.
+
+    It has no bias towards the first parameters: the parameters after each step have weights that fall by `decay` a step
+    and sum to 1.
+    """
+    log_decay = jnp.log(jnp.float32(decay))
+    # expm1, because 1 − decay^n cancels near 1.
+    share = jnp.expm1(log_decay) / jnp.expm1(log_decay * (step + 1))
+    return optax.incremental_update(params, average, share)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from evalkit.core.checks import above, at_least, at_least_or_null, one_of
-from evalkit.training.optimizer import SCHEDULES
+from evalkit.core.checks import above, at_least, at_least_or_null, between_or_null, one_of
+from evalkit.training.optimizer import OPTIMIZERS, SCHEDULES
 
 
 class Stage(NamedTuple):
@@ -30,12 +30,17 @@ class Training:
       batch_size (sequences): sequences of a step.
       learning_rate: the highest learning rate, reached after the warm-up.
       warmup_steps (steps): steps over which the learning rate rises from 0.
-      schedule: the learning rate after the warm-up: `cosine` falls, `constant` stays.
+      schedule: the learning rate after the warm-up: `cosine` falls, `constant` stays, `wsd` stays and falls to 0 over
+        the last fifth of the steps.
       final_fraction (× learning_rate): where the cosine ends.
-      weight_decay: AdamW's; norms, biases and token vectors have none.
+      optimizer: `adamw`; `amsgrad`, whose mean square never falls; or `clipped_adamw`, which bounds what one gradient
+        does.
+      weight_decay: decay of the parameters; norms, biases and token vectors have none.
       b1: AdamW's β₁, the decay of the mean of gradients.
       b2: AdamW's β₂, the decay of the mean of their squares.
       clip (norm): gradients of all parameters together are scaled down to at most this.
+      label_smoothing: the share of a target that all tokens have alike; rows of loss are without it.
+      average: decay of a moving average of the parameters, such as 0.999, which is evaluated; null: there is none.
       log_every (steps): steps between two rows of loss and accuracy.
       eval_every (steps): steps between two validations; a multiple of `log_every`.
       checkpoint_every (steps): steps between two checkpoints, of which the last two stay; a multiple of `log_every`.
@@ -55,10 +60,13 @@ class Training:
     warmup_steps: int = 100
     schedule: str = "cosine"
     final_fraction: float = 0.05
+    optimizer: str = "adamw"
     weight_decay: float = 0.0
     b1: float = 0.9
     b2: float = 0.98
     clip: float = 1.0
+    label_smoothing: float = 0.0
+    average: float | None = None
     log_every: int = 25
     eval_every: int = 100
     checkpoint_every: int = 100
@@ -82,7 +90,9 @@ class Training:
                 f"keep_every={self.keep_every}; allowed: multiples of checkpoint_every={self.checkpoint_every}, or null"
             )
         one_of(self, "schedule", SCHEDULES)
-        for name in ("b1", "b2"):
+        one_of(self, "optimizer", OPTIMIZERS)
+        between_or_null(self, 0, 1, "average")
+        for name in ("b1", "b2", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: from 0, below 1")
         if self.warmup_steps < 0 or self.weight_decay < 0:

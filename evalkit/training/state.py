@@ -10,13 +10,20 @@ from jax import Array
 from evalkit.core.contracts import Params
 from evalkit.core.errors import UserError
 
+EVALUATED = ("average", "last")
+"""Which parameters of a run are evaluated; without an average it is the last ones."""
+
 
 class TrainState(NamedTuple):
-    """Everything that training changes; the leaves of all seeds are stacked on axis 0."""
+    """Everything that training changes; the leaves of all seeds are stacked on axis 0.
+
+    `average` is that of the parameters, None without `train.average`.
+    """
 
     params: Params
     optimizer: Any
     step: Array
+    average: Params | None = None
 
 
 class Sums(NamedTuple):
@@ -27,9 +34,10 @@ class Sums(NamedTuple):
     bad_step: Array
 
 
-def params_of(state: TrainState, index: int) -> Params:
-    """The parameters of one seed."""
-    return jax.tree.map(lambda leaf: leaf[index], state.params)
+def params_of(state: TrainState, index: int, evaluated: str) -> Params:
+    """The parameters of one seed: the `average` if there is one, or the `last`."""
+    kept = state.params if evaluated == "last" or state.average is None else state.average
+    return jax.tree.map(lambda leaf: leaf[index], kept)
 
 
 def refuse_non_finite(sums: Sums, seeds: Sequence[int], last_checkpoint: int | None) -> None:

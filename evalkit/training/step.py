@@ -1,5 +1,6 @@
 """One optimisation step of one seed: the gradient over micro-batches, and the update."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,19 +29,29 @@ class Step:
         rate = optimizer.schedule(
             training.schedule, training.learning_rate, training.warmup_steps, training.steps, training.final_fraction
         )
-        self.optimizer = optimizer.adamw(
-            rate, b1=training.b1, b2=training.b2, weight_decay=training.weight_decay, clip=training.clip, mask=MASK
+        self.optimizer = optimizer.optimizer(
+            training.optimizer,
+            rate,
+            b1=training.b1,
+            b2=training.b2,
+            weight_decay=training.weight_decay,
+            clip=training.clip,
+            mask=MASK,
         )
         params = jax.eval_shape(model.init, jax.random.key(0))
         self.layout = Layout(params, model.decay_mask(params))
 
     def packed(self, state: TrainState) -> TrainState:
-        """The state with its parameters as vectors, as `take` has them."""
-        return state._replace(params=self.layout.vectors(state.params))
+        """The state with its parameters, and their average, as vectors, as `take` has them."""
+        return self._with(state, self.layout.vectors)
 
     def unpacked(self, state: TrainState) -> TrainState:
-        """The state with its parameters as the model has them."""
-        return state._replace(params=self.layout.params(state.params))
+        """The state with its parameters, and their average, as the model has them."""
+        return self._with(state, self.layout.params)
+
+    def _with(self, state: TrainState, form: Callable[[Any], Any]) -> TrainState:
+        average = None if state.average is None else form(state.average)
+        return state._replace(params=form(state.params), average=average)
 
     def take(
         self,
@@ -69,19 +80,26 @@ class Step:
         sums = Sums(
             sums.loss + loss, sums.accuracy + accuracy, jnp.where((sums.bad_step < 0) & bad, state.step, sums.bad_step)
         )
-        return TrainState(optax.apply_updates(state.params, updates), optimizer_state, state.step + 1), sums
+        params = optax.apply_updates(state.params, updates)
+        average = state.average
+        if self.training.average is not None:
+            average = optimizer.averaged(average, params, self.training.average, state.step)
+        return TrainState(params, optimizer_state, state.step + 1, average), sums
 
     def gradient(self, params: Params, example: Example) -> tuple[Array, Array, Vectors]:
         """Loss, accuracy and gradient, each summed over the sequences, a micro-batch at a time."""
 
-        def summed_loss(params: Params, part: Example) -> tuple[Array, Array]:
+        def summed_loss(params: Params, part: Example) -> tuple[Array, tuple[Array, Array]]:
             at, scored = scored_only(part, self.scored)
             logits, _ = self.model.apply(params, part.tokens, part.positions, None, at)
             scores = tally(logits, scored).scores()
-            return scores["loss"].sum(), scores["accuracy"].sum()
+            loss, smoothing = scores["loss"].sum(), self.training.label_smoothing
+            # Rows have the loss without smoothing, which runs with and without it share.
+            aim = tally(logits, scored, smoothing).scores()["loss"].sum() if smoothing else loss
+            return aim, (loss, scores["accuracy"].sum())
 
         def add(total: Any, part: Example) -> tuple[Any, None]:
-            (loss, accuracy), gradient = jax.value_and_grad(summed_loss, has_aux=True)(params, part)
+            (_, (loss, accuracy)), gradient = jax.value_and_grad(summed_loss, has_aux=True)(params, part)
             return jax.tree.map(jnp.add, total, (loss, accuracy, self.layout.vectors(gradient))), None
 
         sequences, length = example.tokens.shape

@@ -69,7 +69,8 @@ class Trainer:
         def one(seed: Array) -> TrainState:
             params = self.model.init(streams.init_key(seed))
             optimizer_state = self.step.optimizer.init(self.step.layout.vectors(params))
-            return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32))
+            average = None if self.training.average is None else params
+            return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), average)
 
         return lax.map(one, seeds)
 

@@ -200,13 +200,17 @@ class CausalConv1D(nnx.Module):
     """Depth-wise causal convolution with `taps` weights per channel, the last for the present (sec. 2.3).
 
     Its state is the last `taps - 1` inputs. It has no bias by default: the paper counts `conv_width * d_rnn` weights.
+    Weights start with the standard deviation `std`; None is `taps**-0.5`, which keeps the variance of the input.
     """
 
-    def __init__(self, width: int, taps: int, *, rngs: nnx.Rngs, bias: bool = False):
+    def __init__(self, width: int, taps: int, *, rngs: nnx.Rngs, bias: bool = False, std: float | None = None):
         if taps < 1:
             raise ValueError(f"conv_width={taps}; allowed: 1 or more")
         self.taps = taps
-        self.kernel = nnx.Param(jax.random.normal(rngs.params(), (taps, width)) * taps**-0.5)
+        if std is not None and not std > 0:
+            raise ValueError(f"conv_init={std}; allowed: above 0, or null")
+        std = taps**-0.5 if std is None else std
+        self.kernel = nnx.Param(jax.random.normal(rngs.params(), (taps, width)) * std)
         self.bias = NoDecay(jnp.zeros((width,))) if bias else None
 
     def flops(self, length: int) -> int:

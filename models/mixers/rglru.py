@@ -167,13 +167,14 @@ class TwoBranches(nnx.Module):
         conv_width: int,
         rngs: nnx.Rngs,
         bias: bool = False,
+        conv_init: float | None = None,
     ):
         if width_rnn < 1:
             raise ValueError(f"width_rnn={width_rnn}; allowed: 1 or more")
         self.width_rnn = width_rnn
         self.input = Linear(width, width_rnn, bias=bias, rngs=rngs)
         self.gate = Linear(width, width_rnn, bias=bias, rngs=rngs)
-        self.conv = CausalConv1D(width_rnn, conv_width, bias=bias, rngs=rngs)
+        self.conv = CausalConv1D(width_rnn, conv_width, bias=bias, std=conv_init, rngs=rngs)
         self.rglru = unit(rngs=rngs)
         self.output = Linear(width_rnn, width, bias=bias, rngs=rngs)
 
@@ -220,6 +221,8 @@ class RecurrentBlock(TwoBranches):
       decay_range: the lowest and the highest start of the decay to the power of `decay_power`.
       decay_power (exponent): see `decay_range`; 8 in the paper, 2 in RecurrentGemma.
       unit_reset: whether the input at position 0 enters unscaled, as in RecurrentGemma.
+      conv_init: the standard deviation of the convolution's first weights, 0.05 in RecurrentGemma; null:
+        1/sqrt(`conv_width`).
       implementation: how the recurrence is computed: `auto`, `sequential`, `associative` or a kernel (docs/kernels.md).
 
     >>> block = RecurrentBlock(64, width_rnn=64, rngs=nnx.Rngs(0))
@@ -240,6 +243,7 @@ class RecurrentBlock(TwoBranches):
         decay_range: tuple[float, float] | list[float] = (0.9, 0.999),
         decay_power: float = C,
         unit_reset: bool = False,
+        conv_init: float | None = None,
         implementation: str = "auto",
     ):
         unit = partial(
@@ -251,6 +255,8 @@ class RecurrentBlock(TwoBranches):
             unit_reset=unit_reset,
             implementation=implementation,
         )
-        super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, bias=bias, rngs=rngs)
+        super().__init__(
+            width, unit, width_rnn=width_rnn, conv_width=conv_width, bias=bias, conv_init=conv_init, rngs=rngs
+        )
         self.gate_blocks = gate_blocks
         self.unit_reset = unit_reset

@@ -115,6 +115,11 @@ task=mqar model=hawk task.pairs=20
 task=state_tracking model=hawk task.group=s4
 task=copying model=hawk task.length=33
 {G} train.steps=600
+{G} train.average=1
+{G} train.optimizer=sgd
+{G} train.label_smoothing=1
+{G} parameters=first
+{G} model.mixers.recurrent.conv_init=0
 {G} task.length=0
 {G} task.length=2
 {G} task.length=100000000

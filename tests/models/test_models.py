@@ -228,6 +228,17 @@ def test_the_decay_starts_where_the_paper_says() -> None:
     assert abs(float(block.rglru.input_gate.kernel[...].std()) * 64**0.5 - 1) < 0.01
 
 
+def test_the_convolution_starts_as_it_is_told() -> None:
+    from flax import nnx
+
+    usual, small = (
+        RecurrentBlock(8, width_rnn=4096, gate_blocks=64, conv_init=std, rngs=nnx.Rngs(0)).conv.kernel[...]
+        for std in (None, 0.05)
+    )
+    assert abs(float(usual.std()) - 0.5) < 0.01 and abs(float(small.std()) - 0.05) < 0.001
+    np.testing.assert_allclose(usual * 0.1, small, rtol=1e-6)
+
+
 def test_a_dense_block_diagonal_product_is_the_blocked_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from flax import nnx
 

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Self
 
 import pytest
 
@@ -17,8 +16,8 @@ from evalkit.core.rows import Row, read, value
 from evalkit.session import run
 from evalkit.session.lock import alone
 from evalkit.training.checkpoints import Checkpoints
-from evalkit.training.interrupt import Watch
 from support import tiny
+from support.interrupted import StopAfterOneDispatch
 
 pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
 
@@ -47,17 +46,6 @@ LONG = (
     "eval.chunk=16",  # one program for all lengths
 )
 STEPS = 160
-
-
-class StopAfterOneDispatch(Watch):
-    """A signal has always come already."""
-
-    def __enter__(self) -> Self:
-        self.received = signal.SIGINT
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from evalkit.core import streams
 from evalkit.core.objective import Tally, tally
 from evalkit.tasks import Example
 from evalkit.tasks.selective_copying import SelectiveCopying
-from evalkit.training import optimizer
 from evalkit.training.settings import Stage, Training
 from evalkit.training.state import Sums, TrainState
 from evalkit.training.trainer import Trainer
@@ -64,27 +63,6 @@ def test_every_task_and_model_take_a_step(task: str, model: str) -> None:
     assert abs(float(sums.loss[0]) / 8 - math.log(experiment.task.vocab_size)) < 2
     moved = jax.tree.map(lambda old, new: float(np.abs(old - new).max()), before, jax.device_get(state.params))
     assert all(value > 0 for value in jax.tree.leaves(moved)), moved
-
-
-def test_the_schedule_warms_up_and_comes_down() -> None:
-    rate = optimizer.schedule("cosine", 1e-2, 100, 1100, 0.1)
-    expected = {0: 0.0, 50: 5e-3, 100: 1e-2, 600: 5.5e-3, 1100: 1e-3}
-    for step, value in expected.items():
-        assert math.isclose(float(rate(step)), value, rel_tol=1e-5, abs_tol=1e-9)
-    constant = optimizer.schedule("constant", 1e-2, 100, 1100, 0.1)
-    assert float(constant(50)) == pytest.approx(5e-3) and float(constant(1099)) == pytest.approx(1e-2)
-    assert float(optimizer.schedule("cosine", 1e-2, 100, 2, 0.1)(1)) == pytest.approx(1e-2)  # a run of two steps
-
-
-def test_decay_moves_only_what_the_mask_says() -> None:
-    params = {"decays": jnp.ones(3), "stays": jnp.ones(3)}
-    tx = optimizer.adamw(
-        optax.constant_schedule(0.1), b1=0.9, b2=0.98, weight_decay=0.5, clip=1.0, mask={"decays": True, "stays": False}
-    )
-    zero = jax.tree.map(jnp.zeros_like, params)
-    updates, _ = tx.update(zero, tx.init(params), params)
-    np.testing.assert_allclose(updates["decays"], -0.05, rtol=1e-6)
-    np.testing.assert_array_equal(updates["stays"], 0)
 
 
 def test_a_tally_counts_scored_positions_only_and_adds_up() -> None:

@@ -1,0 +1,97 @@
+"""Schedules, optimisers and averages do what their names say, held against Optax's own and float64."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from evalkit.core.objective import tally
+from evalkit.tasks import Example
+from evalkit.training import optimizer
+from evalkit.training.optimizer import OPTIMIZERS, SCHEDULES
+from evalkit.training.vectors import MASK
+
+PARAMS = {"decays": jnp.full(3, 2.0), "stays": jnp.full(2, 2.0)}
+RATE = 0.1
+
+
+def made(kind: str, weight_decay: float = 0.0) -> optax.GradientTransformation:
+    """An optimiser of a constant rate."""
+    rate = optax.constant_schedule(RATE)
+    return optimizer.optimizer(kind, rate, b1=0.9, b2=0.98, weight_decay=weight_decay, clip=1.0, mask=MASK)
+
+
+def updates_of(tx: optax.GradientTransformation, gradients: list[float]) -> list[dict[str, jax.Array]]:
+    """The updates that gradients, each the same for every parameter, lead to."""
+    state, found, update = tx.init(PARAMS), [], jax.jit(tx.update)
+    for gradient in gradients:
+        updates, state = update(jax.tree.map(lambda leaf, g=gradient: jnp.full_like(leaf, g), PARAMS), state, PARAMS)
+        found.append(updates)
+    return found
+
+
+def test_each_schedule_warms_up_and_goes_where_it_says() -> None:
+    expected = {
+        "cosine": {0: 0.0, 50: 5e-3, 100: 1e-2, 600: 5.5e-3, 1100: 1e-3},
+        "constant": {50: 5e-3, 100: 1e-2, 1099: 1e-2},
+        "wsd": {0: 0.0, 50: 5e-3, 100: 1e-2, 880: 1e-2, 990: 5e-3, 1089: 1e-2 * 11 / 220, 1100: 0.0},
+    }
+    assert set(expected) == set(SCHEDULES)
+    for kind, values in expected.items():
+        rate = optimizer.schedule(kind, 1e-2, 100, 1100, 0.1)
+        for step, value in values.items():
+            assert math.isclose(float(rate(step)), value, rel_tol=1e-5, abs_tol=1e-9), (kind, step)
+        short = optimizer.schedule(kind, 1e-2, 100, 2, 0.1)  # a run of two steps
+        assert float(short(1)) == pytest.approx(1e-2), kind
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_decay_moves_only_what_the_mask_says(kind: str) -> None:
+    (updates,) = updates_of(made(kind, weight_decay=0.5), [0.0])
+    np.testing.assert_allclose(updates["decays"], -RATE * 0.5 * 2.0, rtol=1e-6)
+    np.testing.assert_array_equal(updates["stays"], 0)
+
+
+def test_the_default_is_optax_own_adamw_bit_for_bit() -> None:
+    rate = optax.constant_schedule(RATE)
+    own = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b1=0.9, b2=0.98, weight_decay=0.5, mask=MASK))
+    assert jax.tree.structure(own.init(PARAMS)) == jax.tree.structure(made("adamw", 0.5).init(PARAMS))
+    for mine, theirs in zip(*(updates_of(tx, [3.0, 0.1, -0.2]) for tx in (made("adamw", 0.5), own)), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+
+
+def test_one_hard_answer_after_easy_ones_moves_parameters_far_by_adamw_alone() -> None:
+    """Adam's mean square has forgotten how large gradients can be; the others remember it, or bound what one does."""
+    easy = [1e-6] * 300
+    gradients = [0.1, *easy, 0.1, *easy[:40]]
+    moved = {
+        kind: -sum(float(updates["decays"][0]) for updates in updates_of(made(kind), gradients)[-41:]) / RATE
+        for kind in OPTIMIZERS
+    }
+    assert moved["adamw"] > 5
+    assert moved["amsgrad"] == pytest.approx(1.0, rel=0.1) and moved["clipped_adamw"] == pytest.approx(1.0, rel=0.1)
+
+
+def test_an_average_has_weights_that_fall_and_sum_to_one() -> None:
+    rng = np.random.default_rng(0)
+    seen, decay = rng.normal(size=(50, 4)), 0.9
+    average = jnp.full(4, 1e6)  # what the parameters were before the first step counts nothing
+    for step, params in enumerate(seen):
+        average = optimizer.averaged(average, jnp.asarray(params, jnp.float32), decay, jnp.int32(step))
+        weights = decay ** np.arange(step, -1, -1)
+        np.testing.assert_allclose(average, weights @ seen[: step + 1] / weights.sum(), rtol=2e-5, atol=1e-6)
+
+
+def test_label_smoothing_is_the_cross_entropy_of_a_target_that_is_spread() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 3, 5)).astype(np.float32)
+    targets = rng.integers(0, 5, size=(2, 3)).astype(np.int32)
+    example = Example(targets, targets, np.ones((2, 3), bool))
+    log_p = logits - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
+    spread = 0.9 * np.eye(5)[targets] + 0.1 / 5
+    found = tally(jnp.asarray(logits), example, 0.1)
+    np.testing.assert_allclose(found.loss, -(spread * log_p).sum((1, 2)), rtol=1e-5)
+    np.testing.assert_array_equal(found.correct, tally(jnp.asarray(logits), example).correct)
