@@ -220,7 +220,7 @@ def _assembled(plain: dict[str, Any], built: Mapping[str, Any]) -> Experiment:
 
 def build_task(name: str, overrides: Sequence[str] = ()) -> Task | Text:
     """The task `conf/task/<name>.yaml`, or of the folder that `hydra.searchpath=` names, with its own settings."""
-    parsed = composition.parse(overrides)
+    parsed = [one for one in composition.parse(overrides) if one.key_or_group != composition.ALLOW]
     searched = [override.input_line for override in parsed if composition.chooses(override)]
     base = composition.compose([f"task={name}", *(text for text in searched if text)]).config.task
     settings = OmegaConf.create(composition.plain(base))

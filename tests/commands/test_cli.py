@@ -226,7 +226,8 @@ def test_a_fault_of_ours_keeps_its_traceback(run: Run) -> None:
         ((*GRIFFIN, "~model"), "leaves nothing in its place; give model=…"),
         (("task=[induction_heads]", "model=hawk"), "is no name; choose one of"),
         (("example", "induction_heads", "length=99999999999"), "allowed up to 1000000"),
-        (("example", "induction_heads", "_target_=json"), "name a class or a function in it"),
+        (("example", "induction_heads", "_target_=json"), "give allow_targets=[json]"),
+        (("example", "induction_heads", "_target_=json", "allow_targets=[json]"), "name a class or a function in it"),
         ((*GRIFFIN, "hydra.verbose=true"), "hydra.verbose=true changes nothing"),
     ],
 )
