@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, islice
 from typing import Any
 
 import jax
@@ -91,11 +92,15 @@ class Model:
         return jax.tree.map(lambda _, decays: decays, params, self._decay)
 
 
-def _refuse_impossible(vocab_size: int, width: int, logits_soft_cap: float | None, dtype: str) -> None:
-    """Raises ValueError for sizes below 1, a cap that is not above 0, and another dtype than `DTYPES`."""
+def _refuse_impossible(
+    vocab_size: int, width: int, depth: int | None, logits_soft_cap: float | None, dtype: str
+) -> None:
+    """Raises ValueError for sizes and a depth below 1, a cap that is not above 0, and another dtype than `DTYPES`."""
     for name, value in (("vocab_size", vocab_size), ("width", width)):
         if value < 1:
             raise ValueError(f"{name}={value}; allowed: 1 or more")
+    if depth is not None and depth < 1:
+        raise ValueError(f"depth={depth}; allowed: 1 or more, or null for as many blocks as pattern has")
     if logits_soft_cap is not None and logits_soft_cap <= 0:
         raise ValueError(f"logits_soft_cap={logits_soft_cap}; allowed: above 0, or null for none")
     if dtype not in DTYPES:
@@ -108,13 +113,14 @@ def build(
     width: int,
     pattern: Sequence[str],
     mixers: Mapping[str, Callable[..., Mixer]],
+    depth: int | None = None,
     mlp_expansion: float = 3,
     mlp_bias: bool = False,
     embedding_scale: float | None = None,
     logits_soft_cap: float | None = None,
     dtype: str = "float32",
 ) -> Model:
-    """Builds the model whose block i has the mixer `mixers[pattern[i]]`; it allocates no array before `init`.
+    """Builds the model whose blocks have the mixers that `pattern` names; it allocates no array before `init`.
 
     Biases and the cap on logits are those of the released model; see `GatedMLP` and `Embedding`.
     Raises ValueError for a pattern with an unknown mixer and for impossible sizes.
@@ -122,6 +128,7 @@ def build(
     Options:
       width (channels): the model's width, D in the paper.
       pattern: the mixer of each block, from the first to the last, by its name in `mixers`.
+      depth (blocks): how many blocks there are: `pattern` begins again, and may end early; null: `pattern` once.
       mixers: the mixers by name, each with settings of its own.
       mlp_expansion (× width): the MLP's width: 3 in the paper, 0 for no MLPs.
       mlp_bias: whether the MLP's maps have biases.
@@ -142,12 +149,12 @@ def build(
     unknown = sorted(set(pattern) - set(mixers))
     if unknown or not pattern:
         raise ValueError(f"pattern={list(pattern)} names {unknown or 'nothing'}; mixers given: {sorted(mixers)}")
-    _refuse_impossible(vocab_size, width, logits_soft_cap, dtype)
+    _refuse_impossible(vocab_size, width, depth, logits_soft_cap, dtype)
     make = partial(
         LanguageModel,
         vocab_size=vocab_size,
         width=width,
-        pattern=tuple(pattern),
+        pattern=tuple(islice(cycle(pattern), depth or len(pattern))),
         mixers=dict(mixers),
         mlp_width=_mlp_width(mlp_expansion, width),
         mlp_bias=mlp_bias,

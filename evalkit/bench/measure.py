@@ -1,76 +1,106 @@
 """What `evalkit bench` measures, and how it is shown."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from evalkit.core.errors import UserError
+from evalkit.bench.settings import ALONE, OF_MODELS, told_format
 
-# The bench's own settings, with their defaults; every other key is the experiment's.
-OWN = {
-    "train": {"repeats": 10, "steps": 4},
-    "evaluate": {"repeats": 5, "length": 16384, "batch_size": 1, "chunk": 1024},
-    "start": {"repeats": 3},
-    # The paper's batch, width and longest length (figure 8a).
-    "scan": {"batch": 8, "width": 1024, "shortest": 512, "longest": 131072, "repeats": 5, "patience": 1},
-    "state": {"batch": 32, "heads": 4, "keys": 16, "values": 16, "shortest": 256, "longest": 256, "repeats": 5}
-    | {"patience": 5},
+Columns = Mapping[str, tuple[str, Callable[[Any], str]]]
+
+
+def _millions(number: float) -> str:
+    return f"{number / 1e6:,.1f}M"
+
+
+def _mebibytes(number: float) -> str:
+    return f"{number / 2**20:,.4g}" if number < 1000 * 2**20 else f"{number / 2**20:,.0f}"
+
+
+# What a row is, in the order of a table: the heading of each number, and how it is written.
+NAMES: Columns = {
+    "operation": ("operation", str),
+    "implementation": ("by", str),
+    "dtype": ("dtype", str),
+    "pass": ("pass", str),
+    "model": ("model", str),
+    "settings": ("", str),
+    "attention": ("attention", str),
+    "length": ("length", "{:,}".format),
 }
-PURPOSE = {
-    "train": "a training step: compilation, time, rate, memory, and the time of its parts",
-    "evaluate": "the streamed forward pass of the evaluation",
-    "start": "from the command to the first training step",
-    "scan": "the recurrence alone, by every implementation, against a copy",
-    "state": "the matrix-state recurrence, by chunks and by a loop",
-}
-# The benches of an operation alone, which no experiment sets.
-ALONE = ("scan", "state")
-# What a row is, in the order of the table: its heading, and how it is written.
-COLUMNS = {
-    "operation": ("operation", "{}"),
-    "implementation": ("by", "{}"),
-    "dtype": ("dtype", "{}"),
-    "pass": ("pass", "{}"),
-    "length": ("length", "{:,}"),
-    "ms": ("ms", "{:.3g}"),
-    "gb_per_s": ("GB/s", "{:.3g}"),
-    "of_copy": ("of a copy", "{:.0%}"),
-    "of_loop": ("of the loop's speed", "{:.1f} times"),
-}
+TABLES: Sequence[Columns] = (
+    {
+        "ms": ("ms", "{:.3g}".format),
+        "gb_per_s": ("GB/s", "{:.3g}".format),
+        "of_copy": ("of a copy", "{:.0%}".format),
+        "of_loop": ("of the loop's speed", "{:.1f} times".format),
+    },
+    {
+        "parameters": ("parameters", _millions),
+        "without_embedding": ("without embedding", _millions),
+        "weight_bytes": ("weights, MiB", _mebibytes),
+        "cache_bytes": ("cache of a row, MiB", _mebibytes),
+        "allocated_bytes": ("as allocated here, MiB", _mebibytes),
+        "flops_per_token": ("MFLOP a token", lambda flops: f"{flops / 1e6:,.0f}"),
+    },
+    {
+        "memory_ms": ("ms to read", "{:,.3g}".format),
+        "compute_ms": ("ms to compute", "{:,.3g}".format),
+        "caches_equal_weights_at": ("caches as large as weights: batch", "{:,}".format),
+        "compute_bound_at": ("compute-bound: batch", "{:,}".format),
+        "map_compute_bound_at": ("maps alone", "{:,}".format),
+        "largest_batch": ("fits in memory: batch", "{:,}".format),
+        "attention_flops_per_byte": ("attention, FLOP a byte", "{:g}".format),
+        "window_small_below": ("small window", "{:,}".format),
+    },
+)
+"""A bench shows the tables of which its rows have a number, each after the names of the row."""
 
 
-def split(what: str, settings: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """The bench's own settings, and the experiment's overrides."""
-    own, rest = dict(OWN[what]), []
-    for text in settings:
-        key, _, value = text.partition("=")
-        if key == "kernel" and what == "train":
-            rest.append(f"model.mixers.recurrent.implementation={value}")
-        elif key not in own:
-            rest.append(text)
-        elif not value.isdecimal() or int(value) < 1:
-            raise UserError(f"{text}; allowed: {key}= a whole number, 1 or more")
-        else:
-            own[key] = int(value)
-    return own, rest
-
-
-def measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[dict[str, Any], str, bool]:
+def measure(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], str, bool]:
     """The result, the format in which it is wanted, and whether nothing else is to be shown."""
-    import jax
-
-    from evalkit.bench import matrix_state, recurrence, start, streaming, training
     from evalkit.core import devices
     from evalkit.record import environment
 
-    if what in ALONE:
-        wanted = _format(what, overrides)
-        alone = recurrence.measure if what == "scan" else matrix_state.measure
-        return {**alone(**own), "environment": environment.describe("highest")}, wanted, False
+    if what not in ALONE + OF_MODELS:
+        return _of_experiment(what, own, overrides)
+    wanted, rest = told_format(what, overrides)
+    if what in OF_MODELS:
+        devices.use_every_core()
+        result = _of_models(what, own, rest)
+    else:
+        result = _alone(what, own)
+    return {**result, "environment": environment.describe("highest")}, wanted, False
+
+
+def _alone(what: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    from evalkit.bench import matrix_state, recurrence
+
+    return (recurrence.measure if what == "scan" else matrix_state.measure)(**own)
+
+
+def _of_models(what: str, own: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """Of the models that `words` choose, or the paper's three; `cost` without any word, of these at every scale."""
+    from evalkit.bench import cost
+    from evalkit.configuration import models
+
+    families = [] if any(word.startswith(("model=", "+mixer=")) for word in words) else [models.FAMILIES]
+    scales = [models.SCALES] if what == "cost" and not words else []
+    chosen = models.chosen([*words, *families, *scales])
+    return cost.measure(chosen, _progress, **own)
+
+
+def _of_experiment(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], str, bool]:
+    import jax
+
+    from evalkit.bench import start, streaming, training
     from evalkit.checkpoints.loading import trainer_of
     from evalkit.configuration import experiment
+    from evalkit.core import devices
+    from evalkit.record import environment
 
     devices.use_every_core()
     built = experiment.built(overrides)
@@ -85,12 +115,9 @@ def measure(what: str, own: dict[str, int], overrides: Sequence[str]) -> tuple[d
     return {**result, "environment": environment.describe(built.matmul_precision)}, built.format, built.quiet
 
 
-def _format(what: str, settings: Sequence[str]) -> str:
-    """The only setting that is not the bench's own where there is no experiment."""
-    for text in settings:
-        if text not in ("format=text", "format=json"):
-            raise UserError(f"{text} is no setting of {what}; allowed: {', '.join(OWN[what])}, format (text or json)")
-    return "json" if "format=json" in settings else "text"
+def _progress(text: str) -> None:
+    """Where a bench of several models is, on stderr, so that a result on stdout stays alone."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
@@ -100,7 +127,8 @@ def show(console: Console, result: dict[str, Any]) -> None:
     if result.get("parts"):
         console.print(_parts(result["parts"], result["ms_per_step"]))
     if result.get("rows"):
-        console.print(_rows(result["rows"]))
+        for table in _rows(result["rows"]):
+            console.print(table)
 
 
 def _parts(parts: Sequence[dict[str, Any]], whole: float) -> Table:
@@ -112,13 +140,22 @@ def _parts(parts: Sequence[dict[str, Any]], whole: float) -> Table:
     return table
 
 
-def _rows(rows: Sequence[dict[str, Any]]) -> Table:
-    shown = [name for name in COLUMNS if any(name in row for row in rows)]
-    table = Table(*(COLUMNS[name][0] for name in shown), box=None, header_style="bold")
-    for row in rows:
-        cells = [COLUMNS[name][1].format(row[name]) for name in shown if name in row]
-        table.add_row(*cells, *([f"not run: {row['not_run']}"] if "not_run" in row else []))
-    return table
+def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    names = [name for name in NAMES if any(row.get(name) not in (None, "") for row in rows)]
+    for columns in TABLES:
+        own = [name for name in columns if any(name in row for row in rows)]
+        if not own:
+            continue
+        shown = {name: (NAMES | columns)[name] for name in (*names, *own)}
+        table = Table(*(heading for heading, _ in shown.values()), box=None, header_style="bold")
+        for row in rows:
+            if "not_run" in row:
+                table.add_row(*(shown[name][1](row[name]) for name in names), f"not run: {row['not_run']}")
+                continue
+            table.add_row(
+                *("—" if row.get(name) is None else as_text(row[name]) for name, (_, as_text) in shown.items())
+            )
+        yield table
 
 
 def _text(name: str, value: Any) -> str:

@@ -1,4 +1,4 @@
-"""`python -m evalkit bench train|evaluate|start|scan|state [key=value …]`; `format=json` ends with one JSON object."""
+"""`python -m evalkit bench WHAT [key=value …]` measures or counts; `format=json` ends with one JSON object."""
 
 import json
 from collections.abc import Sequence
@@ -11,25 +11,29 @@ from evalkit.commands.guide import Page
 def main(arguments: Sequence[str]) -> int:
     """Measures, shows the result and returns 0; raises UserError for a setting that cannot be."""
     from evalkit.bench import measure
+    from evalkit.bench.settings import OWN, PURPOSE, split
 
     what = "\n".join(
-        f"  {name:<9} {text}\n{'':<12}" + " ".join(f"{key}={value}" for key, value in measure.OWN[name].items())
-        for name, text in measure.PURPOSE.items()
+        f"  {name:<9} {text}\n{'':<12}"
+        + " ".join(f"{key}={value}".replace(" ", "") for key, value in OWN[name].items())
+        for name, text in PURPOSE.items()
     )
     parser = Page(
         "bench",
         f"Measure, and say on what machine.\n\n{what}\n\n"
-        "Every other key=value is the experiment's, of which scan and state have none.\n"
+        "Every other key=value is the experiment's, of which scan and state have none; cost\n"
+        "takes model= and scale=, several with commas between them.\n"
         "kernel=NAME chooses the implementation of the recurrence that train measures.\n"
         "format=json ends with one JSON object.",
         "bench train task=induction_heads model=griffin",
         "bench scan longest=16384 format=json",
         "bench state batch=8 shortest=2048 longest=2048",
+        "bench cost model=griffin,mqa scale=1b length=8192",
     )
-    parser.add_argument("what", choices=list(measure.OWN), help="what is measured")
+    parser.add_argument("what", choices=list(OWN), help="what is measured")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="the bench's own, or the experiment's")
     given = parser.parse_args(arguments)
-    settings, rest = measure.split(given.what, given.settings)
+    settings, rest = split(given.what, given.settings)
     result, shape, quiet = measure.measure(given.what, settings, rest)
     measure.show(Console(stderr=shape == "json", quiet=quiet, highlight=False), result)
     if shape == "json":

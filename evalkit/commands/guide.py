@@ -15,6 +15,7 @@ HELP = ("-h", "--help")
 GROUPS = (
     ("Tasks", "task"),
     ("Models", "model"),
+    ("Scales: a model at the size of a row of the paper's table 2", "scale"),
     ("Presets", "preset"),
     ("Evaluations", "eval"),
     ("Experiments: the runs behind a figure of the paper", "experiment"),

@@ -51,13 +51,14 @@ def of_training(config: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator
     _refuse_beyond_positions("task.length", length)
     node: Mapping[str, Any] = config["model"]
     ours = node["_target_"] == "evalkit.models.build"  # of another model nothing is known but its logits
-    if ours and node["width"] ** 2 * len(node["pattern"]) * config["seeds"] > PLAINLY_SMALL:
+    blocks = (node.get("depth") or len(node["pattern"])) if ours else 0
+    if ours and node["width"] ** 2 * blocks * config["seeds"] > PLAINLY_SMALL:
         size = bytes_of(jax.eval_shape(model.init, jax.random.key(0)))
         setting = f"model.width={node['width']}" + (f" with seeds={config['seeds']}" if config["seeds"] > 1 else "")
         yield Need(
             setting, ADAM * size * config["seeds"], "parameters and AdamW's moments", "give fewer or smaller ones"
         )
-    floats = length * (task.vocab_size + (len(node["pattern"]) * node["width"] if ours else 0))
+    floats = length * (task.vocab_size + (blocks * node["width"] if ours else 0))
     held = "one sequence's logits" + (" and inputs of blocks" if ours else "")
     itemsize = 2 if ours and node.get("dtype") == "bfloat16" else 4
     yield Need(f"task.length={length}", itemsize * floats, held, "give a shorter one")

@@ -22,13 +22,25 @@ from evalkit.configuration import catalogue
 from evalkit.configuration.schema import INSTRUCTIONS, settings_of, unknown
 from evalkit.core.errors import UserError, first_line
 
-GROUPS = ("task", "model", "preset", "eval", "experiment", "recipe", "on_checkpoint")
+GROUPS = ("task", "model", "scale", "preset", "eval", "experiment", "recipe", "on_checkpoint")
 NAMES = ("task_name", "model_name")
 CHECKPOINT, ALLOW = "checkpoint", "allow_targets"
 # A mixer alone, of the folder of --config-dir, and the blocks that are built around it.
 MIXER, AROUND = "+mixer=", "around/mixer"
 # What only a run that trains has; the parameters of a checkpoint are trained already.
-OF_TRAINING = ("experiment", "model", "preset", "train", "seed", "seeds", "runs", "controls", "suite", "selected_by")
+OF_TRAINING = (
+    "experiment",
+    "model",
+    "scale",
+    "preset",
+    "train",
+    "seed",
+    "seeds",
+    "runs",
+    "controls",
+    "suite",
+    "selected_by",
+)
 # Hydra's defaults list, which picks the recipe, follows options of groups and no values. So each preset is an option
 # without a file, which sets the plain key `preset` to its name.
 for _preset in catalogue.PRESETS:
@@ -226,7 +238,7 @@ def _options(typed: Sequence[tuple[str, Override]]) -> list[str]:
     if not given or given[-1] in (None, ""):
         if tasks and tasks[-1].value() in set(on_checkpoint) - set(catalogue.options("task")):
             raise UserError("checkpoint is missing; give checkpoint=FOLDER, such as runs/<task>/<model>/<time>")
-        return _around_mixer(options)
+        return _scaled(_around_mixer(options))
     _refuse_training([override for _, override in typed], given[-1])
     if not tasks or tasks[-1].value() not in on_checkpoint:
         known = ", ".join(f"task={name}" for name in on_checkpoint)
@@ -249,6 +261,20 @@ def _around_mixer(options: Sequence[str]) -> list[str]:
         raise UserError(f"{mixers[-1]} is a file of yours, mixer/{name}.yaml; give its folder as --config-dir FOLDER")
     rest = [text for text in options if text not in mixers]
     return [*rest, f"model={AROUND}", f"+mixer@model.mixers.mixer={name}"]
+
+
+def _scaled(options: Sequence[str]) -> list[str]:
+    """With `scale=`, also the file of `conf/model/scaled` by which this family takes its sizes from it."""
+    typed = dict(override.input_line.split("=", 1) for override in parse(options) if is_choice(override))
+    if "scale" not in typed or "model" not in typed:
+        return list(options)
+    model, known = typed["model"], catalogue.options("model/scaled", own_folder(options))
+    if model not in known:
+        raise UserError(
+            f"model={model} has no model/scaled/{model}.yaml, by which it takes its sizes from scale={typed['scale']}; "
+            f"choose one of {', '.join(known)}, or give its sizes one by one"
+        )
+    return [*options, f"+model/scaled@model={model}"]
 
 
 def _refuse_training(parsed: Sequence[Override], checkpoint: Any) -> None:

@@ -51,6 +51,7 @@ class Experiment:
       paper: the paper's values of settings where a recipe or preset has others; shown with the results.
       runs: the settings of each run of an experiment.
       controls: the settings of each run that an experiment's claim needs besides.
+      scale: the sizes of the row of table 2 that `scale=…` chose; without one the model's own YAML says its size.
       suite: the tasks, models, rates and seeds of `experiment=suite`.
       selected_by: the trial that an experiment's protocol chose the recipe from.
       allow_targets: packages of your own or of others whose code `_target_` may name, besides those of `--config-dir`.
@@ -73,6 +74,7 @@ class Experiment:
     runs: dict[str, Any]
     controls: dict[str, Any]
     suite: dict[str, Any]
+    scale: dict[str, Any]
     selected_by: str | None
     parameters: str
     matmul_precision: str

@@ -33,6 +33,7 @@ LATER: Mapping[str, Any] = {
     "runs": {},
     "controls": {},
     "suite": {},
+    "scale": {},
     "selected_by": None,
     "checkpoint": None,
     "dtype": "float32",

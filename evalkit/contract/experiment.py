@@ -76,7 +76,7 @@ def _mixers(experiment: Experiment) -> list[Part]:
     """Each mixer with a window, in a model of one block."""
     node, found = experiment.config["model"], []
     for name in dict.fromkeys(node.get("pattern", ())):
-        model = model_of({**node, "pattern": [name]}, experiment.task.vocab_size)
+        model = model_of({**node, "pattern": [name], "depth": None}, experiment.task.vocab_size)
         if model.window is not None:
             alone = ModelUnderCheck(
                 model, experiment.task.vocab_size, dtype=_dtype(experiment), length=2 * model.window
@@ -113,9 +113,9 @@ def _one_block_of_each(experiment: Experiment, params: Params) -> tuple[Language
     node, (model, _) = experiment.config["model"], experiment.trained
     pattern = list(node.get("pattern", ()))
     each = list(dict.fromkeys(pattern))
-    if len(each) == len(pattern):
+    if len(each) == (node.get("depth") or len(pattern)):
         return model, params
-    short = model_of({**node, "pattern": each}, experiment.task.vocab_size)
+    short = model_of({**node, "pattern": each, "depth": None}, experiment.task.vocab_size)
     keys = list(params["blocks"])
     kept = {keys[new]: params["blocks"][keys[pattern.index(name)]] for new, name in enumerate(each)}
     return short, {**params, "blocks": kept}

@@ -277,6 +277,13 @@ bench train {G} stepz=4
 bench evaluate {G} length=many
 bench scan task=induction_heads
 bench scan width=0
+bench cost length=0
+bench cost model=hawk task=books
+bench cost model=mamba scale=1b
+bench cost model=hawk scale=2b
+{G} scale=2b
+task=induction_heads model=mamba scale=1b
+{G} model.depth=0
 export
 export run
 export nowhere out

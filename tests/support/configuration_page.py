@@ -23,7 +23,7 @@ from evalkit.tasks.text import Text
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 PARTS = ("task", "model", "train", "eval", "wandb")
-CHOICES = ("task", "model", "preset", "eval", "experiment")
+CHOICES = ("task", "model", "scale", "preset", "eval", "experiment")
 ENTRY = re.compile(r"  ([\w.]+)(?: \(([^)]+)\))?: (.*)")
 NONE = "—"
 STAR = " \\*"

@@ -1,0 +1,83 @@
+"""What can be measured, and the settings of each bench; read before anything heavy is imported."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from evalkit.core.errors import UserError
+
+PURPOSE = {
+    "train": "a training step: compilation, time, rate, memory, and the time of its parts",
+    "evaluate": "the streamed forward pass of the evaluation",
+    "start": "from the command to the first training step",
+    "scan": "the recurrence alone, by every implementation, against a copy",
+    "state": "the matrix-state recurrence, by chunks and by a loop",
+    "cost": "nothing is timed: what models keep and compute a token, and which limit of a machine that meets",
+}
+# The bench's own settings, with their defaults, whose types say what is allowed; every other key is the experiment's.
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "train": {"repeats": 10, "steps": 4},
+    "evaluate": {"repeats": 5, "length": 16384, "batch_size": 1, "chunk": 1024},
+    "start": {"repeats": 3},
+    # The paper's batch, width and longest length (figure 8a).
+    "scan": {"batch": 8, "width": 1024, "shortest": 512, "longest": 131072, "repeats": 5, "patience": 1},
+    "state": {"batch": 32, "heads": 4, "keys": 16, "values": 16, "shortest": 256, "longest": 256, "repeats": 5}
+    | {"patience": 5},
+    # The paper's training length and its TPU-v3 (table 3). It names no vocabulary; 32,000 is usual for its tokenizer.
+    "cost": {"length": 2048, "batch": 16, "vocab_size": 32000, "bytes": 2}
+    | {"memory_gb": 32.0, "bandwidth_gb_per_s": 900.0, "tflops": 123.0},
+}
+# The benches of an operation alone, which no experiment sets, and those of models without a task.
+ALONE, OF_MODELS = ("scan", "state"), ("cost",)
+
+
+def split(what: str, settings: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The bench's own settings, and the experiment's or the model's overrides; raises UserError."""
+    own, rest = dict(OWN[what]), []
+    for text in settings:
+        key, _, value = text.partition("=")
+        if key == "kernel" and what == "train":
+            rest.append(f"model.mixers.recurrent.implementation={value}")
+        elif key in own:
+            own[key] = _read(text, value, OWN[what][key])
+        else:
+            rest.append(text)
+    return own, rest
+
+
+def told_format(what: str, settings: Sequence[str]) -> tuple[str, list[str]]:
+    """The format in which a bench without an experiment answers, and the other settings; raises UserError."""
+    shapes = {"format=text": "text", "format=json": "json"}
+    rest = [text for text in settings if text not in shapes]
+    for text in rest:
+        if what in ALONE or text.startswith("format="):
+            raise UserError(f"{text} is no setting of {what}; allowed: {', '.join(OWN[what])}, format (text or json)")
+    return next((shapes[text] for text in reversed(settings) if text in shapes), "text"), rest
+
+
+def _read(text: str, value: str, default: Any) -> Any:
+    """The value of one setting, of the type of its default."""
+    key = text.partition("=")[0]
+    read, allowed = READERS[type(default)]
+    found = read(value)
+    if found is None:
+        raise UserError(f"{text}; allowed: {key}= {allowed}")
+    return found
+
+
+def _whole(value: str) -> int | None:
+    return int(value) if value.isdecimal() and int(value) >= 1 else None
+
+
+def _positive(value: str) -> float | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if 0 < number < math.inf else None
+
+
+READERS: Mapping[type, tuple[Callable[[str], Any], str]] = {
+    int: (_whole, "a whole number, 1 or more"),
+    float: (_positive, "a number above 0"),
+}
