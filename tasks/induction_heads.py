@@ -89,8 +89,8 @@ class InductionHeads:
     def sample(self, key: Key[Array, ""], length: int) -> Example:
         """Draws one example of `length` tokens; jittable, `length` static. Raises ValueError if it is too short."""
         self._check_length(length)
-        ordinary, places = jax.random.split(key)
-        tokens = jax.random.randint(ordinary, (length,), 0, self.special)
+        for_tokens, places = jax.random.split(key)
+        tokens = self.ordinary(for_tokens, length)
         where = self._places(places, length)
         answer = tokens[where[0] + 1]
         tokens = tokens.at[where + 1].set(answer).at[where].set(self.special).at[length - 1].set(self.special)
@@ -101,6 +101,10 @@ class InductionHeads:
             return Example(tokens, targets, jnp.ones((length,), bool))
         last = jnp.arange(length) == length - 1
         return Example(tokens, jnp.where(last, targets, 0), last)
+
+    def ordinary(self, key: Key[Array, ""], length: int) -> Int[Array, " t"]:
+        """Draws `length` ordinary tokens."""
+        return jax.random.randint(key, (length,), 0, self.special)
 
     @property
     def answers(self) -> int:
@@ -116,8 +120,7 @@ class InductionHeads:
         self, key: Key[Array, ""], length: int, place: Int[ArrayLike, ""], answer: Int[ArrayLike, ""]
     ) -> Int[Array, " t"]:
         """Draws ordinary tokens, with the special token at `place` and `answer` after it, and no query at the end."""
-        tokens = jax.random.randint(key, (length,), 0, self.special)
-        return tokens.at[place + 1].set(answer).at[place].set(self.special)
+        return self.ordinary(key, length).at[place + 1].set(answer).at[place].set(self.special)
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
         """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""

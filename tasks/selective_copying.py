@@ -88,6 +88,10 @@ class SelectiveCopying:
         targets = jnp.concatenate([jnp.zeros((context,), data.dtype), data])
         return Example(tokens, targets, jnp.arange(len(tokens)) >= context)
 
+    def ordinary(self, key: Key[Array, ""], length: int) -> Int[Array, " t"]:
+        """Returns `length` tokens of noise."""
+        return jnp.full((length,), NOISE)
+
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
         """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
         context = len(tokens) - self.data_tokens

@@ -23,6 +23,7 @@ from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import record_file
 from evalkit.record.tracking import WandbSettings
 from evalkit.tasks.text import Text
+from evalkit.training.passing import check_bounded
 from evalkit.training.settings import Training
 from evalkit.training.state import EVALUATED
 
@@ -100,6 +101,7 @@ class Experiment:
             raise ValueError(f"data.path={self.data['path']}, but {self.task_name} is drawn, not read; leave it out")
         if self.train is not None:
             self._check_stages(self.train)
+            self._check_state_passing(self.train)
         self.eval.check(self.task)
 
     @cached_property
@@ -128,6 +130,12 @@ class Experiment:
                 f"train.steps={train.steps} end within the curriculum, at length {stages[-1].length} of "
                 f"{self.task.length}; give more steps, or 'train.curriculum=[]'"
             )
+
+    def _check_state_passing(self, train: Training) -> None:
+        if train.state_passing is not None:
+            model, _ = self.trained
+            self.feed.check_ordinary(train.stream_facts)
+            check_bounded(model)
 
 
 SETTINGS = {name: annotation for name, annotation in get_type_hints(Experiment).items() if name != "config"}

@@ -28,6 +28,13 @@ def notes_of(experiment: Experiment, model: LanguageModel) -> list[str]:
         notes.append("trained with a length curriculum: " + " → ".join(map(str, lengths)))
     if stages[-1].shortest is not None:
         notes.append(f"trained on lengths {stages[-1].shortest} to {stages[-1].length}")
+    if experiment.train.state_passing is not None:
+        probability, facts = experiment.train.state_passing, experiment.train.stream_facts
+        held = f", which holds a fact at a step with probability {facts:g}" if facts else ""
+        notes.append(
+            "trained with state passing: a sequence begins from the state of a stream of ordinary tokens, begun anew "
+            f"with probability {probability:g}{held}"
+        )
     if experiment.train.average is not None:
         notes.append(_EVALUATED[experiment.parameters].format(experiment.train.average))
     notes += limits

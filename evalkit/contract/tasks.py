@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from evalkit.contract.promises import Promise, promised
-from evalkit.core.contracts import Task
+from evalkit.core.contracts import Ordinary, Task
 from evalkit.core.devices import RUNS_ONCE
 from evalkit.core.streams import train_batch
 from evalkit.tasks import Example
@@ -112,6 +112,19 @@ def _keys(subject: TaskUnderCheck) -> str | None:
     return f"{EXAMPLES} keys give one example" if len(rows) <= 2 else None
 
 
+@promised("ordinary", "ordinary(key, length), where there is one, gives length tokens of the vocabulary")
+def _ordinary(subject: TaskUnderCheck) -> str | None:
+    task = subject.task
+    if not isinstance(task, Ordinary):
+        return None
+    shape = jax.eval_shape(lambda key: task.ordinary(key, subject.length), jax.random.key(0))
+    if shape.shape != (subject.length,) or shape.dtype != np.int32:
+        return f"it gives {shape.dtype} {shape.shape}, not int32 {(subject.length,)}"
+    tokens = np.asarray(task.ordinary(jax.random.key(0), subject.length))
+    outside = tokens.min() < 0 or tokens.max() >= subject.task.vocab_size
+    return f"they are {tokens.min()} to {tokens.max()}" if outside else None
+
+
 @promised("solve", "solve(tokens) gives the targets and the mask of sample")
 def _solve(subject: TaskUnderCheck) -> str | None:
     batch = subject.batch
@@ -142,6 +155,6 @@ PROMISES_OF_TASKS: tuple[tuple[Promise, ...], ...] = (
     (_numbers, _chance),
     (_example,),
     (_vocabulary, _scored, _keys),
-    (_solve, _describe),
+    (_ordinary, _solve, _describe),
 )
 """In groups: one is looked at where those before it are kept."""

@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from evalkit.core import streams
-from evalkit.core.contracts import AnyTask, Feed, Illustration, Judged, Task
+from evalkit.core.contracts import AnyTask, Feed, Illustration, Judged, Ordinary, Recalls, Task
 from evalkit.core.errors import UserError
 from evalkit.core.network import answers
 from evalkit.tasks import Example
@@ -72,6 +72,16 @@ class Drawn(Feed):
 
     def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
         return streams.held_out_batch(self.judged, stream, first, batch, length)
+
+    def ordinary(self, seed: ArrayLike, step: Array, count: int, length: int, facts: float) -> Array:
+        self.check_ordinary(facts)
+        return streams.ordinary_batch(self.task, seed, step, count, length, facts)
+
+    def check_ordinary(self, facts: float) -> None:
+        if not isinstance(self.task, Ordinary):
+            super().check_ordinary(facts)
+        if facts and not isinstance(self.task, Recalls):
+            raise ValueError("train.stream_facts: this task does not say what a fact is (a method `plant`); give 0")
 
     def check_length(self, length: int, shortest: int | None = None) -> None:
         for n in (length,) if shortest is None else (shortest, length):

@@ -106,9 +106,22 @@ class Cuts(Protocol):
         ...
 
 
+@runtime_checkable
+class Ordinary(Protocol):
+    """What sets a task apart that says what its ordinary tokens are: those that stand around its facts."""
+
+    def ordinary(self, key: Array, length: int) -> Array:
+        """Draws `length` ordinary tokens `[length]`; jittable with `length` static."""
+        ...
+
+
 AnyTask = Any
 """What a run may be about: a `Task`, a `Text`, or what only checkpoints are asked, such as a phonebook in text."""
 
+NO_ORDINARY = (
+    "train.state_passing: this task does not say what an ordinary token is (a method `ordinary`); leave it out, or "
+    "give task=induction_heads"
+)
 UNTRAINED = "no model is trained on this task; give checkpoint=FOLDER to evaluate one on it"
 
 
@@ -148,6 +161,17 @@ class Feed:
     def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
         """Sequences `first`, `first + 1`, … of a held-out stream: the same for every seed, model and batch size."""
         raise ValueError(UNTRAINED)
+
+    def ordinary(self, seed: ArrayLike, step: Array, count: int, length: int, facts: float) -> Array:
+        """Inside the program: the tokens `[b, t]` that `count` streams of ordinary tokens read at `step`.
+
+        Those of a stream hold a fact with the probability `facts`.
+        """
+        raise ValueError(NO_ORDINARY)
+
+    def check_ordinary(self, facts: float) -> None:
+        """Raises ValueError if the task does not say what an ordinary token is, or with `facts`, what a fact is."""
+        raise ValueError(NO_ORDINARY)
 
     def check_length(self, length: int, shortest: int | None = None) -> None:
         """Raises ValueError for a training length, or a `shortest` one, that cannot be; draws and reads nothing."""

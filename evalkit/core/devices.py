@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evalkit.core.contracts import Params
@@ -106,6 +107,15 @@ def by_rows(function: Callable[..., Any], mesh: Mesh, whole: Any, *rows: Any) ->
     own = PartitionSpec(AXIS)
     specs = (PartitionSpec(), *[own] * len(rows))
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=own, check_vma=False)(whole, *rows)
+
+
+def own(tree: Any, shards: int) -> Any:
+    """Returns this device's rows of arrays with equally many, within a program that `shards` devices share."""
+    if shards == 1:
+        return tree
+    rows = len(jax.tree.leaves(tree)[0]) // shards
+    first = lax.axis_index(AXIS) * rows
+    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, rows), tree)
 
 
 def split(mesh: Mesh) -> NamedSharding:

@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,11 @@ from evalkit.core.contracts import Cuts, Task
 from evalkit.tasks import Example
 
 # Folded into every key: another order would change the data of every run.
-INIT, TRAIN, VALIDATION, TEST, RECALL = range(5)
+INIT, TRAIN, VALIDATION, TEST, RECALL, ORDINARY = range(6)
 # Folded into the key of a training sequence for its length, which no task draws from.
 LENGTH = 2**31
+# Folded into the key of a step's ordinary tokens for which streams begin anew.
+ANEW = 2**31
 MOST_LENGTHS = 8
 """Lengths that a training draws from: each is a sampler of its own, which takes half a second to compile."""
 
@@ -66,6 +69,36 @@ def train_batch(
 
     # One sequence after another, since under vmap a switch draws an example at every length.
     return jax.lax.map(one, keys)
+
+
+def ordinary_batch(task: Any, seed: ArrayLike, step: ArrayLike, count: int, length: int, facts: float = 0.0) -> Array:
+    """Returns the ordinary tokens `[b, t]` that `count` streams read at one step of one seed.
+
+    Those of a stream hold one fact, at a random place, with the probability `facts`.
+    """
+
+    def one(key: Array) -> Array:
+        tokens = task.ordinary(key, length)
+        if not facts:
+            return tokens
+        whether, place, answer = (jax.random.fold_in(key, number) for number in range(3))
+        planted = task.plant(
+            key, length, jax.random.randint(place, (), 0, length - 1), jax.random.randint(answer, (), 0, task.answers)
+        )
+        return jnp.where(jax.random.bernoulli(whether, facts), planted, tokens)
+
+    return jax.vmap(one)(jax.random.split(_of_streams(seed, step), count))
+
+
+def begun_anew(seed: ArrayLike, step: ArrayLike, count: int, probability: float) -> Array:
+    """Returns `[b]`: which of `count` streams begin anew after one step of one seed."""
+    key = jax.random.fold_in(_of_streams(seed, step), ANEW)
+    return jax.random.bernoulli(key, probability, (count,))
+
+
+def _of_streams(seed: ArrayLike, step: ArrayLike) -> Array:
+    """Returns the key of what streams of ordinary tokens do at a step."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), ORDINARY), step)
 
 
 @partial(jax.jit, static_argnames=("task", "stream", "batch", "length"))

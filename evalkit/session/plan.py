@@ -87,6 +87,8 @@ def _speed_key(job: Job) -> Hashable:
         return job.pace
     config: Mapping[str, Any] = job.experiment.config
     train = {name: config["train"][name] for name in SPEED}
+    # Streams take as long, however often they begin anew.
+    train["streams"] = config["train"]["state_passing"] is not None
     seeds, precision = job.experiment.seeds, job.experiment.matmul_precision
     return json.dumps([config["task"], config["model"], train, seeds, precision])
 

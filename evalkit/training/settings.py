@@ -41,6 +41,9 @@ class Training:
       clip (norm): gradients of all parameters together are scaled down to at most this.
       label_smoothing: the share of a target that all tokens have alike; rows of loss are without it.
       average: decay of a moving average of the parameters, such as 0.999, which is evaluated; null: there is none.
+      state_passing: sequences begin from states of streams of ordinary tokens, each begun anew at a step with this
+        probability; null: from nothing.
+      stream_facts: the probability that what a stream reads at a step holds a fact.
       log_every (steps): steps between two rows of loss and accuracy.
       eval_every (steps): steps between two validations; a multiple of `log_every`.
       checkpoint_every (steps): steps between two checkpoints, of which the last two stay; a multiple of `log_every`.
@@ -67,6 +70,8 @@ class Training:
     clip: float = 1.0
     label_smoothing: float = 0.0
     average: float | None = None
+    state_passing: float | None = None
+    stream_facts: float = 0.0
     log_every: int = 25
     eval_every: int = 100
     checkpoint_every: int = 100
@@ -91,8 +96,8 @@ class Training:
             )
         one_of(self, "schedule", SCHEDULES)
         one_of(self, "optimizer", OPTIMIZERS)
-        between_or_null(self, 0, 1, "average")
-        for name in ("b1", "b2", "label_smoothing"):
+        between_or_null(self, 0, 1, "average", "state_passing")
+        for name in ("b1", "b2", "label_smoothing", "stream_facts"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: from 0, below 1")
         if self.warmup_steps < 0 or self.weight_decay < 0:
@@ -101,6 +106,13 @@ class Training:
         for stage in self.curriculum:
             if set(stage) != {"length", "steps", "batch_size"} or min(stage.values()) < 1:
                 raise ValueError(f"curriculum stage {stage}; give length, steps and batch_size, each 1 or more")
+            if self.state_passing is not None and stage["batch_size"] % self.batch_size:
+                raise ValueError(
+                    f"curriculum stage {stage}: with state_passing there are batch_size={self.batch_size} streams, and "
+                    "each begins as many sequences; give a multiple of that"
+                )
+        if self.stream_facts and self.state_passing is None:
+            raise ValueError(f"stream_facts={self.stream_facts} without streams; give state_passing too, such as 0.1")
         if self.lengths is not None and (len(self.lengths) != 2 or not 1 <= self.lengths[0] <= self.lengths[1]):
             raise ValueError(f"lengths={self.lengths}; allowed: [shortest, longest] from 1, such as [1, 40], or null")
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from evalkit.core.contracts import Params
+from evalkit.core.contracts import Cache, Params
 from evalkit.core.errors import UserError
 
 EVALUATED = ("average", "last")
@@ -17,13 +17,15 @@ EVALUATED = ("average", "last")
 class TrainState(NamedTuple):
     """Everything that training changes; the leaves of all seeds are stacked on axis 0.
 
-    `average` is that of the parameters, None without `train.average`.
+    `average` is that of the parameters, None without `train.average`; `streams` are the states that training sequences
+    begin from, None without `train.state_passing`.
     """
 
     params: Params
     optimizer: Any
     step: Array
     average: Params | None = None
+    streams: Cache | None = None
 
 
 class Sums(NamedTuple):

@@ -8,17 +8,16 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from evalkit.core.contracts import Feed, LanguageModel, Params
-from evalkit.core.devices import AXIS
+from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
+from evalkit.core.devices import AXIS, own
 from evalkit.core.objective import scored_only, tally
 from evalkit.tasks import Example
 from evalkit.training import optimizer
+from evalkit.training.microbatches import in_parts, microbatch
+from evalkit.training.passing import StatePassing, copied_to
 from evalkit.training.settings import Training
 from evalkit.training.state import Sums, TrainState
 from evalkit.training.vectors import MASK, Layout, Vectors
-
-# Measured on two cores with 1 MiB of second-level cache each: with more the activations leave the cache.
-MICROBATCH_TOKENS = 512
 
 
 class Step:
@@ -40,6 +39,9 @@ class Step:
         )
         params = jax.eval_shape(model.init, jax.random.key(0))
         self.layout = Layout(params, model.decay_mask(params))
+        self.passing = None
+        if training.state_passing is not None:
+            self.passing = StatePassing(feed, model, training.batch_size, training.state_passing, training.stream_facts)
 
     def packed(self, state: TrainState) -> TrainState:
         """The state with its parameters, and their average, as vectors, as `take` has them."""
@@ -68,10 +70,13 @@ class Step:
     ) -> tuple[TrainState, Sums]:
         """The packed state after the step at `index` of what was `loaded`, of a batch that `shards` devices share."""
         example = self.feed.batch(loaded, index, seed, state.step, batch, length, shortest)
-        if shards > 1:
-            mine = lax.axis_index(AXIS) * (batch // shards)
-            example = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, mine, batch // shards), example)
-        loss, accuracy, gradient = self.gradient(self.layout.params(state.params), example)
+        example = own(example, shards)
+        params = self.layout.params(state.params)
+        streams = state.streams
+        if self.passing is not None:
+            size = self.microbatch(self.passing.count // shards, example.tokens.shape[1])
+            streams = self.passing.advance(params, streams, seed, state.step, example.tokens.shape[1], shards, size)
+        loss, accuracy, gradient = self.gradient(params, example, streams)
         if shards > 1:
             loss, accuracy, gradient = lax.psum((loss, accuracy, gradient), AXIS)
         gradient = jax.tree.map(lambda leaf: leaf / batch, gradient)
@@ -80,37 +85,38 @@ class Step:
         sums = Sums(
             sums.loss + loss, sums.accuracy + accuracy, jnp.where((sums.bad_step < 0) & bad, state.step, sums.bad_step)
         )
-        params = optax.apply_updates(state.params, updates)
+        vectors = optax.apply_updates(state.params, updates)
         average = state.average
         if self.training.average is not None:
-            average = optimizer.averaged(average, params, self.training.average, state.step)
-        return TrainState(params, optimizer_state, state.step + 1, average), sums
+            average = optimizer.averaged(average, vectors, self.training.average, state.step)
+        return TrainState(vectors, optimizer_state, state.step + 1, average, streams), sums
 
-    def gradient(self, params: Params, example: Example) -> tuple[Array, Array, Vectors]:
-        """Loss, accuracy and gradient, each summed over the sequences, a micro-batch at a time."""
+    def gradient(self, params: Params, example: Example, streams: Cache | None = None) -> tuple[Array, Array, Vectors]:
+        """Loss, accuracy and gradient, each summed over the sequences, a micro-batch at a time.
 
-        def summed_loss(params: Params, part: Example) -> tuple[Array, tuple[Array, Array]]:
+        With `streams`, sequences begin from their states, which are given: no gradient flows into them.
+        """
+
+        def summed_loss(params: Params, part: Example, before: Cache | None) -> tuple[Array, tuple[Array, Array]]:
             at, scored = scored_only(part, self.scored)
-            logits, _ = self.model.apply(params, part.tokens, part.positions, None, at)
+            logits, _ = self.model.apply(params, part.tokens, part.positions, before, at)
             scores = tally(logits, scored).scores()
             loss, smoothing = scores["loss"].sum(), self.training.label_smoothing
             # Rows have the loss without smoothing, which runs with and without it share.
             aim = tally(logits, scored, smoothing).scores()["loss"].sum() if smoothing else loss
             return aim, (loss, scores["accuracy"].sum())
 
-        def add(total: Any, part: Example) -> tuple[Any, None]:
-            (_, (loss, accuracy)), gradient = jax.value_and_grad(summed_loss, has_aux=True)(params, part)
+        def add(total: Any, part: tuple[Example, Cache | None]) -> tuple[Any, None]:
+            (_, (loss, accuracy)), gradient = jax.value_and_grad(summed_loss, has_aux=True)(params, *part)
             return jax.tree.map(jnp.add, total, (loss, accuracy, self.layout.vectors(gradient))), None
 
         sequences, length = example.tokens.shape
         size = self.microbatch(sequences, length)
-        parts = jax.tree.map(lambda x: x.reshape(sequences // size, size, *x.shape[1:]), example)
+        before = None if streams is None else copied_to(streams, sequences)
+        parts = in_parts((example, before), size)
         zero = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, self.layout.vectors(params)))
         return lax.scan(add, zero, parts)[0]
 
     def microbatch(self, sequences: int, length: int) -> int:
         """How many of `sequences` of `length` tokens one device takes at a time: a divisor of them."""
-        wanted = self.training.microbatch
-        if wanted is None:
-            wanted = max(1, MICROBATCH_TOKENS // length) if jax.default_backend() == "cpu" else sequences
-        return max(size for size in range(1, min(wanted, sequences) + 1) if sequences % size == 0)
+        return microbatch(self.training.microbatch, sequences, length)

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import LanguageModel, Task
-from evalkit.core.devices import AXIS, RUNS_ONCE, copied, mesh_for, split
+from evalkit.core.devices import AXIS, RUNS_ONCE, mesh_for
 from evalkit.tasks import Example
 from evalkit.tasks.text import Text
 from evalkit.training.settings import Stage, Training
@@ -70,14 +70,16 @@ class Trainer:
             params = self.model.init(streams.init_key(seed))
             optimizer_state = self.step.optimizer.init(self.step.layout.vectors(params))
             average = None if self.training.average is None else params
-            return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), average)
+            passing = self.step.passing
+            states = None if passing is None else passing.fresh(passing.count)
+            return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), average, states)
 
         return lax.map(one, seeds)
 
     def advance(self, state: TrainState, stage: Stage, steps: int) -> tuple[TrainState, Sums]:
         """Takes `steps` of one stage, at most `log_every`, for every seed in one dispatch; `state` is consumed."""
         loaded = self._load(stage, state.step[0])
-        return self.program(stage, loaded)(jax.device_put(state, self._sharding), self.seeds, steps, loaded)
+        return self.program(stage, loaded)(jax.device_put(state, self._shardings), self.seeds, steps, loaded)
 
     def _load(self, stage: Stage, first: Array | int) -> Any:
         # For a whole dispatch even where it is cut short, so that there is one program.
@@ -96,9 +98,7 @@ class Trainer:
 
     def lower(self, stage: Stage, loaded: Any = None) -> jax.stages.Lowered:
         """The program of a stage, not yet compiled; `loaded` as for `program`."""
-        placed = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._sharding), self.abstract
-        )
+        placed = TrainState(*map(_shapes_on, self._shardings, self.abstract))
         loaded = self._usual(stage) if loaded is None else loaded
         return self._dispatch.lower(self, placed, self.seeds, 1, loaded, **_sizes(stage))
 
@@ -117,9 +117,19 @@ class Trainer:
         return 1 if self.by_seed else self.mesh.size
 
     @property
-    def _sharding(self) -> NamedSharding:
+    def _specs(self) -> TrainState:
+        """Along which axis each part of the state is split over the devices: all by seeds, or the streams as the batch.
+
+        Streams lie with the sequences that begin from them, so that no device asks another for a state.
+        """
+        whole = PartitionSpec(AXIS) if self.by_seed else PartitionSpec()
+        streams = whole if self.by_seed else PartitionSpec(None, AXIS)
+        return TrainState(whole, whole, whole, whole, streams)
+
+    @property
+    def _shardings(self) -> TrainState:
         """How the state lies on the devices that work on it."""
-        return split(self.mesh) if self.by_seed else copied(self.mesh)
+        return TrainState(*(NamedSharding(self.mesh, spec) for spec in self._specs))
 
     def one_step(self, stage: Stage) -> ClosedJaxpr:
         """The operations of a single step of one seed."""
@@ -145,8 +155,8 @@ class Trainer:
         return jax.shard_map(
             partial(self._on_device, take=partial(self.step.take, length=length, batch=batch, shortest=shortest)),
             mesh=self.mesh,
-            in_specs=(seeds_on, seeds_on, PartitionSpec(), seeds_on),
-            out_specs=(seeds_on, seeds_on),
+            in_specs=(self._specs, seeds_on, PartitionSpec(), seeds_on),
+            out_specs=(self._specs, seeds_on),
             check_vma=False,
         )(state, seeds, steps, loaded)
 
@@ -179,6 +189,11 @@ def _sizes(stage: Stage) -> dict[str, int | None]:
 def _key(stage: Stage, loaded: Any) -> tuple[Any, ...]:
     """What sets programs apart: the sizes, and whether positions are among what is read."""
     return stage.length, stage.batch_size, jax.tree.structure(loaded)
+
+
+def _shapes_on(sharding: NamedSharding, tree: Any) -> Any:
+    """The shapes of a tree, each on the devices of `sharding`."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
 
 
 def _first(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -23,6 +23,8 @@ OTHER = (
     "train.schedule=wsd",
     "train.optimizer=amsgrad",
     "train.label_smoothing=0.1",
+    "train.state_passing=0.25",
+    "train.stream_facts=0.5",
     "model.mixers.recurrent.conv_init=0.05",
 )
 
@@ -48,6 +50,7 @@ def test_a_stop_after_every_dispatch_changes_nothing(
 def test_the_average_is_evaluated_and_the_last_parameters_beside_it(averaged: Path, tmp_path: Path) -> None:
     last = tmp_path / "last"
     assert run.evaluate(averaged, ["parameters=last"], last) == 0
+    assert any(note.startswith("trained with state passing: ") for note in read(averaged).header.notes)
     said = {folder: [note for note in read(folder).header.notes if "parameters" in note] for folder in (averaged, last)}
     assert said[averaged] == ["the average of the parameters (decay 0.9) is evaluated"]
     assert said[last] == ["the last parameters are evaluated, not their average (decay 0.9)"]
@@ -77,7 +80,8 @@ def test_a_run_from_before_averages_goes_on(tiny_run: Path, tmp_path: Path) -> N
     tree = json.loads((folder / "checkpoints" / "6" / "state" / "_METADATA").read_text())["tree_metadata"]
     assert {entry["key_metadata"][0]["key"] for entry in tree.values()} == {"params", "optimizer", "step"}
     text = (folder / "config.yaml").read_text()
-    new = ("parameters:", "  optimizer:", "  label_smoothing:", "  average:")
+    new = ("parameters:", *(f"  {name}:" for name in ("optimizer", "label_smoothing", "average", "state_passing")))
+    new = (*new, "  stream_facts:")
     lines = [line for line in text.splitlines() if not line.startswith(new)]
     assert len(lines) == len(text.splitlines()) - len(new)
     (folder / "config.yaml").write_text("\n".join(lines) + "\n")

@@ -230,6 +230,18 @@ class DescribesAList(Parity):
         return tokens.tolist()
 
 
+@breaks("ordinary")
+class OrdinaryTokensAreTooFew(Parity):
+    def ordinary(self, key, length):
+        return jax.random.randint(key, (length - 1,), 0, 2)
+
+
+@breaks("ordinary")
+class AnOrdinaryTokenIsNoToken(Parity):
+    def ordinary(self, key, length):
+        return jnp.full((length,), 2)
+
+
 class NoChance:
     """A task without `chance` and `solve`."""
 

@@ -171,12 +171,19 @@ assert jax.device_count() == 2
 
 
 def of_one_and_of_two_seeds() -> list[Any]:
-    """The losses of five steps, and the size of each leaf of the parameters, of a batch alone and of two seeds."""
+    """The losses of five steps, and the size of each leaf of the state, of a batch alone and of two seeds.
+
+    Of attention, and of Hawk with two sequences from the state of each stream.
+    """
     found = []
-    for seeds in ([0], [0, 1]):
-        state, sums = trained(shrunken("mqa"), 5, seeds)
-        sizes = [float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(jax.device_get(state.params))]
-        found.append([sums.loss.tolist(), sizes])
+    for model, passed in (("mqa", None), ("hawk", 0.25)):
+        for seeds in ([0], [0, 1]):
+            own = shrunken(model)
+            training = dataclasses.replace(own.train, state_passing=passed, batch_size=4, average=passed, curriculum=[])
+            state, sums = trained(dataclasses.replace(own, train=training), 5, seeds)
+            kept = (state.params, state.average, state.streams)
+            sizes = [float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(jax.device_get(kept))]
+            found.append([sums.loss.tolist(), sizes])
     return found
 
 

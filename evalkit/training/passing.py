@@ -1,0 +1,67 @@
+"""State passing: training sequences begin from the states that streams of ordinary tokens have reached."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from evalkit.core import streams
+from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
+from evalkit.core.devices import own
+from evalkit.training.microbatches import in_parts, together
+
+LONGEST = 2**30
+"""More tokens than a bounded cache has room for."""
+
+
+def check_bounded(model: LanguageModel) -> None:
+    """Raises ValueError for a model whose cache grows with the tokens that it has read."""
+    if model.cache_bytes(1, LONGEST) != model.cache_bytes(1, LONGEST // 2):
+        raise ValueError(
+            "train.state_passing: the cache of global attention grows with every token of a stream; leave it out, or "
+            "give the attention a window"
+        )
+
+
+@dataclass(frozen=True)
+class StatePassing:
+    """`count` streams of ordinary tokens, each begun anew after a step with `probability` (arXiv 2507.02782).
+
+    A stream reads as many tokens a step as a training sequence has, `facts` of the time with a fact among them. The
+    batch begins from copies of the states after it, through which no gradient flows.
+    """
+
+    feed: Feed
+    model: LanguageModel
+    count: int
+    probability: float
+    facts: float
+
+    def fresh(self, count: int) -> Cache:
+        """The states of `count` streams that have read nothing."""
+        return self.model.init_cache(count, LONGEST)
+
+    def advance(
+        self, params: Params, states: Cache, seed: ArrayLike, step: Array, length: int, shards: int, size: int
+    ) -> Cache:
+        """The states after the tokens of `step`, read `size` streams at a time; `shards` devices have some each."""
+        tokens = own(self.feed.ordinary(seed, step, self.count, length, self.facts), shards)
+        anew = own(streams.begun_anew(seed, step, self.count, self.probability), shards)
+
+        def read(part: tuple[Cache, Array]) -> Cache:
+            nowhere = jnp.zeros((size, 0), jnp.int32)  # no logits are asked for
+            return self.model.apply(params, part[1], None, part[0], nowhere)[1]
+
+        after = together(lax.map(read, in_parts((states, tokens), size)))
+
+        def begun(fresh: Array, state: Array) -> Array:
+            return jnp.where(anew.reshape(-1, *[1] * (state.ndim - 1)), fresh, state)
+
+        return jax.tree.map(begun, self.fresh(len(anew)), after)
+
+
+def copied_to(states: Cache, sequences: int) -> Cache:
+    """The states that a batch begins from: of each stream as many copies, one after the other."""
+    return jax.tree.map(lambda x: jnp.repeat(x, sequences // len(x), axis=0), states)

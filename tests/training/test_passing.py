@@ -1,0 +1,124 @@
+"""State passing: what streams read and when they begin anew, and that a sequence goes on from their states."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from evalkit.configuration import experiment as config
+from evalkit.core import streams
+from evalkit.core.batches import feed_of
+from evalkit.core.errors import UserError
+from evalkit.core.objective import tally
+from evalkit.training.passing import StatePassing, check_bounded
+from evalkit.training.settings import Training
+from evalkit.training.trainer import Trainer
+from support.shrunk import every_model, experiment, params_of, shrunk
+
+LENGTH, STREAMS, NEVER, ALWAYS = 16, 4, 1e-9, 1 - 1e-7
+ALIKE = ("griffin_released", "mqa_nope", "mqa_conv", "hawk", "hawk_ungated", "hawk_convex", "gla", "mamba2")
+"""Models whose mixers others have too, or whose caches are like theirs."""
+
+
+@cache
+def after_three_steps(probability: float) -> tuple[Any, jax.Array]:
+    """The states of streams after three steps of seed 5, and the tokens that they read, from the first to the last."""
+    built = experiment("griffin")
+    passing = StatePassing(feed_of(built.task), built.model, STREAMS, probability, 0.0)
+    params, states, read = params_of(built.model), passing.fresh(STREAMS), []
+    advance = jax.jit(lambda states, step: passing.advance(params, states, 5, step, LENGTH, 1, 2))
+    for step in range(3):
+        states = advance(states, jnp.int32(step))
+        read.append(streams.ordinary_batch(built.task, 5, step, STREAMS, LENGTH))
+    return states, jnp.concatenate(read, axis=1)
+
+
+def test_a_stream_runs_on_from_step_to_step() -> None:
+    """Three steps, two streams at a time, leave the state that all tokens leave when they are read at once."""
+    built = experiment("griffin")
+    states, read = after_three_steps(NEVER)
+    once = jax.jit(lambda cache: built.model.apply(params_of(built.model), read, None, cache)[1])
+    expected = once(built.model.init_cache(STREAMS, 64))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), states, expected)
+
+
+def test_a_stream_that_begins_anew_has_read_nothing() -> None:
+    states, _ = after_three_steps(ALWAYS)
+    jax.tree.map(np.testing.assert_array_equal, states, experiment("griffin").model.init_cache(STREAMS, 64))
+
+
+def test_a_sequence_goes_on_from_the_state_of_its_stream_without_gradient() -> None:
+    """Two sequences of each stream: loss and gradient are those of a model that is given the states."""
+    built = experiment("griffin")
+    trainer = Trainer(built.task, built.model, replace(built.train, microbatch=2), [0])
+    states, _ = after_three_steps(NEVER)
+    example = streams.held_out_batch(built.task, streams.TEST, 0, 2 * STREAMS, LENGTH)
+    params = params_of(built.model)
+    loss, _, gradient = jax.jit(trainer.step.gradient)(params, example, states)
+    twice = jax.tree.map(lambda leaf: np.asarray(leaf)[[0, 0, 1, 1, 2, 2, 3, 3]], states)
+
+    def own_loss(params: Any, cache: Any) -> jax.Array:
+        logits, _ = built.model.apply(params, example.tokens, None, cache)
+        return tally(logits, example).scores()["loss"].sum()
+
+    expected, own = jax.jit(jax.value_and_grad(own_loss))(params, twice)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    stopped = trainer.step.layout.vectors(own)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), gradient, stopped)
+
+
+def test_streams_read_what_seed_and_step_say_and_a_fact_now_and_then() -> None:
+    task = experiment("griffin").task
+    read = jax.jit(streams.ordinary_batch, static_argnums=(0, 3, 4, 5))
+    plain, same, later, other = (np.asarray(read(task, *at, 8, 64, 0.0)) for at in ((0, 0), (0, 0), (0, 1), (1, 0)))
+    np.testing.assert_array_equal(plain, same)
+    assert (plain != later).any() and (plain != other).any() and len(np.unique(plain, axis=0)) == 8
+    assert plain.min() == 0 and plain.max() < task.special
+    facts = np.asarray(read(task, 0, 0, 400, 64, 0.25)) == task.special
+    assert set(facts.sum(axis=1)) == {0, 1} and 60 < facts.sum() < 140 and not facts[:, -1].any()
+    anew = np.mean([streams.begun_anew(seed, 3, 512, 1 / 16) for seed in range(8)])
+    assert abs(anew - 1 / 16) < 0.02
+
+
+@pytest.mark.parametrize("model", every_model(*ALIKE))
+def test_every_mixer_with_a_bounded_cache_takes_part(model: str) -> None:
+    """What it keeps has the same shapes after a step, as a loop over steps wants; global attention is refused."""
+    built = shrunk(model)
+    if model in ("mqa", "mqa_conv", "mqa_nope"):
+        with pytest.raises(ValueError, match="the cache of global attention grows with every token of a stream"):
+            check_bounded(built)
+        return
+    check_bounded(built)
+    passing = StatePassing(feed_of(experiment("hawk").task), built, STREAMS, 0.25, 0.0)
+    params, states = jax.eval_shape(built.init, jax.random.key(0)), jax.eval_shape(lambda: passing.fresh(STREAMS))
+    after = jax.eval_shape(lambda p, s: passing.advance(p, s, 0, jnp.int32(0), LENGTH, 1, 2), params, states)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), states
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("model=mqa",), "give the attention a window"),
+        (("model=hawk", "task=mqar"), "this task does not say what an ordinary token is"),
+        (("model=hawk", "task=selective_copying", "train.stream_facts=0.5"), "does not say what a fact is"),
+        (("model=hawk", "train.batch_size=24"), "with state_passing there are train.batch_size=24 streams"),
+        (("model=hawk", "train.state_passing=1"), "allowed: between 0 and 1, or null"),
+        (("model=hawk", "train.state_passing=null", "train.stream_facts=0.5"), "without streams"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError, match=said) as refused:
+        config.built(["task=induction_heads", "train.state_passing=0.25", *words])
+    assert "\n" not in str(refused.value)
+
+
+def test_without_it_a_state_has_no_streams_and_a_step_reads_none() -> None:
+    training = Training(steps=10, batch_size=4, learning_rate=1e-3)
+    trainer = Trainer(experiment("hawk").task, shrunk("hawk"), training, [0])
+    assert trainer.abstract.streams is None and trainer.step.passing is None
