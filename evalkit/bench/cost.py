@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from evalkit.configuration.capacity import refuse_beyond_positions
 from evalkit.configuration.models import Sized
 from evalkit.core.contracts import LanguageModel
 
@@ -70,6 +71,7 @@ def measure(
 
     `bytes` is the size of a weight and of a number of the cache. `said` hears of each model that is counted.
     """
+    refuse_beyond_positions("length", length)
     machine = Machine(memory_gb * GB, bandwidth_gb_per_s * GB, tflops * 1e12)
     rows = []
     for sized in models:

@@ -30,6 +30,9 @@ NAMES: Columns = {
     "settings": ("", str),
     "attention": ("attention", str),
     "length": ("length", "{:,}".format),
+    "prefill": ("prefill", "{:,}".format),
+    "tokens": ("tokens", "{:,}".format),
+    "batch": ("batch", "{:,}".format),
 }
 TABLES: Sequence[Columns] = (
     {
@@ -37,6 +40,21 @@ TABLES: Sequence[Columns] = (
         "gb_per_s": ("GB/s", "{:.3g}".format),
         "of_copy": ("of a copy", "{:.0%}".format),
         "of_loop": ("of the loop's speed", "{:.1f} times".format),
+    },
+    {
+        "seconds": ("s", "{:,.3g}".format),
+        "ms_per_token": ("ms a token", "{:,.3g}".format),
+        "tokens_per_s": ("tokens/s", "{:,.0f}".format),
+        "equation_5_s": ("eq. 5", "{:,.3g}".format),
+        "larger_s": ("larger", "{:,.3g}".format),
+        "sum_s": ("sum", "{:,.3g}".format),
+    },
+    {
+        "of_equation_5": ("measured / eq. 5", "{:.2f}".format),
+        "of_larger": ("/ larger", "{:.2f}".format),
+        "of_sum": ("/ sum", "{:.2f}".format),
+        "caches_bytes": ("caches, MiB", _mebibytes),
+        "peak_bytes": ("peak, MiB", _mebibytes),
     },
     {
         "parameters": ("parameters", _millions),
@@ -84,13 +102,14 @@ def _alone(what: str, own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_models(what: str, own: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
     """Of the models that `words` choose, or the paper's three; `cost` without any word, of these at every scale."""
-    from evalkit.bench import cost
+    from evalkit.bench import cost, sampling
     from evalkit.configuration import models
 
     families = [] if any(word.startswith(("model=", "+mixer=")) for word in words) else [models.FAMILIES]
     scales = [models.SCALES] if what == "cost" and not words else []
     chosen = models.chosen([*words, *families, *scales])
-    return cost.measure(chosen, _progress, **own)
+    by_name = {"cost": cost.measure, "decode": sampling.latency, "throughput": sampling.throughput}
+    return by_name[what](chosen, _progress, **own)
 
 
 def _of_experiment(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], str, bool]:

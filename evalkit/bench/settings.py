@@ -13,6 +13,8 @@ PURPOSE = {
     "scan": "the recurrence alone, by every implementation, against a copy",
     "state": "the matrix-state recurrence, by chunks and by a loop",
     "cost": "nothing is timed: what models keep and compute a token, and which limit of a machine that meets",
+    "decode": "seconds to decode after a prefill (fig. 4), beside equation 5 and this machine's limits",
+    "throughput": "tokens a second at the largest batch that fits (fig. 1b), beside the same",
 }
 # The bench's own settings, with their defaults, whose types say what is allowed; every other key is the experiment's.
 OWN: Mapping[str, Mapping[str, Any]] = {
@@ -26,9 +28,17 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     # The paper's training length and its TPU-v3 (table 3). It names no vocabulary; 32,000 is usual for its tokenizer.
     "cost": {"length": 2048, "batch": 16, "vocab_size": 32000, "bytes": 2}
     | {"memory_gb": 32.0, "bandwidth_gb_per_s": 900.0, "tflops": 123.0},
+    # Figure 4's own.
+    "decode": {"prefill": [0, 4096], "tokens": [128, 256, 512, 1024, 2048, 4096], "batch": 16, "vocab_size": 32000}
+    | {"repeats": 3, "out": "runs/bench/decode"},
+    # Figure 1b's lengths. A CPU with memory for thousands of rows is long bound by compute at 64.
+    "throughput": {"tokens": [512, 1024, 2048, 4096], "memory_gb": 4.0, "most": 64, "vocab_size": 32000}
+    | {"repeats": 3, "out": "runs/bench/throughput"},
 }
 # The benches of an operation alone, which no experiment sets, and those of models without a task.
-ALONE, OF_MODELS = ("scan", "state"), ("cost",)
+ALONE, OF_MODELS = ("scan", "state"), ("cost", "decode", "throughput")
+# Settings that may be 0: an empty prefill.
+FROM_0 = ("prefill",)
 
 
 def split(what: str, settings: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -60,8 +70,9 @@ def _read(text: str, value: str, default: Any) -> Any:
     key = text.partition("=")[0]
     read, allowed = READERS[type(default)]
     found = read(value)
-    if found is None:
-        raise UserError(f"{text}; allowed: {key}= {allowed}")
+    if found is None or (isinstance(found, list) and found[0] < 1 and key not in FROM_0):
+        least = "" if key in FROM_0 or not isinstance(default, list) else ", from 1"
+        raise UserError(f"{text}; allowed: {key}= {allowed}{least}")
     return found
 
 
@@ -77,7 +88,16 @@ def _positive(value: str) -> float | None:
     return number if 0 < number < math.inf else None
 
 
+def _list(value: str) -> list[int] | None:
+    numbers = value.removeprefix("[").removesuffix("]").split(",")
+    if not value.startswith("[") or not value.endswith("]") or not all(text.strip().isdecimal() for text in numbers):
+        return None
+    return sorted({int(text) for text in numbers})
+
+
 READERS: Mapping[type, tuple[Callable[[str], Any], str]] = {
     int: (_whole, "a whole number, 1 or more"),
     float: (_positive, "a number above 0"),
+    list: (_list, "whole numbers, such as [128,256]"),
+    str: (lambda value: value or None, "a folder"),
 }

@@ -48,7 +48,7 @@ def of_training(config: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator
     if not isinstance(training, Training) or model is None:
         return
     length, batch = task.length, training.batch_size
-    _refuse_beyond_positions("task.length", length)
+    refuse_beyond_positions("task.length", length)
     node: Mapping[str, Any] = config["model"]
     ours = node["_target_"] == "evalkit.models.build"  # of another model nothing is known but its logits
     blocks = (node.get("depth") or len(node["pattern"])) if ours else 0
@@ -70,7 +70,7 @@ def of_evaluation(built: Mapping[str, Any]) -> Iterator[Need]:
     """The tokens of a batch and the caches of its rows, of an evaluation that is streamed."""
     evaluation: Evaluation = built["eval"]
     for setting, rows, length in evaluation.held():
-        _refuse_beyond_positions(f"eval.{setting}", length)
+        refuse_beyond_positions(f"eval.{setting}", length)
         tokens = TOKEN_BYTES * rows * length
         cache = 0 if built["model"] is None else built["model"].cache_bytes(rows, length)
         of = f"the tokens of {rows:,} sequences, {_shown(tokens)}, and their caches, {_shown(cache)}"
@@ -78,7 +78,8 @@ def of_evaluation(built: Mapping[str, Any]) -> Iterator[Need]:
         yield Need(many, tokens + cache, of, f"give a shorter length in eval.{setting}, or fewer in eval.batch_size")
 
 
-def _refuse_beyond_positions(setting: str, length: int) -> None:
+def refuse_beyond_positions(setting: str, length: int) -> None:
+    """Raises UserError for a `length`, given by `setting`, that no position can count."""
     if length > LONGEST:
         raise UserError(
             f"{setting}: a length of {length:,} tokens takes at least {_shown(TOKEN_BYTES * length)} a sequence, and "

@@ -133,6 +133,7 @@ def test_every_scale_has_about_the_parameters_of_its_name(capsys: pytest.Capture
     ("arguments", "words"),
     [
         (["length=0"], "length=0; allowed"),
+        (["model=hawk", "length=99999999999"], "positions end at"),
         (["tflops=nan"], "tflops=nan; allowed"),
         (["bandwidth_gb_per_s=-1"], "a number above 0"),
         (["model=griffin", "task=books"], "task=books is of a run"),

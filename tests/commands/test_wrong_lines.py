@@ -278,6 +278,10 @@ bench evaluate {G} length=many
 bench scan task=induction_heads
 bench scan width=0
 bench cost length=0
+bench decode model=hawk tokens=4
+bench decode model=hawk batch=999999999999
+bench throughput model=hawk memory_gb=0
+bench throughput task=books
 bench cost model=hawk task=books
 bench cost model=mamba scale=1b
 bench cost model=hawk scale=2b

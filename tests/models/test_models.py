@@ -343,6 +343,7 @@ def test_bfloat16_gradients_are_finite_and_logits_float32(name: str) -> None:
         ({"pattern": ["b"]}, "names \\['b'\\]; mixers given: \\['a'\\]"),
         ({"pattern": []}, "names nothing"),
         ({"width": 0}, "width=0; allowed: 1 or more"),
+        ({"depth": 0}, "depth=0; allowed: 1 or more, or null"),
         ({"dtype": "float16"}, "allowed: float32, bfloat16"),
         ({"mlp_expansion": -1}, "mlp_expansion=-1 makes an MLP of width -16"),
         ({"mlp_expansion": 1.3}, "an MLP of width 20.8; use a whole one"),
@@ -356,6 +357,13 @@ def test_an_impossible_model_is_refused(sizes: dict, words: str) -> None:
     given = {"vocab_size": 16, "width": 16, "pattern": ["a"], "mixers": {"a": attention}, **sizes}
     with pytest.raises(ValueError, match=words):
         build(**given)
+
+
+@pytest.mark.parametrize(("depth", "windows"), [(None, [1, 2]), (1, [1]), (2, [1, 2]), (5, [1, 2, 1, 2, 1])])
+def test_a_pattern_begins_again_until_there_are_as_many_blocks_as_depth(depth: int | None, windows: list[int]) -> None:
+    mixers = {name: partial(MQA, heads=1, head_dim=4, window=window) for name, window in (("a", 1), ("b", 2))}
+    model = build(vocab_size=16, width=4, pattern="ab", depth=depth, mixers=mixers)
+    assert [cache.keys.shape[1] for cache in jax.eval_shape(lambda: model.init_cache(1, 9))] == windows
 
 
 def test_a_mixer_that_is_not_recurrent_is_one_part_with_its_window() -> None:

@@ -1,0 +1,174 @@
+"""What decoding takes after a prefill, row by row of figures 4 and 1b, beside equation 5 and this machine's limits."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import Mesh
+from jax.stages import Compiled
+from jax.typing import ArrayLike
+from jaxtyping import Float
+
+from evalkit.bench.stopwatch import spread, times
+from evalkit.core.contracts import LanguageModel, Params, Pretrained
+from evalkit.core.devices import by_rows, copied, mesh_sharing
+from evalkit.inference.prefill import Prefilled, placed, prefill
+from evalkit.tasks.text.tokenizers import Bytes
+
+CHUNK = 256
+"""Tokens of a prompt read at a time, as `generate` reads them."""
+KNOTS = 64
+"""Lengths at which caches and operations are counted; between two of them both grow evenly."""
+IN_CACHE = 2**17
+"""Numbers of a matrix that stays in the cache of a CPU core."""
+PRODUCTS = 64
+STEPS = np.int32
+
+
+class Limits(NamedTuple):
+    """What this machine does a second: bytes copied, read and written both counted, and FLOPs at decoding's shapes."""
+
+    copy: float
+    maps: float
+    attention: float
+
+
+class Predicted(NamedTuple):
+    """Seconds: by equation 5, and by the larger and the sum of the times to read and to compute."""
+
+    equation_5: float
+    larger: float
+    sum: float
+
+
+@partial(jax.jit, static_argnames=("model", "mesh"), donate_argnames=("read",))
+def advance(model: LanguageModel, mesh: Mesh, params: Params, read: Prefilled, steps: ArrayLike) -> Prefilled:
+    """`steps` more tokens of every row, the likeliest each time, in one loop on the device; `read` is used up."""
+
+    def on_device(whole: tuple[Params, Array], read: Prefilled) -> Prefilled:
+        params, steps = whole
+
+        def step(_: Array, read: Prefilled) -> Prefilled:
+            token = read.logits.argmax(axis=-1).astype(jnp.int32)
+            logits, cache = model.apply(params, token[:, None], None, read.cache)
+            return Prefilled(cache, logits[:, 0])
+
+        return lax.fori_loop(0, steps, step, read)
+
+    return by_rows(on_device, mesh, (params, steps), read)
+
+
+def prompts(batch: int, length: int, vocab_size: int) -> list[list[int]]:
+    """Random prompts; an empty prefill is one token, since decoding begins after a token."""
+    return np.random.default_rng(0).integers(0, vocab_size, (batch, max(1, length))).tolist()
+
+
+def with_parameters(model: LanguageModel, batch: int) -> Pretrained:
+    """The model with random parameters, placed where decoding a batch needs them."""
+    params = jax.jit(model.init)(jax.random.key(0))
+    return placed(Pretrained(model, params, Bytes(), "", "", None), batch)
+
+
+def program(pretrained: Pretrained, read: Prefilled) -> Compiled:
+    """The compiled program of `advance`, for these parameters and this batch."""
+    mesh = mesh_sharing(pretrained.params, read.logits.shape[0])
+    with jax.default_matmul_precision("highest"):
+        return advance.lower(pretrained.model, mesh, pretrained.params, read, STEPS(0)).compile()
+
+
+def peak_bytes(run: Compiled) -> int:
+    """The bytes of its arguments, the caches among them, and of what it needs besides."""
+    memory = run.memory_analysis()
+    assert memory is not None, "this backend tells nothing of its memory"
+    return memory.argument_size_in_bytes + memory.temp_size_in_bytes
+
+
+def seconds(
+    run: Compiled, params: Params, read: Prefilled, tokens: Sequence[int], said: Callable[[int, float], None]
+) -> list[float]:
+    """Seconds from the prefill to each of `tokens` decoded, ascending; `read` is used up.
+
+    `said` hears of each as it is there.
+    """
+    found, taken, done = [], 0.0, 0
+    read = jax.block_until_ready(run(params, read, STEPS(0)))
+    for count in tokens:
+        began = time.perf_counter()
+        read = jax.block_until_ready(run(params, read, STEPS(count - done)))
+        taken, done = taken + time.perf_counter() - began, count
+        found.append(taken)
+        said(count, taken)
+    return found
+
+
+def read_prompts(pretrained: Pretrained, batch: int, length: int, room: int, vocab_size: int) -> Prefilled:
+    """The batch after a prefill of `length` tokens, its cache with room for `room` tokens."""
+    size, chunk = max(1, length) + room, min(CHUNK, max(1, length))
+    return prefill(pretrained, prompts(batch, length, vocab_size), rows=batch, size=size, chunk=chunk)
+
+
+def limits(pretrained: Pretrained, batch: int, width: int, heads: int, head_dim: int, copy: float) -> Limits:
+    """FLOP/s of products with `batch` rows and of attention's with a row's heads, on matrices that stay in a cache.
+
+    From there they take no time to read, so that reading and computing are measured apart. Rows are split over
+    devices as in decoding.
+    """
+    mesh = mesh_sharing(pretrained.params, batch)
+    wide = max(1, min(width, IN_CACHE // width))
+    keys = max(1, IN_CACHE // head_dim)
+    there, back = jnp.full((width, wide), 1 / width), jnp.full((wide, width), 1 / wide)
+    x, k = jnp.ones((batch, width)), jnp.full((mesh.size, keys, head_dim), 1 / head_dim)
+    q = jnp.ones((mesh.size, heads, head_dim))
+
+    def maps(whole: tuple[Array, Array], x: Array) -> Array:
+        return lax.fori_loop(0, PRODUCTS, lambda _, x: (x @ whole[0]) @ whole[1], x)
+
+    def attention(_: tuple[()], q: Array, k: Array) -> Array:
+        def read(_: Array, q: Array) -> Array:
+            scores = jnp.einsum("brh,bsh->brs", q, k)
+            return jnp.einsum("brs,bsh->brh", scores, k) / keys
+
+        return lax.fori_loop(0, PRODUCTS, read, q)
+
+    with jax.default_matmul_precision("highest"):
+        run_maps, run_attention = jax.jit(partial(by_rows, maps, mesh)), jax.jit(partial(by_rows, attention, mesh))
+        weights = jax.device_put((there, back), copied(mesh))
+        taken = times({"maps": lambda: run_maps(weights, x), "attention": lambda: run_attention((), q, k)}, 5, 0.02)
+    flops = {"maps": 4 * batch * width * wide, "attention": 4 * mesh.size * heads * keys * head_dim}
+    rates = {name: PRODUCTS * count / spread(taken[name]).median for name, count in flops.items()}
+    return Limits(copy, rates["maps"], rates["attention"])
+
+
+def predicted(
+    model: LanguageModel, weights: int, batch: int, prefilled: int, tokens: Sequence[int], limits: Limits
+) -> list[Predicted]:
+    """What decoding each of `tokens`, ascending, after `prefilled` must take by what is read and computed.
+
+    A step reads all weights and, of each row, the cache as far as it is filled (De et al. 2024, eq. 5). It computes
+    what a first token does, at the rate of maps, and what a longer context adds, at the rate of attention.
+    """
+    start = max(1, prefilled)
+    lengths = start + 1 + np.arange(tokens[-1])
+    cache, flops = _along(model, lengths)
+    first = model.flops(1)
+    reading = (weights + batch * cache) / limits.copy
+    computing = batch * (np.minimum(flops, first) / limits.maps + np.maximum(flops - first, 0) / limits.attention)
+    totals = [np.cumsum(each) for each in (reading, np.maximum(reading, computing), reading + computing)]
+    return [Predicted(*(float(total[count - 1]) for total in totals)) for count in tokens]
+
+
+def _along(model: LanguageModel, lengths: np.ndarray) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Bytes of a row's cache, and FLOPs of the last token, at each of these lengths in a row."""
+    low, high = int(lengths[0]), int(lengths[-1])
+    knots = {*np.linspace(low, high, KNOTS).astype(int).tolist()}
+    if model.window is not None:
+        knots |= {at for at in (model.window, model.window + 1) if low < at < high}
+    ordered = sorted(knots)
+    cache = [model.cache_bytes(1, at) for at in ordered]
+    flops = [model.flops(at) - model.flops(at - 1) for at in ordered]
+    return np.interp(lengths, ordered, cache), np.interp(lengths, ordered, flops)

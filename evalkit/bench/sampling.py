@@ -1,0 +1,273 @@
+"""`bench decode` (fig. 4) and `bench throughput` (fig. 1b): measured in turn, kept as they come, and drawn."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+
+from evalkit.bench import decode
+from evalkit.bench.cost import ATTENTION, GB
+from evalkit.bench.machine import rates
+from evalkit.configuration.capacity import refuse_beyond_positions
+from evalkit.configuration.models import Sized
+from evalkit.core.contracts import LanguageModel
+from evalkit.core.devices import accelerator_bytes, bytes_of, memory_bytes
+from evalkit.core.errors import UserError, writing
+from evalkit.core.tidy import as_csv
+from evalkit.reports.curves import COLOURS, Frame, save, seed_figure
+from evalkit.reports.points import Curve, Point
+
+Said = Callable[[str], None]
+COPIES = 3
+RATIOS = {"of_equation_5": "equation_5_s", "of_larger": "larger_s", "of_sum": "sum_s"}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A model to be timed, built of shapes: its name with the words that chose it, and the bytes of its weights."""
+
+    name: str
+    model: LanguageModel
+    node: Mapping[str, Any]
+    weights: int
+
+    def needs(self, batch: int, room: int) -> int:
+        """The bytes of its weights and of the caches of `batch` rows of `room` tokens."""
+        return self.weights + self.model.cache_bytes(batch, room)
+
+    def limits(self, pretrained: Any, batch: int) -> decode.Limits:
+        """What this machine does a second at the shapes of this model, now."""
+        mixers = [mixer for mixer in self.node["mixers"].values() if mixer["_target_"] == ATTENTION]
+        heads, head_dim = next(((mixer["heads"], mixer["head_dim"]) for mixer in mixers), (1, 128))
+        return decode.limits(pretrained, batch, self.node["width"], heads, head_dim, rates(COPIES)["copy"])
+
+
+class Record:
+    """Measurements in `measured.jsonl` of a folder, each written as it comes, so that a stopped bench goes on.
+
+    Raises UserError if the folder holds those of other settings.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]):
+        self.file = folder / "measured.jsonl"
+        lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.is_file() else []
+        found = [
+            json.loads(line) for line in lines if line.endswith("}")
+        ]  # a line that was cut short is measured again
+        for name, value in settings.items():
+            if found and found[0].get(name) != value:
+                raise UserError(f"{self.file} is of {name}={found[0].get(name)}, not {value}; give another out=FOLDER")
+        self.rows = found[1:]
+        with writing(self.file):
+            folder.mkdir(parents=True, exist_ok=True)
+            text = "".join(f"{json.dumps(row)}\n" for row in (found or [dict(settings)]))
+            self.file.write_text(text, encoding="utf-8")
+
+    def holds(self, key: Mapping[str, Any]) -> bool:
+        """Whether what this key names was measured."""
+        return any(key.items() <= row.items() for row in self.rows)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keeps one more."""
+        self.rows.append(row)
+        with writing(self.file), self.file.open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(row)}\n")
+
+
+def timed(models: Sequence[Sized], vocab_size: int) -> list[Timed]:
+    """The models built of shapes; raises UserError for one that cannot be."""
+    found = []
+    for sized in models:
+        model = sized.built(vocab_size)
+        weights = bytes_of(jax.eval_shape(model.init, jax.random.key(0)))
+        found.append(Timed(f"{sized.name} {sized.words}".strip(), model, sized.node, weights))
+    return found
+
+
+def latency(
+    models: Sequence[Sized],
+    said: Said,
+    *,
+    prefill: Sequence[int],
+    tokens: Sequence[int],
+    batch: int,
+    vocab_size: int,
+    repeats: int,
+    out: str,
+) -> dict[str, Any]:
+    """Seconds to decode `tokens` after each `prefill`, in `repeats` rounds over all models; raises UserError."""
+    shown = {"prefill": list(prefill), "tokens": list(tokens), "batch": batch, "vocab_size": vocab_size}
+    ready = timed(models, vocab_size)
+    for one in ready:
+        _refuse_too_large(one, batch, max(1, *prefill) + tokens[-1], _memory(), "this machine has")
+    record = Record(Path(out), {"bench": "decode", **shown, "models": [one.name for one in ready]})
+    for repeat in range(repeats):
+        for prefilled in prefill:
+            for one in ready:
+                key = {"repeat": repeat, "model": one.name, "prefill": prefilled}
+                if not record.holds(key):
+                    told = f"round {repeat + 1} of {repeats}, {one.name}, batch {batch}, prefill {prefilled:,}"
+                    record.add(key | _measured(one, batch, prefilled, tokens, vocab_size, told, said))
+    rows = [row for prefilled in prefill for one in ready for row in _rows(record, one, prefilled)]
+    panels = {f"decode-{prefilled}": [row for row in rows if row["prefill"] == prefilled] for prefilled in prefill}
+    frame = Frame("tokens decoded", "seconds", scale="fitted")
+    for name, panel in panels.items():
+        title = f"Decoding {batch} rows after {panel[0]['prefill']:,} tokens"
+        _draw(Path(out) / f"{name}.png", title, panel, "seconds", "equation_5_s", frame)
+    return _written(Path(out), {**shown, "repeats": repeats, "rows": rows}, [*panels])
+
+
+def throughput(
+    models: Sequence[Sized],
+    said: Said,
+    *,
+    tokens: Sequence[int],
+    memory_gb: float,
+    most: int,
+    vocab_size: int,
+    repeats: int,
+    out: str,
+) -> dict[str, Any]:
+    """Tokens a second at the largest batch that fits in `memory_gb`, at most `most` rows; raises UserError."""
+    shown = {"tokens": list(tokens), "memory_gb": memory_gb, "most": most, "vocab_size": vocab_size}
+    memory, ready = memory_gb * GB, timed(models, vocab_size)
+    if memory > _memory():
+        raise UserError(f"memory_gb={memory_gb:g}, but this machine has {_memory() / GB:.1f}; give less")
+    for one in ready:
+        _refuse_too_large(one, 1, 1 + tokens[-1], memory, f"memory_gb={memory_gb:g} has")
+    record = Record(Path(out), {"bench": "throughput", **shown, "models": [one.name for one in ready]})
+    for repeat in range(repeats):
+        for count in tokens:
+            for one in ready:
+                key = {"repeat": repeat, "model": one.name, "tokens": count}
+                if not record.holds(key):
+                    told = f"round {repeat + 1} of {repeats}, {one.name}"
+                    record.add(key | _at_the_largest_batch(one, count, memory, most, vocab_size, told, said))
+    rows = [row for one in ready for count in tokens for row in _rows(record, one, 0, count)]
+    frame = Frame("tokens decoded", "tokens a second", scale="fitted")
+    title = f"Decoding as many rows as fit in {memory_gb:g} GB"
+    _draw(Path(out) / "throughput.png", title, rows, "tokens_per_s", "equation_5_per_s", frame)
+    return _written(Path(out), {**shown, "repeats": repeats, "rows": rows}, ["throughput"])
+
+
+def _measured(
+    one: Timed, batch: int, prefilled: int, tokens: Sequence[int], vocab_size: int, told: str, said: Said
+) -> dict[str, Any]:
+    """One decoding with the machine's limits measured beside it."""
+    pretrained = decode.with_parameters(one.model, batch)
+    limits = one.limits(pretrained, batch)
+    read = decode.read_prompts(pretrained, batch, prefilled, tokens[-1], vocab_size)
+    run = decode.program(pretrained, read)
+    at = decode.seconds(
+        run, pretrained.params, read, tokens, lambda count, taken: said(f"{told}: {count:,} tokens in {taken:,.1f} s")
+    )
+    return _kept(one, batch, prefilled, tokens, at, limits) | {"peak_bytes": decode.peak_bytes(run)}
+
+
+def _at_the_largest_batch(
+    one: Timed, count: int, memory: float, most: int, vocab_size: int, told: str, said: Said
+) -> dict[str, Any]:
+    """As `_measured`, with the batch that `cache_bytes` leaves room for, less where the compiled program needs more."""
+    batch = largest_batch(one, count, memory, most)
+    while True:
+        row = _measured(one, batch, 0, [count], vocab_size, f"{told}, batch {batch}", said)
+        if row["peak_bytes"] <= memory or batch == 1:
+            return row
+        batch = max(1, min(batch - 1, int(batch * (memory - one.weights) / (row["peak_bytes"] - one.weights))))
+
+
+def largest_batch(one: Timed, count: int, memory: float, most: int) -> int:
+    """How many rows of `count` tokens fit beside the weights by `cache_bytes`, at most `most`; at least one.
+
+    More rows than devices are a multiple of these, since whole rows are split over them.
+    """
+    fits = int((memory - one.weights) // max(1, one.model.cache_bytes(1, 1 + count)))
+    batch, devices = max(1, min(most, fits)), jax.device_count()
+    return batch if batch < devices else batch - batch % devices
+
+
+def _kept(
+    one: Timed, batch: int, prefilled: int, tokens: Sequence[int], at: Sequence[float], limits: decode.Limits
+) -> dict[str, Any]:
+    foretold = decode.predicted(one.model, one.weights, batch, prefilled, tokens, limits)
+    return {
+        "batch": batch,
+        "weight_bytes": one.weights,
+        "caches_bytes": one.model.cache_bytes(batch, max(1, prefilled) + tokens[-1]),
+        "copy_gb_per_s": limits.copy / 1e9,
+        "maps_gflops": limits.maps / 1e9,
+        "attention_gflops": limits.attention / 1e9,
+        "at": [
+            {"tokens": count, "seconds": taken, **dict(zip(RATIOS.values(), each, strict=True))}
+            for count, taken, each in zip(tokens, at, foretold, strict=True)
+        ],
+    }
+
+
+def _rows(record: Record, one: Timed, prefilled: int, count: int | None = None) -> Iterator[dict[str, Any]]:
+    """A row for each number of tokens, its numbers the medians of the rounds, ratios taken within a round."""
+    key = {"model": one.name} | ({"prefill": prefilled} if count is None else {"tokens": count})
+    rounds = [row for row in record.rows if key.items() <= row.items()]
+    for index, first in enumerate(rounds[0]["at"]):
+        each = [row["at"][index] for row in rounds]
+        taken = median(at["seconds"] for at in each)
+        batch = int(median(row["batch"] for row in rounds))
+        yield {
+            "model": one.name,
+            "prefill": prefilled,
+            "tokens": first["tokens"],
+            "batch": batch,
+            "seconds": taken,
+            "ms_per_token": taken / first["tokens"] * 1e3,
+            "tokens_per_s": batch * first["tokens"] / taken,
+            **{name: median(at[name] for at in each) for name in RATIOS.values()},
+            "equation_5_per_s": batch * first["tokens"] / median(at["equation_5_s"] for at in each),
+            **{ratio: median(at["seconds"] / at[name] for at in each) for ratio, name in RATIOS.items()},
+            "rounds_s": [at["seconds"] for at in each],
+            **{name: median(row[name] for row in rounds) for name in ("copy_gb_per_s", "maps_gflops")},
+            "attention_gflops": median(row["attention_gflops"] for row in rounds),
+            "caches_bytes": rounds[0]["caches_bytes"],
+            "peak_bytes": max(row["peak_bytes"] for row in rounds),
+        }
+
+
+def _draw(file: Path, title: str, rows: Sequence[dict[str, Any]], value: str, foretold: str, frame: Frame) -> None:
+    """A line a model of what was measured, and a dashed one of equation 5 by this machine's copy bandwidth."""
+    names = list(dict.fromkeys(row["model"] for row in rows))
+
+    def curves(column: str, label: str) -> list[Curve]:
+        return [
+            Curve(label.format(name), {0: [Point(row["tokens"], row[column]) for row in rows if row["model"] == name]})
+            for name in names
+        ]
+
+    notes = ["Dashed: equation 5, weights and caches read at this machine's copy bandwidth."]
+    figure = seed_figure(curves(value, "{}"), frame, title, notes, curves(foretold, ""), COLOURS)
+    save(figure, file)
+
+
+def _written(folder: Path, result: dict[str, Any], figures: Sequence[str]) -> dict[str, Any]:
+    for name, text in (("rows.csv", as_csv(result["rows"])), ("result.json", json.dumps(result, indent=1) + "\n")):
+        with writing(folder / name):
+            (folder / name).write_text(text, encoding="utf-8")
+    files = ", ".join([*(f"{name}.png" for name in figures), "rows.csv", "result.json"])
+    return {**result, "wrote": f"{folder}: {files}"}
+
+
+def _memory() -> float:
+    """Bytes of the memory in which models are decoded."""
+    return memory_bytes() if jax.default_backend() == "cpu" else accelerator_bytes()
+
+
+def _refuse_too_large(one: Timed, batch: int, room: int, memory: float, whose: str) -> None:
+    refuse_beyond_positions("tokens", room)
+    needed = one.needs(batch, room)
+    if needed > memory:
+        raise UserError(
+            f"{one.name} takes {needed / GB:.3g} GB for batch {batch} and {room:,} tokens, and {whose} "
+            f"{memory / GB:.3g}; give fewer tokens, a smaller batch or a smaller scale"
+        )
