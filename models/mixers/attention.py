@@ -12,33 +12,29 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.core import Tracer
 from jaxtyping import Bool, Float, Int
 
 from evalkit.models.layers.modules import Linear, side_by_side
-from evalkit.models.layers.positions import after, continued
-from evalkit.models.layers.shapes import Activations, Keys, Positions, PositionsOfAll, Queries, Rows
+from evalkit.models.layers.positions import continued
+from evalkit.models.layers.shapes import Activations, Keys, Positions, PositionsOfAll, Queries
+from evalkit.models.mixers.attention_cache import (
+    AttentionCache,
+    appended,
+    empty,
+    entered,
+    entries,
+    followed_by,
+    in_order,
+    newest,
+    refuse_overflow,
+)
 
 MASKED = -1e30  # a score of a key that is not visible; finite, so that a row without any visible key is not NaN
 DECODED = 16  # with at most so many new tokens, attention to a whole window costs too little to avoid it
 ROPE_SPLIT = 1024  # a position is this times an integer, plus the rest
-KEYS_AT_A_TIME = 512  # of a global cache
+KEYS_AT_A_TIME = 256  # of a global cache: with 512, one token of 16 rows cost up to 1.7 times as much
+CACHE_DTYPES = ("float32", "bfloat16")
 IN_CACHE = 2**18  # scores, of one block of queries over all sequences, that fit into the cache of a CPU core
-
-
-class AttentionCache(NamedTuple):
-    """Keys and values so far, each with its position (−1: empty) and its segment, the number of resets before it.
-
-    A local cache holds the last `window` keys, the newest last; a global one is filled from the left.
-    """
-
-    keys: Float[Array, "b s h"]
-    values: Float[Array, "b s h"]
-    positions: Int[Array, "b s"]
-    segments: Int[Array, "b s"]
-    next_position: Rows
-    segment: Rows
-    written: Rows
 
 
 class MQA(nnx.Module):
@@ -55,6 +51,7 @@ class MQA(nnx.Module):
       rope_base: RoPE's wavelengths go from 2π tokens to nearly 2π times this.
       rope_fraction (share): the part of a head's channels that rotate: all in the paper, half in RecurrentGemma.
       output_bias: whether the output map has a bias, as in RecurrentGemma.
+      cache_dtype: the dtype of stored keys and values: `float32`, or `bfloat16`, which rounds no bfloat16 activation.
 
     >>> attention = MQA(64, heads=4, head_dim=16, window=8, rngs=nnx.Rngs(0))
     >>> x = jnp.zeros((2, 12, 64))
@@ -76,12 +73,16 @@ class MQA(nnx.Module):
         rope_base: float = 10_000.0,
         rope_fraction: float = 1.0,
         output_bias: bool = False,
+        cache_dtype: str = "float32",
     ):
         rotated = head_dim * rope_fraction
         _refuse_sizes(heads, head_dim, window, rotated if rope else None)
+        if cache_dtype not in CACHE_DTYPES:
+            raise ValueError(f"cache_dtype={cache_dtype!r}; allowed: {', '.join(CACHE_DTYPES)}")
         self.heads, self.head_dim, self.window = heads, head_dim, window
         self.rope_base = rope_base if rope else None
         self.rotated = int(rotated)
+        self.cache_dtype = cache_dtype
         self.query = Linear(width, heads * head_dim, rngs=rngs)
         self.key = Linear(width, head_dim, rngs=rngs)
         self.value = Linear(width, head_dim, rngs=rngs)
@@ -108,49 +109,43 @@ class MQA(nnx.Module):
             seen = None if positions is None else segments
             y = attend(queries, keys, values, Marks(where, where, seen, seen), self.window, aligned=True)
             return self.output(y.reshape(batch, steps, -1)), None
-        new = _entries(cache, keys, values, where, segments)
-        stored, after = self._store(cache, new, padded=positions is not None)
-        among_stored = partial(self._among_stored, queries, where, segments, stored, aligned=positions is None)
-        if self.window is not None and DECODED < steps <= cache.keys.shape[1]:
-            # After an empty cache a prompt sees its own keys alone: most of the stored slots are empty then.
-            marks = Marks(where, where, segments, segments)
-            fresh = partial(attend, queries, keys, values, marks, self.window, aligned=True)
-            y = jax.lax.cond(cache.written.max() == 0, fresh, among_stored)
+        new = entries(cache, keys, values, where, segments)
+        if self.window is not None and steps > 1:
+            y, after = self._piece(cache, new, queries, padded=positions is not None)
         else:
-            y = among_stored()
+            after = appended(cache, new) if self.window is None else entered(cache, new)
+            y = self._among(after, new, queries, aligned=False)
         if self.window is None or cache.keys.shape[1] < self.window:
-            y = _refuse_overflow(y, after.written, cache.keys.shape[1])
+            y = refuse_overflow(y, after.written, cache.keys.shape[1])
         return self.output(y.reshape(batch, steps, -1)), after
 
-    def _among_stored(
-        self,
-        queries: Queries,
-        where: PositionsOfAll,
-        segments: Int[Array, "b t"],
-        stored: AttentionCache,
-        *,
-        aligned: bool,
-    ) -> Queries:
-        """Attends to the keys of the cache, which include the new ones."""
-        marks = Marks(where, stored.positions, segments, stored.segments)
-        keys, values = stored.keys.astype(queries.dtype), stored.values.astype(queries.dtype)
-        if self.window is None:
-            return attend_filled(queries, keys, values, marks, stored.written.max())
+    def _piece(
+        self, cache: AttentionCache, new: AttentionCache, queries: Queries, *, padded: bool
+    ) -> tuple[Queries, AttentionCache]:
+        """Local attention of several tokens a row, and the cache after them."""
+        size, steps = cache.keys.shape[1], queries.shape[1]
+        stored = followed_by(in_order(cache), new)
         # Without pads the newest keys stand last and in order, so each block of queries sees only a band of them.
+        among = partial(self._among, stored, new, queries, aligned=not padded)
+        after = newest(stored, size, padded=padded)
+        if not DECODED < steps <= size:
+            return among(), after
+        # After an empty cache a prompt sees its own keys alone: most of the stored slots are empty then.
+        alone = partial(self._among, new, new, queries, aligned=True)
+        return jax.lax.cond(cache.written.max() == 0, alone, among), after
+
+    def _among(self, stored: AttentionCache, new: AttentionCache, queries: Queries, *, aligned: bool) -> Queries:
+        """Attends to the keys that are stored, the new ones among them; see `attend` for `aligned`."""
+        marks = Marks(new.positions, stored.positions, new.segments, stored.segments)
+        if self.window is None:
+            return attend_filled(queries, stored.keys, stored.values, marks, stored.written.max())
+        keys, values = stored.keys.astype(queries.dtype), stored.values.astype(queries.dtype)
         return attend(queries, keys, values, marks, self.window, aligned=aligned)
 
     def init_cache(self, batch: int, length: int) -> AttentionCache:
         """Returns an empty cache for `length` keys, or for a window of keys if that is fewer."""
         size = length if self.window is None else min(self.window, length)
-        return AttentionCache(
-            keys=jnp.zeros((batch, size, self.head_dim), jnp.float32),
-            values=jnp.zeros((batch, size, self.head_dim), jnp.float32),
-            positions=jnp.full((batch, size), -1, jnp.int32),
-            segments=jnp.zeros((batch, size), jnp.int32),
-            next_position=jnp.zeros((batch,), jnp.int32),
-            segment=jnp.zeros((batch,), jnp.int32),
-            written=jnp.zeros((batch,), jnp.int32),
-        )
+        return empty(batch, size, self.head_dim, self.cache_dtype)
 
     def flops(self, length: int) -> int:
         """See `Counted`: the four maps, RoPE, and softmax attention to the keys that each query sees, masks left out.
@@ -175,19 +170,6 @@ class MQA(nnx.Module):
             return rope(x, positions, self.rope_base)
         turned = rope(x[..., : self.rotated], positions, self.rope_base)
         return jnp.concatenate([turned, x[..., self.rotated :]], axis=-1)
-
-    def _store(self, cache: AttentionCache, new: AttentionCache, padded: bool) -> tuple[AttentionCache, AttentionCache]:
-        """Returns the keys that the new queries look at, and the cache for the next call."""
-        if self.window is None:
-            stored = _append(cache, new)
-            return stored, stored
-        stored = _map_entries(lambda old, x: jnp.concatenate([old, x], axis=1), cache, new)
-        kept = stored
-        if padded:  # move empty slots and pads to the front, so that the last `window` entries are the newest keys
-            order = jnp.argsort(stored.positions >= 0, axis=1, stable=True)
-            kept = _map_entries(lambda _, x: _reorder(x, order), stored, stored)
-        size = cache.keys.shape[1]
-        return stored, _map_entries(lambda _, x: x[:, -size:], kept, kept)
 
 
 def _refuse_sizes(heads: int, head_dim: int, window: int | None, rotated: float | None) -> None:
@@ -251,19 +233,20 @@ def attend(queries: Queries, keys: Keys, values: Keys, marks: Marks, window: int
 def attend_filled(queries: Queries, keys: Keys, values: Keys, marks: Marks, filled: Array) -> Queries:
     """Computes global attention over a cache that is `filled` from the left, a block of keys at a time.
 
-    Empty blocks are skipped. The softmax is updated block by block (Milakov & Gimelshein 2018), so that memory does
-    not grow with the cache.
+    Only blocks with keys are read. The softmax is updated block by block (Milakov & Gimelshein 2018), so that memory
+    does not grow with the cache.
     """
     batch, steps, heads, width = queries.shape
     stored = keys.shape[1]
     if stored <= KEYS_AT_A_TIME:
-        return attend(queries, keys, values, marks, None, aligned=False)
+        return attend(queries, keys.astype(queries.dtype), values.astype(queries.dtype), marks, None, aligned=False)
     rows = queries.reshape(batch, steps * heads, width) * jnp.asarray(width**-0.5, queries.dtype)
 
-    def block(carry: tuple[Array, Array, Array], first: Array) -> tuple[Array, Array, Array]:
-        highest, weight, sums = carry
+    def block(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        first, highest, weight, sums = state
         start = jnp.minimum(first, stored - KEYS_AT_A_TIME)  # the last block begins early; `visible` drops the overlap
         k, v = (jax.lax.dynamic_slice_in_dim(x, start, KEYS_AT_A_TIME, axis=1) for x in (keys, values))
+        k, v = k.astype(rows.dtype), v.astype(rows.dtype)  # here, because the whole cache would be a copy a token
         part = marks.keys_from(start, KEYS_AT_A_TIME)
         visible = part.visible(slice(None), slice(None), None)
         visible &= (start + jnp.arange(KEYS_AT_A_TIME) >= first)[None, None]
@@ -273,13 +256,14 @@ def attend_filled(queries: Queries, keys: Keys, values: Keys, marks: Marks, fill
         new = jnp.maximum(highest, scores.max(axis=-1))
         weights, before = jnp.exp(scores - new[..., None]), jnp.exp(highest - new)
         products = jnp.einsum("bqs,bsh->bqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-        return new, weight * before + weights.sum(axis=-1), sums * before[..., None] + products
+        weight = weight * before + weights.sum(axis=-1)
+        return first + KEYS_AT_A_TIME, new, weight, sums * before[..., None] + products
 
-    def maybe(carry: tuple[Array, Array, Array], first: Array) -> tuple[tuple[Array, Array, Array], None]:
-        return jax.lax.cond(first < filled, block, lambda carry, _: carry, carry, first), None
-
-    empty = (jnp.full(rows.shape[:2], MASKED), jnp.zeros(rows.shape[:2]), jnp.zeros(rows.shape))
-    (_, weight, sums), _ = jax.lax.scan(maybe, empty, jnp.arange(0, stored, KEYS_AT_A_TIME))
+    # A loop over what is filled, not over what is allocated; it has no gradient, and nothing asks for one.
+    nothing = jnp.full(rows.shape[:2], MASKED), jnp.zeros(rows.shape[:2]), jnp.zeros(rows.shape)
+    filled = jnp.minimum(filled, stored)
+    start = jnp.zeros((), jnp.int32), *nothing
+    _, _, weight, sums = jax.lax.while_loop(lambda state: state[0] < filled, block, start)
     y = sums / jnp.maximum(weight, 1e-30)[..., None]  # a pad may see no key, and has weight 0
     return y.reshape(queries.shape).astype(queries.dtype)
 
@@ -398,52 +382,3 @@ def rope(x: Queries, positions: PositionsOfAll, base: float) -> Queries:
     sin, cos = jax.lax.optimization_barrier((jnp.sin(angle), jnp.cos(angle)))
     left, right = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
-
-
-def _entries(
-    cache: AttentionCache, keys: Keys, values: Keys, where: PositionsOfAll, segments: Positions
-) -> AttentionCache:
-    """Returns the new keys and values as the cache stores them, and each row's state after them."""
-    where = jnp.broadcast_to(where, segments.shape)
-    valid = where >= 0
-    return AttentionCache(
-        keys=keys.astype(cache.keys.dtype),
-        values=values.astype(cache.values.dtype),
-        positions=where,
-        segments=segments,
-        next_position=after(where, cache.next_position),
-        segment=segments[:, -1].astype(jnp.int32),
-        written=cache.written + valid.sum(axis=1, dtype=jnp.int32),
-    )
-
-
-def _map_entries(function: Callable[[Array, Array], Array], old: AttentionCache, new: AttentionCache) -> AttentionCache:
-    """Applies `function` to the old and new keys, values, positions and segments; the rest is the new cache's."""
-    return new._replace(
-        keys=function(old.keys, new.keys),
-        values=function(old.values, new.values),
-        positions=function(old.positions, new.positions),
-        segments=function(old.segments, new.segments),
-    )
-
-
-def _reorder(x: Array, order: Int[Array, "b s"]) -> Array:
-    return jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), axis=1)
-
-
-def _append(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
-    """Writes the new keys after those already there; drops pads and keys that do not fit."""
-    size, steps = cache.keys.shape[1], new.keys.shape[1]
-    valid = new.positions >= 0
-    slot = cache.written[:, None] + jnp.cumsum(valid, axis=1) - 1
-    slot = jnp.where(valid, slot, size + steps)  # out of range, which mode="drop" ignores
-    row = jnp.arange(slot.shape[0])[:, None]
-    return _map_entries(lambda old, x: old.at[row, slot].set(x, mode="drop"), cache, new)
-
-
-def _refuse_overflow(y: Queries, written: Rows, size: int) -> Queries:
-    if not isinstance(written, Tracer) and int(written.max()) > size:
-        raise ValueError(
-            f"the cache holds {size} keys and was given {int(written.max())}; use init_cache with a longer length"
-        )
-    return jnp.where((written > size)[:, None, None, None], jnp.nan, y)

@@ -63,7 +63,7 @@ def test_the_size_of_a_state_says_what_grows_with_the_length() -> None:
     """Numbers of float32, and of the 32-bit positions beside them, of one block."""
     recurrent, everything, nearest = (shrunk(name) for name in ("hawk", "mqa", "mqa_local"))
     assert recurrent.cache_bytes(1, 10) == recurrent.cache_bytes(1, 10_000) == 4 * (16 + 3 * 16 + 1)
-    assert everything.cache_bytes(2, 100) == 2 * 4 * (100 * (4 + 4 + 1 + 1) + 3)
+    assert everything.cache_bytes(2, 100) == 2 * 4 * (100 * (4 + 4 + 1 + 1) + 4)
     assert nearest.cache_bytes(1, WINDOW) == nearest.cache_bytes(1, 10_000) < everything.cache_bytes(1, WINDOW + 1)
 
 
