@@ -14,7 +14,9 @@ from tqdm import tqdm
 from evalkit.core.contracts import Pretrained
 from evalkit.core.errors import UserError
 from evalkit.inference.generation import generate
+from evalkit.inference.sampling import Sampler
 from evalkit.inference.scoring import Request, Scorer, Tokens, fit
+from evalkit.inference.texts import Said
 
 # Settings that mean nothing at these values.
 NEUTRAL = {"top_p": 1.0, "num_beams": 1, "top_k": None}
@@ -162,13 +164,14 @@ class PretrainedLM(TemplateLM):
         for wanted, members in _alike(requests).items():
             prompts = [prompt_of(self, requests[member].args[0], wanted.most) for member in members]
 
-            def said(index: int, text: str, wanted: Wanted = wanted, members: Sequence[int] = members) -> None:
+            def said(index: int, said: Said, wanted: Wanted = wanted, members: Sequence[int] = members) -> None:
                 member = members[index]
-                answers[member] = postprocess_generated_text(text, list(wanted.stop), None)
+                answers[member] = postprocess_generated_text(said.text, list(wanted.stop), None)
                 self.cache_hook.add_partial("generate_until", requests[member].args, answers[member])
                 progress.update()
 
-            generate(self.checkpoint, prompts, wanted.most, stop=wanted.stop, temperature=wanted.temperature, said=said)
+            sampler = Sampler(temperature=wanted.temperature)
+            generate(self.checkpoint, prompts, wanted.most, stop=wanted.stop, sampler=sampler, said=said)
         progress.close()
         return answers
 

@@ -136,7 +136,7 @@ class Lookup(Evaluation):
             logs = log_probabilities(pretrained, read, [question.continuation for question in batch], longest)
             scores["log_probability"][indices] = logs
             texts = decode(pretrained, read, indices, self.new_tokens, stop=["\n"])
-            for index, text in zip(indices, texts, strict=True):
+            for index, (text, _) in zip(indices, texts, strict=True):
                 said, answer = text.strip(), questions[index].answer
                 scores["exact_match"][index] = said == answer
                 scores["digit_accuracy"][index] = np.mean([said[i : i + 1] == digit for i, digit in enumerate(answer)])

@@ -58,8 +58,11 @@ def prefill(pretrained: Pretrained, prompts: Sequence[Sequence[int]], *, rows: i
 
     Rows are left-padded with position −1, which no mixer sees, so each is as if it were alone. A global cache gets room
     for `size` tokens. `chunk` tokens a row are in memory at a time; the program depends on neither the prompts' lengths
-    nor, unless the cache does, on `size`.
+    nor, unless the cache does, on `size`. Raises ValueError for a prompt longer than `size`.
     """
+    longest = max(map(len, prompts))
+    if longest > size:
+        raise ValueError(f"a prompt has {longest} tokens, and the cache room for {size}; give a shorter one")
     tokens, positions = _left_padded([*prompts, *[prompts[0]] * (rows - len(prompts))], chunk)
     mesh = mesh_sharing(pretrained.params, rows)
     cache = jax.device_put(pretrained.model.init_cache(rows, size), split(mesh))

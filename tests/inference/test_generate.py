@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from evalkit.core.contracts import Params, Pretrained
-from evalkit.inference.generation import finished, generate
+from evalkit.inference.generation import FIRST_LOOK, MOST_AT_ONCE, _decode, generate
 from evalkit.inference.prefill import bucket, by_length
+from evalkit.inference.sampling import Sampler
+from evalkit.inference.texts import Ends, Row, Said, finished
 from evalkit.tasks.text.tokenizers import Bytes
 from support.shrunk import applied, params_of, shrunk
 
@@ -76,6 +78,10 @@ def expected(name: str, temperature: float, seed: int = 0) -> list[str]:
     return texts
 
 
+def texts_of(said: Sequence[Said]) -> list[str]:
+    return [text for text, _ in said]
+
+
 GREEDY, DRAWN = 0.0, 1.5
 DEFAULT = (
     ("griffin", 2, 7, GREEDY),
@@ -91,14 +97,14 @@ EVERY = itertools.product(MODELS, (1, 2, 8), (7, 16, 64), (GREEDY, DRAWN))
     [*DEFAULT, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EVERY if case not in DEFAULT)],
 )
 def test_a_batch_says_what_each_prompt_alone_does(name: str, batch_size: int, chunk: int, temperature: float) -> None:
-    settings = {"temperature": temperature, "batch_size": batch_size, "chunk": chunk}
-    texts = generate(pretrained(name), prompts(), NEW, **settings)
+    settings = {"sampler": Sampler(temperature), "batch_size": batch_size, "chunk": chunk}
+    texts = texts_of(generate(pretrained(name), prompts(), NEW, **settings))
     assert texts == expected(name, temperature)
     assert len(set("".join(texts))) > 5, "too few different tokens to tell right from wrong"
 
 
 def test_another_seed_and_another_place_draw_other_tokens() -> None:
-    settings = {"temperature": DRAWN, "batch_size": 2, "chunk": 7}
+    settings = {"sampler": Sampler(DRAWN), "batch_size": 2, "chunk": 7}
     one, other = (generate(pretrained("griffin"), [prompts()[0]] * 2, NEW, seed=seed, **settings) for seed in (0, 1))
     assert len({*one, *other}) == 4
 
@@ -110,24 +116,29 @@ def test_a_text_ends_before_a_stop_string(stop: list[str]) -> None:
     marks = [mark.format(texts[0][15:18], texts[1][2:4]) for mark in stop]
     cut = [min([text.index(mark) for mark in marks if mark in text], default=NEW) for text in texts]
     assert len(set(cut)) > 1
-    said = generate(pretrained("griffin"), prompts(), NEW, stop=marks, temperature=1.5, batch_size=2, chunk=7)
-    assert said == [text[:end] for text, end in zip(texts, cut, strict=True)]
+    settings = {"sampler": Sampler(1.5), "batch_size": 2, "chunk": 7}
+    said = generate(pretrained("griffin"), prompts(), NEW, stop=marks, **settings)
+    assert texts_of(said) == [text[:end] for text, end in zip(texts, cut, strict=True)]
 
 
 def test_a_text_ends_before_the_end_token() -> None:
     texts = expected("griffin", 0.0)
     eos = texts[1][3]
     said = generate(pretrained("griffin", eos=ord(eos) - 48), prompts(), NEW, batch_size=2, chunk=7)
-    assert said == [text.split(eos)[0] for text in texts] and len({len(text) for text in said}) > 1
+    assert texts_of(said) == [text.split(eos)[0] for text in texts] and len({len(text) for text in texts_of(said)}) > 1
+    assert said == generate(pretrained("griffin"), prompts(), NEW, stop_tokens=[ord(eos) - 48], batch_size=2, chunk=7)
+    assert [len(one.tokens) for one in said] == [min(len(one.text) + 1, NEW) for one in said]
 
 
 def test_the_stop_string_that_is_complete_first_ends_the_text() -> None:
     """However many tokens were decoded before anyone looked: `b` is there before `abc` is."""
     tokens = list(b"xabcd")
-    assert finished(Bytes(), tokens, ["abc", "b"]) == "xa"
-    assert finished(Bytes(), tokens, ["abc"]) == "x"
-    assert finished(Bytes(), tokens, ["e"]) is None
-    assert finished(Bytes(), [*tokens, Bytes.eos, *b"e"], ["e"]) == "xabcd"
+    ends = frozenset((Bytes.eos,))
+    assert finished(Bytes(), tokens, Ends(ends, ("abc", "b"))) == Said("xa", tuple(b"xab"))
+    assert finished(Bytes(), tokens, Ends(ends, ("abc",))) == Said("x", tuple(b"xabc"))
+    assert finished(Bytes(), tokens, Ends(ends, ("e",))) is None
+    ended = finished(Bytes(), [*tokens, Bytes.eos, *b"e"], Ends(ends, ("e",)))
+    assert ended == Said("xabcd", (*tokens, Bytes.eos))
 
 
 def test_one_program_serves_prompts_of_many_lengths() -> None:
@@ -166,7 +177,7 @@ def test_batches_hold_every_prompt_once_and_the_longest_first() -> None:
     [
         (([[1]], 0), {}, "max_new_tokens=0; allowed: 1 or more"),
         (([[1]], 1), {"chunk": 0}, "chunk=0; allowed: 1 or more"),
-        (([[1]], 1), {"temperature": -1.0}, "temperature=-1.0; allowed: 0"),
+        (([[1]], 1), {"stop_tokens": [64]}, "stop_tokens holds 64; allowed: 0 to 63"),
         (([[1]], 1), {"stop": [""]}, "stop holds an empty string"),
         (([[1], []], 1), {}, "prompt 1 is empty; give at least one token"),
         (([[1], [2, 64]], 1), {}, "prompt 1 has tokens from 2 to 64; allowed: 0 to 63"),
@@ -175,3 +186,42 @@ def test_batches_hold_every_prompt_once_and_the_longest_first() -> None:
 def test_what_cannot_be_is_refused(arguments: tuple, settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         generate(pretrained("griffin"), *arguments, **{"batch_size": 2, "chunk": 7, **settings})
+
+
+def test_ten_thousand_tokens_take_one_program_and_no_more_memory() -> None:
+    """Looked at all the while; the programs were compiled and the arrays were there after the first look."""
+    looks: list[tuple[int, int, int]] = []
+
+    def heard(index: int, piece: str) -> None:
+        live = sum(array.nbytes for array in jax.live_arrays())
+        looks.append((len(piece), _decode._cache_size(), live))
+
+    (said,) = generate(pretrained("griffin"), prompts()[:1], 10_000, batch_size=1, chunk=64, heard=heard)
+    sizes, programs, live = (set(column) for column in zip(*looks[1:], strict=True))
+    assert len(said.tokens) == sum(size for size, _, _ in looks) == 10_000
+    assert {looks[0][0], max(sizes)} == {FIRST_LOOK, MOST_AT_ONCE} and len(looks) < 10_000 / MOST_AT_ONCE + 6
+    assert len(programs) == 1 and max(live) <= looks[0][2]
+
+
+def test_pieces_of_texts_are_heard_as_they_come_and_make_up_the_texts() -> None:
+    """What may become a stop string is held back until it is known; nothing of the string itself is heard."""
+    texts = expected("griffin", 0.0)
+    mark, heard = texts[0][14:18], dict[int, list[str]]()  # complete two tokens after the first look
+    said = generate(
+        pretrained("griffin"),
+        prompts(),
+        NEW,
+        stop=[mark],
+        batch_size=2,
+        chunk=7,
+        heard=lambda index, piece: heard.setdefault(index, []).append(piece),
+    )
+    assert ["".join(heard[index]) for index in range(len(said))] == texts_of(said)
+    assert heard[0] == [texts[0][: texts[0].index(mark)]] or len(heard[0]) > 1
+    assert any(len(pieces) > 1 for pieces in heard.values())
+
+
+def test_a_character_is_heard_when_it_is_whole() -> None:
+    row, letters = Row(Bytes(), Ends(frozenset((Bytes.eos,)), ("##",))), "né#".encode()
+    assert [row.hear([byte], last=False) for byte in letters] == ["n", "", "é", ""]
+    assert row.hear(list(b"x"), last=True) == "#x" and row.said == Said("né#x", (*letters, ord("x")))
