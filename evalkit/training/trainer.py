@@ -117,19 +117,9 @@ class Trainer:
         return 1 if self.by_seed else self.mesh.size
 
     @property
-    def _specs(self) -> TrainState:
-        """Along which axis each part of the state is split over the devices: all by seeds, or the streams as the batch.
-
-        Streams lie with the sequences that begin from them, so that no device asks another for a state.
-        """
-        whole = PartitionSpec(AXIS) if self.by_seed else PartitionSpec()
-        streams = whole if self.by_seed else PartitionSpec(None, AXIS)
-        return TrainState(whole, whole, whole, whole, streams)
-
-    @property
     def _shardings(self) -> TrainState:
         """How the state lies on the devices that work on it."""
-        return TrainState(*(NamedSharding(self.mesh, spec) for spec in self._specs))
+        return TrainState(*(NamedSharding(self.mesh, spec) for spec in _specs(self.by_seed)))
 
     def one_step(self, stage: Stage) -> ClosedJaxpr:
         """The operations of a single step of one seed."""
@@ -155,8 +145,8 @@ class Trainer:
         return jax.shard_map(
             partial(self._on_device, take=partial(self.step.take, length=length, batch=batch, shortest=shortest)),
             mesh=self.mesh,
-            in_specs=(self._specs, seeds_on, PartitionSpec(), seeds_on),
-            out_specs=(self._specs, seeds_on),
+            in_specs=(_specs(self.by_seed), seeds_on, PartitionSpec(), seeds_on),
+            out_specs=(_specs(self.by_seed), seeds_on),
             check_vma=False,
         )(state, seeds, steps, loaded)
 
@@ -189,6 +179,15 @@ def _sizes(stage: Stage) -> dict[str, int | None]:
 def _key(stage: Stage, loaded: Any) -> tuple[Any, ...]:
     """What sets programs apart: the sizes, and whether positions are among what is read."""
     return stage.length, stage.batch_size, jax.tree.structure(loaded)
+
+
+def _specs(by_seed: bool) -> TrainState:
+    """Along which axis each part of the state is split over the devices: all by seeds, or the streams as the batch.
+
+    Streams lie with the sequences that begin from them, so that no device asks another for a state.
+    """
+    whole = PartitionSpec(AXIS) if by_seed else PartitionSpec()
+    return TrainState(whole, whole, whole, whole, whole if by_seed else PartitionSpec(None, AXIS))
 
 
 def _shapes_on(sharding: NamedSharding, tree: Any) -> Any:
