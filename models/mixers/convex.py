@@ -14,15 +14,18 @@ from evalkit.models.mixers.rglru import RGLRU, TwoBranches
 
 
 class ConvexRGLRU(RGLRU):
-    """`h_t = a_t h_{t-1} + (1 − a_t) i_t x_t` with the gates, parameters and initialisation of the RG-LRU.
+    """`h_t = a_t h_{t-1} + s (1 − a_t) i_t x_t` with the gates, parameters and initialisation of the RG-LRU.
 
     As a → 1, the scale of eq. 4 falls only as sqrt(1 − a): a constant input adds up to sqrt((1 + a) / (1 − a)) times
     itself. Here, as in S6, a channel that forgets slowly also takes in slowly. So the state is an average of its
-    inputs. Gates are float32.
+    inputs, times `s`, which is `input_scale`. Gates are float32. Raises ValueError for a scale that is not above 0.
     """
 
-    def __init__(self, width: int, gate_blocks: int, *, rngs: nnx.Rngs):
+    def __init__(self, width: int, gate_blocks: int, *, rngs: nnx.Rngs, input_scale: float = 1.0):
+        if not input_scale > 0:
+            raise ValueError(f"input_scale={input_scale}; allowed: above 0")
         super().__init__(width, gate_blocks, rngs=rngs)
+        self.input_scale = input_scale
 
     def __call__(
         self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
@@ -38,11 +41,11 @@ class ConvexRGLRU(RGLRU):
         return maps + length * self.decay.shape[0] * (2 + 2 + 2)
 
     def gated(self, x: Activations) -> tuple[Activations, Activations]:
-        """Returns the decay `a` and the input of the recurrence, `(1 − a) i x`, both float32."""
+        """Returns the decay `a` and the input of the recurrence, `s (1 − a) i x`, both float32."""
         recurrence, entry = (gate.astype(jnp.float32) for gate in self._before_sigmoid(x))
         log_a = self._rate()[None, None] * jax.nn.sigmoid(recurrence)
         # expm1, because 1 − exp(log a) cancels near a = 1.
-        return jnp.exp(log_a), -jnp.expm1(log_a) * jax.nn.sigmoid(entry) * x.astype(jnp.float32)
+        return jnp.exp(log_a), -self.input_scale * jnp.expm1(log_a) * jax.nn.sigmoid(entry) * x.astype(jnp.float32)
 
 
 class ConvexRecurrentBlock(TwoBranches):
@@ -52,8 +55,18 @@ class ConvexRecurrentBlock(TwoBranches):
 
     Options, beside those of `TwoBranches`:
       gate_blocks (blocks): blocks of the gates' block-diagonal matrices; must divide `width_rnn`.
+      input_scale (factor): multiplies the input; with 8.8 it starts as large as the RG-LRU's, in the median channel.
     """
 
-    def __init__(self, width: int, *, width_rnn: int, rngs: nnx.Rngs, gate_blocks: int = 16, conv_width: int = 4):
-        unit = partial(ConvexRGLRU, width_rnn, gate_blocks)
+    def __init__(
+        self,
+        width: int,
+        *,
+        width_rnn: int,
+        rngs: nnx.Rngs,
+        gate_blocks: int = 16,
+        conv_width: int = 4,
+        input_scale: float = 1.0,
+    ):
+        unit = partial(ConvexRGLRU, width_rnn, gate_blocks, input_scale=input_scale)
         super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, rngs=rngs)

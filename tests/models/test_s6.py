@@ -142,6 +142,8 @@ def test_an_input_scaled_by_what_is_forgotten_keeps_the_state_among_the_inputs()
         expected.append(h)
     np.testing.assert_allclose(ran(unit, x), np.stack(expected, axis=1), atol=2e-6)
     still = jnp.broadcast_to(x[:, :1], (2, 20_000, WIDTH))
+    larger = ConvexRGLRU(WIDTH, 2, rngs=nnx.Rngs(0), input_scale=3.0)
+    np.testing.assert_allclose(ran(larger, x), 3 * np.stack(expected, axis=1), atol=6e-6)
     rest = double(jax.nn.sigmoid(unit._before_sigmoid(x)[1]) * x)[:, 0]
     states = [jax.jit(lambda x, which=which: which(x, None, None)[1])(still) for which in (unit, plain)]
     np.testing.assert_allclose(states[0], rest, atol=1e-4)

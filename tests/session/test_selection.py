@@ -99,6 +99,44 @@ def test_the_input_scaled_otherwise_is_trained_by_the_recipe_of_hawk() -> None:
     assert (scaled["train"], scaled["eval"]) == (frozen["train"], frozen["eval"])
 
 
+PASSING = {"state_passing": 0.0625, "average": 0.999}
+
+
+@pytest.mark.parametrize("model", ["hawk", "griffin"])
+def test_state_passing_is_tried_by_the_frozen_recipe_and_nothing_else(model: str) -> None:
+    tried = recipe_of("experiment=fig6b_passing", f"model={model}", "preset=cpu")
+    frozen = recipe_of("experiment=fig6b", f"model={model}", "preset=cpu")
+    assert tried["train"] == {**frozen["train"], **PASSING}
+    assert (tried["model"], tried["task"], tried["selected_by"]) == (
+        frozen["model"],
+        frozen["task"],
+        frozen["selected_by"],
+    )
+    assert {key: tried["eval"][key] for key in ("lengths", "during", "sequences")} == {
+        key: frozen["eval"][key] for key in ("lengths", "during", "sequences")
+    }
+
+
+def test_each_try_changes_one_thing_of_what_it_is_compared_with() -> None:
+    """Of the configurations alone: what differs from Hawk with state passing, key by key."""
+    runs = recipe_of("experiment=fig6b_tries", "model=hawk", "preset=cpu")["runs"]
+    plain = recipe_of("experiment=fig6b_passing", "model=hawk", "preset=cpu")
+    changed = {}
+    for name, words in runs.items():
+        tried = recipe_of("experiment=fig6b_tries", "preset=cpu", *words)
+        block, usual = (found["model"]["mixers"]["recurrent"] for found in (tried, plain))
+        keys = [key for key, given in tried["train"].items() if given != plain["train"][key]]
+        changed[name] = {*keys, *(key for key, given in block.items() if given != usual.get(key))}
+    assert changed == {
+        "hawk_start": {"decay_power", "decay_range", "conv_init"},
+        "hawk_amsgrad": {"optimizer"},
+        "hawk_clipped": {"optimizer"},
+        "hawk_smoothed": {"label_smoothing"},
+        "hawk_gates": {"gate_blocks"},
+        "hawk_longer": {"steps", "learning_rate", "schedule", "log_every", "eval_every", "checkpoint_every"},
+    }
+
+
 @pytest.mark.parametrize("model", ["hawk", "griffin"])
 def test_the_control_and_what_is_trained_by_its_recipe_differ_in_the_model_alone(model: str) -> None:
     given = recipe_of("experiment=fig6b_published", f"model={model}", "preset=cpu")
