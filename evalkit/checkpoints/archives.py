@@ -1,7 +1,6 @@
 """A run small enough to be kept beside its results: its record, figures and last parameters."""
 
 import shutil
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from evalkit.checkpoints import arrays
 from evalkit.configuration.experiment import Experiment
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import PACKED, pack
@@ -38,8 +38,8 @@ def write(folder: Path, run: Path, experiment: Experiment, state: TrainState, st
         for index, seed in enumerate(experiment.all_seeds):
             params = params_of(state, index, experiment.parameters)
             leaves = jax.tree_util.tree_leaves_with_path(params)
-            arrays: dict[str, Any] = {_name(path): np.asarray(leaf) for path, leaf in leaves}
-            np.savez_compressed(folder / PARAMETERS / f"seed-{seed}.npz", **{**about, **arrays})
+            kept: dict[str, Any] = {_name(path): np.asarray(leaf) for path, leaf in leaves}
+            np.savez_compressed(folder / PARAMETERS / f"seed-{seed}.npz", **about, **kept)
 
 
 def refuse_used(folder: Path) -> None:
@@ -61,23 +61,22 @@ def read(experiment: Experiment, folder: Path) -> tuple[TrainState, int]:
         raise UserError(f"{folder} keeps a record without parameters; train it again, as its environment.json says")
     model, training = experiment.trained
     shapes = jax.eval_shape(model.init, jax.random.key(0))
+    leaves = jax.tree_util.tree_leaves_with_path(shapes)
     found, step = [], 0
     for seed in experiment.all_seeds:
         path = folder / PARAMETERS / f"seed-{seed}.npz"
         try:
-            with np.load(path) as arrays:
-                step = int(arrays[STEP])
-                evaluated = str(arrays[EVALUATED]) if training.average is not None else experiment.parameters
-                params = jax.tree_util.tree_map_with_path(lambda place, _, held=arrays: held[_name(place)], shapes)
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            words = (EVALUATED,) if training.average is not None else ()
+            held = arrays.read(path, {STEP: (), **{_name(place): leaf.shape for place, leaf in leaves}}, words)
+            step = int(held[STEP])
+        except ValueError as error:
             raise UserError(f"{path} cannot be read ({error}); take the run itself, or archive it again") from error
+        evaluated = str(held.get(EVALUATED, experiment.parameters))
         if evaluated != experiment.parameters:
             raise UserError(
                 f"{path} has the {evaluated} parameters alone; give the run itself, or leave parameters= out"
             )
-        if jax.tree.map(np.shape, params) != jax.tree.map(lambda shape: shape.shape, shapes):
-            said = f"{path} has parameters of another model than {folder}'s config.yaml; archive the run again"
-            raise UserError(said)
+        params = jax.tree_util.tree_map_with_path(lambda place, _, held=held: held[_name(place)], shapes)
         found.append(params)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
     return TrainState(stacked, None, jnp.full((len(found),), step)), step

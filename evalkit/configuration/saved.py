@@ -1,13 +1,15 @@
 """A run's saved `config.yaml`: writing it, reading it, and what may be changed of it when the run goes on."""
 
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import AliasEvent, YAMLError
 
 from evalkit.configuration import composition
 from evalkit.configuration.composition import ALLOW, NAMES
@@ -28,6 +30,11 @@ RESUMABLE = ("wandb", "eval", "train.steps", "format", "quiet", ALLOW)
 EVALUABLE = ("eval", "task", "data", "wandb", "format", "quiet", "parameters", ALLOW)
 """What may be changed of a run that goes on, and of one that is evaluated again."""
 
+PARTS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("task", "eval", "wandb", "data", "paper", "runs", "controls", "suite"), (Mapping,)),
+    **dict.fromkeys(("model", "train"), (Mapping, type(None))),
+}
+"""What has settings in a saved configuration."""
 LATER: Mapping[str, Any] = {
     "data": {"path": None},
     "runs": {},
@@ -135,10 +142,11 @@ def _read(path: Path) -> DictConfig:
             f"{path.parent} has no {path.name}, so it is no run; give one such as runs/<task>/<model>/<time>"
         )
     try:
-        config = OmegaConf.load(path)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+        _refuse_aliases(text)
+        content = OmegaConf.to_container(OmegaConf.load(StringIO(text)))
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}") from error
-    content = OmegaConf.to_container(config)
     if not isinstance(content, dict):
         raise UserError(f"{path} is no run's configuration: it is a list")
     _refuse_references(content, path)
@@ -146,7 +154,16 @@ def _read(path: Path) -> DictConfig:
     missing = [name for name in SETTINGS if name not in content]
     if missing:
         raise UserError(f"{path} is no run's configuration: it has no {missing[0]!r}")
+    for name, kinds in PARTS.items():
+        if not isinstance(content[name], kinds):
+            raise UserError(f"{path}: {name} is a {type(content[name]).__name__}; it has settings, so mend it")
     return DictConfig(content)
+
+
+def _refuse_aliases(text: str) -> None:
+    """Raises ValueError for YAML in which one part stands for another: a few lines of such fill all memory."""
+    if "*" in text and any(isinstance(event, AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+        raise ValueError("it has an alias (*name), which no saved configuration has; write what it stands for")
 
 
 def _refuse_references(content: Mapping[Any, Any], path: Path) -> None:

@@ -12,13 +12,26 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 OURS = tuple(
     f"{folder}/" for folder in (_PACKAGE, *((_PACKAGE / name).resolve() for name in ("models", "tasks", "kernels")))
 )
+LONGEST = 2000
+"""Characters of a line; beyond them its middle is left out."""
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 
 
 class UserError(Exception):
-    """One line: what was given, what is allowed, what to do. Commands print it and exit with `exit_code`."""
+    """One line: what was given, what is allowed, what to do. Commands print it and exit with `exit_code`.
+
+    What a file or another library put into it cannot break the line, and is cut where it is too long to be read.
+    """
 
     exit_code: int = 2
+
+    def __init__(self, message: object = ""):
+        super().__init__(_readable(str(message)))
+
+
+def _readable(text: str) -> str:
+    shown = "".join(char if char.isprintable() else " " if char.isspace() else ascii(char)[1:-1] for char in text)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 2 :]}"
 
 
 def first_line(error: BaseException) -> str:

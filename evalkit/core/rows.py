@@ -7,12 +7,24 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from io import FileIO
 from numbers import Integral
 from operator import index
 from pathlib import Path
-from typing import Any, NamedTuple, Self, SupportsFloat, SupportsIndex, TypedDict, cast
+from types import UnionType
+from typing import (
+    Any,
+    NamedTuple,
+    Self,
+    SupportsFloat,
+    SupportsIndex,
+    TypedDict,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from evalkit.core.errors import UserError, writing
 
@@ -84,7 +96,20 @@ class Record(NamedTuple):
 
 
 FIELDS = tuple(Row.__annotations__)
-HEADER_FIELDS = tuple(field.name for field in fields(Header))
+HEADER_TYPES: Mapping[str, Any] = get_type_hints(Header)
+HEADER_FIELDS = tuple(HEADER_TYPES)
+LIMITS: Mapping[type, float] = {int: 2**63, float: math.inf}
+"""Beyond every number of a record: JSON that is too large for a float is read as infinity."""
+LARGEST_RECORD = 2**30
+"""Bytes of an unpacked record: more than any run wrote, and less than a small file of zeros would fill."""
+# What a line may hold, by its type and nothing that only behaves like it: true is no number.
+TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("run", "task", "model", "split"), (str, type(None))),
+    **dict.fromkeys(("seed", "step", "length", "position"), (int, type(None))),
+    **dict.fromkeys(("total", "count"), (float, int, type(None))),
+    "metric": (str,),
+    "extra": (dict, type(None)),
+}
 
 
 def row(
@@ -249,7 +274,7 @@ def read(run: str | Path) -> Record:
         raise UserError(f"no {FILE} in {run}: give the folder of a run (runs/<task>/<model>/<timestamp>)")
     data = _content(path)
     lines = data[: _complete(data)].splitlines()
-    header = _header(lines[0]) if lines else None
+    header = _header(lines[0], path) if lines else None
     if header is not None:
         return Record(header, [_decode(line, path, number) for number, line in enumerate(lines[1:], start=2)])
     return _headed([_decode(line, path, number) for number, line in enumerate(lines, start=1)], path)
@@ -266,21 +291,43 @@ def _content(path: Path) -> bytes:
     data = path.read_bytes()
     if path.name != PACKED:
         return data
+    unpack = zlib.decompressobj(wbits=31)  # as gzip, with a limit
     try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be unpacked ({error}): the file was damaged or cut short") from error
+        content = unpack.decompress(data, LARGEST_RECORD)
+    except zlib.error as error:
+        raise UserError(f"{path} cannot be unpacked ({error}): the file was damaged") from error
+    if unpack.unconsumed_tail:
+        raise UserError(f"{path} unpacks to more than {LARGEST_RECORD:,} bytes, which is no record of a run")
+    if not unpack.eof:
+        raise UserError(f"{path} cannot be unpacked: the file was cut short")
+    return content
 
 
-def _header(line: bytes) -> Header | None:
-    """The header that this line is, None if it is something else."""
-    with suppress(ValueError):
-        told = json.loads(line)
-        if isinstance(told, dict) and {"run", "kind"} <= set(told) <= set(HEADER_FIELDS):
-            # Tuples, so that a header comes back equal to the one that was written.
-            plain: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in told.items()}
-            return Header(**plain)
-    return None
+def _header(line: bytes, path: Path) -> Header | None:
+    """The header that this line is, None if it is something else; raises UserError for one that is damaged."""
+    told = None
+    with suppress(ValueError, RecursionError):
+        told = json.loads(line, parse_constant=_refuse_constant)
+    if not isinstance(told, dict) or not {"run", "kind", "task", "model"} <= set(told) <= set(HEADER_FIELDS):
+        return None
+    for name, value in told.items():
+        if not _fits(value, HEADER_TYPES[name]):
+            raise UserError(f"{path}:1 has {name}={str(value)[:60]!r}: the file was damaged or edited")
+    # Tuples, so that a header comes back equal to the one that was written.
+    return Header(**{name: tuple(x) if isinstance(x, list) else x for name, x in told.items()})
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether JSON has the type that a field of the header is annotated with."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is UnionType:
+        return any(_fits(value, argument) for argument in arguments)
+    if origin is Mapping:
+        return isinstance(value, dict) and all(_fits(held, arguments[1]) for held in value.values())
+    if origin is Sequence:
+        return isinstance(value, list) and all(_fits(held, arguments[0]) for held in value)
+    kinds = (int, float) if annotation is float else (annotation,)
+    return type(value) in kinds and (type(value) not in LIMITS or abs(value) < LIMITS[type(value)])
 
 
 def _headed(found: Sequence[Row], path: Path) -> Record:
@@ -318,12 +365,19 @@ def _kind(found: Sequence[Row], facts: Mapping[str, Any]) -> str:
 
 def _decode(line: bytes, path: Path, number: int) -> Row:
     try:
-        told = json.loads(line)
-    except ValueError as error:
+        told = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}:{number} is not JSON ({error}): the file was damaged or edited") from error
     if not isinstance(told, dict) or set(told) != set(FIELDS):
         raise UserError(f"{path}:{number} is not a row: each line has exactly the fields {', '.join(FIELDS)}")
+    for name, value in told.items():
+        if type(value) not in TYPES[name] or (type(value) in LIMITS and not abs(value) < LIMITS[type(value)]):
+            raise UserError(f"{path}:{number} has {name}={str(value)[:60]!r}: the file was damaged or edited")
     return cast(Row, told | {"extra": told["extra"] or {}})
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _complete(data: bytes) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from evalkit.core import rows
 from evalkit.core.credentials import masked
-from evalkit.core.errors import UserError, writing
+from evalkit.core.errors import UserError, first_line, writing
 from evalkit.core.rows import Record
 
 FILE = "history.json"
@@ -28,6 +28,13 @@ class Work:
     step: int | None = None
     steps: int | None = None
     schedule: str | None = None
+
+    def __post_init__(self) -> None:
+        numbers, words = (self.step, self.steps), (self.command, self.schedule or "")
+        if not all(number is None or type(number) is int for number in numbers) or not all(
+            isinstance(word, str) for word in words
+        ):
+            raise TypeError(f"{self} is no command's work on a run")
 
 
 class Extension(NamedTuple):
@@ -68,8 +75,8 @@ def read(folder: Path) -> list[Work]:
         return []
     try:
         return [Work(**told) for told in json.loads(path.read_text(encoding="utf-8"))]
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} was damaged or edited ({error}); delete it to go on without") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} was damaged or edited ({first_line(error)}); delete it to go on without") from error
 
 
 def add(folder: Path, work: Work, before: Iterable[Work] | None = None) -> None:

@@ -13,7 +13,7 @@ from evalkit.core.rows import RECALL, Header
 from evalkit.core.tidy import as_csv
 from evalkit.record.files import write_text
 from evalkit.reports import page
-from evalkit.reports.kinds import Costed, Drawing, Kind, kind_of
+from evalkit.reports.kinds import Costed, Drawing, Kind, explained, kind_of
 from evalkit.reports.notes import notes_of
 from evalkit.reports.pooling import Line, Run, find_runs, inner_runs, load, pool
 from evalkit.reports.writer import print_report, say, sections
@@ -54,12 +54,22 @@ def compare(
     for run in loaded:
         if run not in runs:
             say(console, f"left out, for its report is of another kind ({run.header.kind}): {run.folder}")
+    out = out or Path("runs", "compare", f"{Path(task).name}-{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    with explained(", ".join(str(run.folder) for run in runs)):
+        _draw(runs, kind, out, console, against, complete)
+    return out
+
+
+def _draw(
+    runs: Sequence[Run], kind: Kind, out: Path, console: Console, against: Against | None, complete: Complete | None
+) -> None:
+    """Writes and prints the comparison of runs of one kind."""
+    task = runs[0].header.task
     at = None if against is None else against.at or runs[0].header.train_length
     lines = pool(runs if complete is None else _completed(runs, complete, at))
     notes, title = notes_of(lines), page.display_name(task)
     tables = [table for table in kind.tables(lines) if table.lines]
     drawings = {**kind.figures(lines, title, notes), **_against(kind, lines, against, at, title, notes)}
-    out = out or Path("runs", "compare", f"{Path(task).name}-{datetime.now():%Y-%m-%d_%H-%M-%S}")
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     members = [[line.label, run.header.run, ", ".join(map(str, run.seeds))] for line in lines for run in line.runs]
@@ -72,7 +82,6 @@ def compare(
     write_text(out / "compare.csv", as_csv(kind.records(lines)))
     print_report(console, title, notes, tables)
     say(console, f"wrote {out / 'compare.html'}, {', '.join(f'{name}.png' for name in drawings)}, compare.csv")
-    return out
 
 
 def _completed(runs: Sequence[Run], complete: Complete, at: int | None) -> list[Run]:

@@ -1,20 +1,23 @@
 """A kind of report: a module with four functions of rows, which a run's header names by its dotted name."""
 
+import logging
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from matplotlib.figure import Figure
 
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import Header, Record, read
 from evalkit.core.trust import refuse_unnamed_kind
 from evalkit.reports.canvas import length_label
 from evalkit.reports.numbers import DASH, shown
 from evalkit.reports.pooling import Line, Run
 
+logger = logging.getLogger(__name__)
 OURS = "evalkit.reports."
 FACTS = ("preset", "train_length", "answer_length", "window", "chance", "steps")
 
@@ -83,13 +86,26 @@ def kind_of(name: str) -> Kind:
     return found
 
 
+@contextmanager
+def explained(where: str) -> Iterator[None]:
+    """Turns what a kind of report raises of rows that are not what it reads into one line; the log has the rest."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        logger.info("rows that their kind of report does not read", exc_info=error)
+        reason = f"{type(error).__name__}: {first_line(error)}{place_of(error)}"
+        raise UserError(f"the rows of {where} are not what their kind of report reads ({reason})") from error
+
+
 def records_of(folder: Path) -> list[dict[str, Any]]:
     """The measurements of one run as its kind of report tabulates them.
 
     Raises `UserError` if the folder has no rows, or its kind of report cannot be imported.
     """
     record = read(folder)
-    return kind_of(record.header.kind).records([Line(record.header.model, [Run(folder, record, {})], alone=True)])
+    kind = kind_of(record.header.kind)
+    with explained(str(folder)):
+        return kind.records([Line(record.header.model, [Run(folder, record, {})], alone=True)])
 
 
 def facts_of(record: Record) -> dict[str, Any]:

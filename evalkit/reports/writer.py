@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def _how_it_was_made(folder: Path) -> list[str]:
     parts = [
         page.code(commands) if commands else "",
         page.details("environment", json.dumps(environment, indent=2)) if environment else "",
-        page.details("configuration", config.read_text(encoding="utf-8")) if config.is_file() else "",
+        page.details("configuration", config.read_text(encoding="utf-8", errors="replace")) if config.is_file() else "",
     ]
     return [page.heading("How it was made"), *parts] if any(parts) else []
 
@@ -129,8 +130,11 @@ def _command(work: history.Work) -> str:
 
 
 def _environment(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    content: Any = {}
+    with suppress(ValueError, RecursionError):  # what was damaged is not shown
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if not isinstance(content, dict):
         return {"environment": content}
     command = content.get("command")
-    return {**content, "command": " ".join(command)} if isinstance(command, list) else content
+    words = command if isinstance(command, list) else [] if command is None else [command]
+    return {**content, "command": " ".join(map(str, words))}

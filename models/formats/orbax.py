@@ -27,12 +27,12 @@ class OrbaxTensors:
         try:
             metadata: Any = self._checkpointer.metadata(self._folder)
             tree = metadata.item_metadata.tree
+            leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: not isinstance(node, dict))
+            self.shapes: dict[str, tuple[int, ...]] = {
+                "/".join(key.key for key in path): tuple(leaf.shape) for path, leaf in leaves
+            }
         except Exception as error:  # a different type for each way a checkpoint can be broken
             raise ValueError(f"Orbax cannot read it ({_first_line(error)}); download it again") from error
-        leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: not isinstance(node, dict))
-        self.shapes: dict[str, tuple[int, ...]] = {
-            "/".join(key.key for key in path): tuple(leaf.shape) for path, leaf in leaves
-        }
 
     def read(self, name: str) -> np.ndarray:
         """One tensor, in its stored dtype. Raises ValueError if its file is damaged."""

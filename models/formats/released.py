@@ -1,12 +1,11 @@
 """Opens released models from a folder: Hugging Face's (`config.json`, safetensors) or DeepMind's (Orbax)."""
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evalkit.models.formats import gemma, recurrentgemma, recurrentgemma_flax, weights
+from evalkit.models.formats import described, gemma, recurrentgemma, recurrentgemma_flax, weights
 from evalkit.models.formats.orbax import OrbaxTensors, is_checkpoint
 from evalkit.models.formats.safetensors import SafeTensors
 from evalkit.models.model import Model, Params
@@ -17,6 +16,15 @@ ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any], str], weights.Plan]] = 
 }
 # Some files hold a head although it is tied, and older ones hold frequencies although the configuration gives them.
 UNUSED = ("lm_head.weight", "rotary_emb.inv_freq")
+WIDEST = 2**24
+SIZES: Mapping[str, int] = {
+    "num_hidden_layers": 4096,
+    **dict.fromkeys(("vocab_size", "hidden_size", "lru_width", "intermediate_size", "head_dim"), WIDEST),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "conv1d_width"), WIDEST),
+    **dict.fromkeys(("attention_window_size", "max_position_embeddings"), 2**40),
+}
+"""The whole numbers of a `config.json` and their limits: a model is laid out before its tensors are looked for."""
+NUMBERS = ("rope_theta", "partial_rotary_factor", "logits_soft_cap")
 DEEPMIND_WINDOW = 2048 + 1  # its code sees 2048 keys before the token itself
 
 
@@ -50,17 +58,18 @@ def hugging_face(folder: Path, dtype: str) -> Released:
     Raises ValueError for an unknown architecture, a configuration that is not served, and a tensor that is missing,
     truncated, unknown or of another shape.
     """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"config.json is not JSON ({error}); download it again") from error
+    config = described.read(folder / "config.json")
     kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
-        raise ValueError(f"config.json has model_type={kind!r}; allowed: {', '.join(ARCHITECTURES)}")
+    if kind not in list(ARCHITECTURES):
+        said = described.shown(repr(kind))
+        raise ValueError(f"config.json has model_type={said}; allowed: {', '.join(ARCHITECTURES)}")
+    described.refuse_unlike(config, SIZES, NUMBERS)
     try:
         plan = ARCHITECTURES[kind](config, dtype)
     except KeyError as error:
         raise ValueError(f"config.json has no {error.args[0]!r}, which {kind} needs; download it again") from error
+    except (TypeError, AttributeError, ArithmeticError) as error:  # a list where a number should be, and the like
+        raise ValueError(f"config.json cannot be a {kind}'s ({error}); download it again") from error
     return _checked(plan, SafeTensors(folder), dtype, config)
 
 

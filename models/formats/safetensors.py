@@ -4,6 +4,7 @@ The library `safetensors` is not used: with NumPy it has failed on bfloat16, and
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +12,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from evalkit.models.formats import described
+from evalkit.models.formats.described import AGAIN
+
 DTYPES = {"F32": np.dtype("float32"), "F16": np.dtype("float16"), "BF16": np.dtype(jnp.bfloat16)}
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-AGAIN = "download it again"
+LONGEST_HEADER = 100_000_000  # the format's own limit
 
 
 class Entry(NamedTuple):
@@ -23,6 +27,11 @@ class Entry(NamedTuple):
     offset: int
     dtype: np.dtype
     shape: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The bytes of the file before what follows the tensor."""
+        return self.offset + self.dtype.itemsize * math.prod(self.shape)
 
 
 class SafeTensors:
@@ -43,7 +52,7 @@ class SafeTensors:
         """Returns one tensor, in the file's dtype."""
         file, offset, dtype, shape = self._entries[name]
         # Not memory-mapped: the pages of the file would count as memory of the process, beside the parameters.
-        return np.fromfile(file, dtype, count=int(np.prod(shape)), offset=offset).reshape(shape)
+        return np.fromfile(file, dtype, count=math.prod(shape), offset=offset).reshape(shape)
 
 
 def write(path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[Callable[[], np.ndarray]]) -> None:
@@ -66,14 +75,15 @@ def _files(folder: Path) -> list[Path]:
         if not (folder / SINGLE).is_file():
             raise ValueError(f"has neither {SINGLE} nor {INDEX}; {AGAIN}, weights in safetensors included")
         return [folder / SINGLE]
-    try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        files = [folder / name for name in sorted(set(index["weight_map"].values()))]
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{INDEX} is damaged; {AGAIN}") from error
+    parts = described.read(folder / INDEX).get("weight_map")
+    names = list(parts.values()) if isinstance(parts, dict) else []
+    # A name with a slash would lead out of the folder.
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise ValueError(f"{INDEX} is damaged; {AGAIN}")
+    files = [folder / name for name in sorted(set(names))]
     for file in files:
         if not file.is_file():
-            raise ValueError(f"has no {file.name}, which {INDEX} speaks of; {AGAIN}")
+            raise ValueError(f"has no {described.shown(file.name)}, which {INDEX} speaks of; {AGAIN}")
     return files
 
 
@@ -83,19 +93,25 @@ def _header(file: Path) -> dict[str, Entry]:
         start = 8 + int.from_bytes(opened.read(8), "little")
         if size < 8 or start > size:
             raise ValueError(f"{file.name} is truncated: {size} bytes, with a header of {start}; {AGAIN}")
+        if start > LONGEST_HEADER:
+            raise ValueError(f"{file.name} has a header of {start} bytes; allowed: {LONGEST_HEADER}; {AGAIN}")
         text = opened.read(start - 8)
-    try:
-        header = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{file.name} is no safetensors file: its header is not JSON; {AGAIN}") from error
+    header = described.mapping(text, f"the header of {file.name}")
     found = {name: _entry(file, start, name, facts) for name, facts in header.items() if name != "__metadata__"}
-    end = max((entry.offset + entry.dtype.itemsize * int(np.prod(entry.shape)) for entry in found.values()), default=0)
+    end = max((entry.end for entry in found.values()), default=0)
     if end > size:
         raise ValueError(f"{file.name} is truncated: {size} bytes of {end}; {AGAIN}")
     return found
 
 
-def _entry(file: Path, start: int, name: str, facts: Mapping[str, Any]) -> Entry:
-    if facts["dtype"] not in DTYPES:
-        raise ValueError(f"{name} in {file.name} is of dtype {facts['dtype']}; allowed: {', '.join(DTYPES)}")
-    return Entry(file, start + facts["data_offsets"][0], DTYPES[facts["dtype"]], tuple(facts["shape"]))
+def _entry(file: Path, start: int, name: str, facts: Any) -> Entry:
+    """A tensor's place; raises ValueError for a dtype that is not served, and for offsets that contradict its shape."""
+    if isinstance(facts, Mapping) and isinstance(facts.get("dtype"), str) and facts["dtype"] not in DTYPES:
+        dtype = described.shown(facts["dtype"])
+        raise ValueError(f"{described.shown(name)} in {file.name} is of dtype {dtype}; allowed: {', '.join(DTYPES)}")
+    match facts:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [first, last]}:
+            numbers = [*shape, first, last]
+            if all(map(described.whole, numbers)) and last - first == DTYPES[dtype].itemsize * math.prod(shape):
+                return Entry(file, start + first, DTYPES[dtype], tuple(shape))
+    raise ValueError(f"{file.name} is damaged at the tensor {described.shown(name)}; {AGAIN}")

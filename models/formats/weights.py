@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import numpy as np
 
+from evalkit.models.formats.described import shown
 from evalkit.models.model import Model, Params
 
 Path = tuple[str | int, ...]
@@ -62,7 +63,7 @@ def require(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
     """Raises ValueError if a configuration differs from `fixed` in a key that it has."""
     for key, value in fixed.items():
         if config.get(key, value) != value:
-            raise ValueError(f"config.json has {key}={config[key]!r}; only {value!r} is served")
+            raise ValueError(f"config.json has {key}={shown(repr(config[key]))}; only {value!r} is served")
 
 
 def read(plan: Plan, tensors: Tensors, dtype: str) -> Params:
@@ -92,7 +93,7 @@ def check(wanted: Sequence[Tensor], shapes: dict[str, Shape], unused: Sequence[s
     unknown = sorted(name for name in unknown if not name.endswith(tuple(unused)))
     if unknown:
         raise ValueError(
-            f"the tensor {unknown[0]} ({len(unknown)} in all) has no place in this architecture; "
+            f"the tensor {shown(unknown[0])} ({len(unknown)} in all) has no place in this architecture; "
             "give a checkpoint as it was released"
         )
 

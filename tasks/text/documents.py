@@ -71,7 +71,7 @@ def _json_lines(file: Path, field: str) -> Iterator[Document]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{file}, line {number + 1}, is not JSON ({error}); mend it or leave it out") from error
         yield from _document(file, number, row, field)
 
@@ -137,6 +137,10 @@ def _document(file: Path, number: int, row: object, field: str) -> Iterator[Docu
     if text is not None:
         if not isinstance(text, str):
             raise Named(f"{file}, row {number}, has a {type(text).__name__} in {field!r}; allowed: text")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise Named(f"{file}, row {number}, has half a character in {field!r} ({error.reason}); mend it") from error
         yield Document(f"{file}#{number}", text)
 
 

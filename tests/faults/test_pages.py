@@ -12,7 +12,7 @@ from evalkit.reports.writer import report
 from support.made_up_runs import run_record, write_run
 
 pytestmark = pytest.mark.fault
-MARKUP = "<script>alert('x')</script><img src=x onerror=alert(1)><!--<script>\"'&"
+MARKUP = "<script>alert('x')</script><img src=x onerror=alert(1)><!--<script>\"'&$\\frac{$"
 
 
 class Tags(HTMLParser):

@@ -17,6 +17,13 @@ PLANTED: tuple[Mutation, ...] = (
         '    admit(config, [*packages, *config[ALLOW]], f"{path}: ")',
         "tests/faults/test_trust.py",
     ),
+    Mutation(
+        "a_tensor_before_its_file",
+        "models/formats/safetensors.py",
+        "if all(map(described.whole, numbers)) and last - first ==",
+        "if last - first ==",
+        "tests/faults/test_hostile_files.py",
+    ),
 )
 
 if __name__ == "__main__":
