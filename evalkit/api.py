@@ -29,10 +29,10 @@ from evalkit.core.errors import UserError
 from evalkit.reports import comparison
 from evalkit.reports.pooling import find_runs
 from evalkit.session import run as session
+from evalkit.training.interrupt import STOPPED
 
 Folder = str | os.PathLike[str]
 """A folder; a `Run` is one too."""
-SIGNALS = (130, 143)
 AGAIN = "call evaluate again"
 
 
@@ -191,7 +191,7 @@ def _search(directory: Folder | None) -> dict[str, list[str]]:
 
 def _ended(code: int, folder: Path, again: str) -> None:
     """Raises what the exit code of a command says; `again` is what a user does after a signal."""
-    if code in SIGNALS:
+    if code in STOPPED:
         raise KeyboardInterrupt(f"stopped; {again}")
     if code:
         raise UserError(f"{folder} is done, but its evaluation does not hold what it promised (exit code {code})")

@@ -1,19 +1,21 @@
 """`python -m evalkit -m …`: a run of each of several values, listed and compared at the end."""
 
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from evalkit.session.sweeps import Ended
 
-SIGNALS = (130, 143)
 # Hydra names each run of a sweep as it starts.
 SILENT = "hydra.hydra_logging.root.level=ERROR"
 # Launchers of Hydra's that are packages of their own, and the extras that bring them.
@@ -22,6 +24,8 @@ LAUNCHERS = {
     "submitit_local": ("hydra-submitit-launcher", "slurm"),
     "submitit_slurm": ("hydra-submitit-launcher", "slurm"),
 }
+NOW, TIME = re.compile(r"\$\{now:([^}]*)\}"), "%Y-%m-%d_%H-%M-%S"
+SUBMITIT, SUBMITIT_FOLDER = ".submitit", "hydra.launcher.submitit_folder"
 
 
 def main(overrides: Sequence[str]) -> int:
@@ -37,23 +41,73 @@ def main(overrides: Sequence[str]) -> int:
 
     _refuse_missing_launcher(overrides)
     devices.use_every_core()
-    group, quiet = None, False
+    group, quiet, hydra = None, False, {}
     for combination in combinations(overrides):
         composed = compose(combination)
         if composed.choices.get("on_checkpoint") is not None:
             raise UserError(f"task={composed.choices['on_checkpoint']} takes one checkpoint at a time; leave -m out")
         experiment = prepared(composed)
-        group, quiet = experiment.wandb.group, experiment.quiet or quiet
+        group, quiet, hydra = experiment.wandb.group, experiment.quiet or quiet, composed.hydra
     from evalkit.session import logs, sweeps
 
     console = Console(stderr="format=json" in overrides, quiet=quiet)
+    words = [*overrides, *_named(overrides, hydra, group), *([SILENT] if quiet else [])]
     try:
-        with logs.shown(console):
-            ended = _launched([*_in_one_group(overrides, group), *([SILENT] if quiet else [])])
+        with logs.shown(console), _told(hydra["launcher"]["_target_"]):
+            ended = _launched(words)
     except SystemExit as stop:  # of a run that a signal stopped
         return stop.code if isinstance(stop.code, int) else 1
     sweeps.conclude(ended, console)
     return next((one.code for one in ended if one.code), 0)
+
+
+def job(config: Any, typed: list[str]) -> "Ended":
+    """One run of a sweep in the folder that Hydra gives it, where a job that was requeued goes on with it.
+
+    `typed` is the command line of the sweep, since a launcher's process has another. A run that failed does not stop
+    the others; a signal ends the sweep by SystemExit.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    from evalkit.configuration.experiment import experiment
+    from evalkit.core import devices
+    from evalkit.session import run
+    from evalkit.session.sweeps import Ended
+    from evalkit.training.interrupt import STOPPED
+
+    sys.orig_argv = typed
+    devices.use_every_core()
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        code = run.start_or_resume(experiment(config), folder)
+    except UserError as error:
+        print(f"evalkit: {error}", file=sys.stderr)
+        code = error.exit_code
+    if code in STOPPED:
+        raise SystemExit(code)
+    return Ended(str(folder), code)
+
+
+@contextmanager
+def _told(launcher: str) -> Iterator[None]:
+    """Says in one line what is left of a sweep that ends before its runs do; `launcher` is the class of Hydra's."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from evalkit.record.history import pasteable
+    from evalkit.session.hints import near
+
+    folder = near(Path(HydraConfig.get().sweep.dir))
+    left = f"compare what is finished with: {pasteable('compare', str(folder))}"
+    try:
+        yield
+    except KeyboardInterrupt:
+        jobs = "; jobs that were submitted go on" if "submitit" in launcher else ""
+        print(f"evalkit: stopped{jobs}; {left}", file=sys.stderr)
+        raise
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("submitit", "joblib"):
+            raise
+        raise UserError(f"a job ended without a result: {first_line(error)}; {left}") from error
 
 
 def _launched(overrides: Sequence[str]) -> "list[Ended]":
@@ -66,7 +120,8 @@ def _launched(overrides: Sequence[str]) -> "list[Ended]":
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         words = [*composition.forced(overrides), "hydra.mode=MULTIRUN"]
-        batches = hydra.multirun(config_name="config", task_function=job, overrides=words)
+        work = partial(job, typed=list(sys.orig_argv))
+        batches = hydra.multirun(config_name="config", task_function=work, overrides=words)
     return [done.return_value for batch in batches or [] for done in batch]
 
 
@@ -82,38 +137,23 @@ def _refuse_missing_launcher(overrides: Sequence[str]) -> None:
                 raise UserError(f"{text} needs {package}: pip install 'griffin-evalkit[{extra}]'") from error
 
 
-def _in_one_group(overrides: Sequence[str], group: str | None) -> list[str]:
-    """The overrides of a sweep whose runs are one group of W&B, named by its folder, else by the time.
+def _named(overrides: Sequence[str], hydra: Mapping[str, Any], group: str | None) -> list[str]:
+    """Names by the time at which the sweep begins: the folder of each run, that of submitit's files, W&B's group.
 
-    A `group` that was set stays, and so does one of W&B's own variable.
+    A job reads the clock when it runs, so that one that is requeued would not find its folder again. Jobs of
+    `submitit_local` are called by their process, whose number may have been that of an earlier one. `hydra` is its part
+    of the configuration; a `group` that was set stays, and so does one of W&B's own variable.
     """
     from hydra.core.hydra_config import HydraConfig
 
-    if group is not None or "WANDB_RUN_GROUP" in os.environ:
-        return list(overrides)
-    own_folder = any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in overrides)
-    name = Path(HydraConfig.get().sweep.dir).resolve().name if own_folder else f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    return [*overrides, f"wandb.group='sweep-{name}'"]
+    from evalkit.configuration.overrides import overrides_of
 
-
-def job(config: Any) -> "Ended":
-    """One run of a sweep in the folder that Hydra gives it; a signal ends the sweep by SystemExit.
-
-    A run that failed does not stop the others.
-    """
-    from hydra.core.hydra_config import HydraConfig
-
-    from evalkit.configuration.experiment import experiment, refuse_used
-    from evalkit.session import run
-    from evalkit.session.sweeps import Ended
-
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    try:
-        refuse_used(folder)
-        code = run.start(experiment(config), folder)
-    except UserError as error:
-        print(f"evalkit: {error}", file=sys.stderr)
-        code = error.exit_code
-    if code in SIGNALS:
-        raise SystemExit(code)
-    return Ended(str(folder), code)
+    now = datetime.now()
+    given = {text.lstrip("+").partition("=")[0] for text in overrides}
+    names = {"hydra.sweep.subdir": NOW.sub(lambda found: f"{now:{found[1]}}", hydra["sweep"]["subdir"])}
+    if SUBMITIT_FOLDER.rpartition(".")[2] in hydra["launcher"] and SUBMITIT_FOLDER not in given:
+        names[SUBMITIT_FOLDER] = f"${{hydra.sweep.dir}}/{SUBMITIT}/{now:{TIME}-%f}/%j"
+    if group is None and "WANDB_RUN_GROUP" not in os.environ:
+        own = Path(HydraConfig.get().sweep.dir).resolve().name
+        names["wandb.group"] = f"sweep-{own if 'hydra.sweep.dir' in given else f'{now:{TIME}}'}"
+    return overrides_of(names)

@@ -4,9 +4,8 @@ The same command again leaves finished runs alone and goes on with one that was 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -22,11 +21,9 @@ from evalkit.reports.comparison import compare
 from evalkit.reports.suite.report import write as write_suite
 from evalkit.session import logs, plan, run, suite
 from evalkit.session.plan import is_finished
+from evalkit.training.interrupt import STOPPED
 
 EVALUATE, STEP, RUN_FOLDER, DRY_RUN = "evaluate=", "step=", "hydra.run.dir=", "dry_run="
-STOPPED = (130, 143)
-# What decides the numbers of a run; where it logs to, and how, does not. One that was given more steps stays itself.
-DECIDING = ("task", "model", "train", "eval", "seed", "seeds", "parameters", "matmul_precision")
 
 
 class Member(NamedTuple):
@@ -155,21 +152,12 @@ def _refuse_begun_otherwise(folder: Path, member: Member) -> None:
     """Raises UserError for a run that was begun in `folder` with other settings."""
     path = folder / member.name / "config.yaml"
     if path.is_file():
-        begun, wanted = _deciding(from_file(path)), _deciding(member.experiment)
+        wanted = run.deciding(member.experiment)
         if member.part is not None and member.part.trials:
-            wanted["train"]["learning_rate"] = begun["train"]["learning_rate"]
-        before, now = (decides["train"].pop("steps") for decides in (begun, wanted))
-        other = [key for key in DECIDING if begun[key] != wanted[key]]
-        if not other and before < now:
-            other = ["train.steps"]
-        if other:
-            raise UserError(f"{path.parent} was begun with another {other[0]}; give another {RUN_FOLDER}FOLDER")
-
-
-def _deciding(experiment: Experiment) -> dict[str, Any]:
-    """What decides the numbers of a run; its training with the settings that older runs did not have yet."""
-    _, training = experiment.trained
-    return {**{key: experiment.config[key] for key in DECIDING}, "train": asdict(training)}
+            wanted["train"]["learning_rate"] = run.deciding(from_file(path))["train"]["learning_rate"]
+        other = run.begun_with_other(path.parent, wanted)
+        if other is not None:
+            raise UserError(f"{path.parent} was begun with another {other}; give another {RUN_FOLDER}FOLDER")
 
 
 def _do(folder: Path, member: Member) -> int:

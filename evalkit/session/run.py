@@ -8,8 +8,10 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -18,7 +20,7 @@ from evalkit.checkpoints import archives
 from evalkit.checkpoints.archives import is_archive
 from evalkit.checkpoints.loading import restore, trainer_of
 from evalkit.configuration.composition import typed
-from evalkit.configuration.experiment import Experiment, written
+from evalkit.configuration.experiment import Experiment, refuse_used, written
 from evalkit.configuration.notes import notes_of
 from evalkit.configuration.saved import EVALUABLE, RESUMABLE, from_file, save
 from evalkit.contract.experiment import hold
@@ -44,10 +46,12 @@ from evalkit.training.trainer import Trainer
 EARLIER = "before"
 """Where the folder of a run that was trained further keeps what it was."""
 AGAIN = "give the same command again"
+# What decides the numbers of a run; where it logs to, and how, does not.
+DECIDING = ("task", "model", "train", "eval", "seed", "seeds", "parameters", "matmul_precision")
 
 
 def start(experiment: Experiment, folder: Path) -> int:
-    """Trains, evaluates and reports in `folder`; returns the exit code (130 or 143 after a signal).
+    """Trains, evaluates and reports in `folder`; returns the exit code (after a signal 128 and its number).
 
     Raises BrokenPromise, before anything is written, for a task, a model or an evaluation that does not keep one.
     """
@@ -83,6 +87,37 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
             _refuse_other_evaluation(experiment, folder, overrides)
             return _say_finished(experiment, folder)
         return _go_on(experiment, folder)
+
+
+def start_or_resume(experiment: Experiment, folder: Path) -> int:
+    """Starts a run, or goes on with it where an earlier process of the same job had begun; returns the exit code.
+
+    A finished run stays as it is. Raises UserError where the folder holds a run with other settings.
+    """
+    if not (folder / "config.yaml").is_file():
+        refuse_used(folder)
+        return start(experiment, folder)
+    other = begun_with_other(folder, deciding(experiment))
+    if other is not None:
+        raise UserError(f"{folder} was begun with another {other}; give another hydra.sweep.dir or hydra.sweep.subdir")
+    return resume(folder, [])
+
+
+def deciding(experiment: Experiment) -> dict[str, Any]:
+    """What decides the numbers of a run; its training with the settings that older runs did not have yet."""
+    _, training = experiment.trained
+    return {**{key: experiment.config[key] for key in DECIDING}, "train": asdict(training)}
+
+
+def begun_with_other(folder: Path, wanted: Mapping[str, Any]) -> str | None:
+    """The first setting that the run in `folder` was begun with and that is another in `wanted`, as of `deciding`.
+
+    None if there is none; a run that was given more steps stays itself.
+    """
+    begun, steps = deciding(from_file(folder / "config.yaml")), wanted["train"]["steps"]
+    fewer, begun["train"]["steps"] = begun["train"]["steps"] < steps, steps
+    other = [key for key in DECIDING if begun[key] != wanted[key]]
+    return next(iter(other), "train.steps" if fewer else None)
 
 
 def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None) -> int:

@@ -1,11 +1,14 @@
-"""SIGINT and SIGTERM become a flag that the loop reads between dispatches, so that it can save first."""
+"""Signals to stop become a flag that the loop reads between dispatches, so that it can save first."""
 
 import signal
 import threading
 from types import FrameType
 from typing import Any, Self
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Slurm's `--signal` and submitit warn a job by one of the last two before they end it; Windows has neither.
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
+STOPPED = [128 + number for number in SIGNALS]
+"""The exit codes of what a signal stopped."""
 
 
 class Interrupted(Exception):
@@ -23,7 +26,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self.received: int | None = None
+        self.received: list[int] = []
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -36,10 +39,20 @@ class Watch:
             signal.signal(number, handler)
 
     def check(self) -> None:
-        """Raises Interrupted if a signal has come."""
-        if self.received is not None:
-            raise Interrupted(self.received)
+        """Acts on the signals that have come; call it when the state is saved.
+
+        A handler that a scheduler's library had set gets its signal now. It may end the process, so that the job is
+        requeued, or return, and the work goes on. Raises Interrupted for a signal without such a handler.
+        """
+        while self.received:
+            number = self.received[0]
+            handler = self._before.get(number)
+            if not callable(handler) or handler is signal.default_int_handler:
+                raise Interrupted(number)
+            handler(number, None)
+            self.received.remove(number)
+            signal.signal(number, self._note)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.received = number
+        self.received.append(number)
         signal.signal(number, self._before[number])

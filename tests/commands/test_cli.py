@@ -70,6 +70,7 @@ class Run:
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     stand_in, module = Run(), types.ModuleType("evalkit.session.run")
     module.__dict__.update(start=stand_in.start, resume=stand_in.resume, evaluate=stand_in.evaluate)
+    module.__dict__.update(start_or_resume=stand_in.start)  # of a sweep
     monkeypatch.setitem(sys.modules, "evalkit.session.run", module)
     monkeypatch.setattr("evalkit.session.run", module, raising=False)
     return stand_in
@@ -278,12 +279,24 @@ def test_the_runs_of_a_sweep_are_one_group_of_w_and_b(
     assert main(["-m", *GRIFFIN, "seed=1,2", *settings]) == 0
     (found,) = {experiment.wandb.group for experiment, _ in run.started}
     assert len(run.started) == 2 and (found == group if group is None else (found or "").startswith(group))
+    # A job that is requeued finds its folder again: the time in its name is the sweep's, not its own.
+    times, numbers = zip(*(folder.name.rsplit("_", 1) for _, folder in run.started), strict=True)
+    assert len(set(times)) == 1 and numbers == ("0", "1")
 
 
-def test_a_sweep_ends_when_it_is_interrupted(run: Run) -> None:
+def test_a_sweep_ends_when_it_is_interrupted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.outcome = lambda experiment: 130
     assert main(["-m", "task=induction_heads", "model=mqa,hawk"]) == 130
     assert len(run.started) == 1
+
+    def while_it_compiles(experiment: config.Experiment) -> int:
+        raise KeyboardInterrupt
+
+    run.outcome = while_it_compiles
+    capsys.readouterr()
+    assert main(["-m", "task=induction_heads", "model=mqa,hawk", "hydra.sweep.dir=runs/mine"]) == 130
+    said = capsys.readouterr().err
+    assert said == "evalkit: stopped; compare what is finished with: python -m evalkit compare runs/mine\n"
 
 
 def test_hydra_answers_its_own_flags(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,18 +1,30 @@
 """A sweep ends with its list and a comparison; a launcher that is not installed is one line."""
 
 import io
+import signal
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Self
 from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 
 from evalkit.__main__ import main
+from evalkit.core.rows import read
 from evalkit.reports.writer import report
 from evalkit.session.sweeps import Ended, conclude
+from evalkit.training.interrupt import Watch
 from support import tiny
 from support.made_up_runs import run_record, write_run
+
+
+class Stopped(Watch):
+    """A signal has always come already."""
+
+    def __enter__(self) -> Self:
+        self.received = [signal.SIGTERM]
+        return self
 
 
 def concluded(*ended: Ended) -> str:
@@ -48,6 +60,27 @@ def test_runs_of_several_tasks_are_listed_alone(runs: list[str], tmp_path: Path)
     report(other, Console(quiet=True))
     assert "not compared, for the runs are of several tasks" in concluded(Ended(runs[0], 0), Ended(str(other), 0))
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared", "blank_figures")
+def test_a_job_that_is_given_again_goes_on_with_its_run(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["-m", *tiny.OVERRIDES, f"hydra.sweep.dir={tmp_path}", "hydra.sweep.subdir='${model_name}'"]
+    with monkeypatch.context() as patched:
+        patched.setattr("evalkit.session.session.Watch", Stopped)
+        assert main(words) == 143
+    folder = tmp_path / "griffin"
+    assert tiny.last_step(read(folder).rows) == 2
+    assert main(words) == 0
+    assert tiny.rows(folder) == tiny.rows(tiny_run)
+    finished = tiny.files(folder)
+    assert main(words) == 0 and tiny.files(folder) == finished
+    assert main([*words, "train.learning_rate=1e-4"]) == 2
+    said = capsys.readouterr().err
+    assert f"{folder} was begun with another train; give another hydra.sweep.dir or hydra.sweep.subdir" in said
+    assert tiny.files(folder) == finished
 
 
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_slurm"])

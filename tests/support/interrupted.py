@@ -10,7 +10,7 @@ class StopAfterOneDispatch(Watch):
     """A signal has always come already."""
 
     def __enter__(self) -> Self:
-        self.received = signal.SIGINT
+        self.received = [signal.SIGINT]
         return self
 
     def __exit__(self, *_: object) -> None:
