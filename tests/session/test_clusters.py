@@ -1,19 +1,24 @@
-"""A sweep as jobs of Slurm, by submitit: a stand-in for Slurm runs on this machine what it is given."""
+"""Jobs of Slurm: a stand-in for it runs, on this machine, the script of `docs/clusters.md` and what submitit writes."""
 
 import os
 import re
+import shlex
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from evalkit.core.rows import read
+from evalkit.record import history
 from support import slurm, tiny
 
-pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs hydra-submitit-launcher")
-
+pytestmark = pytest.mark.slow
+needs_submitit = pytest.mark.skipif(find_spec("submitit") is None, reason="needs hydra-submitit-launcher")
 SWEEP = (
     "-m",
     "hydra/launcher=submitit_slurm",
@@ -24,52 +29,87 @@ SWEEP = (
     "hydra.launcher.array_parallelism=2",
 )
 STEPS = 400
-LONG = (f"train.steps={STEPS}", f"train.checkpoint_every={STEPS}", "train.eval_every=20", "model.pattern=[recurrent]")
+WORDS = (
+    *(text for text in tiny.OVERRIDES if "attention" not in text),
+    "model.pattern=[recurrent]",
+    f"train.steps={STEPS}",
+    f"train.checkpoint_every={STEPS}",
+    "train.eval_every=20",
+)
+
+
+def until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 900
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def warn(cluster: Path, log: str, number: int) -> None:
+    """Sends a signal to the job that works, as soon as the run that has this log trains."""
+
+    def trains() -> bool:
+        assert not (cluster / "slurm" / "ended").exists(), (cluster / "slurm" / "output").read_text()
+        return any(tiny.last_step(read(path.parent).rows) >= 2 for path in cluster.glob(log))
+
+    until(trains)
+    os.kill(int((cluster / "slurm" / "process").read_text()), number)
+
+
+def assert_went_on(cluster: Path, run: Path, job: str) -> None:
+    """The job was requeued once, began at the step at which it was stopped, and left every row once."""
+    assert (cluster / "slurm" / "scontrol").read_text() == f"requeue {job}\n"
+    first, second = [work.step or 0 for work in history.read(run)]
+    assert first == 0 < second < STEPS
+    trained = [entry["step"] for entry in read(run).rows if entry["split"] == "train" and entry["metric"] == "loss"]
+    assert trained == list(range(2, STEPS + 1, 2)) and (run / "report.html").is_file()
 
 
 @pytest.fixture(scope="module")
-def preempted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a sweep over two seeds, of which the first is preempted, and what its command printed."""
-    folder = tmp_path_factory.mktemp("cluster")
-    environment = slurm.installed(folder / "slurm")
-    words = [text for text in tiny.OVERRIDES if "attention" not in text and not text.startswith("model.pattern")]
-    command = tiny.command(*SWEEP, *words, *LONG, "seed=0,1", "hydra.sweep.dir=sweep")
-    with subprocess.Popen(
-        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as sweep:
-        while sweep.poll() is None:
-            logs = list(folder.glob("sweep/*/*/*_0/metrics.jsonl"))
-            if logs and tiny.last_step(read(logs[0].parent).rows) >= 2:
-                os.kill(int((folder / "slurm" / "process").read_text()), signal.SIGUSR2)
-                break
-            time.sleep(0.05)
-        printed, _ = sweep.communicate(timeout=500)
-    assert sweep.returncode == 0, printed
-    return folder, printed
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Where a sweep over two seeds ran, of which the first was preempted, and what its command printed."""
+    cluster = tmp_path_factory.mktemp("cluster")
+    command = tiny.command(*SWEEP, *WORDS, "seed=0,1", "hydra.sweep.dir=sweep")
+    environment, out = slurm.installed(cluster / "slurm"), subprocess.PIPE
+    with subprocess.Popen(command, env=environment, cwd=cluster, stdout=out, stderr=out, text=True) as sweep:
+        warn(cluster, "sweep/*/*/*_0/metrics.jsonl", signal.SIGUSR2)
+        printed, errors = sweep.communicate(timeout=900)
+    assert sweep.returncode == 0, errors
+    return cluster, printed
 
 
-@pytest.mark.slow
-def test_a_sweep_is_an_array_of_jobs(preempted: tuple[Path, str]) -> None:
-    folder, printed = preempted
-    script = (folder / "slurm" / "script.sh").read_text()
-    asked = re.findall("#SBATCH --(.+)", script)
-    wanted = {"array=0-1%2", "partition=gpu", "gpus-per-node=1", "time=240", "nodes=1", "signal=USR2@120"}
-    assert wanted <= set(asked)
+@needs_submitit
+def test_a_sweep_is_an_array_of_jobs(swept: tuple[Path, str]) -> None:
+    cluster, printed = swept
+    asked = re.findall("#SBATCH --(.+)", (cluster / "slurm" / "script.sh").read_text())
+    assert {"array=0-1%2", "partition=gpu", "gpus-per-node=1", "time=240", "nodes=1", "signal=USR2@120"} <= set(asked)
     assert "2 runs of this sweep, in sweep/induction_heads/griffin" in printed
-    assert sorted(path.name[-2:] for path in folder.glob("sweep/*/*/*")) == ["_0", "_1"]
-    (page,) = folder.glob("runs/compare/*/compare.html")
-    assert page.is_file()
+    assert sorted(path.name[-2:] for path in cluster.glob("sweep/induction_heads/griffin/*")) == ["_0", "_1"]
+    assert len(list(cluster.glob("runs/compare/*/compare.html"))) == 1
 
 
-@pytest.mark.slow
-def test_a_job_that_is_preempted_saves_is_requeued_and_goes_on(preempted: tuple[Path, str]) -> None:
-    folder, _ = preempted
-    assert (folder / "slurm" / "scontrol").read_text() == "requeue 100_0\n"
-    assert (folder / "slurm" / "started").read_text().split() == ["0", "0", "1"]
-    (run,) = folder.glob("sweep/*/*/*_0")
-    (other,) = folder.glob("sweep/*/*/*_1")
-    words = re.findall(r'"step": (\d+)', (run / "history.json").read_text())
-    assert words[0] == "0" and 0 < int(words[1]) < STEPS, "it began anew"
-    assert "python -m evalkit -m hydra/launcher=submitit_slurm" in (run / "history.json").read_text()
-    steps = [entry["step"] for entry in read(run).rows if entry["metric"] == "loss"]
-    assert steps == [entry["step"] for entry in read(other).rows if entry["metric"] == "loss"]
+@needs_submitit
+def test_a_job_that_is_preempted_goes_on_in_its_folder(swept: tuple[Path, str]) -> None:
+    cluster, _ = swept
+    (run,) = cluster.glob("sweep/induction_heads/griffin/*_0")
+    assert_went_on(cluster, run, "100_0")
+    assert (cluster / "slurm" / "started").read_text().split() == ["0", "0", "1"]
+    assert {work.command.split(" task=")[0] for work in history.read(run)} == {
+        "python -m evalkit -m hydra/launcher=submitit_slurm " + " ".join(SWEEP[2:])
+    }
+
+
+def test_the_script_of_the_page_requeues_a_run_that_is_out_of_time(tmp_path: Path) -> None:
+    page = (tiny.ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```bash\n(.*?)```", page, re.S)
+    assert "#SBATCH --signal=USR1@" in script
+    own = {"task=selective_copying model=griffin": shlex.join(WORDS), "srun python": f"srun {sys.executable}"}
+    for theirs, mine in own.items():
+        assert theirs in script
+        script = script.replace(theirs, mine)
+    (tmp_path / "job.sh").write_text(script)
+    environment = slurm.installed(tmp_path / "slurm")
+    subprocess.run(["sbatch", "job.sh"], env=environment, cwd=tmp_path, check=True)
+    warn(tmp_path, "runs/*/*/100/metrics.jsonl", signal.SIGUSR1)
+    until((tmp_path / "slurm" / "ended").exists)
+    assert_went_on(tmp_path, tmp_path / "runs" / "selective_copying" / "griffin" / "100", "100")

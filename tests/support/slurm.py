@@ -21,6 +21,7 @@ export SLURM_JOB_ID=100 SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 SLURM_NODEID=0 SLUR
             bash "$SLURM_FOLDER/script.sh"
         done
     done
+    touch "$SLURM_FOLDER/ended"
 ) > "$SLURM_FOLDER/output" 2>&1 &
 echo "Submitted batch job 100"
 """,
