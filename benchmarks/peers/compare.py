@@ -9,11 +9,10 @@ Every implementation is a process of its own that waits while another one is tim
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
+from process import Process
+
 STEP = {"batch": 32, "length": 256, "window": None, "scored": 1}
 
 
@@ -56,50 +55,14 @@ PEERS = {
 SCAN = "ASSOCIATIVE_NATIVE"
 
 
-class Process:
-    """One implementation, compiled and waiting."""
-
-    def __init__(self, name: str, folder: Path, case: dict):
-        python = sys.executable if name == "ours" else str(folder / name / "bin" / "python")
-        if not Path(python).exists():
-            raise SystemExit(f"{python} does not exist; run: bash benchmarks/peers/setup.sh {folder}")
-        self.process = subprocess.Popen(
-            [python, str(HERE / f"{name}_step.py"), json.dumps({**case, "scan": SCAN})],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.facts = self._read()
-
-    def steps(self, count: int) -> float:
-        """Milliseconds a step over `count` steps."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{count}\n")
-        self.process.stdin.flush()
-        return self._read()["ms"]
-
-    def stop(self) -> None:
-        """Ends the process."""
-        self.process.kill()
-        self.process.wait()
-
-    def _read(self) -> dict:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                return json.loads(line)
-        raise SystemExit(f"{self.process.args} ended with code {self.process.wait()}")
-
-
 def compare(name: str, folder: Path, rounds: int, steps: int) -> dict:
     """The times of one case, round by round, and the ratio of each peer to ours."""
-    processes = {who: Process(who, folder, CASES[name]) for who in ("ours", *PEERS[name])}
+    processes = {who: Process(who, "step", folder, CASES[name] | {"scan": SCAN}) for who in ("ours", *PEERS[name])}
     try:
         times = {who: [] for who in processes}
         for _ in range(rounds):
             for who, process in processes.items():
-                times[who].append(process.steps(steps))
+                times[who].append(process.times(steps))
     finally:
         for process in processes.values():
             process.stop()

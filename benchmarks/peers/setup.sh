@@ -9,5 +9,5 @@ make() {
     "$python" -m venv "$folder/$name"
     "$folder/$name/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
 }
-make recurrentgemma recurrentgemma==1.0.1 jax==0.10.2 flax==0.12.8 optax
+make recurrentgemma recurrentgemma==1.0.1 jax==0.10.2 flax==0.12.8 optax safetensors
 make transformers torch==2.13.0 transformers==5.23.0 numpy

@@ -165,7 +165,7 @@ def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
         own = [name for name in columns if any(name in row for row in rows)]
         if not own:
             continue
-        shown = {name: (NAMES | columns)[name] for name in (*names, *own)}
+        shown = {name: {**NAMES, **columns}[name] for name in (*names, *own)}
         table = Table(*(heading for heading, _ in shown.values()), box=None, header_style="bold")
         for row in rows:
             if "not_run" in row:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -40,3 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     if shape == "json":
         print(json.dumps(result), flush=True)
     return 0
+
+
+def _typed(key: str, value: Any) -> str:
+    """A setting as it is typed: a list in quotes, for the shell."""
+    text = f"{key}={value}".replace(" ", "")
+    return f"'{text}'" if isinstance(value, list) else text

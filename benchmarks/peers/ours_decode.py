@@ -1,0 +1,50 @@
+"""Greedy decoding by this project, as `evalkit generate` decodes: prompts as tokens in, texts out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import worker
+
+from evalkit.core import devices
+from evalkit.core.contracts import Pretrained
+from evalkit.inference.generation import generate
+from evalkit.models.formats import released
+
+
+class Numbers:
+    """A tokenizer whose text is the numbers of the tokens, so that texts are compared as tokens."""
+
+    name, bos, eos = "numbers", None, None
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        """The numbers in `text`."""
+        return [int(word) for word in text.split()]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The tokens as numbers."""
+        return " ".join(map(str, tokens))
+
+
+devices.use_every_core()
+case = worker.case()
+model, config, read = released.find(Path(case["folder"]), "float32")
+pretrained = Pretrained(model, read(), Numbers(config["vocab_size"]), case["folder"], "", None)
+texts: list[str] = []
+
+
+def take(calls: int) -> None:
+    """That many calls, each with all prompts."""
+    global texts
+    for _ in range(calls):
+        texts = generate(pretrained, case["prompts"], case["tokens"], batch_size=len(case["prompts"]))
+
+
+worker.serve(
+    take,
+    sum(leaf.size for leaf in jax.tree.leaves(pretrained.params)),
+    lambda: {"tokens": [Numbers(0).encode(text) for text in texts]},
+)
