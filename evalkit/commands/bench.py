@@ -14,11 +14,8 @@ def main(arguments: Sequence[str]) -> int:
     from evalkit.bench import measure
     from evalkit.bench.settings import OWN, PURPOSE, split
 
-    what = "\n".join(
-        f"  {name:<9} {text}\n{'':<12}"
-        + " ".join(f"{key}={value}".replace(" ", "") for key, value in OWN[name].items())
-        for name, text in PURPOSE.items()
-    )
+    defaults = {name: " ".join(_typed(key, value) for key, value in own.items()) for name, own in OWN.items()}
+    what = "\n".join(f"  {name:<10} {text}\n{'':<13}{defaults[name]}" for name, text in PURPOSE.items())
     parser = Page(
         "bench",
         f"Measure, and say on what machine.\n\n{what}\n\n"
