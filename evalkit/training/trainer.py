@@ -117,9 +117,10 @@ class Trainer:
         return 1 if self.by_seed else self.mesh.size
 
     @property
-    def _shardings(self) -> TrainState:
-        """How the state lies on the devices that work on it."""
-        return TrainState(*(NamedSharding(self.mesh, spec) for spec in _specs(self.by_seed)))
+    def _shardings(self) -> Any:
+        """How each part of the state lies on the devices that work on it, as a `TrainState`."""
+        parts: Any = [NamedSharding(self.mesh, spec) for spec in _specs(self.by_seed)]
+        return TrainState(*parts)
 
     def one_step(self, stage: Stage) -> ClosedJaxpr:
         """The operations of a single step of one seed."""
@@ -181,13 +182,14 @@ def _key(stage: Stage, loaded: Any) -> tuple[Any, ...]:
     return stage.length, stage.batch_size, jax.tree.structure(loaded)
 
 
-def _specs(by_seed: bool) -> TrainState:
-    """Along which axis each part of the state is split over the devices: all by seeds, or the streams as the batch.
+def _specs(by_seed: bool) -> Any:
+    """Along which axis each part of a `TrainState` is split over devices: all by seeds, or the streams as the batch.
 
     Streams lie with the sequences that begin from them, so that no device asks another for a state.
     """
-    whole = PartitionSpec(AXIS) if by_seed else PartitionSpec()
-    return TrainState(whole, whole, whole, whole, whole if by_seed else PartitionSpec(None, AXIS))
+    whole: Any = PartitionSpec(AXIS) if by_seed else PartitionSpec()
+    streams: Any = whole if by_seed else PartitionSpec(None, AXIS)
+    return TrainState(whole, whole, whole, whole, streams)
 
 
 def _shapes_on(sharding: NamedSharding, tree: Any) -> Any:

@@ -209,8 +209,8 @@ class CausalConv1D(nnx.Module):
         self.taps = taps
         if std is not None and not std > 0:
             raise ValueError(f"conv_init={std}; allowed: above 0, or null")
-        std = taps**-0.5 if std is None else std
-        self.kernel = nnx.Param(jax.random.normal(rngs.params(), (taps, width)) * std)
+        deviation = taps**-0.5 if std is None else std
+        self.kernel = nnx.Param(jax.random.normal(rngs.params(), (taps, width)) * deviation)
         self.bias = NoDecay(jnp.zeros((width,))) if bias else None
 
     def flops(self, length: int) -> int:
