@@ -2,8 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,32 +14,60 @@ import numpy as np
 from evalkit.checkpoints import hub as hub_checkpoints
 from evalkit.checkpoints import tokenizer_files
 from evalkit.checkpoints.loading import restore
-from evalkit.configuration.saved import checkpoint_of, from_file
-from evalkit.core.contracts import Params, Pretrained
+from evalkit.configuration.saved import checkpoint_of, from_file, plain_of
+from evalkit.core.contracts import AnyTask, LanguageModel, Params, Pretrained
 from evalkit.core.errors import UserError
 from evalkit.models.formats import released
-from evalkit.tasks.text.tokenizers import Bytes, Numbers
+from evalkit.tasks.text.tokenizers import Bytes, Numbers, Tokenizer
 from evalkit.training.state import params_of
 
 PUBLISHED_VOCABULARY, PUBLISHED_TRAIN_LENGTH = 256_000, 8192  # of RecurrentGemma and Gemma v1 alike
 
 
-def load(checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = ()) -> Pretrained:
+ATTENTION = "evalkit.models.mixers.attention.MQA"
+
+
+class Found(NamedTuple):
+    """A checkpoint whose weights are not read yet; `task` is what a run of ours was trained on, else None."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    task: AnyTask
+    read: Callable[[], Pretrained]
+    """Reads the weights, which may take minutes; raises UserError for those that cannot be read."""
+
+
+def load(
+    checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = (), cache_dtype: str | None = None
+) -> Pretrained:
     """A run of this project, RecurrentGemma or Gemma v1, from a folder or by its name on the hub.
 
     `dtype` is that of activations, and of the matrices of a model that others released; a run's first seed keeps its
-    float32 parameters. `allow_targets` are packages whose code a run may name, besides evalkit. Raises UserError,
-    before weights are read, for what cannot be found or is not served.
+    float32 parameters. `allow_targets` are packages whose code a run may name, besides evalkit. Attention keeps keys
+    and values in `cache_dtype`, by default in `dtype`, which rounds none of them. Raises UserError, before weights are
+    read, for what cannot be found or is not served.
     """
+    return find(checkpoint, dtype, allow_targets, cache_dtype).read()
+
+
+def find(
+    checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = (), cache_dtype: str | None = None
+) -> Found:
+    """As `load`, up to where the weights would be read."""
     folder = Path(checkpoint).expanduser()
     if not folder.is_dir():
         folder = hub_checkpoints.download(checkpoint)
-    try:
+    with _told(checkpoint):
         if (folder / "config.yaml").is_file():
-            return _run(folder, checkpoint, dtype, allow_targets)
-        return _theirs(folder, checkpoint, dtype)
-    except ValueError as error:
-        raise UserError(f"checkpoint {checkpoint}: {error}") from error
+            found = _run(folder, checkpoint, dtype, allow_targets, cache_dtype)
+        else:
+            found = _theirs(folder, checkpoint, dtype, cache_dtype)
+
+    def read() -> Pretrained:
+        with _told(checkpoint):
+            return found.read()
+
+    return found._replace(read=read)
 
 
 def load_for_text(checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = ()) -> Pretrained:
@@ -62,27 +92,47 @@ def digest(params: Params) -> str:
     return found.hexdigest()
 
 
-def _run(folder: Path, checkpoint: str, dtype: str, packages: Sequence[str]) -> Pretrained:
+@contextmanager
+def _told(checkpoint: str) -> Iterator[None]:
+    """Turns a `ValueError` in the block into a `UserError` that names the checkpoint."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"checkpoint {checkpoint}: {error}") from error
+
+
+def _run(folder: Path, checkpoint: str, dtype: str, packages: Sequence[str], cache_dtype: str | None) -> Found:
     """A run of ours: on text, on as many tokens as bytes have, or on tokens that stand for no text."""
     measured = checkpoint_of(folder / "config.yaml")
     if measured is not None:
         raise UserError(f"{checkpoint} measured the checkpoint {measured}; give that one")
-    experiment = from_file(folder / "config.yaml", [f"model.dtype={dtype}"], ("model.dtype",), packages)
+    mixers = plain_of(folder / "config.yaml", packages)["model"].get("mixers", {})
+    kept = [f"model.mixers.{name}.cache_dtype" for name, mixer in mixers.items() if mixer["_target_"] == ATTENTION]
+    changes = [f"model.dtype={dtype}", *(f"{key}={cache_dtype or dtype}" for key in kept)]
+    experiment = from_file(folder / "config.yaml", changes, ("model.dtype", *kept), packages)
     model, _ = experiment.trained
-    size = experiment.task.vocab_size
-    state, _ = restore(experiment, folder)
-    params = params_of(state, 0, experiment.parameters)
+    size, length = experiment.task.vocab_size, experiment.task.length
     tokenizer = experiment.feed.tokenizer
     settings = json.dumps([experiment.config["model"], size, tokenizer.name], sort_keys=True, default=str)
-    return Pretrained(model, params, tokenizer, checkpoint, digest(params), experiment.task.length, settings)
+
+    def read() -> Pretrained:
+        params = params_of(restore(experiment, folder)[0], 0, experiment.parameters)
+        return Pretrained(model, params, tokenizer, checkpoint, digest(params), length, settings)
+
+    return Found(model, tokenizer, experiment.task, read)
 
 
-def _theirs(folder: Path, checkpoint: str, dtype: str) -> Pretrained:
-    found = released.find(folder, dtype)
+def _theirs(folder: Path, checkpoint: str, dtype: str, cache_dtype: str | None) -> Found:
+    found = released.find(folder, dtype, cache_dtype)
     size = found.model.vocab_size
     tokenizer = tokenizer_files.read(folder, size, found.config)
-    params = found.read()
     published = PUBLISHED_TRAIN_LENGTH if size == PUBLISHED_VOCABULARY else None
     length = found.config.get("max_position_embeddings", published)
-    settings = json.dumps([{**found.config}, found.model.window, tokenizer_files.digest(folder)], sort_keys=True)
-    return Pretrained(found.model, params, tokenizer, checkpoint, digest(params), length, settings)
+    kept = [{**found.config}, found.model.window, tokenizer_files.digest(folder)]
+    settings = json.dumps([*kept, cache_dtype] if cache_dtype else kept, sort_keys=True)
+
+    def read() -> Pretrained:
+        params = found.read()
+        return Pretrained(found.model, params, tokenizer, checkpoint, digest(params), length, settings)
+
+    return Found(found.model, tokenizer, None, read)

@@ -20,6 +20,7 @@ VERBS = {
     "evaluate": Verb("evaluate", "evaluate a run again, at other lengths or on another task", composes=True),
     "compare": Verb("compare", "the curves of several runs in one figure"),
     "rows": Verb("rows", "every measurement of runs as a CSV table"),
+    "generate": Verb("generate", "what a run or a released model says after a prompt, or after each of a file"),
     "check": Verb("check", "whether a mixer, a task or an evaluation of your own keeps its promises", composes=True),
     "example": Verb("example", "list the tasks, or show an example of one, decoded", composes=True),
     "bench": Verb("bench", "how fast: a training step, the evaluation, the start, the recurrence alone", composes=True),

@@ -75,9 +75,9 @@ def checkpoint_of(path: Path) -> str | None:
     return _read(path).checkpoint
 
 
-def plain_of(path: Path) -> dict[str, Any]:
-    """A run's saved configuration as plain data, as if saved today; raises UserError."""
-    return composition.plain(_load(path, ()))
+def plain_of(path: Path, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """A run's saved configuration as plain data, as if saved today; `packages` as `from_file`. Raises UserError."""
+    return composition.plain(_load(path, packages))
 
 
 def save(config: Mapping[str, Any], path: Path) -> None:

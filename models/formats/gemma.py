@@ -17,7 +17,7 @@ FIXED = {
 }
 
 
-def from_hugging_face(config: Mapping[str, Any], dtype: str) -> Plan:
+def from_hugging_face(config: Mapping[str, Any], dtype: str, cache_dtype: str | None = None) -> Plan:
     """Returns the model of a `config.json` and its tensors' names; raises ValueError for an unsupported setting."""
     # The first releases say `hidden_act` "gelu" but mean the tanh form; `hidden_activation` is null or that form.
     require({**config, "hidden_act": config.get("hidden_activation") or FIXED["hidden_act"]}, FIXED)
@@ -29,6 +29,7 @@ def from_hugging_face(config: Mapping[str, Any], dtype: str) -> Plan:
         head_dim=config["head_dim"],
         window=None,
         rope_base=rope.get("rope_theta", 10_000.0),
+        cache_dtype=cache_dtype or dtype,
     )
     model = build(
         vocab_size=config["vocab_size"],

@@ -66,10 +66,10 @@ class Config:
         return float(jnp.asarray(self.width**0.5, jnp.bfloat16)) if self.scaled_embedding else 1.0
 
 
-def from_hugging_face(config: Mapping[str, Any], dtype: str) -> Plan:
+def from_hugging_face(config: Mapping[str, Any], dtype: str, cache_dtype: str | None = None) -> Plan:
     """Returns the model of a `config.json` and its tensors' names; raises ValueError for an unsupported setting."""
     parsed = parse(config)
-    return Plan(model(parsed, dtype), list(tensors(parsed)))
+    return Plan(model(parsed, dtype, cache_dtype), list(tensors(parsed)))
 
 
 def parse(config: Mapping[str, Any]) -> Config:
@@ -96,8 +96,8 @@ def parse(config: Mapping[str, Any]) -> Config:
     )
 
 
-def model(config: Config, dtype: str) -> Model:
-    """Builds the model that a configuration describes; it allocates no array."""
+def model(config: Config, dtype: str, cache_dtype: str | None = None) -> Model:
+    """Builds the model that a configuration describes; it allocates no array. A `cache_dtype` of None is `dtype`."""
     recurrent = partial(
         RecurrentBlock,
         width_rnn=config.width_rnn,
@@ -115,6 +115,7 @@ def model(config: Config, dtype: str) -> Model:
         rope_base=config.rope_base,
         rope_fraction=config.rope_fraction,
         output_bias=True,
+        cache_dtype=cache_dtype or dtype,
     )
     return build(
         vocab_size=config.vocab_size,

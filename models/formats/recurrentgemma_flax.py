@@ -8,14 +8,14 @@ from evalkit.models.formats.recurrentgemma import Config, model
 from evalkit.models.formats.weights import FLAT, NEGATED, ONE_PLUS, SAME, Layout, Path, Plan, Tensor
 
 
-def from_orbax(shapes: Mapping[str, tuple[int, ...]], window: int, dtype: str) -> Plan:
+def from_orbax(shapes: Mapping[str, tuple[int, ...]], window: int, dtype: str, cache_dtype: str | None = None) -> Plan:
     """Returns the model of DeepMind's own checkpoint, whose configuration is in the shapes of its tensors.
 
     The window is not in them. It counts the token itself, so give W + 1 for a checkpoint whose code sees W keys before
     the token. Raises ValueError for other shapes.
     """
     parsed = parse(shapes, window)
-    return Plan(model(parsed, dtype), list(tensors(parsed)))
+    return Plan(model(parsed, dtype, cache_dtype), list(tensors(parsed)))
 
 
 def parse(shapes: Mapping[str, tuple[int, ...]], window: int) -> Config:

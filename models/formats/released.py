@@ -10,7 +10,7 @@ from evalkit.models.formats.orbax import OrbaxTensors, is_checkpoint
 from evalkit.models.formats.safetensors import SafeTensors
 from evalkit.models.model import Model, Params
 
-ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any], str], weights.Plan]] = {
+ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any], str, str | None], weights.Plan]] = {
     "recurrent_gemma": recurrentgemma.from_hugging_face,
     "gemma": gemma.from_hugging_face,
 }
@@ -36,27 +36,28 @@ class Released(NamedTuple):
     read: Callable[[], Params]
 
 
-def find(folder: Path, dtype: str) -> Released:
+def find(folder: Path, dtype: str, cache_dtype: str | None = None) -> Released:
     """Opens `folder` by `hugging_face` if it has a `config.json`, else by `deepmind`.
 
     For the latter, the folder or exactly one of its subfolders is an Orbax checkpoint. Raises ValueError for anything
     else.
     """
     if (folder / "config.json").is_file():
-        return hugging_face(folder, dtype)
+        return hugging_face(folder, dtype, cache_dtype)
     inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and is_checkpoint(path)]
     found = [folder] if is_checkpoint(folder) else inside
     if len(found) != 1:
         several = f"; give one of {', '.join(path.name for path in found)} in it" if found else ""
         raise ValueError(f"it holds {len(found) or 'no'} checkpoints: no config.json, and Orbax's files{several}")
-    return deepmind(found[0], dtype)
+    return deepmind(found[0], dtype, cache_dtype)
 
 
-def hugging_face(folder: Path, dtype: str) -> Released:
+def hugging_face(folder: Path, dtype: str, cache_dtype: str | None = None) -> Released:
     """Opens RecurrentGemma or Gemma v1, with activations and matrices in `dtype`.
 
-    Raises ValueError for an unknown architecture, a configuration that is not served, and a tensor that is missing,
-    truncated, unknown or of another shape.
+    Keys and values are kept in `cache_dtype`; None: in `dtype`, which rounds none of them. Raises ValueError for an
+    unknown architecture, a configuration that is not served, and a tensor that is missing, truncated, unknown or of
+    another shape.
     """
     config = described.read(folder / "config.json")
     kind = config.get("model_type")
@@ -65,7 +66,7 @@ def hugging_face(folder: Path, dtype: str) -> Released:
         raise ValueError(f"config.json has model_type={said}; allowed: {', '.join(ARCHITECTURES)}")
     described.refuse_unlike(config, SIZES, NUMBERS)
     try:
-        plan = ARCHITECTURES[kind](config, dtype)
+        plan = ARCHITECTURES[kind](config, dtype, cache_dtype)
     except KeyError as error:
         raise ValueError(f"config.json has no {error.args[0]!r}, which {kind} needs; download it again") from error
     except (TypeError, AttributeError, ArithmeticError) as error:  # a list where a number should be, and the like
@@ -73,14 +74,14 @@ def hugging_face(folder: Path, dtype: str) -> Released:
     return _checked(plan, SafeTensors(folder), dtype, config)
 
 
-def deepmind(folder: Path, dtype: str, window: int = DEEPMIND_WINDOW) -> Released:
+def deepmind(folder: Path, dtype: str, cache_dtype: str | None = None, window: int = DEEPMIND_WINDOW) -> Released:
     """Opens RecurrentGemma from the Orbax checkpoint of its Flax release, with activations and matrices in `dtype`.
 
     `window` counts the token itself. Raises ValueError as `hugging_face` does.
     """
     tensors = OrbaxTensors(folder)
     try:
-        plan = recurrentgemma_flax.from_orbax(tensors.shapes, window, dtype)
+        plan = recurrentgemma_flax.from_orbax(tensors.shapes, window, dtype, cache_dtype)
     except (KeyError, IndexError) as error:
         raise ValueError(f"the tensor {error.args[0]} is missing or of another shape; download it again") from error
     return _checked(plan, tensors, dtype, {})

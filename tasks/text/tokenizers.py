@@ -1,9 +1,11 @@
 """Text to tokens and back: what a tokenizer must do here, the one that needs no file, and those that are one."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 
 
 @runtime_checkable
@@ -87,6 +89,36 @@ class Numbers:
     def decode(self, tokens: Sequence[int]) -> str:
         """The numbers, with spaces between."""
         return " ".join(map(str, tokens))
+
+
+class Symbols(Numbers):
+    """The tokens of a synthetic task by their names, as `describe` of the task shows them, or by their numbers.
+
+    A name that several tokens have stands for the first of them; a number that is a name is read as the name.
+    """
+
+    def __init__(self, vocab_size: int, describe: Callable[[np.ndarray], str]):
+        super().__init__(vocab_size)
+        self._describe = describe
+        names = [describe(np.array([token])) for token in range(vocab_size)]
+        self._tokens = {name: token for token, name in reversed(list(enumerate(names)))}
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of names and numbers with spaces between; raises ValueError for a word that is neither."""
+        tokens = []
+        for word in text.split():
+            if word not in self._tokens and not (word.isdecimal() and int(word) < self.vocab_size):
+                some = ", ".join(list(dict.fromkeys(reversed(self._tokens)))[:8])
+                raise ValueError(
+                    f"{word!r} is no token of this task; give its symbols ({some}, …), with spaces between, "
+                    f"or numbers from 0 to {self.vocab_size - 1}"
+                )
+            tokens.append(self._tokens[word] if word in self._tokens else int(word))
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The names, with spaces between."""
+        return self._describe(np.asarray(tokens, np.int32)) if len(tokens) else ""
 
 
 class TokenizerJson:

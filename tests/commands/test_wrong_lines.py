@@ -288,6 +288,20 @@ bench cost model=hawk scale=2b
 {G} scale=2b
 task=induction_heads model=mamba scale=1b
 {G} model.depth=0
+generate
+generate run
+generate run '' tokens=3
+generate run 'a b' 'c d'
+generate run 'a b' sampler=beam
+generate run 'a b' top_p=0
+generate run 'a b' top_k=3
+generate run 'a b' tokens=many
+generate run 'a b' dtype=int8
+generate run 'a b' stop_tokens=16
+generate run 'a zz'
+generate run file=nowhere.txt
+generate run file=nowhere.txt 'a b'
+generate nowhere 'a b'
 export
 export run
 export nowhere out

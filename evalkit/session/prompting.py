@@ -1,0 +1,151 @@
+"""What a checkpoint says after prompts: what is asked for is refused or read before the weights are."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from evalkit.checkpoints.pretrained import Found, find
+from evalkit.configuration.experiment import DTYPES
+from evalkit.core import devices
+from evalkit.core.checks import at_least, one_of
+from evalkit.core.contracts import Pretrained, Task
+from evalkit.core.errors import UserError
+from evalkit.inference.generation import Heard, generate
+from evalkit.inference.prefill import bucket
+from evalkit.inference.sampling import Sampler
+from evalkit.inference.texts import Said, ends_of
+from evalkit.tasks.text.tokenizers import Numbers, Symbols, Tokenizer
+
+LONGEST = 2**31 - 1
+"""Positions are 32-bit integers."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How texts are generated; `evalkit generate --help` says what each means. Raises ValueError for what cannot be."""
+
+    tokens: int = 128
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    batch_size: int = 8
+    chunk: int = 256
+    dtype: str = DTYPES[0]
+    cache_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "tokens", "batch_size", "chunk")
+        at_least(self, 0, "seed")
+        one_of(self, "dtype", DTYPES)
+        if self.cache_dtype is not None:
+            one_of(self, "cache_dtype", DTYPES)
+        _ = self.sampler
+
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses the tokens."""
+        return Sampler(self.temperature, self.top_k, self.top_p)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Prompts in the tokens of a checkpoint whose weights are not read yet."""
+
+    found: Found
+    tokenizer: Tokenizer
+    prompts: Sequence[Sequence[int]]
+    settings: Settings
+
+    def read(self) -> Pretrained:
+        """Reads the weights."""
+        return replace(self.found.read(), tokenizer=self.tokenizer)
+
+    def say(self, pretrained: Pretrained, said: Any, heard: Heard | None) -> list[Said]:
+        """The texts, see `generate`; with fewer prompts than rows there are fewer rows."""
+        asked = self.settings
+        return generate(
+            pretrained,
+            self.prompts,
+            asked.tokens,
+            stop=asked.stop,
+            stop_tokens=asked.stop_tokens,
+            sampler=asked.sampler,
+            seed=asked.seed,
+            batch_size=_rows(asked, self.prompts),
+            chunk=min(asked.chunk, max(map(len, self.prompts))),
+            said=said,
+            heard=heard,
+        )
+
+
+def ready(checkpoint: str, prompts: Sequence[str], settings: Settings) -> Ready:
+    """Finds the checkpoint and turns prompts into its tokens; raises UserError, before weights are read, in one line.
+
+    Refused are an empty prompt, one that is no text of the tokenizer, stop tokens that the vocabulary has not, and
+    prompts whose caches would not fit into this machine's memory.
+    """
+    found = find(checkpoint, settings.dtype, settings.cache_dtype)
+    tokenizer = found.tokenizer
+    if isinstance(tokenizer, Numbers) and isinstance(found.task, Task):
+        tokenizer = Symbols(tokenizer.vocab_size, found.task.describe)
+    first = [] if tokenizer.bos is None else [tokenizer.bos]
+    tokens = []
+    for number, prompt in enumerate(prompts):
+        which = "the prompt" if len(prompts) == 1 else f"prompt {number}"
+        try:
+            encoded = tokenizer.encode(prompt)
+        except ValueError as error:
+            raise UserError(f"{which}: {error}") from error
+        if not encoded:
+            raise UserError(f"{which} is empty; give at least one token of text")
+        tokens.append([*first, *encoded])
+    try:
+        ends_of(tokenizer, settings.stop, settings.stop_tokens)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    _refuse_too_long(found, tokens, settings)
+    return Ready(found, tokenizer, tokens, settings)
+
+
+def prompts_in(file: Path) -> list[Mapping[str, Any]]:
+    """The prompts of a file, each as `prompt` of what its line says; raises UserError for what is none."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"file={file} cannot be read ({error}); give a text with a prompt a line") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line) if file.suffix == ".jsonl" else line
+        except ValueError as error:
+            raise UserError(f"{file}, line {number} is no JSON ({error}); give a string or an object") from error
+        entry = {"prompt": entry} if isinstance(entry, str) else entry
+        if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
+            raise UserError(f'{file}, line {number} has no prompt; give a string, or an object with "prompt"')
+        found.append(entry)
+    if not found:
+        raise UserError(f"file={file} has no prompt; give one a line")
+    return found
+
+
+def _rows(settings: Settings, prompts: Sequence[Any]) -> int:
+    return min(settings.batch_size, len(prompts))
+
+
+def _refuse_too_long(found: Found, prompts: Sequence[Sequence[int]], settings: Settings) -> None:
+    longest, rows = max(map(len, prompts)), _rows(settings, prompts)
+    size = bucket(longest + settings.tokens)
+    needed, there = found.model.cache_bytes(rows, min(size, LONGEST)), devices.memory_bytes()
+    if size > LONGEST or needed > max(there, devices.accelerator_bytes()):
+        raise UserError(
+            f"a prompt of {longest:,} tokens and {settings.tokens:,} after it take a cache of {needed / 2**30:,.1f} GiB"
+            f" for {rows} rows, and this machine has {there / 2**30:,.1f} GiB; give a shorter prompt or fewer rows"
+            " (batch_size=…)"
+        )
