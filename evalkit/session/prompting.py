@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.checkpoints.pretrained import Found, find
+from evalkit.configuration.capacity import Need, refuse_beyond_positions, refuse_too_large
 from evalkit.configuration.experiment import DTYPES
-from evalkit.core import devices
 from evalkit.core.checks import at_least, one_of
 from evalkit.core.contracts import Pretrained, Task
 from evalkit.core.errors import UserError
@@ -17,9 +17,6 @@ from evalkit.inference.prefill import bucket
 from evalkit.inference.sampling import Sampler
 from evalkit.inference.texts import Said, ends_of
 from evalkit.tasks.text.tokenizers import Numbers, Symbols, Tokenizer
-
-LONGEST = 2**31 - 1
-"""Positions are 32-bit integers."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +138,8 @@ def _rows(settings: Settings, prompts: Sequence[Any]) -> int:
 
 def _refuse_too_long(found: Found, prompts: Sequence[Sequence[int]], settings: Settings) -> None:
     longest, rows = max(map(len, prompts)), _rows(settings, prompts)
-    size = bucket(longest + settings.tokens)
-    needed, there = found.model.cache_bytes(rows, min(size, LONGEST)), devices.memory_bytes()
-    if size > LONGEST or needed > max(there, devices.accelerator_bytes()):
-        raise UserError(
-            f"a prompt of {longest:,} tokens and {settings.tokens:,} after it take a cache of {needed / 2**30:,.1f} GiB"
-            f" for {rows} rows, and this machine has {there / 2**30:,.1f} GiB; give a shorter prompt or fewer rows"
-            " (batch_size=…)"
-        )
+    size, asked = bucket(longest + settings.tokens), f"a prompt of {longest:,} tokens and {settings.tokens:,} after it"
+    refuse_beyond_positions(asked, size)
+    of = f"the cache, {rows} of them in a batch"
+    instead = "give a shorter prompt, or fewer rows by batch_size="
+    refuse_too_large(iter([Need(asked, found.model.cache_bytes(rows, size), of, instead)]))

@@ -1,6 +1,7 @@
-"""`evalkit generate`: what a run says is what its model says, as text or as JSON lines; bad input is one line, early."""
+"""`evalkit generate`: a run says what its model says, as text or as JSON lines; bad input is one line, early."""
 
 import json
+from functools import lru_cache
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -9,60 +10,58 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.checkpoints import loading, pretrained
-from evalkit.core import devices
+from evalkit.configuration import capacity
 from evalkit.tasks.text.tokenizers import Symbols
-from support import tiny
+from support.shrunk import applied
 
 NEW = 6
 
 
-@pytest.fixture(scope="module")
-def folder(shared: None, blank_figures: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a global cache, too."""
-    return tiny.trained(tmp_path_factory.mktemp("said") / "run", "model.mixers.attention.window=null")
+load = lru_cache(loading.load)
 
 
 def greedy(folder: Path, tokens: list[int]) -> list[int]:
     """Token after token, each from all before it at once."""
-    run = loading.load(folder)
-    said = list(tokens)
+    run, said = load(folder), list(tokens)
     for _ in range(NEW):
-        logits, _ = run.apply(run.params, jnp.asarray([said]))
-        said.append(int(np.asarray(logits)[0, -1].argmax()))
+        padded = np.zeros((1, 4 + NEW), np.int32)  # one program for all lengths: what comes after changes nothing
+        padded[0, : len(said)] = said
+        logits, _ = applied(run.model)(run.params, jnp.asarray(padded))
+        said.append(int(np.asarray(logits)[0, len(said) - 1].argmax()))
     return said[len(tokens) :]
 
 
-def test_a_prompt_in_symbols_is_answered_in_symbols(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", str(folder), "a b ★ 3", f"tokens={NEW}"]) == 0
-    printed, task = capsys.readouterr(), loading.load(folder).task
-    assert printed.out == task.describe(np.asarray(greedy(folder, [0, 1, 15, 3]))) + "\n"
+def test_a_prompt_in_symbols_is_answered_in_symbols(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(tiny_run), "a b ★ 3", f"tokens={NEW}"]) == 0
+    printed, task = capsys.readouterr(), load(tiny_run).task
+    assert printed.out == task.describe(np.asarray(greedy(tiny_run, [0, 1, 15, 3]))) + "\n"
     assert printed.err.startswith(f"{NEW} tokens in ") and " tokens/s, the first after " in printed.err
 
 
-def test_a_file_becomes_json_lines_with_all_that_its_lines_said(folder: Path, tmp_path: Path) -> None:
+def test_a_file_becomes_json_lines_with_all_that_its_lines_said(tiny_run: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('"a b c d"\n\n{"prompt": "0 1 ★", "id": 7}\n{"prompt": "p"}\n'.replace('p"}', 'b b"}'))
+    prompts.write_text('"a b c d"\n\n{"prompt": "0 1 ★", "id": 7}\n{"prompt": "b b"}\n')
     words = [f"tokens={NEW}", f"file={prompts}", f"out={tmp_path / 'said.jsonl'}", "batch_size=2", "stop_tokens=15"]
-    assert main(["generate", str(folder), *words]) == 0
+    assert main(["generate", str(tiny_run), *words]) == 0
     lines = sorted(map(json.loads, (tmp_path / "said.jsonl").read_text().splitlines()), key=lambda line: line["index"])
     assert [line["prompt"] for line in lines] == ["a b c d", "0 1 ★", "b b"] and lines[1]["id"] == 7
     for line, tokens in zip(lines, ([0, 1, 2, 3], [0, 1, 15], [1, 1]), strict=True):
-        expected = greedy(folder, tokens)
+        expected = greedy(tiny_run, tokens)
         cut = expected.index(15) + 1 if 15 in expected else NEW
         assert line["tokens"] == expected[:cut]
 
 
 def test_what_is_refused_is_refused_before_weights_are_read(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object) -> None:
         raise AssertionError("weights are read")
 
     monkeypatch.setattr(pretrained, "restore", never)
-    monkeypatch.setattr(devices, "memory_bytes", lambda: 2**20)
+    monkeypatch.setattr(capacity, "memory_bytes", lambda: 2**8)
     long = " ".join(["a"] * 20_000)
     for words, said in (
-        ([long], "a prompt of 20,000 tokens and 128 after it take a cache of 0.0 GiB for 1 rows, and this machine has"),
+        ([long], "a prompt of 20,000 tokens and 128 after it takes at least"),
         (["a", "sampler=beam"], "sampler is no setting of generate; allowed: tokens, seed"),
         (["a", "top_p=0"], "top_p=0.0; allowed: above 0"),
         (["a", "temperature=-1"], "temperature=-1.0; allowed: 0"),
@@ -70,7 +69,7 @@ def test_what_is_refused_is_refused_before_weights_are_read(
         (["a", "stop_tokens=16"], "stop_tokens holds 16; allowed: 0 to 15"),
         (["a zz"], "the prompt: 'zz' is no token of this task; give its symbols (a, b, c"),
     ):
-        assert main(["generate", str(folder), *words]) == 2
+        assert main(["generate", str(tiny_run), *words]) == 2
         error = capsys.readouterr().err
         assert error.startswith(f"evalkit: {said}") and error.count("\n") == 1
 
@@ -84,7 +83,7 @@ def test_names_stand_for_the_first_token_that_has_them_and_numbers_for_themselve
         names.encode("5")
 
 
-def test_keys_and_values_are_kept_in_the_dtype_that_is_asked_for(folder: Path) -> None:
+def test_keys_and_values_are_kept_in_the_dtype_that_is_asked_for(tiny_run: Path) -> None:
     for settings, itemsize in ((("float32",), 4), (("bfloat16",), 2), (("float32", "bfloat16"), 2)):
-        cache = pretrained.find(str(folder), *settings).model.init_cache(1, 8)
+        cache = pretrained.find(str(tiny_run), *settings).model.init_cache(1, 8)
         assert {block.keys.dtype.itemsize for block in cache if hasattr(block, "keys")} == {itemsize}
