@@ -1,7 +1,7 @@
 """`evalkit generate`: a run says what its model says, as text or as JSON lines; bad input is one line, early."""
 
 import json
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -11,8 +11,10 @@ import pytest
 from evalkit.__main__ import main
 from evalkit.checkpoints import loading, pretrained
 from evalkit.configuration import capacity
-from evalkit.tasks.text.tokenizers import Symbols
-from support.shrunk import applied
+from evalkit.core.errors import UserError
+from evalkit.session import prompting
+from evalkit.tasks.text.tokenizers import Numbers, Symbols
+from support.shrunk import applied, shrunk
 
 NEW = 6
 
@@ -58,10 +60,7 @@ def test_what_is_refused_is_refused_before_weights_are_read(
         raise AssertionError("weights are read")
 
     monkeypatch.setattr(pretrained, "restore", never)
-    monkeypatch.setattr(capacity, "memory_bytes", lambda: 2**8)
-    long = " ".join(["a"] * 20_000)
     for words, said in (
-        ([long], "a prompt of 20,000 tokens and 128 after it takes at least"),
         (["a", "sampler=beam"], "sampler is no setting of generate; allowed: tokens, seed"),
         (["a", "top_p=0"], "top_p=0.0; allowed: above 0"),
         (["a", "temperature=-1"], "temperature=-1.0; allowed: 0"),
@@ -72,6 +71,26 @@ def test_what_is_refused_is_refused_before_weights_are_read(
         assert main(["generate", str(tiny_run), *words]) == 2
         error = capsys.readouterr().err
         assert error.startswith(f"evalkit: {said}") and error.count("\n") == 1
+
+
+def test_a_prompt_longer_than_there_is_memory_for_is_refused_before_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a global cache; that of a window or a state is as large for any prompt."""
+    models = (shrunk("mqa"), True), (shrunk("griffin"), False)
+    monkeypatch.setattr(capacity, "memory_bytes", lambda: 2**20)
+    for model, refused in models:
+        found = pretrained.Found(model, Numbers(16), None, lambda: pytest.fail("weights are read"))
+        monkeypatch.setattr(prompting, "find", lambda *_, found=found: found)
+        asked = partial(prompting.ready, "anything", ["1 " * 20_000] * 3, prompting.Settings(batch_size=2))
+        if not refused:
+            assert len(asked().prompts) == 3
+            continue
+        words = (
+            "a prompt of 20,000 tokens and 128 after it takes at least .* 2 of them in a batch.*give a shorter prompt"
+        )
+        with pytest.raises(UserError, match=words):
+            asked()
 
 
 def test_names_stand_for_the_first_token_that_has_them_and_numbers_for_themselves() -> None:
