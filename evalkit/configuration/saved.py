@@ -157,6 +157,8 @@ def _read(path: Path) -> DictConfig:
     for name, kinds in PARTS.items():
         if not isinstance(content[name], kinds):
             raise UserError(f"{path}: {name} is a {type(content[name]).__name__}; it has settings, so mend it")
+    if set(content["data"]) != {"path"}:
+        raise UserError(f"{path}: data has {', '.join(map(str, content['data'])) or 'nothing'}; it has path alone")
     return DictConfig(content)
 
 

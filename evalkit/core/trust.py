@@ -56,12 +56,13 @@ def strangers(content: Any) -> dict[str, str]:
 def refuse_unnamed(content: Any, packages: Iterable[str], where: str = "") -> None:
     """Raises UserError for a `_target_` of a package that is neither evalkit nor among `packages`.
 
-    What the user named once, in the same package at the same place, counts as named. Nothing is imported to know.
+    What the user named once, in the same package at the same place, counts as named. Nothing is imported to know. Where
+    there is no such package, importing it says so.
     """
     known, remembered = frozenset(packages), _remembered()
     for path, target in strangers(content).items():
         package = package_of(target)
-        if package not in known and (target, _place(package)) not in remembered:
+        if package not in known and _is_there(package) and (target, _place(package)) not in remembered:
             raise UserError(
                 f"{where}{path}._target_={target} would run code of the package {package}, which you have not named; "
                 f"if you trust it, give allow_targets=[{package}]"
@@ -93,7 +94,7 @@ def refuse_unnamed_kind(kind: str, prefix: str) -> None:
     package = package_of(kind)
     if kind.startswith(prefix) or (package in sys.modules and package != OURS):
         return
-    if (kind, _place(package)) not in _remembered():
+    if _is_there(package) and (kind, _place(package)) not in _remembered():
         raise UserError(
             f"the kind of report {kind!r} would run code of the package {package}, which you have not named; "
             f"if you trust it, evaluate the run again with allow_targets=[{package}]"
@@ -154,6 +155,10 @@ def _keep(pairs: Iterable[tuple[str, str | None]]) -> None:
         _file().parent.mkdir(parents=True, exist_ok=True)
         with _file().open("a", encoding="utf-8") as file:
             file.write("".join(f"{json.dumps(pair)}\n" for pair in dict.fromkeys(new)))
+
+
+def _is_there(package: str) -> bool:
+    return package in sys.modules or _place(package) is not None
 
 
 def _place(package: str) -> str | None:

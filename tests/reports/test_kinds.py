@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from evalkit.core import trust
 from evalkit.core.errors import UserError
 from evalkit.core.rows import BENCHMARKS, Record, row
 from evalkit.reports.comparison import compare
@@ -40,6 +41,7 @@ def printed(console: Console) -> str:
 def test_a_kind_outside_the_package_is_reported_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "somebodys_kind.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
+    trust.remember(["somebodys_kind"])
     folders = []
     for model in ("hawk", "griffin"):
         record = run_record(model, kind="somebodys_kind")
