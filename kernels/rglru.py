@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from evalkit.kernels.dispatch import Implementation, check, dispatch
 from evalkit.kernels.gates import gate_gradients, gates, gates_with_reset, without
 from evalkit.kernels.passes import Gated, GatedGradient, Kernel
+from evalkit.kernels.sharded import is_split, split_scan
 from evalkit.kernels.xla import Scan, adjoint
 
 
@@ -47,6 +48,10 @@ def rglru(
         h0 = jnp.zeros((x.shape[0], x.shape[2]), jnp.float32)
     flags = None if reset is None else reset.astype(jnp.int32)
     inputs = Inputs(x, recurrence, entry, rate.astype(jnp.float32), h0.astype(jnp.float32), flags)
+    if is_split():
+        a, gated = _gated_input(recurrence, entry, x, inputs.rate, flags, unit_reset)
+        h, last = split_scan(gated, a, inputs.h0)
+        return h.astype(x.dtype), last
     return _rglru(inputs, unit_reset, implementation)
 
 

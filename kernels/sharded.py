@@ -2,9 +2,13 @@
 
 A whole shard is one step of a linear recurrence, with the product of its `a` as decay and its last state from zero as
 input. So each shard exchanges two arrays `[b, d]`, whatever the length of the sequence.
+
+A program of all devices (`jax.shard_map`) over the mesh axis `SEQUENCE` gives each device its own part of time, in
+order. JAX knows that while it traces, so there a mixer asks `split_scan` and `across` for what it needs of the others.
 """
 
 from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +17,46 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Bool, Float
 
 from evalkit.kernels.scan import linear_scan
+
+SEQUENCE = "sequence"
+"""The mesh axis over which a whole model's time is split."""
+Tree = TypeVar("Tree")
+
+
+def is_split() -> bool:
+    """Returns whether what is traced now has a part of time alone."""
+    return SEQUENCE in jax.sharding.get_abstract_mesh().manual_axes
+
+
+def split_scan(
+    x: Float[Array, "b t d"], a: Float[Array, "b t d"], h0: Float[Array, "b d"] | None
+) -> tuple[Float[Array, "b t d"], Float[Array, "b d"]]:
+    """Returns the states of this device's part of time, and the last of all; `h0` is the state before all of it.
+
+    As `linear_scan`, without a gradient of its own. Where time is not split, there is no such part.
+    """
+    accumulate = jnp.promote_types(x.dtype, jnp.float32)
+    if h0 is None:
+        h0 = jnp.zeros((x.shape[0], x.shape[2]), accumulate)
+    wide = (value.astype(accumulate) for value in (x, a, h0))
+    h, last = _states(*wide, axis=SEQUENCE, reverse=False)
+    return h.astype(x.dtype), last
+
+
+def across(before: Tree, after: Tree) -> tuple[Tree, Tree]:
+    """Returns what stands before this device's part of time, and what stands after that of all devices.
+
+    `before` stands before all of it, and `after` after this device's part: leaves are arrays of one shape. `after` must
+    not depend on `before`, as the last inputs of a convolution do not where a device has more tokens than these. Where
+    time is not split, both are returned as they are.
+    """
+    if not is_split():
+        return before, after
+    devices, here = lax.axis_size(SEQUENCE), lax.axis_index(SEQUENCE)
+    following = [(device, device + 1) for device in range(devices - 1)]
+    moved = jax.tree.map(lambda x: lax.ppermute(x, SEQUENCE, following), after)
+    own = jax.tree.map(lambda first, other: jnp.where(here == 0, first, other.astype(first.dtype)), before, moved)
+    return own, jax.tree.map(lambda x: lax.all_gather(x, SEQUENCE)[-1], after)
 
 
 def sharded_linear_scan(

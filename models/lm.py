@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
-from evalkit.models.layers.mixer import Cache, Decaying, Mixer, flops_of, refuse_no_mixer
+from evalkit.models.layers.mixer import Cache, Decaying, Mixer, Split, flops_of, refuse_no_mixer
 from evalkit.models.layers.modules import GatedMLP, NoDecay, RMSNorm
 from evalkit.models.layers.products import product_transposed
 from evalkit.models.layers.shapes import Activations, Logits, Places, Positions, States, Tokens
@@ -128,6 +128,13 @@ class LanguageModel(nnx.Module):
                 found[number] = block.mixer.decays(block.mixer_norm(x))
             x, _ = block(x, None, None, None)
         return found
+
+    def check_split(self, steps: int) -> None:
+        """Raises ValueError for a mixer that cannot work where time is split, `steps` tokens on each device."""
+        for block in self.blocks:
+            if not isinstance(block.mixer, Split):
+                raise ValueError(f"{type(block.mixer).__name__} cannot have its time split over devices")
+            block.mixer.check_split(steps)
 
     def flops(self, length: int) -> int:
         """See `Counted`: the embedding and the head, every block, and the last norm."""

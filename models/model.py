@@ -41,6 +41,8 @@ class Model:
     _decay: Params
     _init_cache: Callable[[int, int], tuple[Cache, ...]]
     _flops: Callable[[int], int]
+    check_split: Callable[[int], None]
+    """Raises ValueError if its time cannot be split over devices, so many tokens each (`kernels.sharded`)."""
 
     def apply(
         self,
@@ -173,6 +175,7 @@ def build(
         _decay=_decay_of(_parameters_alone(state)),
         _init_cache=abstract.init_cache,
         _flops=abstract.flops,
+        check_split=abstract.check_split,
     )
 
 

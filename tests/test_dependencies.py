@@ -77,7 +77,11 @@ def licence(package: str) -> str | None:
         return None
     said = about.get("License-Expression") or about.get("License") or ""
     classified = [text.rpartition(":: ")[2] for text in about.get_all("Classifier") or [] if text.startswith("License")]
-    short = said if said and "\n" not in said and len(said) < 60 else OF_CLASSIFIERS.get(" ".join(classified))
+    short = (
+        said
+        if said not in ("", "UNKNOWN") and "\n" not in said and len(said) < 60
+        else OF_CLASSIFIERS.get(" ".join(classified))
+    )
     return None if short is None else SPDX.get(short, short)
 
 

@@ -103,6 +103,8 @@ class Experiment:
             self._check_stages(self.train)
             self._check_state_passing(self.train)
         self.eval.check(self.task)
+        if self.model is not None:
+            self.eval.check_model(self.model)
 
     @cached_property
     def feed(self) -> Feed:

@@ -289,6 +289,16 @@ class LanguageModel(Protocol):
 
 
 @runtime_checkable
+class Split(Protocol):
+    """Optional: a language model whose time may be split over devices (`kernels.sharded`)."""
+
+    @property
+    def check_split(self) -> Callable[[int], None]:
+        """Raises ValueError if it cannot be, with so many tokens on each device."""
+        ...
+
+
+@runtime_checkable
 class Progress(Protocol):
     """Where an evaluation says how far it is."""
 
@@ -390,6 +400,10 @@ class Evaluation(ABC):
 
     def check(self, task: AnyTask) -> None:
         """Raises ValueError if it asks of `task` what that cannot give, before anything is trained."""
+        return None
+
+    def check_model(self, model: LanguageModel) -> None:
+        """Raises ValueError if it asks of `model` what that cannot do, before anything is written."""
         return None
 
     def check_tokens(self, task: AnyTask, tokenizer: Tokenizer) -> None:

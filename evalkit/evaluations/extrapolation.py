@@ -9,11 +9,12 @@ from jax import Array
 
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
-from evalkit.core.checks import at_least, at_least_or_null, between_or_null
+from evalkit.core.checks import at_least, at_least_or_null, between_or_null, one_of
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, Trained
 from evalkit.core.objective import Tally
 from evalkit.core.rows import Row
 from evalkit.core.statistics import wilson
+from evalkit.inference.split import ROWS, SEQUENCE, SHARED, refuse_unsplit, split_tallies
 from evalkit.inference.streaming import stream_tallies
 
 LOOK_EVERY = 32
@@ -42,6 +43,7 @@ class Extrapolation(Evaluation):
       marks (accuracy): a length does not end early while one of these is inside its 95% interval.
       reset_every (tokens): a control: every state is forgotten after so many tokens; null: never.
       span (tokens): accuracy is also reported of every so many positions, of those that are scored; null: not.
+      devices: `rows` gives each device whole sequences, `sequence` a part of `chunk` tokens of every one.
     """
 
     kind = "evalkit.reports.accuracy"
@@ -60,6 +62,7 @@ class Extrapolation(Evaluation):
     marks: list[float] = field(default_factory=lambda: [0.95, 0.99])
     reset_every: int | None = None
     span: int | None = None
+    devices: str = ROWS
 
     def __post_init__(self) -> None:
         at_least(self, 1, "sequences", "long_sequences", "long_from", "chunk", "batch_size", "during_sequences")
@@ -68,6 +71,9 @@ class Extrapolation(Evaluation):
                 raise ValueError(f"length {length} in lengths or during; allowed: 1 or more")
         at_least_or_null(self, 1, "max_length", "reset_every", "during_every", "span")
         between_or_null(self, 0, 1, "interval")
+        one_of(self, "devices", SHARED)
+        if self.devices == SEQUENCE and self.span is not None:
+            raise ValueError(f"devices=sequence and span={self.span}; spans need devices=rows")
 
     @property
     def pieces(self) -> int:
@@ -81,6 +87,11 @@ class Extrapolation(Evaluation):
         feed = feed_of(task)
         for length in (*filter(self._runs, self.lengths), *self.during):
             feed.check_answers(length)
+
+    def check_model(self, model: LanguageModel) -> None:
+        """Raises ValueError for a model whose time cannot be split over devices, if it is to be."""
+        if self.devices == SEQUENCE:
+            refuse_unsplit(model, self.chunk)
 
     def held(self) -> list[tuple[str, int, int]]:
         """A batch at the longest length that is run, and at the longest that is looked at while training."""
@@ -151,8 +162,8 @@ class Extrapolation(Evaluation):
                 example = example._replace(positions=_restarting(example.tokens.shape, self.reset_every))
             # A last batch that is not full keeps its shape, and the program with it; sequences beyond are left out.
             used = min(self.batch_size, sequences - done, LOOK_EVERY - done % LOOK_EVERY if looks else sequences)
-            chunk = spans.every or self.chunk
-            tallies = stream_tallies(trained.model, params, example, chunk, trained.check_interrupt)
+            read = split_tallies if self.devices == SEQUENCE else stream_tallies
+            tallies = read(trained.model, params, example, spans.every or self.chunk, trained.check_interrupt)
             for metric, values in spans.last_of(tallies, used).scores().items():
                 totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())
             done += used

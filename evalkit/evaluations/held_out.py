@@ -4,11 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from evalkit.core.contracts import Pretrained
 from evalkit.core.rows import Row
-from evalkit.inference.scoring import Request, Scorer
+from evalkit.inference.scoring import LOGITS_AT_A_TIME, Request, Scorer
+from evalkit.inference.split import read_split
+from evalkit.tasks import Example
 from evalkit.tasks.text.corpus import Span
 
 Losses = list[np.ndarray]
@@ -104,3 +107,33 @@ def losses_of(
         check_interrupt()
         losses[index] = -found.logprobs
     return [losses[index] for index in range(len(requests))]
+
+
+def split_losses_of(
+    pretrained: Pretrained,
+    chunk: int,
+    check_interrupt: Callable[[], None],
+    sequences: Sequence[np.ndarray],
+    scored: int,
+) -> Losses:
+    """As `losses_of`, each sequence split over the devices, `chunk` tokens each at a time."""
+    bos = pretrained.tokenizer.bos
+    rows = [np.asarray([*([] if bos is None else [bos]), *sequence], np.int32) for sequence in sequences]
+    together = max(1, LOGITS_AT_A_TIME // (chunk * pretrained.tokenizer.vocab_size))
+    losses: Losses = []
+    for start in range(0, len(rows), together):
+        members = rows[start : start + together]
+        with jax.default_matmul_precision("highest"):
+            read = read_split(pretrained.model, pretrained.params, _next_tokens(members), chunk, check_interrupt)
+            found = np.concatenate([part.loss for part in read], axis=1)
+        losses += [found[at, len(row) - 1 - scored : len(row) - 1] for at, row in enumerate(members)]
+    return losses
+
+
+def _next_tokens(rows: Sequence[np.ndarray]) -> Example:
+    """Every token of each row with the one after it as its target; what is shorter than the longest ends in pads."""
+    length = max(map(len, rows)) - 1
+    padded = np.stack([np.pad(row, (0, length + 1 - len(row))) for row in rows])
+    places = np.arange(length)[None]
+    positions = np.where(places < np.asarray([[len(row) - 1] for row in rows]), places, -1)
+    return Example(padded[:, :-1], padded[:, 1:], positions >= 0, positions)

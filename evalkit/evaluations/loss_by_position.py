@@ -8,11 +8,12 @@ from itertools import pairwise
 import numpy as np
 
 from evalkit.core.batches import feed_of
-from evalkit.core.checks import above, at_least, at_least_or_null
+from evalkit.core.checks import above, at_least, at_least_or_null, one_of
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Trained
 from evalkit.core.rows import Row
-from evalkit.evaluations.held_out import Document, Losses, Subject, drawn, longest_of, losses_of
+from evalkit.evaluations.held_out import Document, Losses, Subject, drawn, longest_of, losses_of, split_losses_of
 from evalkit.evaluations.passages import Passages
+from evalkit.inference.split import ROWS, SEQUENCE, SHARED, refuse_unsplit
 from evalkit.record import text_rows
 from evalkit.tasks.text.corpus import Span
 
@@ -41,6 +42,7 @@ class LossByPosition(Evaluation):
       documents (documents): documents that are read at most, the longest ones; each in what it is long enough for.
       cache_gib (GiB): the size of a sequence's cache, at most.
       chunk (tokens): tokens of a sequence that are in memory at a time.
+      devices: `rows` gives each device whole sequences, `sequence` a part of `chunk` tokens of every one.
     """
 
     kind = "evalkit.reports.text"
@@ -57,6 +59,7 @@ class LossByPosition(Evaluation):
     documents: int = 64
     cache_gib: float = 2.0
     chunk: int = 2048
+    devices: str = ROWS
 
     def __post_init__(self) -> None:
         at_least(self, 1, "length", "windows", "bins", "passages", "passage", "documents", "chunk")
@@ -71,6 +74,7 @@ class LossByPosition(Evaluation):
         if not 0 < self.helped <= 1:
             raise ValueError(f"helped={self.helped}; allowed: above 0, at most 1")
         above(self, 0, "cache_gib")
+        one_of(self, "devices", SHARED)
 
     @property
     def pieces(self) -> int:
@@ -80,6 +84,11 @@ class LossByPosition(Evaluation):
     def check(self, task: AnyTask) -> None:
         """Raises ValueError for a task that is no text."""
         feed_of(task).check_documents()
+
+    def check_model(self, model: LanguageModel) -> None:
+        """Raises ValueError for a model whose time cannot be split over devices, if it is to be."""
+        if self.devices == SEQUENCE:
+            refuse_unsplit(model, self.chunk)
 
     def limits(self, model: LanguageModel) -> list[str]:
         """What does not fit into `cache_gib`."""
@@ -101,8 +110,9 @@ class LossByPosition(Evaluation):
 
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of every seed, the windows first."""
+        losses = split_losses_of if self.devices == SEQUENCE else losses_of
         subjects = [
-            Subject(row, partial(losses_of, trained.pretrained(index), self.chunk, trained.check_interrupt))
+            Subject(row, partial(losses, trained.pretrained(index), self.chunk, trained.check_interrupt))
             for index, (_, row) in enumerate(trained.each(split="test"))
         ]
 

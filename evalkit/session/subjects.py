@@ -40,6 +40,7 @@ def open_checkpoint(experiment: Experiment) -> Opened:
     own.refuse_unreachable()  # before the weights, which take minutes
     pretrained = load_for_text(experiment.checkpoint, experiment.dtype, experiment.allow_targets)
     try:
+        experiment.eval.check_model(pretrained.model)
         experiment.eval.check_tokens(experiment.task, pretrained.tokenizer)
     except ValueError as error:
         raise UserError(str(error)) from error

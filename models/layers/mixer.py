@@ -65,6 +65,15 @@ class Decaying(Protocol):
 
 
 @runtime_checkable
+class Split(Protocol):
+    """Optional: a mixer that, told the positions, works where time is split over devices (`kernels.across`)."""
+
+    def check_split(self, steps: int) -> None:
+        """Raises ValueError if it cannot, with `steps` tokens on each device."""
+        ...
+
+
+@runtime_checkable
 class Counted(Protocol):
     """Optional: a mixer that says what it computes; the others are counted by XLA (`flops_of`).
 

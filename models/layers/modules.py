@@ -7,6 +7,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from evalkit.kernels import across
 from evalkit.models.layers.products import product
 from evalkit.models.layers.shapes import Activations, Positions
 
@@ -213,6 +214,11 @@ class CausalConv1D(nnx.Module):
         self.kernel = nnx.Param(jax.random.normal(rngs.params(), (taps, width)) * deviation)
         self.bias = NoDecay(jnp.zeros((width,))) if bias else None
 
+    def check_split(self, steps: int) -> None:
+        """Raises ValueError where time is split, and a device has fewer tokens than the next one needs of it."""
+        if self.taps - 1 > steps:
+            raise ValueError(f"conv_width={self.taps} reaches beyond the {steps} tokens of a device")
+
     def flops(self, length: int) -> int:
         """See `Counted`: a multiply and an add for each tap of a channel, and an add for each bias."""
         taps, width = self.kernel.shape
@@ -231,9 +237,10 @@ class CausalConv1D(nnx.Module):
         together = jnp.take_along_axis(x, order[..., None], axis=1)
         segments = jnp.cumsum(jnp.take_along_axis(positions == 0, order, axis=1), axis=1)
         segments = jnp.pad(segments, ((0, 0), (self.taps - 1, 0)))
+        state, after = across(state, self._state(state, together, segments, valid))
         y = self._convolve(jnp.concatenate([state, together], axis=1), segments)
         back = jnp.argsort(order, axis=1)
-        return jnp.take_along_axis(y, back[..., None], axis=1), self._state(state, together, segments, valid)
+        return jnp.take_along_axis(y, back[..., None], axis=1), after
 
     def _convolve(self, inputs: Float[Array, "b s d"], segments: Int[Array, "b s"] | None) -> Activations:
         """Returns the sum over taps, without inputs of an earlier segment."""

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from evalkit.kernels import linear_scan, linear_state
+from evalkit.kernels import across, is_split, linear_scan, linear_state, split_scan
 from evalkit.models.layers.shapes import Activations, Positions, PositionsOfAll, Rows
 
 
@@ -18,7 +18,7 @@ def after(positions: PositionsOfAll, next_position: Rows) -> Rows:
     valid = positions >= 0
     last = jnp.argmax(jnp.where(valid, jnp.arange(positions.shape[1])[None], -1), axis=1)[:, None]
     position = jnp.take_along_axis(positions, last, axis=1)[:, 0] + 1
-    return jnp.where(valid.any(axis=1), position, next_position).astype(jnp.int32)
+    return across(next_position, jnp.where(valid.any(axis=1), position, next_position).astype(jnp.int32))[1]
 
 
 def scanned(
@@ -29,6 +29,8 @@ def scanned(
     if positions is not None:
         pad = (positions < 0)[..., None]
         a, entering, reset = jnp.where(pad, 1.0, a), jnp.where(pad, 0.0, entering), positions == 0
+    if is_split():
+        return split_scan(entering, a if reset is None else jnp.where(reset[..., None], 0.0, a), h)
     return linear_scan(entering, a, h, reset=reset)
 
 

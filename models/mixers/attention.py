@@ -14,6 +14,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from evalkit.kernels import across, is_split
 from evalkit.models.layers.modules import Linear, side_by_side
 from evalkit.models.layers.positions import continued
 from evalkit.models.layers.shapes import Activations, Keys, Positions, PositionsOfAll, Queries
@@ -125,9 +126,14 @@ class MQA(nnx.Module):
         """Local attention of several tokens a row, and the cache after them."""
         size, steps = cache.keys.shape[1], queries.shape[1]
         stored = followed_by(in_order(cache), new)
+        after = newest(stored, size, padded=padded)
+        if is_split():
+            before, after = across(in_order(cache), after)
+            # Each device counts its own resets, so that they are counted from the keys of the device before.
+            new = new._replace(segments=new.segments + (before.segment - cache.segment)[:, None])
+            cache, stored = before, followed_by(before, new)
         # Without pads the newest keys stand last and in order, so each block of queries sees only a band of them.
         among = partial(self._among, stored, new, queries, aligned=not padded)
-        after = newest(stored, size, padded=padded)
         if not DECODED < steps <= size:
             return among(), after
         # After an empty cache a prompt sees its own keys alone: most of the stored slots are empty then.
@@ -141,6 +147,13 @@ class MQA(nnx.Module):
             return attend_filled(queries, stored.keys, stored.values, marks, stored.written.max())
         keys, values = stored.keys.astype(queries.dtype), stored.values.astype(queries.dtype)
         return attend(queries, keys, values, marks, self.window, aligned=aligned)
+
+    def check_split(self, steps: int) -> None:
+        """See `Split`: a device needs the window of the device before, and no more."""
+        if self.window is None:
+            raise ValueError("global attention needs all earlier tokens on every device")
+        if self.window > steps:
+            raise ValueError(f"attention has window={self.window}, more than the {steps} tokens of a device")
 
     def init_cache(self, batch: int, length: int) -> AttentionCache:
         """Returns an empty cache for `length` keys, or for a window of keys if that is fewer."""

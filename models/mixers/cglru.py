@@ -125,3 +125,7 @@ class ComplexRecurrentBlock(TwoBranches):
             implementation=implementation,
         )
         super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, rngs=rngs)
+
+    def check_split(self, steps: int) -> None:
+        """Raises ValueError: a complex recurrence is computed by one device."""
+        raise ValueError("a complex recurrence cannot have its time split over devices")

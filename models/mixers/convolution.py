@@ -57,6 +57,10 @@ class BaseConv(nnx.Module):
         inputs = jnp.zeros((batch, self.conv.taps - 1, self.width), jnp.float32)
         return ConvolutionCache(inputs, jnp.zeros((batch,), jnp.int32))
 
+    def check_split(self, steps: int) -> None:
+        """See `Split`: of the device before it needs the last inputs of the convolution."""
+        self.conv.check_split(steps)
+
     def flops(self, length: int) -> int:
         """See `Counted`: the map, the convolution, and their product."""
         return self.gate.flops(length) + self.conv.flops(length) + length * self.width

@@ -61,6 +61,10 @@ class MinGRUBlock(nnx.Module):
             next_position=jnp.zeros((batch,), jnp.int32),
         )
 
+    def check_split(self, steps: int) -> None:
+        """See `Split`: of the device before it needs the last inputs of the convolution, and its state."""
+        self.conv.check_split(steps)
+
     def flops(self, length: int) -> int:
         """See `Counted`: the maps and the convolution, and of each channel δ, z g(h̃) and the recurrence."""
         parts = (self.conv, self.gate, self.candidate, self.output)

@@ -200,6 +200,10 @@ class TwoBranches(nnx.Module):
             next_position=jnp.zeros((batch,), jnp.int32),
         )
 
+    def check_split(self, steps: int) -> None:
+        """See `Split`: of the device before it needs the last inputs of the convolution, and its state."""
+        self.conv.check_split(steps)
+
     def flops(self, length: int) -> int:
         """See `Counted`: the three maps, the convolution, the unit, and the product of both branches."""
         parts = (self.input, self.gate, self.conv, self.rglru, self.output)

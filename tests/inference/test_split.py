@@ -1,0 +1,127 @@
+"""What devices read of a sequence together is what one device reads of it, on 4 CPU devices of a process of its own."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from evalkit.core.contracts import Pretrained
+from evalkit.core.rows import Row, value
+from evalkit.evaluations.extrapolation import Extrapolation
+from evalkit.evaluations.held_out import losses_of, split_losses_of
+from evalkit.inference.split import read_split, refuse_unsplit
+from evalkit.inference.streaming import stream_tally
+from evalkit.tasks import Example
+from evalkit.tasks.text.tokenizers import Numbers
+from support import tiny
+from support.evaluated import trained_of
+from support.shrunk import WINDOW, experiment, params_of, shrunk
+
+DEVICES = 4
+CHUNK = WINDOW  # the shortest part of a device that local attention takes
+LENGTH = 77  # two turns of all devices, and a third in which the second device's part ends in padding
+TOLERANCE = 1e-5
+SPLIT = ("hawk", "griffin")
+MORE = ("hawk_ungated", "hawk_convex", "mingru", "mqa_local")
+
+
+def example(vocab_size: int, restarts: bool) -> Example:
+    """Three rows, scored here and there; with `restarts`, documents of 23 tokens, which begin within parts."""
+    rng = np.random.default_rng(0)
+    tokens, targets = (rng.integers(0, vocab_size, (3, LENGTH)).astype(np.int32) for _ in range(2))
+    positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32) % 23, tokens.shape) if restarts else None
+    return Example(tokens, targets, rng.random(tokens.shape) < 0.5, positions)
+
+
+def of_tallies(name: str, restarts: bool) -> float:
+    """How far the mean loss of any row is from that of the stream, and any count of hits, which is whole."""
+    model = shrunk(name)
+    given = example(model.vocab_size, restarts)
+    read = list(read_split(model, params_of(model), given, CHUNK, lambda: None))
+    loss, hits = (np.concatenate([getattr(part, field) for part in read], axis=1) for field in ("loss", "correct"))
+    wanted = stream_tally(model, params_of(model), given, CHUNK)
+    mask = np.asarray(given.mask)
+    of_loss = np.abs((loss * mask).sum(axis=1) - wanted.loss) / mask.sum(axis=1)
+    return float(max(of_loss.max(), np.abs((hits * mask).sum(axis=1) - wanted.correct).max()))
+
+
+def of_losses(name: str) -> float:
+    """How far any token's loss is from the scorer's, of sequences of several lengths."""
+    model = shrunk(name, "task.vocab_size=64")
+    held = Pretrained(model, params_of(model), Numbers(64), "", "", None)
+    sequences = [np.random.default_rng(seed).integers(0, 64, size) for seed, size in enumerate((LENGTH, 40, LENGTH))]
+    pairs = zip(*(read(held, 16, lambda: None, sequences, 30) for read in (losses_of, split_losses_of)), strict=True)
+    return max(float(np.abs(one - other).max()) for one, other in pairs)
+
+
+def of_evaluation() -> list[float]:
+    """How far each row of the evaluation is from that of `devices=rows`."""
+    held = Extrapolation(lengths=[20, 50], sequences=3, batch_size=2, chunk=CHUNK)
+    trained = trained_of(experiment("griffin"))
+
+    def rows(devices: str) -> list[Row]:
+        return list(replace(held, devices=devices).run(trained))
+
+    pairs = list(zip(rows("rows"), rows("sequence"), strict=True))
+    assert all({**one, "total": 0} == {**other, "total": 0} for one, other in pairs)
+    return [abs((value(one) or 0) - (value(other) or 0)) for one, other in pairs]
+
+
+PROGRAM = f"""
+import json, sys
+import jax
+jax.config.update("jax_num_cpu_devices", {DEVICES})
+sys.path[:0] = ["tests", "tests/inference"]
+import test_split
+assert jax.device_count() == {DEVICES}
+models = test_split.SPLIT + (test_split.MORE if sys.argv[1] == "every model" else ())
+found = {{f"{{name}} {{restarts}}": test_split.of_tallies(name, restarts) for name in models for restarts in (0, 1)}}
+found |= {{"losses": test_split.of_losses("griffin"), "rows": max(test_split.of_evaluation())}}
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["two models", pytest.param("every model", marks=pytest.mark.exhaustive)])
+def test_devices_read_together_what_one_reads_alone(which: str) -> None:
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, which]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tiny.ROOT, env=tiny.environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) >= 2 * len(SPLIT) + 2
+    assert all(apart < TOLERANCE for apart in found.values()), found
+
+
+def test_one_device_reads_it_all() -> None:
+    assert jax.device_count() == 1
+    assert of_tallies("griffin", True) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("model", "chunk", "said"),
+    [
+        ("mqa", 64, "global attention needs all earlier tokens on every device"),
+        ("griffin", WINDOW - 1, f"attention has window={WINDOW}, more than the {WINDOW - 1} tokens of a device"),
+        ("hawk", 2, "conv_width=4 reaches beyond the 2 tokens of a device"),
+        ("hawk_complex", 64, "a complex recurrence cannot have its time split over devices"),
+        ("gla", 64, "MatrixStateBlock cannot have its time split over devices"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_before_anything_runs(model: str, chunk: int, said: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        refuse_unsplit(shrunk(model), chunk)
+    assert str(refused.value) == f"devices=sequence with chunk={chunk}, but {said}; give devices=rows"
+
+
+def test_the_command_refuses_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
+    from evalkit.__main__ import main
+
+    words = ["task=induction_heads", "model=mqa", "eval.devices=sequence", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "global attention needs all earlier tokens on every device" in said
+    assert not (tmp_path / "run").exists()
