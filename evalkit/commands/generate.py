@@ -31,7 +31,8 @@ A run on a synthetic task reads the symbols that `example` shows, or token ids, 
   batch_size=8      prompts that are read together
   chunk=256         tokens of each prompt that are in memory at a time
   dtype=float32     of activations and of a released model's matrices, or bfloat16
-  cache_dtype=null  of attention's keys and values; null: as dtype"""
+  cache_dtype=null  of attention's keys and values; null: as dtype
+  allow_targets=[mine]  packages, of a run's own, whose code may run"""
 WHOLE, NUMBER, WORD = "a whole number", "a number", "a word"
 Parse = Callable[[str], Any]
 
@@ -54,6 +55,10 @@ def _ids(text: str) -> tuple[int, ...]:
     return tuple(int(each) for each in text.strip("[]").split(","))
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.strip("[]").split(","))
+
+
 def _or_null(parse: Parse) -> Parse:
     return lambda text: None if text == "null" else parse(text)
 
@@ -73,6 +78,7 @@ SETTINGS: Mapping[str, tuple[Parse, str]] = {
     "stop_tokens": (_ids, "token ids with commas between"),
     "dtype": (str, WORD),
     "cache_dtype": (_or_null(str), WORD),
+    "allow_targets": (_names, "packages with commas between"),
     "file": (Path, WORD),
     "out": (Path, WORD),
     "format": (_shape, "text or json"),
@@ -111,9 +117,10 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         raise UserError(str(error)) from error
     entries = [{"prompt": prompt}] if output.file is None else prompting.prompts_in(output.file.expanduser())
+    prompts = [str(entry["prompt"]) for entry in entries]
     devices.use_every_core()
     devices.spare_memory()
-    _show(prompting.ready(given.checkpoint, [entry["prompt"] for entry in entries], settings), entries, output)
+    _show(prompting.ready(given.checkpoint, prompts, settings), entries, output)
     return 0
 
 

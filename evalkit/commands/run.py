@@ -203,7 +203,8 @@ def _hydra(arguments: Sequence[str]) -> int:
 
     from evalkit.configuration import composition  # noqa: F401  it tells Hydra which presets there are
 
-    command = hydra.main(version_base="1.3", config_path=str(catalogue.directory()), config_name="config")(sweep.job)
+    main = hydra.main(version_base="1.3", config_path=str(catalogue.directory()), config_name="config")
+    command = main(lambda config: sweep.job(config, list(arguments)))
     try:
         with _as_command_line(arguments):
             command()

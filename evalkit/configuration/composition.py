@@ -112,11 +112,11 @@ def typed(overrides: Sequence[str]) -> list[str]:
 
 def trusted(overrides: Sequence[str]) -> list[str]:
     """The packages whose code the user named: by `allow_targets=`, and in the YAML of a folder of their own."""
-    given = [override.value() for override in parse(overrides) if override.key_or_group == ALLOW]
-    for value in given:
+    named: list[str] = []
+    for value in (override.value() for override in parse(overrides) if override.key_or_group == ALLOW):
         if not isinstance(value, list):
             raise UserError(f"{ALLOW}={value}; give a list of packages, such as {ALLOW}=[{value}]")
-    named = [str(name) for value in given for name in value]
+        named += map(str, value)
     folder = own_folder(overrides)
     return sorted({*named, *(catalogue.packages(folder) if folder is not None else ())})
 
@@ -265,7 +265,7 @@ def _around_mixer(options: Sequence[str]) -> list[str]:
 
 def _scaled(options: Sequence[str]) -> list[str]:
     """With `scale=`, also the file of `conf/model/scaled` by which this family takes its sizes from it."""
-    typed = dict(override.input_line.split("=", 1) for override in parse(options) if is_choice(override))
+    typed = {override.key_or_group: override.value() for override in parse(options) if is_choice(override)}
     if "scale" not in typed or "model" not in typed:
         return list(options)
     model, known = typed["model"], catalogue.options("model/scaled", own_folder(options))

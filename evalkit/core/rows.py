@@ -314,7 +314,8 @@ def _header(line: bytes, path: Path) -> Header | None:
         if not _fits(value, HEADER_TYPES[name]):
             raise UserError(f"{path}:1 has {name}={str(value)[:60]!r}: the file was damaged or edited")
     # Tuples, so that a header comes back equal to the one that was written.
-    return Header(**{name: tuple(x) if isinstance(x, list) else x for name, x in told.items()})
+    fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in told.items()}
+    return Header(**fields)
 
 
 def _fits(value: Any, annotation: Any) -> bool:

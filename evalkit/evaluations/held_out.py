@@ -136,4 +136,4 @@ def _next_tokens(rows: Sequence[np.ndarray]) -> Example:
     padded = np.stack([np.pad(row, (0, length + 1 - len(row))) for row in rows])
     places = np.arange(length)[None]
     positions = np.where(places < np.asarray([[len(row) - 1] for row in rows]), places, -1)
-    return Example(padded[:, :-1], padded[:, 1:], positions >= 0, positions)
+    return Example(padded[:, :-1], padded[:, 1:], positions >= 0, positions)  # type: ignore[arg-type]  # of the host

@@ -90,10 +90,11 @@ def finish(axes: Axes, title: str, notes: Sequence[str], keys: Sequence[Line2D],
         axes.annotate(title, (0, 1), (0, first + legend + 5), fontsize=10, fontweight="bold", **place),
         axes.annotate("\n".join(lines), (0, 0), (0, -35), va="top", fontsize=6.8, color=MUTED, **place),
     ]
-    for words in (*texts, *(axes.get_legend().get_texts() if keys else ())):
+    key = axes.get_legend()
+    for words in (*texts, *(() if key is None else key.get_texts())):
         words.set_parse_math(False)  # a dollar in somebody's name is no formula
     # Were these part of the layout, one long line of them would leave the axes no width.
-    for part in (*texts, axes.get_legend()):
+    for part in (*texts, key):
         if part is not None:
             part.set_in_layout(False)
     figure = figure_of(axes)

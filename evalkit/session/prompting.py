@@ -34,6 +34,7 @@ class Settings:
     chunk: int = 256
     dtype: str = DTYPES[0]
     cache_dtype: str | None = None
+    allow_targets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         at_least(self, 1, "tokens", "batch_size", "chunk")
@@ -86,7 +87,7 @@ def ready(checkpoint: str, prompts: Sequence[str], settings: Settings) -> Ready:
     Refused are an empty prompt, one that is no text of the tokenizer, stop tokens that the vocabulary has not, and
     prompts whose caches would not fit into this machine's memory.
     """
-    found = find(checkpoint, settings.dtype, settings.cache_dtype)
+    found = find(checkpoint, settings.dtype, settings.allow_targets, settings.cache_dtype)
     tokenizer = found.tokenizer
     if isinstance(tokenizer, Numbers) and isinstance(found.task, Task):
         tokenizer = Symbols(tokenizer.vocab_size, found.task.describe)
