@@ -95,6 +95,8 @@ class Experiment:
         one_of(self, "format", FORMATS)
         one_of(self, "dtype", DTYPES)
         one_of(self, "parameters", EVALUATED)
+        if self.checkpoint is not None and self.parameters != EVALUATED[0]:
+            raise ValueError(f"parameters={self.parameters}: a checkpoint has those of its own run; leave it out")
         if self.checkpoint is None and self.dtype != DTYPES[0]:
             raise ValueError(f"dtype={self.dtype} is of a checkpoint's activations; give model.dtype={self.dtype}")
         if self.data["path"] is not None and "path" not in self.config["task"]:

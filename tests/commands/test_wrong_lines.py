@@ -119,6 +119,7 @@ task=copying model=hawk task.length=33
 {G} train.optimizer=sgd
 {G} train.label_smoothing=1
 {G} parameters=first
+task=phonebook checkpoint=run parameters=last
 {G} model.mixers.recurrent.conv_init=0
 {G} task.length=0
 {G} task.length=2
