@@ -9,11 +9,12 @@ import worker
 from evalkit.core import devices
 from evalkit.core.contracts import Pretrained
 from evalkit.inference.generation import generate
+from evalkit.inference.texts import Said
 from evalkit.models.formats import released
 
 
 class Numbers:
-    """A tokenizer whose text is the numbers of the tokens, so that texts are compared as tokens."""
+    """A tokenizer whose text is the numbers of the tokens, for a model of none."""
 
     name, bos, eos = "numbers", None, None
 
@@ -33,18 +34,18 @@ devices.use_every_core()
 case = worker.case()
 model, config, read = released.find(Path(case["folder"]), "float32")
 pretrained = Pretrained(model, read(), Numbers(config["vocab_size"]), case["folder"], "", None)
-texts: list[str] = []
+answers: list[Said] = []
 
 
 def take(calls: int) -> None:
     """That many calls, each with all prompts."""
-    global texts
+    global answers
     for _ in range(calls):
-        texts = generate(pretrained, case["prompts"], case["tokens"], batch_size=len(case["prompts"]))
+        answers = generate(pretrained, case["prompts"], case["tokens"], batch_size=len(case["prompts"]))
 
 
 worker.serve(
     take,
     sum(leaf.size for leaf in jax.tree.leaves(pretrained.params)),
-    lambda: {"tokens": [Numbers(0).encode(text) for text in texts]},
+    lambda: {"tokens": [list(answer.tokens) for answer in answers]},
 )
