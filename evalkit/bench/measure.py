@@ -44,6 +44,7 @@ TABLES: Sequence[Columns] = (
     {
         "seconds": ("s", "{:,.3g}".format),
         "ms_per_token": ("ms a token", "{:,.3g}".format),
+        "ms_lately": ("lately", "{:,.3g}".format),
         "tokens_per_s": ("tokens/s", "{:,.0f}".format),
         "equation_5_s": ("eq. 5", "{:,.3g}".format),
         "larger_s": ("larger", "{:,.3g}".format),

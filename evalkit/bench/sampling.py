@@ -223,6 +223,7 @@ def _rows(record: Record, one: Timed, prefilled: int, count: int | None = None) 
             "batch": batch,
             "seconds": taken,
             "ms_per_token": taken / first["tokens"] * 1e3,
+            "ms_lately": median(_ms_lately(row["at"], index) for row in rounds),
             "tokens_per_s": batch * first["tokens"] / taken,
             **{name: median(at[name] for at in each) for name in RATIOS.values()},
             "equation_5_per_s": batch * first["tokens"] / median(at["equation_5_s"] for at in each),
@@ -233,6 +234,12 @@ def _rows(record: Record, one: Timed, prefilled: int, count: int | None = None) 
             "caches_bytes": rounds[0]["caches_bytes"],
             "peak_bytes": max(row["peak_bytes"] for row in rounds),
         }
+
+
+def _ms_lately(at: Sequence[Mapping[str, float]], index: int) -> float:
+    """Milliseconds a token since the mark before: what a token takes at this length, not on average until it."""
+    before = at[index - 1] if index else {"seconds": 0.0, "tokens": 0}
+    return (at[index]["seconds"] - before["seconds"]) / (at[index]["tokens"] - before["tokens"]) * 1e3
 
 
 def _draw(file: Path, title: str, rows: Sequence[dict[str, Any]], value: str, foretold: str, frame: Frame) -> None:

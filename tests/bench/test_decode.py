@@ -102,7 +102,11 @@ def test_a_bench_that_was_stopped_goes_on(
         assert len(row["rounds_s"]) == 2 and row["batch"] == 2
         assert row["tokens_per_s"] == pytest.approx(2 * row["tokens"] / row["seconds"])
         assert row["of_sum"] <= row["of_larger"] <= row["of_equation_5"]
+        assert row["ms_per_token"] == pytest.approx(row["seconds"] / row["tokens"] * 1e3)
         assert row["of_equation_5"] == pytest.approx(row["seconds"] / row["equation_5_s"])
+    kept = [json.loads(line)["at"] for line in (tmp_path / "measured.jsonl").read_text().splitlines()[1:]]
+    lately = [(at[1]["seconds"] - at[0]["seconds"]) / 2 * 1e3 for at in kept[::2]]
+    assert rows[1]["ms_lately"] == pytest.approx(np.median(lately))
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"measured.jsonl", "rows.csv", "result.json", "decode-0.png", "decode-12.png"}
     kept = json.loads((tmp_path / "result.json").read_text())
