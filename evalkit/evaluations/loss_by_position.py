@@ -64,12 +64,10 @@ class LossByPosition(Evaluation):
     def __post_init__(self) -> None:
         at_least(self, 1, "length", "windows", "bins", "passages", "passage", "documents", "chunk")
         for name in ("contexts", "gaps"):
-            for number in getattr(self, name):
-                if number < 1:
-                    raise ValueError(f"{name}={getattr(self, name)}; allowed: a list of numbers from 1")
-        for gap in self.gaps:
-            if gap < self.passage:
-                raise ValueError(f"gaps={self.gaps}; allowed: at least passage={self.passage}, the repeat's own length")
+            if any(number < 1 for number in getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: a list of numbers from 1")
+        if min(self.gaps, default=self.passage) < self.passage:
+            raise ValueError(f"gaps={self.gaps}; allowed: at least passage={self.passage}, the repeat's own length")
         at_least_or_null(self, 1, "own")
         if not 0 < self.helped <= 1:
             raise ValueError(f"helped={self.helped}; allowed: above 0, at most 1")
@@ -92,19 +90,15 @@ class LossByPosition(Evaluation):
 
     def limits(self, model: LanguageModel) -> list[str]:
         """What does not fit into `cache_gib`."""
-
-        def needed(length: int) -> float:
-            return model.cache_bytes(1, length) / 2**30
-
         allowed, length = f"eval.cache_gib={self.cache_gib:g}", self.longest(model)
         found = []
         if length < self.length:
-            cache = f"a sequence's cache would take {needed(self.length):.1f} GiB"
+            cache = f"a sequence's cache would take {_gib(model, self.length):.1f} GiB"
             found.append(f"loss by position to {length:,} of {self.length:,} tokens: {cache} ({allowed})")
         for name, numbers in (("contexts", self.contexts), ("gaps", self.gaps)):
             left = sorted(set(numbers) - set(self._within(model, numbers)))
             if left:
-                cache = f"a sequence's cache would take up to {needed(left[-1] + self.passage):.1f} GiB"
+                cache = f"a sequence's cache would take up to {_gib(model, left[-1] + self.passage):.1f} GiB"
                 found.append(f"without {name} of {', '.join(map(str, left))} tokens: {cache} ({allowed})")
         return found
 
@@ -115,10 +109,7 @@ class LossByPosition(Evaluation):
             Subject(row, partial(losses, trained.pretrained(index), self.chunk, trained.check_interrupt))
             for index, (_, row) in enumerate(trained.each(split="test"))
         ]
-
-        def done(tokens: int) -> None:
-            trained.progress.describe(tokens, 1, 1)
-
+        done = partial(trained.progress.describe, done=1, of=1)
         yield from self.measure(trained.feed.documents(), subjects, trained.model, trained.train_length, done)
 
     def measure(
@@ -152,14 +143,13 @@ class LossByPosition(Evaluation):
     def longest(self, model: LanguageModel) -> int:
         """`length`, or the largest half, quarter, … of it whose cache of one sequence takes at most `cache_gib`."""
         length = self.length
-        while length > 1 and model.cache_bytes(1, length) > self.cache_gib * 2**30:
+        while length > 1 and _gib(model, length) > self.cache_gib:
             length //= 2
         return length
 
     def _within(self, model: LanguageModel, numbers: Sequence[int]) -> list[int]:
         """Those whose sequences have a cache of at most `cache_gib`."""
-        most = self.cache_gib * 2**30
-        return [number for number in numbers if model.cache_bytes(1, number + 2 * self.passage) <= most]
+        return [number for number in numbers if _gib(model, number + 2 * self.passage) <= self.cache_gib]
 
     def by_position(self, documents: Sequence[Document], subject: Subject, length: int) -> Iterator[Row]:
         """Rows of the windows' first `length` tokens.
@@ -181,6 +171,11 @@ class LossByPosition(Evaluation):
             losses = subject.losses([window for _, window in group], length)
             for i in range(0, len(group), self.windows):
                 yield from _binned(subject, group[i][0], losses[i : i + self.windows], edges)
+
+
+def _gib(model: LanguageModel, length: int) -> float:
+    """The cache of one sequence of `length` tokens (GiB)."""
+    return model.cache_bytes(1, length) / 2**30
 
 
 def _binned(subject: Subject, document: Document, losses: Losses, edges: Sequence[int]) -> Iterator[Row]:
