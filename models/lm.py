@@ -1,6 +1,6 @@
 """The language model: residual blocks around any mixers, an embedding and a tied head (De et al. 2024, sec. 2.1)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +119,17 @@ class LanguageModel(nnx.Module):
             x, after = self.blocks[index](x, positions, before, at if index == last else None)
             caches.append(after)
         return self.embedding.logits(self.norm(x)), None if cache is None else tuple(caches)
+
+    def outputs(self, tokens: Tokens, positions: Positions | None) -> Iterator[tuple[str, jax.Array]]:
+        """Yields what each part gives, in order, under its name: to find where a value went wrong."""
+        x = self.embedding(tokens).astype(self.dtype)
+        yield "embedding", x
+        for index, block in enumerate(self.blocks):
+            mixed, _ = block.mixer(block.mixer_norm(x), positions, None)
+            yield f"blocks.{index}.mixer", mixed
+            x, _ = block(x, positions, None, None)
+            yield f"blocks.{index}", x
+        yield "the logits", self.embedding.logits(self.norm(x))
 
     def decays(self, tokens: Tokens) -> dict[int, tuple[States, States]]:
         """Returns the decays and states of each block whose mixer is `Decaying`, by the block's index."""

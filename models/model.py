@@ -1,6 +1,6 @@
 """A language model as pure functions of a nested dictionary of arrays; no Flax type leaves this package."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -84,6 +84,12 @@ class Model:
     def parts(self, params: Params, batch: int, length: int) -> list[Part]:
         """Returns the pieces of a forward pass over `[batch, length]` tokens, for timing them."""
         return parts_of(self.module(params), batch, length)
+
+    def outputs(
+        self, params: Params, tokens: Tokens, positions: Positions | None = None
+    ) -> Iterator[tuple[str, jax.Array]]:
+        """Yields what each part of a forward pass gives, in order, under its name, such as `blocks.0.mixer`."""
+        return self.module(params).outputs(tokens, positions)
 
     def decays(self, params: Params, tokens: Tokens) -> dict[int, tuple[States, States]]:
         """Returns δ = −log |a| (1/tokens) and the state, both `[b, t, r]`, of each block that decays, by its index."""

@@ -1,5 +1,6 @@
 """The training loop: from fresh parameters, or a checkpoint, to the last step."""
 
+import logging
 import time
 from typing import Any
 
@@ -11,9 +12,12 @@ from evalkit.record.progress import Progress
 from evalkit.session import subjects
 from evalkit.session.session import Session
 from evalkit.training.checkpoints import Checkpoints, Restored
-from evalkit.training.state import Sums, TrainState, refuse_non_finite
+from evalkit.training.finite import refuse_non_finite
+from evalkit.training.settings import Stage
+from evalkit.training.state import Sums, TrainState
 from evalkit.training.trainer import Trainer
 
+logger = logging.getLogger(__name__)
 SOLVED = 1.0
 # As in the evaluation: few enough sequences at a time that a core keeps their activations in its cache.
 VALIDATION = Extrapolation(lengths=[], chunk=256, batch_size=8)
@@ -39,13 +43,13 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
                 # One dispatch: the device takes `log_every` steps, data included, before Python hears of them.
                 steps = min(training.log_every - step % training.log_every, stage.stop - step)
                 state, sums = trainer.advance(state, stage, steps)
-                refuse_non_finite(sums, session.experiment.all_seeds, checkpoints.latest)
+                refuse_non_finite(sums, trainer, checkpoints, steps)
                 session.timing.setdefault("first_dispatch", time.perf_counter() - began)
                 step += steps
                 sequences = steps * stage.batch_size
                 total = sequences * len(trainer.seeds)
                 tokens += total * (stage.length + task.answer_length)
-                session.write(_rows(session, sums, step, stage.length, sequences))
+                session.write(_rows(session, sums, step, stage, steps))
                 progress.update(step, float(sums.loss.sum()) / total, float(sums.accuracy.sum()) / total, tokens)
                 last = step == training.steps
                 if step % training.eval_every == 0 or last:
@@ -74,12 +78,22 @@ def _is_solved(trainer: Trainer, solved: int) -> bool:
     return wanted is not None and solved >= wanted
 
 
-def _rows(session: Session, sums: Sums, step: int, length: int, count: int) -> list[Row]:
-    """Loss and accuracy of a dispatch, by seed."""
+def _rows(session: Session, sums: Sums, step: int, stage: Stage, steps: int) -> list[Row]:
+    """Loss and accuracy of a dispatch of `steps`, by seed; where steps may be skipped, how many were, too."""
     loss, accuracy = np.asarray(sums.loss), np.asarray(sums.accuracy)
-    at: dict[str, Any] = {"step": step, "split": "train", "length": length, "count": count}
-    return [
-        session.make_row(metric=metric, seed=seed, total=total[index], **at)
+    counted = session.experiment.trained[1].skip_nonfinite
+    skipped = np.asarray(sums.bad_steps) if counted else np.zeros(len(loss), int)
+    at: dict[str, Any] = {"step": step, "split": "train", "length": stage.length}
+    rows = [
+        session.make_row(
+            metric=metric, seed=seed, total=total[index], count=(steps - int(skipped[index])) * stage.batch_size, **at
+        )
         for index, seed in enumerate(session.experiment.all_seeds)
         for metric, total in (("loss", loss), ("accuracy", accuracy))
     ]
+    if not counted:
+        return rows
+    if skipped.any():
+        logger.warning("%d of %d steps before step %d were not finite and are skipped", skipped.sum(), steps, step)
+    told = enumerate(session.experiment.all_seeds)
+    return [*rows, *(session.make_row(metric="skipped", seed=s, total=skipped[i], count=steps, **at) for i, s in told)]

@@ -44,6 +44,8 @@ class Training:
       state_passing: sequences begin from states of streams of ordinary tokens, each begun anew at a step with this
         probability; null: from nothing.
       stream_facts: the probability that what a stream reads at a step holds a fact.
+      skip_nonfinite: whether a step whose loss or gradient is not finite changes nothing and is counted in the rows
+        (`skipped`), where training would end.
       log_every (steps): steps between two rows of loss and accuracy.
       eval_every (steps): steps between two validations; a multiple of `log_every`.
       checkpoint_every (steps): steps between two checkpoints, of which the last two stay; a multiple of `log_every`.
@@ -72,6 +74,7 @@ class Training:
     average: float | None = None
     state_passing: float | None = None
     stream_facts: float = 0.0
+    skip_nonfinite: bool = False
     log_every: int = 25
     eval_every: int = 100
     checkpoint_every: int = 100

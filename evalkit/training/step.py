@@ -82,14 +82,17 @@ class Step:
         gradient = jax.tree.map(lambda leaf: leaf / batch, gradient)
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.params)
         bad = ~(jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradient)))
-        sums = Sums(
-            sums.loss + loss, sums.accuracy + accuracy, jnp.where((sums.bad_step < 0) & bad, state.step, sums.bad_step)
-        )
         vectors = optax.apply_updates(state.params, updates)
         average = state.average
         if self.training.average is not None:
             average = optimizer.averaged(average, vectors, self.training.average, state.step)
-        return TrainState(vectors, optimizer_state, state.step + 1, average, streams), sums
+        after = TrainState(vectors, optimizer_state, state.step + 1, average, streams)
+        if self.training.skip_nonfinite:
+            before = state._replace(step=state.step + 1)
+            after = jax.tree.map(lambda old, new: jnp.where(bad, old, new), before, after)
+            loss, accuracy = (jnp.where(bad, 0, total) for total in (loss, accuracy))
+        first = jnp.where((sums.bad_step < 0) & bad, state.step, sums.bad_step)
+        return after, Sums(sums.loss + loss, sums.accuracy + accuracy, first, sums.bad_steps + bad)
 
     def gradient(self, params: Params, example: Example, streams: Cache | None = None) -> tuple[Array, Array, Vectors]:
         """Loss, accuracy and gradient, each summed over the sequences, a micro-batch at a time.

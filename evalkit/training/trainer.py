@@ -124,11 +124,10 @@ class Trainer:
 
     def one_step(self, stage: Stage) -> ClosedJaxpr:
         """The operations of a single step of one seed."""
-        sums = Sums(jnp.zeros(()), jnp.zeros(()), jnp.zeros((), jnp.int32))
         step = partial(self.step.take, seed=jnp.asarray(self.seeds[0]), **_sizes(stage), shards=1)
         loaded = jax.tree.map(_first, self.feed.shapes(1, 1, stage.batch_size, stage.length))
         state = jax.eval_shape(self.step.packed, jax.tree.map(_first, self.abstract))
-        return jax.make_jaxpr(step)(jnp.zeros((), jnp.int32), state, sums, loaded)
+        return jax.make_jaxpr(step)(jnp.zeros((), jnp.int32), state, Sums.none(), loaded)
 
     @partial(jax.jit, static_argnames=("self", "length", "batch", "shortest"), donate_argnames="state")
     def _dispatch(
@@ -163,7 +162,7 @@ class Trainer:
         def one_seed(args: tuple[TrainState, Array, Any]) -> tuple[TrainState, Sums]:
             state, seed, loaded = args
             body = partial(take, seed=seed, shards=self.shards)
-            start = (self.step.packed(state), Sums(jnp.zeros(()), jnp.zeros(()), jnp.full((), -1, jnp.int32)))
+            start = (self.step.packed(state), Sums.none())
             # The number of steps is an argument, so that a short last dispatch runs the very same program.
             state, sums = lax.fori_loop(0, steps, lambda index, carry: body(index, carry[0], carry[1], loaded), start)
             return self.step.unpacked(state), sums

@@ -149,7 +149,7 @@ def test_a_step_is_of_the_mean_over_the_batch() -> None:
     params = jax.jit(experiment.model.init)(jax.random.key(0))
     vectors = step.layout.vectors(params)
     state = TrainState(vectors, step.optimizer.init(vectors), jnp.zeros((), jnp.int32))
-    sums = Sums(jnp.zeros(()), jnp.zeros(()), jnp.zeros((), jnp.int32))
+    sums = Sums.none()
     take = jax.jit(partial(step.take, length=32, batch=8, shards=1))
     after, _ = take(jnp.int32(0), state, sums, (), seed=jnp.uint32(0))
     example = jax.jit(lambda: streams.train_batch(experiment.task, 0, 0, 8, 32))()

@@ -1,0 +1,107 @@
+"""What to say when a loss or a gradient is no number: the step is taken once more, and looked at part by part."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evalkit.core.contracts import Params
+from evalkit.core.errors import UserError
+from evalkit.models.layers.shapes import Positions, Tokens
+from evalkit.tasks import Example
+from evalkit.training.checkpoints import Checkpoints
+from evalkit.training.settings import Stage
+from evalkit.training.state import Sums, TrainState, params_of
+from evalkit.training.trainer import Trainer
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """Optional: a model that gives what each of its parts computes, in order."""
+
+    def outputs(self, params: Params, tokens: Tokens, positions: Positions | None) -> Iterator[tuple[str, jax.Array]]:
+        """The name of each part and its output."""
+        ...
+
+
+def refuse_non_finite(sums: Sums, trainer: Trainer, checkpoints: Checkpoints, steps: int) -> None:
+    """Raises UserError that names the step, the seed, the part where it began and the last good checkpoint.
+
+    `sums` are those of a dispatch of so many `steps`. With `train.skip_nonfinite` only a dispatch of which nothing is
+    left is refused: then parameters no longer recover.
+    """
+    bad = np.asarray(sums.bad_step)
+    if trainer.training.skip_nonfinite:
+        bad = np.where(np.asarray(sums.bad_steps) == steps, bad, -1)
+    for index in np.flatnonzero(bad >= 0)[:1].tolist():
+        step, last = int(bad[index]), checkpoints.latest
+        began = _where(trainer, checkpoints, index, step)
+        kept = "no checkpoint was kept yet" if last is None else f"checkpoint {last} is kept"
+        raise UserError(
+            f"the loss or its gradient was not finite at step {step}, seed {trainer.seeds[index]}: {began}; {kept}; "
+            "lower train.learning_rate or train.clip"
+        )
+
+
+def _where(trainer: Trainer, checkpoints: Checkpoints, index: int, step: int) -> str:
+    """Where the first value that is not finite comes from, as the step is taken again from the last good state."""
+    state, stage = _before(trainer, checkpoints, step)
+    # With state passing, what sequences begin from is a part of the state at that step.
+    params, example = params_of(state, index, "last"), _batch(trainer, stage, index, step)
+    size = trainer.step.microbatch(*example.tokens.shape)
+    for start in range(0, len(example.tokens), size):
+        part = jax.tree.map(lambda leaf, at=slice(start, start + size): leaf[at], example)
+        found = first_in(trainer, params, part)
+        if found is not None:
+            return found
+    return "it was finite when the step was taken again, so suspect the machine"
+
+
+def first_in(trainer: Trainer, params: Params, example: Example) -> str | None:
+    """The first part of a step on `example` that is not finite: of the parameters, forwards, then backwards."""
+    for name in _not_finite(params):
+        return f"the parameter {name} was so before it"
+    model = trainer.model
+    if isinstance(model, Inspectable):
+        for name, output in model.outputs(params, example.tokens, example.positions):
+            if not bool(jnp.isfinite(output).all()):
+                return f"it begins in {name}"
+    loss, _, gradient = jax.jit(trainer.step.gradient)(params, example)
+    if not bool(jnp.isfinite(loss)):
+        return "it begins in the loss"
+    # The last layer's comes first on the way back.
+    names = _not_finite(trainer.step.layout.params(gradient))
+    return f"it begins in the gradient of {names[-1]}" if names else None
+
+
+def _before(trainer: Trainer, checkpoints: Checkpoints, step: int) -> tuple[TrainState, Stage]:
+    """The state before a step, trained again from the last checkpoint, and the stage that the step is of."""
+    restored = checkpoints.restore(trainer.abstract)
+    state, at = (trainer.init(), 0) if restored is None else (restored.state, restored.step)
+    for stage in trainer.training.stages(trainer.task.length):
+        while at < min(step, stage.stop):
+            steps = min(trainer.training.log_every, min(step, stage.stop) - at)
+            state, _ = trainer.advance(state, stage, steps)
+            at += steps
+        if step < stage.stop:
+            return state, stage
+    raise ValueError(f"step={step} is of no stage")
+
+
+def _batch(trainer: Trainer, stage: Stage, index: int, step: int) -> Example:
+    """What a seed is trained on at a step."""
+    feed, seed = trainer.feed, trainer.seeds[index]
+    loaded = feed.load([int(seed)], step, 1, stage.batch_size, stage.length)
+    first = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], loaded)
+    zero, at = jnp.zeros((), jnp.int32), jnp.asarray(step, jnp.int32)
+    return feed.batch(first, zero, jnp.asarray(seed), at, stage.batch_size, stage.length, stage.shortest)
+
+
+def _not_finite(params: Params) -> Sequence[str]:
+    """The names of the parameters that are not finite, in the order of their layers."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [
+        jax.tree_util.keystr(path, simple=True, separator=".") for path, leaf in leaves if not jnp.isfinite(leaf).all()
+    ]
