@@ -34,7 +34,7 @@ devices.use_every_core()
 case = worker.case()
 model, config, read = released.find(Path(case["folder"]), "float32")
 pretrained = Pretrained(model, read(), Numbers(config["vocab_size"]), case["folder"], "", None)
-answers: list[Said] = []
+texts: list[Said] = []
 
 
 def take(calls: int) -> None:
@@ -47,5 +47,5 @@ def take(calls: int) -> None:
 worker.serve(
     take,
     sum(leaf.size for leaf in jax.tree.leaves(pretrained.params)),
-    lambda: {"tokens": [list(answer.tokens) for answer in answers]},
+    lambda: {"tokens": [list(said.tokens) for said in texts]},
 )

@@ -32,7 +32,7 @@ A run on a synthetic task reads the symbols that `example` shows, or token ids, 
   chunk=256         tokens of each prompt that are in memory at a time
   dtype=float32     of activations and of a released model's matrices, or bfloat16
   cache_dtype=null  of attention's keys and values; null: as dtype
-  allow_targets=[mine]  packages, of a run's own, whose code may run"""
+  allow_targets=A,B packages whose code a run of another person may name"""
 WHOLE, NUMBER, WORD = "a whole number", "a number", "a word"
 Parse = Callable[[str], Any]
 
@@ -78,7 +78,7 @@ SETTINGS: Mapping[str, tuple[Parse, str]] = {
     "stop_tokens": (_ids, "token ids with commas between"),
     "dtype": (str, WORD),
     "cache_dtype": (_or_null(str), WORD),
-    "allow_targets": (_names, "packages with commas between"),
+    "allow_targets": (lambda text: tuple(text.strip("[]").split(",")), "packages with commas between"),
     "file": (Path, WORD),
     "out": (Path, WORD),
     "format": (_shape, "text or json"),

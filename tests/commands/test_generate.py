@@ -103,6 +103,6 @@ def test_names_stand_for_the_first_token_that_has_them_and_numbers_for_themselve
 
 
 def test_keys_and_values_are_kept_in_the_dtype_that_is_asked_for(tiny_run: Path) -> None:
-    for settings, itemsize in ((("float32",), 4), (("bfloat16",), 2), (("float32", "bfloat16"), 2)):
+    for settings, itemsize in ((("float32",), 4), (("bfloat16",), 2), (("float32", (), "bfloat16"), 2)):
         cache = pretrained.find(str(tiny_run), *settings).model.init_cache(1, 8)
         assert {block.keys.dtype.itemsize for block in cache if hasattr(block, "keys")} == {itemsize}
