@@ -13,6 +13,7 @@ from evalkit.checkpoints import arrays
 from evalkit.configuration.experiment import Experiment
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import PACKED, pack
+from evalkit.disk import sums
 from evalkit.record.files import RESULTS
 from evalkit.record.history import FILE as HISTORY
 from evalkit.training.state import TrainState, params_of
@@ -20,26 +21,37 @@ from evalkit.training.state import TrainState, params_of
 RECORD = ("config.yaml", RESULTS, HISTORY, "environment.json", "timing.json")
 PARAMETERS = "parameters"
 STEP, EVALUATED = "step", "evaluated"
+SUMMED = "summed"
+"""What parameters that were written with sums have beside them: without the sums they are damaged."""
 
 
 def write(folder: Path, run: Path, experiment: Experiment, state: TrainState, step: int) -> None:
-    """Writes the record of `run` and the parameters of `state` that it evaluates, a file a seed, into `folder`.
+    """Writes the record of `run` and the parameters of `state` that it evaluates, a file a seed, with their sums.
 
-    Raises UserError for a folder that is in use, or cannot be written.
+    It is there as a whole or not at all. Raises UserError for a folder that is in use, or cannot be written.
     """
+    place = folder.absolute()
+    new = place.with_name(f".{place.name}.unfinished")
     with writing(folder):
         refuse_used(folder)
-        (folder / PARAMETERS).mkdir(parents=True)
-        for path in (*(run / name for name in RECORD), *run.glob("*.png"), run / "report.html"):
-            if path.is_file():
-                shutil.copy(path, folder / path.name)
-        pack(run, folder)
-        about = {STEP: np.asarray(step), EVALUATED: np.asarray(experiment.parameters)}
-        for index, seed in enumerate(experiment.all_seeds):
-            params = params_of(state, index, experiment.parameters)
-            leaves = jax.tree_util.tree_leaves_with_path(params)
-            kept: dict[str, Any] = {_name(path): np.asarray(leaf) for path, leaf in leaves}
-            np.savez_compressed(folder / PARAMETERS / f"seed-{seed}.npz", **about, **kept)
+        shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+        try:
+            (new / PARAMETERS).mkdir(parents=True)
+            for path in (*(run / name for name in RECORD), *run.glob("*.png"), run / "report.html"):
+                if path.is_file():
+                    shutil.copy(path, new / path.name)
+            pack(run, new)
+            facts = {STEP: step, EVALUATED: experiment.parameters, SUMMED: True}
+            about = {name: np.asarray(fact) for name, fact in facts.items()}
+            for index, seed in enumerate(experiment.all_seeds):
+                params = params_of(state, index, experiment.parameters)
+                leaves = jax.tree_util.tree_leaves_with_path(params)
+                kept: dict[str, Any] = {_name(path): np.asarray(leaf) for path, leaf in leaves}
+                np.savez_compressed(new / PARAMETERS / f"seed-{seed}.npz", **{**about, **kept})
+            sums.write(new)
+            new.replace(place)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
 
 
 def refuse_used(folder: Path) -> None:
@@ -59,6 +71,10 @@ def read(experiment: Experiment, folder: Path) -> tuple[TrainState, int]:
     """The parameters of every seed, without what only training needs, and their step; raises UserError."""
     if not (folder / PARAMETERS).is_dir():
         raise UserError(f"{folder} keeps a record without parameters; train it again, as its environment.json says")
+    try:
+        summed = sums.check(folder)
+    except sums.Damaged as error:
+        raise UserError(f"{folder} is damaged ({error}); take the run itself, or archive it again") from error
     model, training = experiment.trained
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     leaves = jax.tree_util.tree_leaves_with_path(shapes)
@@ -66,6 +82,8 @@ def read(experiment: Experiment, folder: Path) -> tuple[TrainState, int]:
     for seed in experiment.all_seeds:
         path = folder / PARAMETERS / f"seed-{seed}.npz"
         try:
+            if not summed and arrays.has(path, SUMMED):
+                raise ValueError(f"{sums.FILE} is missing")
             words = (EVALUATED,) if training.average is not None else ()
             held = arrays.read(path, {STEP: (), **{_name(place): leaf.shape for place, leaf in leaves}}, words)
             step = int(held[STEP])

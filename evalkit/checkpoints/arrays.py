@@ -44,6 +44,15 @@ def read(path: Path, shapes: Mapping[str, tuple[int, ...]], words: Sequence[str]
         raise ValueError(str(error) or type(error).__name__) from error
 
 
+def has(path: Path, name: str) -> bool:
+    """Whether an `.npz` has something of this name; raises ValueError for a file that cannot be read."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return f"{name}.npy" in file.namelist()
+    except UNREADABLE as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
 def _header(file: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of one array, of which only the first bytes are read."""
     with file.open(f"{name}.npy") as member:

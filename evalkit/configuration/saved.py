@@ -24,6 +24,7 @@ from evalkit.configuration.experiment import (
 )
 from evalkit.core import trust
 from evalkit.core.errors import UserError, first_line
+from evalkit.disk.files import write_whole
 from evalkit.record.moved import renamed
 
 RESUMABLE = ("wandb", "eval", "train.steps", "format", "quiet", ALLOW)
@@ -82,9 +83,7 @@ def plain_of(path: Path, packages: Sequence[str] = ()) -> dict[str, Any]:
 
 def save(config: Mapping[str, Any], path: Path) -> None:
     """Writes `Experiment.config` as the YAML that `from_file` reads; a full disk leaves an earlier one as it was."""
-    new = path.with_suffix(".yaml.new")
-    new.write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
-    new.replace(path)
+    write_whole(path, OmegaConf.to_yaml(OmegaConf.create(dict(config))))
 
 
 def _changed(config: DictConfig, overrides: Sequence[str], allowed: Sequence[str]) -> Experiment:

@@ -170,6 +170,11 @@ def encode_header(header: Header) -> str:
     return json.dumps(told, allow_nan=False, separators=(",", ":"))
 
 
+def decode(line: bytes) -> Header | Row:
+    """What a line of the record is; raises UserError if it is neither."""
+    return _header(line) or _decode(line, Path(FILE), 0)
+
+
 class RowLog:
     """Appends to `metrics.jsonl`; what was written is with the operating system when a call returns.
 

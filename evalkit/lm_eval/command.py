@@ -5,6 +5,7 @@
 
 import argparse
 import inspect
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +13,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Any, NoReturn
 
 import lm_eval
 from lm_eval import evaluator
 from lm_eval._cli import HarnessCLI
+from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging
 
@@ -26,6 +27,7 @@ from evalkit.core.errors import UserError
 from evalkit.downstream import data_sets, table1
 from evalkit.downstream.evaluation import read
 from evalkit.downstream.language_model import PretrainedLM
+from evalkit.lm_eval import prompts
 from evalkit.lm_eval.model import EvalkitLM
 
 Results = dict[str, Any]
@@ -147,31 +149,40 @@ def evaluate(
 ) -> Results:
     """lm-eval's `simple_evaluate`, which gets `settings`, with the data read before the weights are.
 
-    A response cache is of one checkpoint and its settings: their fingerprint becomes part of its name.
+    A response cache is of one checkpoint and its settings: their fingerprint becomes part of its name. Prompts are kept
+    by what they were made from (`prompts`).
     """
     objects = read(task_manager, tasks)
     chosen: Any = model
+    identity: list[Any] = [model, dict(model_args)]
     if model == "evalkit":
         chosen = EvalkitLM(**model_args)
+        identity = [chosen.fingerprint]
         use_cache = use_cache and f"{use_cache}_{chosen.fingerprint}"
-    results = evaluator.simple_evaluate(
-        model=chosen,
-        model_args=dict(model_args),
-        tasks=objects,
-        task_manager=task_manager,
-        use_cache=use_cache,
-        bootstrap_iters=bootstrap_iters,
-        **settings,
-    )
+    kept = prompts.folder()
+    if settings.get("delete_requests_cache"):
+        shutil.rmtree(kept, ignore_errors=True)
+    building = prompts.keeping(Task.build_all_requests, kept, identity)
+    with _in_place_of(Task, "build_all_requests", building):
+        results = evaluator.simple_evaluate(
+            model=chosen,
+            model_args=dict(model_args),
+            tasks=objects,
+            task_manager=task_manager,
+            use_cache=use_cache,
+            bootstrap_iters=bootstrap_iters,
+            **settings,
+        )
     assert results is not None, "lm-eval gives results to the first process, and there is one"
     return dict(results)
 
 
 @contextmanager
-def _in_place_of(module: ModuleType, name: str, stand_in: Any) -> Iterator[None]:
-    original = getattr(module, name)
-    setattr(module, name, stand_in)
+def _in_place_of(owner: Any, name: str, stand_in: Any) -> Iterator[None]:
+    """`owner` is a module or a class."""
+    original = getattr(owner, name)
+    setattr(owner, name, stand_in)
     try:
         yield
     finally:
-        setattr(module, name, original)
+        setattr(owner, name, original)

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.core.errors import writing
+from evalkit.disk.files import write_whole
 
 RESULTS = "results.json"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file; raises UserError with its name and the reason if that fails."""
+    """Writes a file as a whole; raises UserError with its name and the reason if that fails."""
     with writing(path):
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
 
 
 def write_results(folder: Path, summary: Mapping[str, Any]) -> None:

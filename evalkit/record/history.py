@@ -13,6 +13,7 @@ from evalkit.core import rows
 from evalkit.core.credentials import masked
 from evalkit.core.errors import UserError, first_line, writing
 from evalkit.core.rows import Record
+from evalkit.disk.files import write_whole
 
 FILE = "history.json"
 
@@ -84,9 +85,7 @@ def add(folder: Path, work: Work, before: Iterable[Work] | None = None) -> None:
     found = [*(read(folder) if before is None else before), work]
     path = folder / FILE
     with writing(path):
-        new = path.with_suffix(".json.new")
-        new.write_text(json.dumps([asdict(one) for one in found], indent=2) + "\n", encoding="utf-8")
-        new.replace(path)
+        write_whole(path, json.dumps([asdict(one) for one in found], indent=2) + "\n")
 
 
 def extensions(folder: Path, record: Record) -> list[Extension]:

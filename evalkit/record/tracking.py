@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from evalkit.core.credentials import masked
 from evalkit.core.errors import UserError, first_line
 from evalkit.core.network import answers
-from evalkit.core.rows import Header
+from evalkit.core.rows import Header, Row, encode, encode_header
+from evalkit.disk.files import write_whole
+from evalkit.record import delivery
+from evalkit.record.delivery import Delivery
 
 if TYPE_CHECKING:
     import wandb
@@ -22,7 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODES = ("auto", "online", "offline", "disabled")
-AXES = {"train/*": "train/step", "validation/*": "train/step", "extrapolation/*": "eval/length"}
+STEP = "train/step"
+AXES = {"train/*": STEP, "validation/*": STEP, "extrapolation/*": "eval/length"}
 IDS = "wandb.json"
 PROJECT = "evalkit"
 ANSWER_SECONDS = 3.0
@@ -73,8 +78,9 @@ class WandbSettings:
 class WandbLog:
     """One W&B run a seed; W&B's files lie in `folder/wandb` unless it is told, the runs' ids in `folder/wandb.json`.
 
-    Opening the same folder again continues the same runs. Validation rows at other lengths than `train_length` get
-    names of their own. The first error inside W&B becomes one warning, after which nothing more is sent.
+    Opening the same folder again continues the same runs; `catch_up` then sends what a kill has lost. Validation rows
+    at other lengths than `train_length` get names of their own. The first error inside W&B becomes one warning, after
+    which nothing more is sent.
     """
 
     def __init__(
@@ -90,6 +96,8 @@ class WandbLog:
     ) -> None:
         self._train_length, self._folder = train_length, folder
         self._runs: dict[int, wandb.Run] = {}
+        self._delivered = Delivery()
+        self._known: list[str] = []
         if settings.mode == "disabled":
             return
         with self._at_most_one_warning():
@@ -99,22 +107,55 @@ class WandbLog:
                 shared = _facts(settings, known, folder, f"{model}-{task}")
                 names = _names(settings.name or known.run_name, f"{model}-{task}", seeds)
                 own = {seed: {**shared, "name": names[seed], "config": {**config, "seed": seed}} for seed in seeds}
+                self._delivered = delivery.resumed(folder, Path(shared["dir"]), _ids(folder).values())
                 self._start(mode, own, folder / IDS)
+
+    def catch_up(self, record: bytes, offset: int) -> None:
+        """Sends again what a session that was killed has lost of `record`, the rows before this session began.
+
+        Those after `offset` bytes are written anew; the ones that W&B has already are then not sent twice. Online,
+        W&B's server says how far it came, and has the rows of before.
+        """
+        sent = self._delivered.rows
+        with self._at_most_one_warning():
+            reached = {seed: run.summary.get(STEP, -1) for seed, run in self._runs.items()}
+            for entry in delivery.decoded(record[sent:offset]):
+                if isinstance(entry, Header):
+                    if max(reached.values(), default=0) < 0:
+                        self.begin(entry)
+                else:
+                    self._send(entry, reached)
+        self._known = delivery.lines(record[offset:sent])
 
     def begin(self, header: Header) -> None:
         """Sends the number of parameters to every run."""
+        if self._known and self._is_known(encode_header(header)):
+            return
         with self._at_most_one_warning():
             for run in self._runs.values():
                 run.log({"parameters": header.parameters})
 
-    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def write(self, rows: Iterable[Row]) -> None:
         """Sends each row to its seed's run, and rows without a seed to every run.
 
         Rows by position and rows without a value (`count == 0`) stay in `metrics.jsonl` only.
         """
+        self._send([entry for entry in rows if not (self._known and self._is_known(encode(entry)))])
+
+    def _is_known(self, line: str) -> bool:
+        """Whether W&B has this line of the record, which is written anew; after one that differs, none is."""
+        if self._known[0] == line:
+            del self._known[0]
+            return True
+        self._known = []
+        return False
+
+    def _send(self, rows: Iterable[Row], reached: Mapping[int, int] = MappingProxyType({})) -> None:
+        """Sends rows; of a seed that has `reached` a step, those of that step and later."""
         with self._at_most_one_warning():
             for seed, entry in _history(rows, list(self._runs), self._train_length):
-                self._runs[seed].log(entry)
+                if entry.get(STEP, 0) >= reached.get(seed, -1):
+                    self._runs[seed].log(entry)
 
     def report(self, records: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
         """Sends the folder's figures, and the `records` of each run's own seed as the table `results`."""
@@ -123,8 +164,8 @@ class WandbLog:
             for seed, run in self._runs.items():
                 run.log(_media(self._folder, [record for record in found if record.get("seed", seed) in (None, seed)]))
 
-    def finish(self, exit_code: int = 0) -> list[str]:
-        """Closes every run; a non-zero `exit_code` marks it as failed.
+    def finish(self, exit_code: int = 0, written: int = 0) -> list[str]:
+        """Closes every run, each with the first `written` bytes of the record; a non-zero `exit_code` marks a failure.
 
         Returns what to tell the user: where the runs are to be seen, or the command that uploads them.
         """
@@ -138,6 +179,7 @@ class WandbLog:
                 elif run.url:
                     lines.append(f"W&B: {run.url}")
             if self._runs:
+                delivery.note(self._folder, written, self._runs.values())
                 _speak()
             if unsent:
                 lines.append(f"upload to W&B with: wandb sync {shlex.join(unsent)}")
@@ -155,15 +197,21 @@ class WandbLog:
 
     def _start(self, mode: str, facts: Mapping[int, Mapping[str, Any]], file: Path) -> None:
         """Opens a run for each seed; `file` keeps their ids."""
-        ids: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+        ids = _ids(file.parent)
         ids |= {str(seed): ids.get(str(seed)) or secrets.token_hex(4) for seed in facts}
-        file.write_text(json.dumps(ids, indent=2) + "\n")  # before the runs open, in case the process is killed then
+        write_whole(file, json.dumps(ids, indent=2) + "\n")  # before the runs open, in case the process is killed then
         for seed, own in facts.items():
             run = self._runs[seed] = _open(mode, ids[str(seed)], own)
             ids[str(seed)] = run.id
             if run.offline:  # where one seed was refused, the others are not tried online
                 mode = "offline"
-        file.write_text(json.dumps(ids, indent=2) + "\n")
+        write_whole(file, json.dumps(ids, indent=2) + "\n")
+
+
+def _ids(folder: Path) -> dict[str, str]:
+    """The id of each seed's run, empty before the first session."""
+    file = folder / IDS
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def _known() -> "wandb.Settings":

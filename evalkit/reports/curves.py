@@ -17,6 +17,7 @@ from matplotlib.transforms import Transform
 
 from evalkit.core.errors import writing
 from evalkit.core.rows import Header
+from evalkit.disk.files import write_whole
 from evalkit.reports.canvas import (
     STYLE,
     canvas,
@@ -176,7 +177,7 @@ def save(figure: Figure, path: Path) -> None:
     """
     data = svg(figure).encode() if path.suffix == ".svg" else _rendered(figure, "png", {"Software": None})
     with writing(path):
-        path.write_bytes(data)
+        write_whole(path, data)
 
 
 def svg(figure: Figure, prefix: str = "") -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from evalkit.core.errors import UserError, writing
+from evalkit.disk.files import remove_unfinished
 
 FILE = ".lock"
 
@@ -23,6 +24,7 @@ def alone(folder: Path) -> Iterator[None]:
             lock.acquire()
         except Timeout as error:
             raise UserError(f"another process works on {folder}; wait for its end, or stop it with Ctrl-C") from error
+        remove_unfinished(folder)
     try:
         yield
     finally:

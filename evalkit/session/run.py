@@ -39,6 +39,7 @@ from evalkit.session.hints import after_evaluation, near, next_commands, resume_
 from evalkit.session.lock import alone
 from evalkit.session.loop import train
 from evalkit.session.session import Session, console_of
+from evalkit.session.space import refuse_full
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.state import TrainState, params_of
 from evalkit.training.trainer import Trainer
@@ -62,6 +63,7 @@ def start(experiment: Experiment, folder: Path) -> int:
             return _on_checkpoint(experiment, folder, opened, None)
     _announce(experiment, folder)
     trainer = trainer_of(experiment)
+    refuse_full(folder, trainer)
     began = time.perf_counter()
     state = _fresh(experiment, trainer)
     compilation = time.perf_counter() - began
@@ -221,6 +223,7 @@ def _go_on(experiment: Experiment, folder: Path) -> int:
     """Trains from the newest checkpoint, or from the beginning where there is none yet, and evaluates."""
     _announce(experiment, folder)
     trainer = trainer_of(experiment)
+    refuse_full(folder, trainer)
     with closing(Checkpoints(folder, trainer.training.keep_every)) as checkpoints:
         restored = checkpoints.restore(trainer.abstract)
         experiment.feed.prepare()
@@ -250,8 +253,11 @@ def _trained(
     timing: Mapping[str, float],
 ) -> int:
     """Trains to the last step, and evaluates."""
+    checkpoints.tidy()
+    # Of an earlier end: what has results is finished. They go first, or a kill here would leave a run that has more
+    # steps to do and is said to be finished.
+    (folder / RESULTS).unlink(missing_ok=True)
     _describe(experiment, folder)
-    (folder / RESULTS).unlink(missing_ok=True)  # of an earlier end: what has one is finished
     offset, step = (begun.meta["rows"], begun.step) if isinstance(begun, Restored) else (0, 0)
     training = trainer.training
     history.add(folder, Work(history.command_line(), step, training.steps, training.schedule))

@@ -14,9 +14,10 @@ from rich.console import Console
 
 from evalkit.configuration.experiment import Experiment
 from evalkit.core.contracts import Verdict
-from evalkit.core.errors import UserError, first_line, place_of, writing
+from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import FILE, Header, Row, RowLog, row
 from evalkit.record import environment
+from evalkit.record.files import write_text
 from evalkit.record.tracking import WandbLog
 from evalkit.reports.kinds import records_of
 from evalkit.reports.writer import report
@@ -45,8 +46,10 @@ class Session:
         with ExitStack() as opened:
             opened.enter_context(logs.shown(self.console))
             opened.enter_context(logs.kept(folder / "evalkit.log"))
+            before = (folder / FILE).read_bytes() if (folder / FILE).is_file() else b""
             self.log = opened.enter_context(RowLog.open(folder / FILE, offset))
             self.wandb = self._wandb()
+            self.wandb.catch_up(before, self.log.offset)
             self._opened = opened.pop_all()
         self.make_row = partial(row, run=folder.name, task=experiment.task_name, model=experiment.model_name)
 
@@ -83,7 +86,7 @@ class Session:
             raise UserError(f"{message}; mend it, then {self.resume_hint}") from error
         finally:
             self._keep_times()
-            self.say(*self.wandb.finish(code))
+            self.say(*self.wandb.finish(code, self.log.offset))
         return code
 
     def begin(self, header: Header) -> None:
@@ -126,8 +129,7 @@ class Session:
 
     def _describe_machine(self) -> None:
         facts = environment.describe(self.experiment.matmul_precision)
-        with writing(self.folder):
-            (self.folder / "environment.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        write_text(self.folder / "environment.json", json.dumps(facts, indent=2) + "\n")
 
     def _report(self, verdict: Verdict) -> None:
         """The report, and with format=json its numbers as the last line of the output."""
@@ -145,8 +147,8 @@ class Session:
     def _keep_times(self) -> None:
         """Writes the seconds of every session on this run, added up."""
         # A full disk ended the work and was told then; it is not told twice.
-        with suppress(OSError):
-            (self.folder / TIMES).write_text(json.dumps(self.timing, indent=2) + "\n", encoding="utf-8")
+        with suppress(UserError):
+            write_text(self.folder / TIMES, json.dumps(self.timing, indent=2) + "\n")
 
 
 def console_of(experiment: Experiment) -> Console:

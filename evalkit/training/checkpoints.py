@@ -1,19 +1,28 @@
-"""Checkpoints by Orbax: the training state of all seeds, and beside it what the loop must know to go on."""
+"""Checkpoints by Orbax: the training state of all seeds, and beside it what the loop must know to go on.
+
+Orbax restores a flipped bit in silence, so that every file has a sum (`evalkit/disk/sums.py`), which is checked first.
+"""
 
 import logging
+import shutil
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 
-from evalkit.core.errors import UserError, first_line
+from evalkit.core.errors import UserError, first_line, writing
+from evalkit.disk import sums
 from evalkit.training.state import TrainState
 
 FOLDER = "checkpoints"
 KEPT = 2
+UNFINISHED = "unfinished-"
+SUMMED = "summed"
+"""What a checkpoint's own facts say, so that one without sums is either of before there were any, or damaged."""
 log = logging.getLogger(__name__)
 
 
@@ -33,47 +42,64 @@ class Checkpoints:
 
     def __init__(self, run: Path, keep_every: int | None = None):
         self.path = run.absolute() / FOLDER
-        self._unreadable: list[int] = []
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=KEPT, keep_period=keep_every, enable_async_checkpointing=False
-        )
-        try:
-            self._manager = ocp.CheckpointManager(self.path, options=options)
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error}; free space or choose another folder") from error
+        self._keep_every = keep_every
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        self._orbax = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+
+    @property
+    def steps(self) -> list[int]:
+        """Those that are there, whole or damaged, the newest first."""
+        names = [path.name for path in self.path.iterdir() if path.is_dir()]
+        return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
     @property
     def latest(self) -> int | None:
         """The newest step, None if there is none."""
-        return self._manager.latest_step()
+        return next(iter(self.steps), None)
 
     def save(self, state: TrainState, step: int, meta: dict[str, Any]) -> None:
-        """Writes one checkpoint, in place of any that `restore` could not read; raises UserError if it cannot."""
-        items = ocp.args.Composite(state=ocp.args.StandardSave(_parts(state)), meta=ocp.args.JsonSave(meta))  # type: ignore[call-arg]
+        """Writes one checkpoint in place of any of that step; raises UserError if it cannot.
+
+        Older ones go once this one was read again and is what was written.
+        """
+        new = self.path / f"{UNFINISHED}{step}"
+        told = {**meta, SUMMED: True}
+        items = ocp.args.Composite(state=ocp.args.StandardSave(_parts(state)), meta=ocp.args.JsonSave(told))  # type: ignore[call-arg]
+        # Of the writes that a first failure keeps from starting, Python would speak, now or when the process ends.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         try:
-            # Orbax silently saves nothing at or before a step that is there, readable or not.
-            while self._unreadable:
-                self._manager.delete(self._unreadable.pop())
+            self.tidy()
             hook, sys.unraisablehook = sys.unraisablehook, _forget_late_writes
-            self._manager.save(step, args=items)
+            self._orbax.save(new, args=items)
             sys.unraisablehook = hook
+            sums.write(new)
+            sums.check(new)
+            self._remove(step)
+            new.rename(self.path / str(step))
         except Exception as error:  # TensorStore reports a full disk as whatever its driver raises
-            # Of the writes that the first failure keeps from starting, Python would speak when the process ends.
-            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             reason = first_line(error)[:200]
+            with suppress(OSError):  # a folder that cannot be read either
+                self.tidy()
             raise UserError(
                 f"cannot write checkpoint {step} in {self.path}: {reason}; free space, then go on with resume="
             ) from error
+        # Those after this step belong to an attempt that a damaged checkpoint has taken back.
+        for other in self.steps:
+            if other > step:
+                self._remove(other)
+        for old in self.steps[KEPT:]:
+            if self._keep_every is None or old % self._keep_every:
+                self._remove(old)
 
     def restore(self, abstract: TrainState) -> Restored | None:
-        """The newest checkpoint that can be read, None if none was ever written; raises UserError if all are broken."""
-        steps = sorted(self._manager.all_steps(), reverse=True)
+        """The newest checkpoint that is what was written, None if none ever was; raises UserError if all are broken."""
+        steps = self.steps
         for step in steps:
             try:
                 return Restored(step, *self._read(step, abstract))
             except Exception as error:  # Orbax raises a different type for each way a checkpoint can be broken
                 reason = first_line(error)[:200]
-                self._unreadable.append(step)
                 log.warning("checkpoint %d in %s cannot be read (%s); trying an older one", step, self.path, reason)
         if steps:
             raise UserError(f"no checkpoint in {self.path} can be read; start the run anew")
@@ -81,34 +107,51 @@ class Checkpoints:
 
     def at(self, step: int, abstract: TrainState) -> TrainState:
         """The checkpoint of one step; raises UserError that names those there are, or if it is broken."""
-        steps = sorted(self._manager.all_steps())
+        steps = self.steps[::-1]
         if step not in steps:
             raise UserError(f"step={step} was not kept in {self.path}; kept: {', '.join(map(str, steps))}")
         try:
             return self._read(step, abstract)[0]
         except Exception as error:  # as in restore
-            raise UserError(f"checkpoint {step} in {self.path} cannot be read; give another step") from error
+            reason = first_line(error)[:200]
+            raise UserError(f"checkpoint {step} in {self.path} cannot be read ({reason}); give another step") from error
 
     def close(self) -> None:
         """Ends Orbax's threads."""
-        self._manager.close()
+        self._orbax.close()
 
     def _read(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        folder = self.path / str(step)
+        summed = sums.check(folder)
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         target = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), _parts(abstract)
         )
         items = ocp.args.Composite(state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore())  # type: ignore[call-arg]
-        restored = self._manager.restore(step, args=items)
+        restored = self._orbax.restore(folder, args=items)
+        if not summed and restored["meta"].get(SUMMED):
+            raise sums.Damaged(f"{sums.FILE} is missing")
         return TrainState(**restored["state"]), restored["meta"]
 
+    def _remove(self, step: int) -> None:
+        """Away by its name at once: what a kill leaves of it is no checkpoint."""
+        folder, gone = self.path / str(step), self.path / f"{UNFINISHED}{step}-removed"
+        if folder.exists():
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
 
-def _parts(state: TrainState) -> dict[str, Any]:
-    """What a state has; a part that it lacks has no place on disk, as in checkpoints from before there was one."""
-    return {name: part for name, part in state._asdict().items() if part is not None}
+    def tidy(self) -> None:
+        """Removes what a kill left of a checkpoint that was being written or removed; for who writes into the run."""
+        for left in self.path.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _forget_late_writes(failure: "sys.UnraisableHookArgs") -> None:
     """After one write has failed, TensorStore's others report to an event loop that Orbax has closed already."""
     if str(failure.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(failure)
+
+
+def _parts(state: TrainState) -> dict[str, Any]:
+    """What a state has; a part that it lacks has no place on disk, as in checkpoints from before there was one."""
+    return {name: part for name, part in state._asdict().items() if part is not None}

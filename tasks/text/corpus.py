@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,18 +15,22 @@ from tempfile import mkdtemp
 from typing import NamedTuple
 
 import numpy as np
+from filelock import FileLock, Timeout
 from jaxtyping import Bool, Int, Integer
 
+from evalkit.disk import sums
 from evalkit.tasks.text.documents import Document
 from evalkit.tasks.text.tokenizers import Tokenizer
 
 VERSION = 2
 TOKENS, ENDS, SIZES, FACTS = "tokens.bin", "ends.npy", "bytes.npy", "facts.json"
-UNFINISHED = "unfinished-"
+UNFINISHED, LOCKS = "unfinished-", ".locks"
 ABANDONED_AFTER = 86_400.0  # seconds in which nothing was written
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 SHORT = 128  # tokens: a part this small says nothing of what comes after more
 MANY = 16  # documents that would be taken as a whole: with fewer, chance decides too much
+SUMMED = "summed"  # in the facts of tokens that were written with sums: without the sums they are damaged
+log = logging.getLogger(__name__)
 
 Documents = Callable[[], Iterable[Document]]
 """A way to read the documents from the first to the last, as often as it is called."""
@@ -160,7 +165,8 @@ def build(documents: Documents, tokenizer: Tokenizer, folder: Path) -> Corpus:
     """The tokens of `documents`, found in `folder` if the same texts were tokenised so before.
 
     Memory holds one document at a time; they are read twice where nothing is found. What a killed process leaves
-    behind is never read. Raises ValueError if there is no text in them, or if `folder` cannot be written.
+    behind is never read, nor what is not as it was written. Of several processes one makes them, and the others wait.
+    Raises ValueError if there is no text in them, or if `folder` cannot be written.
     """
     sources, hashes = [], []
     for document in documents():
@@ -187,14 +193,23 @@ def is_built(identity: Sequence[str | None], tokenizer: Tokenizer, folder: Path)
 
 
 def load(place: Path) -> Corpus | None:
-    """What was built at `place`, its tokens left on the disk; None if there is nothing, or only a part."""
+    """What was built at `place`, its tokens left on the disk; None if there is nothing, or only a part.
+
+    None, and a warning, if a file is not what was written. Tokens of before there were sums are taken as they are.
+    """
     try:
+        summed = sums.check(place)
         facts = json.loads((place / FACTS).read_text(encoding="utf-8"))
         ends, sizes = np.load(place / ENDS), np.load(place / SIZES)
+        if SUMMED in facts and not summed:
+            raise sums.Damaged(f"{sums.FILE} is missing")
         tokens = np.asarray(np.memmap(place / TOKENS, dtype=facts["dtype"], mode="r"))
         corpus = Corpus(
             tokens, np.append(0, ends[:-1]), ends, sizes, facts["sources"], facts["hashes"], facts["tokenizer"]
         )
+    except sums.Damaged as error:
+        log.warning("the tokens in %s are damaged (%s); they are made again", place, error)
+        return None
     except (OSError, EOFError, ValueError, KeyError):
         return None
     return corpus if corpus.total == len(tokens) and len(corpus.hashes) == len(sizes) == len(ends) else None
@@ -217,24 +232,50 @@ def _digest(facts: Sequence[object]) -> str:
 
 
 def _make(documents: Documents, tokenizer: Tokenizer, place: Path) -> Corpus:
-    """Writes beside `place` and moves it there once it is whole."""
+    """Makes what is not there yet; where another process does so already, waits for it and takes what it made."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(place.parent)
-        new = Path(mkdtemp(prefix=UNFINISHED, dir=place.parent))
-        try:
-            _write(documents(), tokenizer, new)
-            new.chmod(0o755)  # others may share the folder
-            _move(new, place)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
+        with _alone(place):
+            found = load(place)
+            if found is None:
+                _remove_abandoned(place.parent)
+                _write_beside(documents, tokenizer, place)
+                found = load(place)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"{place.parent} cannot be written ({reason}); give another folder for tokens") from error
-    corpus = load(place)
-    if corpus is None:
+    if found is None:
         raise ValueError(f"{place} was written but cannot be read; remove it and start again")
-    return corpus
+    return found
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Waits until no other process makes the tokens at `place`; the system lets go of the lock of one that dies."""
+    locks = place.parent / LOCKS
+    locks.mkdir(exist_ok=True)
+    lock = FileLock(locks / place.name, mode=0o666)  # others may share the folder
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.warning("another process makes the tokens in %s; waiting for it", place)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _write_beside(documents: Documents, tokenizer: Tokenizer, place: Path) -> None:
+    """Writes beside `place` and moves it there once it is whole."""
+    new = Path(mkdtemp(prefix=UNFINISHED, dir=place.parent))
+    try:
+        _write(documents(), tokenizer, new)
+        sums.write(new)
+        new.chmod(0o755)
+        _move(new, place)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def _move(new: Path, place: Path) -> None:
@@ -269,7 +310,13 @@ def _write(documents: Iterable[Document], tokenizer: Tokenizer, folder: Path) ->
         raise ValueError("there is no text in these documents; give others")
     np.save(folder / ENDS, np.cumsum(lengths, dtype=np.int64))
     np.save(folder / SIZES, np.asarray(sizes, np.int64))
-    facts = {"dtype": np.dtype(dtype).name, "tokenizer": tokenizer.name, "sources": sources, "hashes": hashes}
+    facts = {
+        "dtype": np.dtype(dtype).name,
+        "tokenizer": tokenizer.name,
+        "sources": sources,
+        "hashes": hashes,
+        SUMMED: True,
+    }
     (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 

@@ -2,10 +2,7 @@
 
 import gzip
 import json
-import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +22,11 @@ from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.state import TrainState, params_of
 from evalkit.training.trainer import Trainer
 from support import tiny
+from support.faults import full_beyond, one_line
 
 pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
 
-KEPT_FROM = "jax_persistent_cache_min_compile_time_secs"
 SELECTIVE = ("task=selective_copying", "task.length=16", "task.data_tokens=4")
-
-
-def one_line(text: str) -> str:
-    """What a user is told when a run fails: one line and no traceback."""
-    assert text.startswith("evalkit: ") and text.count("\n") == 1, text
-    return text
 
 
 def advanced(trainer: Trainer, steps: int, dispatch: int) -> TrainState:
@@ -93,19 +84,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_checkpoint(
 def test_a_folder_without_a_name_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert "= names no folder; give one" in one_line(capsys.readouterr().err)
-
-
-@contextmanager
-def full_beyond(size: int) -> Iterator[None]:
-    """No file of this process can be larger than `size` bytes, as if the disk were full."""
-    before, kept = resource.getrlimit(resource.RLIMIT_FSIZE), getattr(jax.config, KEPT_FROM)
-    jax.config.update(KEPT_FROM, float("inf"))  # compiled programs are of no run, and would not fit
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        jax.config.update(KEPT_FROM, kept)
 
 
 # What cannot be written: a row; a checkpoint.
@@ -200,7 +178,7 @@ def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
     assert main(["archive", str(folder), str(tmp_path / "half")]) == 2
     assert "is not finished; go on with it by resume=" in one_line(capsys.readouterr().err)
     (kept / "parameters" / "seed-1.npz").write_bytes(b"PK")
-    with pytest.raises(UserError, match=r"seed-1.npz cannot be read"):
+    with pytest.raises(UserError, match=r"parameters/seed-1.npz is not what was written: its SHA-256 differs"):
         evalkit.load(kept)
 
 

@@ -217,13 +217,13 @@ def test_tokens_are_kept_where_they_are_wanted(
 ) -> None:
     home, given = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("given")
     Text(length=9, path=str(folder), cache=str(given)).prepare()
-    assert len(list(given.iterdir())) == 2 and not list(own_cache.iterdir())
+    assert len(list(given.glob("[!.]*"))) == 2 and not list(own_cache.iterdir())
     Text(length=9, path=str(folder)).prepare()
-    assert len(list(own_cache.iterdir())) == 2
+    assert len(list(own_cache.glob("[!.]*"))) == 2
     monkeypatch.delenv("EVALKIT_CACHE")
     monkeypatch.setenv("HOME", str(home))
     Text(length=9, path=str(folder)).prepare()
-    assert len(list((home / ".cache" / "evalkit" / "corpora").iterdir())) == 2
+    assert len(list((home / ".cache" / "evalkit" / "corpora").glob("[!.]*"))) == 2
 
 
 def test_an_example_is_for_human_eyes(folder: Path) -> None:
