@@ -6,7 +6,7 @@ import os
 import secrets
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -96,6 +96,7 @@ class WandbLog:
     ) -> None:
         self._train_length, self._folder = train_length, folder
         self._runs: dict[int, wandb.Run] = {}
+        self._failed: list[wandb.Run] = []
         self._delivered = Delivery()
         self._known: list[str] = []
         if settings.mode == "disabled":
@@ -170,6 +171,9 @@ class WandbLog:
         Returns what to tell the user: where the runs are to be seen, or the command that uploads them.
         """
         lines: list[str] = []
+        for run in self._failed:  # what they got before is in files that closing completes
+            with suppress(Exception):
+                run.finish(exit_code=exit_code)
         with self._at_most_one_warning():
             unsent: list[str] = []
             for run in self._runs.values():
@@ -193,7 +197,7 @@ class WandbLog:
             yield
         except Exception as error:
             logger.warning("W&B failed and gets nothing more; metrics.jsonl goes on: %s", first_line(error))
-            self._runs = {}
+            self._failed, self._runs = [*self._failed, *self._runs.values()], {}
 
     def _start(self, mode: str, facts: Mapping[int, Mapping[str, Any]], file: Path) -> None:
         """Opens a run for each seed; `file` keeps their ids."""

@@ -1,7 +1,7 @@
 """The report of one run, from its rows alone: `results.json`, figures, an HTML page, tables on the terminal."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,15 @@ from evalkit.reports.terminal import print_table
 PAGE = "report.html"
 
 
-def report(folder: Path, console: Console) -> dict[str, Any]:
+def nothing() -> None:
+    """The end of a run that has been closed already."""
+
+
+def report(folder: Path, console: Console, before_results: Callable[[], None] = nothing) -> dict[str, Any]:
     """Writes `results.json`, the figures of the run's kind and `report.html` into its folder, and prints the tables.
 
-    Returns the summary. Raises `UserError` if the folder has no rows, its kind of report cannot be imported, or
+    Returns the summary. What has `results.json` is finished, and is not gone on with: `before_results` does what else
+    belongs to the end of a run. Raises `UserError` if the folder has no rows, its kind of report cannot be imported, or
     something cannot be written.
     """
     record = history.record_of(folder)
@@ -45,7 +50,8 @@ def report(folder: Path, console: Console) -> dict[str, Any]:
         *_how_it_was_made(folder),
     ]
     write_text(folder / PAGE, page.page(title, lead(header), parts, summary))
-    write_results(folder, summary)  # last, for what has it is finished
+    before_results()
+    write_results(folder, summary)
     print_report(console, title, notes, tables, lead(header))
     for line in skipped or ([] if tables else ["nothing was measured at the end of this run"]):
         say(console, line)

@@ -42,6 +42,7 @@ class Session:
         self.resume_hint, self.next_commands = resume_hint, next_commands
         self.console = console_of(experiment)
         self.watch = Watch()
+        self._uploads: list[str] = []
         self.timing: dict[str, float] = _times_of(folder) if offset else {}
         with ExitStack() as opened:
             opened.enter_context(logs.shown(self.console))
@@ -85,8 +86,8 @@ class Session:
             message = f"{type(error).__name__}: {first_line(error)}{place}"
             raise UserError(f"{message}; mend it, then {self.resume_hint}") from error
         finally:
-            self._keep_times()
-            self.say(*self.wandb.finish(code, self.log.offset))
+            self._close(code)
+            self.say(*self._uploads)
         return code
 
     def begin(self, header: Header) -> None:
@@ -133,8 +134,13 @@ class Session:
 
     def _report(self, verdict: Verdict) -> None:
         """The report, and with format=json its numbers as the last line of the output."""
-        summary = report(self.folder, self.console)
-        self.wandb.report(partial(records_of, self.folder))
+
+        def before_results() -> None:
+            # A kill after these is one of a finished run, with which nobody goes on.
+            self.wandb.report(partial(records_of, self.folder))
+            self._close(verdict.exit_code)
+
+        summary = report(self.folder, self.console, before_results)
         if verdict.text:
             self.say(verdict.text)
         for name, seconds in self.timing.items():
@@ -144,11 +150,12 @@ class Session:
             sys.stdout.write(json.dumps({**summary, "folder": str(self.folder)}, allow_nan=False) + "\n")
             sys.stdout.flush()
 
-    def _keep_times(self) -> None:
-        """Writes the seconds of every session on this run, added up."""
+    def _close(self, code: int) -> None:
+        """Writes the seconds of every session on this run, added up, and closes the W&B runs that are open."""
         # A full disk ended the work and was told then; it is not told twice.
         with suppress(UserError):
             write_text(self.folder / TIMES, json.dumps(self.timing, indent=2) + "\n")
+        self._uploads += self.wandb.finish(code, self.log.offset)
 
 
 def console_of(experiment: Experiment) -> Console:

@@ -201,10 +201,13 @@ def test_figures_that_cannot_be_sent_are_one_warning(folder: Path, caplog: pytes
         raise ValueError("no such kind")
 
     log = opened(folder, mode="offline")
+    log.write([measured("train", "loss", 4.0, step=10)])
     log.report(refuse)
     assert log.finish(0) == []
     (warning,) = warnings(caplog)
     assert "no such kind" in warning
+    (lines,) = records(folder).values()
+    assert history(lines) == [{"train/step": 10, "train/loss": 1.0}], "what was sent before is lost"
 
 
 def test_the_end_names_every_folder_that_is_still_to_be_uploaded(folder: Path) -> None:

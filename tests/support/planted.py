@@ -24,6 +24,41 @@ PLANTED: tuple[Mutation, ...] = (
         "if last - first ==",
         "tests/faults/test_hostile_files.py",
     ),
+    Mutation(
+        "rows_of_a_killed_attempt_stay",
+        "evalkit/core/rows.py",
+        "end = _complete(path.read_bytes()[:offset])",
+        "end = _complete(path.read_bytes())",
+        "tests/faults/test_kill.py",
+    ),
+    Mutation(
+        "sums_are_not_looked_at",
+        "evalkit/training/checkpoints.py",
+        "summed = sums.check(folder)",
+        "summed = True",
+        "tests/faults/test_rot.py",
+    ),
+    Mutation(
+        "older_checkpoints_go_first",
+        "evalkit/training/checkpoints.py",
+        "            self.tidy()\n            hook",
+        "            self.tidy()\n            [self._remove(old) for old in self.steps]\n            hook",
+        "tests/faults/test_disk.py",
+    ),
+    Mutation(
+        "nobody_waits_for_tokens",
+        "tasks/text/corpus.py",
+        'waiting for it", place)\n        lock.acquire()',
+        'waiting for it", place)',
+        "tests/faults/test_at_once.py",
+    ),
+    Mutation(
+        "a_handle_for_every_checkpoint",
+        "evalkit/core/rows.py",
+        "os.fsync(self._file.fileno())",
+        "os.fsync(os.dup(self._file.fileno()))",
+        "tests/faults/test_soak.py",
+    ),
 )
 
 if __name__ == "__main__":

@@ -26,7 +26,12 @@ from evalkit.training.trainer import Trainer
 MOST_TRAINERS = 12
 NOT_OURS = re.compile(r'"_target_": "(?!evalkit\.)')
 COMPOSE, BUILD, TRAIN = composition._hydra, config.model_of, loading.trainer_of
-BLANK = {"svg": b"<svg></svg>", "png": b"\x89PNG"}
+# One white pixel, which W&B takes for a picture.
+PIXEL = (
+    "0000000d49484452000000010000000108000000003a7e9b550000000a49"
+    "444154789c63f80f0001010100b138f6140000000049454e44ae426082"
+)
+BLANK = {"svg": b"<svg></svg>", "png": b"\x89PNG\r\n\x1a\n" + bytes.fromhex(PIXEL)}
 
 
 class Shared:
