@@ -22,7 +22,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
     if path.exists() and not path.is_file():  # a pipe or a terminal, such as /dev/stdout
         path.write_bytes(data)
         return
-    path = path.resolve()  # a link stays one
     # A name of the process's own, as several may write into one folder of caches.
     new = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:

@@ -68,7 +68,7 @@ def decoded(record: bytes) -> Iterator[Header | list[Row]]:
 
 def lines(record: bytes) -> list[str]:
     """The whole lines of a part of the record."""
-    return [line.decode() for line in record.splitlines(keepends=True) if line.endswith(b"\n")]
+    return record.decode().split("\n")[:-1]
 
 
 def _write(folder: Path, delivery: Delivery) -> None:

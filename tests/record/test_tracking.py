@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import wandb
@@ -19,7 +20,7 @@ from PIL import Image
 from wandb.util import get_core_path
 
 from evalkit.core.errors import UserError
-from evalkit.core.rows import Header, Row, row
+from evalkit.core.rows import Header, Row, encode, encode_header, row
 from evalkit.record.tracking import WandbLog, WandbSettings
 
 CONFIG = {"train": {"steps": 20, "length": 256}, "seed": 0}
@@ -245,6 +246,55 @@ def test_a_second_start_continues_the_same_runs(folder: Path) -> None:
     runs = records(folder)
     assert set(runs) == set(ids.values())
     assert [entry["train/step"] for entry in history(runs[ids["0"]])] == [10, 20]
+
+
+def kept_rows(*steps: int) -> tuple[list[Row], bytes]:
+    """Rows of these steps, and the record with them."""
+    rows = [measured("train", "loss", 4.0, step=step) for step in steps]
+    header = encode_header(Header("r", "copying", "hawk", "evalkit.reports.accuracy", parameters=9))
+    return rows, "".join(f"{line}\n" for line in [header, *map(encode, rows)]).encode()
+
+
+def test_what_a_killed_session_lost_is_sent_again_and_its_files_are_set_aside(folder: Path) -> None:
+    """It wrote two steps and was killed; the next one begins after them."""
+    rows, record = kept_rows(10, 20, 30)
+    killed = opened(folder, mode="offline")
+    killed.write(rows[:2])
+    for run in killed._runs.values():
+        run.finish()  # what W&B does, but not the session
+    log = opened(folder, mode="offline")
+    offset = len(record) - len(encode(rows[2])) - 1
+    log.catch_up(record[:offset], offset)
+    log.write(rows[2:])
+    log.finish(0, len(record))
+    (lines,) = records(folder).values()
+    assert [entry.get("train/step", 0) for entry in history(lines)] == [0, 10, 20, 30]
+    assert len(list((folder / "wandb").glob("torn-run-*"))) == 1
+
+
+def test_what_is_measured_again_after_an_interrupt_is_not_sent_twice(folder: Path) -> None:
+    """The first session wrote three steps and ended by itself; the next one begins after the first of them."""
+    rows, record = kept_rows(10, 20, 30)
+    first = opened(folder, mode="offline")
+    first.write(rows)
+    first.finish(130, len(record))
+    second = opened(folder, mode="offline")
+    second.catch_up(record, len(record) - sum(len(encode(entry)) + 1 for entry in rows[1:]))
+    second.write([*rows[1:], measured("train", "loss", 8.0, step=40)])
+    second.finish(0, len(record))
+    (lines,) = records(folder).values()
+    assert [entry["train/step"] for entry in history(lines)] == [10, 20, 30, 40]
+
+
+def test_online_what_the_server_has_is_not_sent_again(folder: Path) -> None:
+    _, record = kept_rows(10, 20, 30)
+    log = opened(folder, mode="offline")
+    opened_run, sent = log._runs[0], Mock(summary={"train/step": 20})
+    log._runs[0] = sent
+    log.catch_up(record, len(record))
+    log._runs[0] = opened_run
+    log.finish(0, len(record))
+    assert [call.args[0]["train/step"] for call in sent.log.call_args_list] == [20, 30]
 
 
 def test_a_failed_run_says_so(folder: Path) -> None:
