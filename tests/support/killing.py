@@ -79,11 +79,20 @@ def serve(log: Path) -> None:
             child = os.fork()
             if child == 0:
                 _run(attempt, log)
-            if attempt.function is None and attempt.milliseconds is not None:
-                time.sleep(attempt.milliseconds / 1000)
-                os.kill(child, attempt.number)
-            _, status = os.waitpid(child, 0)
-            print(os.waitstatus_to_exitcode(status), flush=True)
+            print(_ended(child, attempt), flush=True)
+
+
+def _ended(child: int, attempt: Attempt) -> int:
+    """The exit code of a run, which is ended here if that is to be at any time."""
+    if attempt.function is None and attempt.milliseconds is not None:
+        last = time.monotonic() + attempt.milliseconds / 1000
+        while time.monotonic() < last:
+            found, status = os.waitpid(child, os.WNOHANG)
+            if found:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        os.kill(child, attempt.number)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def _run(attempt: Attempt, log: Path) -> None:
