@@ -4,11 +4,9 @@ import re
 from pathlib import Path
 
 import huggingface_hub
-import huggingface_hub.constants
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from evalkit.core.errors import UserError, first_line
-from evalkit.core.network import within
+from evalkit.core.network import Refused, Silent, ask_hub
 
 ANSWER_SECONDS = 2.0
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -25,34 +23,29 @@ def download(name: str) -> Path:
         raise UserError(
             f"checkpoint {name} does not exist; give the folder of a run or a model, or owner/name on the hub"
         )
-    reachable = _answers(name)
+    found = _cached(name)
     try:
-        return Path(huggingface_hub.snapshot_download(name, ignore_patterns=NOT_NEEDED, local_files_only=not reachable))
+        ask_hub(name, "model", ANSWER_SECONDS)
+    except Refused as refusal:
+        if found is not None and refusal.is_passing:
+            return found
+        raise UserError(f"checkpoint {name} is no folder here and {refusal}") from refusal
+    except Silent as error:
+        if found is not None:
+            return found
+        raise UserError(
+            f"checkpoint {name} is no folder here, and {error}; give a folder with a copy of it, or the cache of a "
+            "machine that has it (HF_HOME)"
+        ) from error
+    try:
+        return Path(huggingface_hub.snapshot_download(name, ignore_patterns=NOT_NEEDED))
     except Exception as error:  # of many types, which change from version to version
-        if reachable:
-            raise UserError(f"checkpoint {name} cannot be downloaded: {first_line(error)[:200]}; try again") from error
-        raise UserError(
-            f"checkpoint {name} is no folder here, and the hub ({huggingface_hub.constants.ENDPOINT}) does not answer; "
-            "give a folder with a copy of it, or the cache of a machine that has it (HF_HOME)"
-        ) from error
+        raise UserError(f"checkpoint {name} cannot be downloaded: {first_line(error)[:200]}; try again") from error
 
 
-def _answers(name: str) -> bool:
-    """Returns whether the hub lets us have `name`: False if it is silent. Raises UserError if it refuses."""
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return False
-    page = f"{huggingface_hub.constants.ENDPOINT}/{name}"
+def _cached(name: str) -> Path | None:
+    """The folder with the files of `name` that were downloaded before, None if there is none."""
     try:
-        # The library's own retries have no limit together.
-        within(ANSWER_SECONDS, lambda: huggingface_hub.HfApi().auth_check(name))
-    except GatedRepoError as error:
-        raise UserError(
-            f"checkpoint {name} is gated; accept its terms at {page}, then log in with hf auth login"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"checkpoint {name} is neither a folder here nor {page}; check the name, or hf auth login if it is private"
-        ) from error
-    except Exception:
-        return False
-    return True
+        return Path(huggingface_hub.snapshot_download(name, ignore_patterns=NOT_NEEDED, local_files_only=True))
+    except Exception:  # as in download
+        return None

@@ -1,6 +1,5 @@
 """Where batches come from: drawn inside the compiled step, or read on the host and handed to it by dispatches."""
 
-import os
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
@@ -16,13 +15,12 @@ from jax.typing import ArrayLike
 from evalkit.core import streams
 from evalkit.core.contracts import AnyTask, Feed, Illustration, Judged, Ordinary, Recalls, Task
 from evalkit.core.errors import UserError
-from evalkit.core.network import answers
+from evalkit.core.network import Refused, Silent, ask_hub
 from evalkit.tasks import Example
 from evalkit.tasks.text import Text
 from evalkit.tasks.text.corpus import Span, Window
 from evalkit.tasks.text.tokenizers import Bytes, Numbers, Tokenizer, WithoutBos
 
-HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 ANSWER_SECONDS = 1.0
 SHOWN_LENGTH = 24
 PARTS = ("vocab_size", "length", "answer_length", "scored", "chance", "version", "sample", "solve", "describe")
@@ -305,12 +303,18 @@ class _Tokenised(NamedTuple):
 
 
 def refuse_unreachable(data_set: str | None) -> None:
-    """Raises UserError if a data set has to be fetched from a hub that does not answer."""
-    if data_set is not None and not answers(HUB, ANSWER_SECONDS):
+    """Raises UserError if a data set has to be fetched from a hub that does not answer, or does not give it."""
+    if data_set is None:
+        return
+    try:
+        ask_hub(data_set, "dataset", ANSWER_SECONDS)
+    except Refused as refusal:
+        raise UserError(f"the data set {data_set} {refusal}; or give data.path=FOLDER with texts") from refusal
+    except Silent as error:
         raise UserError(
-            f"{data_set} is not in the cache and the hub ({HUB}) does not answer; give data.path=FOLDER with texts, "
+            f"{data_set} is not in the cache and {error}; give data.path=FOLDER with texts, "
             "bring the tokens of a machine that has them (EVALKIT_CACHE), or set HF_ENDPOINT to a mirror"
-        )
+        ) from error
 
 
 def _digest_of(contents: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 from evalkit.core.errors import UserError
-from evalkit.core.network import answers
+from evalkit.core.network import Refused, Silent, ask_hub
 
 TASKS = Path(__file__).parent / "tasks"
 LM_EVAL_TASKS = Path(lm_eval.tasks.__file__).parent
@@ -56,24 +56,37 @@ def refuse_unreachable(tasks: Configs, folder: str = "data.path=FOLDER") -> None
     once. `folder` is how the user says where data sets are.
     """
     remote = {task: config for task, config in tasks.items() if _is_remote(config)}
-    offline = huggingface_hub.constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE
-    if not remote or (not offline and answers(huggingface_hub.constants.ENDPOINT, ANSWER_SECONDS)):
+    reason = _why_not(remote, folder) if remote else None
+    if reason is None:
         return
     huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     for task, config in remote.items():
         try:
             datasets.load_dataset_builder(config["dataset_path"], config.get("dataset_name"))
         except (ConnectionError, FileNotFoundError, ValueError) as error:
-            raise UserError(unreachable(task, config["dataset_path"], folder)) from error
+            name = config["dataset_path"]
+            raise UserError(
+                f"task {task} reads the data set {name}, which is not in the cache, and {reason}; give {folder} with a "
+                "copy of it, bring the cache of a machine that has it (HF_HOME), or set HF_ENDPOINT to a mirror"
+            ) from error
 
 
-def unreachable(task: str, dataset: str, folder: str = "data.path=FOLDER") -> str:
-    """Returns one line on what to do without the hub; `folder` is how the user says where data sets are."""
-    return (
-        f"task {task} reads the data set {dataset}, which is not in the cache, and the hub "
-        f"({huggingface_hub.constants.ENDPOINT}) does not answer; give {folder} with a copy of it, bring the "
-        "cache of a machine that has it (HF_HOME), or set HF_ENDPOINT to a mirror"
-    )
+def _why_not(remote: Configs, folder: str) -> str | None:
+    """Why the hub does not give the tasks' data sets now, None if it does; raises UserError if it refuses one for good.
+
+    It is asked for the first alone: who may read one of the benchmarks may mostly read the others.
+    """
+    task, config = next(iter(remote.items()))
+    name = config["dataset_path"]
+    try:
+        ask_hub(name, "dataset", ANSWER_SECONDS)
+    except Silent as error:
+        return str(error)
+    except Refused as refusal:
+        if refusal.is_passing:
+            return f"{name} {refusal}"
+        raise UserError(f"task {task} reads the data set {name}, which {refusal}; or give {folder}") from refusal
+    return None
 
 
 def localise(index: TaskManager, tasks: Configs, root: Path, folder: Path, *, shots: int | None = None) -> None:

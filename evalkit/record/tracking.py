@@ -33,7 +33,7 @@ PROJECT = "evalkit"
 ANSWER_SECONDS = 3.0
 INIT_SECONDS = 15.0
 # An upload that hangs at the end must not hold a machine: the data stays in the run's folder, for `wandb sync`.
-FINISH_SECONDS = 120.0
+FINISH_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,11 @@ class WandbLog:
         with self._at_most_one_warning():
             unsent: list[str] = []
             for run in self._runs.values():
-                run.finish(exit_code=exit_code)
+                in_time = _finished(run, exit_code)
                 if run.offline:
                     unsent += _unsent(Path(run.settings.sync_dir), run.id)
+                elif not in_time:
+                    unsent.append(str(run.settings.sync_dir))
                 elif run.url:
                     lines.append(f"W&B: {run.url}")
             if self._runs:
@@ -264,6 +266,16 @@ def _media(folder: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     return found
 
 
+def _finished(run: "wandb.Run", exit_code: int) -> bool:
+    """Closes a run; returns whether its server took all of it in time."""
+    try:
+        run.finish(exit_code=exit_code)
+    except TimeoutError:
+        logger.warning("W&B's server did not take everything in %d s; the end of the run says how", FINISH_SECONDS)
+        return False
+    return True
+
+
 def _speak() -> None:
     """Lets W&B print again, which a silent run has kept it from."""
     import wandb
@@ -294,7 +306,7 @@ def _resolve(chosen: Any, known: "wandb.Settings") -> str:
         _speak()
     if not has_key:
         _warn_offline("no API key is configured (wandb login)")
-    elif not answers(known.base_url, ANSWER_SECONDS):
+    elif not answers(f"{known.base_url}/graphql", ANSWER_SECONDS):  # what opening a run asks, and may wait for
         _warn_offline(f"{known.base_url} does not answer")
     else:
         return "online"
@@ -309,7 +321,8 @@ def _open(mode: Any, run_id: str, facts: Mapping[str, Any]) -> "wandb.Run":
     """Opens one run, offline where online is refused."""
     import wandb
 
-    settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_SECONDS, finish_timeout=FINISH_SECONDS)
+    limits = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS, "finish_timeout_raises": True}
+    settings = wandb.Settings(silent=True, console="off", **limits)
     fixed: dict[str, Any] = {"resume": "allow", "reinit": "create_new", "settings": settings}
     try:
         run = wandb.init(**facts, **fixed, id=run_id, mode=mode)

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import huggingface_hub.constants
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -236,7 +237,8 @@ def test_what_cannot_be_is_one_line(arguments: list[str], words: str, capsys: py
 
 
 def test_a_silent_hub_is_told_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(feeds, "HUB", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     assert main(["task=books", "model=griffin", "task.hub.name=some/texts"]) == 2
     assert main(["task=books", "checkpoint=x", "task.hub.name=some/texts"]) == 2
     assert (

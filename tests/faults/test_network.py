@@ -1,0 +1,202 @@
+"""Networks that fail: W&B never holds a training, and of a hub one line says within three seconds what it answers."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import wandb
+
+from evalkit.core.network import Refused, Silent, ask_hub
+from evalkit.core.rows import row
+from evalkit.record import tracking
+from evalkit.record.tracking import WandbLog, WandbSettings
+from support import tiny
+from support.servers import Server, Wandb, serving
+
+pytestmark = pytest.mark.fault
+NAME = "owner/name"
+SAID = {
+    401: "check the name, or log in with hf auth login (status 401)",
+    403: "may not be read with this account",
+    404: "check the name (status 404)",
+    429: "is asked for too often; wait some minutes",
+    500: "meets an error of the hub; try again later (status 500)",
+    503: "meets an error of the hub; try again later (status 503)",
+}
+LIMIT = 3.0
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with serving(Server()) as server:
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.url)
+        yield server
+
+
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_a_hub_that_gives_what_is_asked_for_is_no_error(kind: Any, hub: Server) -> None:
+    ask_hub(NAME, kind, LIMIT)
+    assert f"/api/{kind}s/{NAME}/auth-check" in hub.asked
+
+
+@pytest.mark.parametrize("status", SAID)
+def test_what_a_hub_answers_is_said(status: int, hub: Server) -> None:
+    hub.status = status
+    start = time.monotonic()
+    with pytest.raises(Refused) as refusal:
+        ask_hub(NAME, "dataset", LIMIT)
+    assert time.monotonic() - start < LIMIT
+    assert SAID[status] in str(refusal.value) and "\n" not in str(refusal.value)
+    assert refusal.value.is_passing == (status in (429, 500, 503))
+
+
+def test_a_gated_model_is_told_by_its_terms(hub: Server) -> None:
+    hub.status, hub.headers = 403, {"X-Error-Code": "GatedRepo"}
+    with pytest.raises(Refused, match=rf"is gated; accept its terms at {hub.url}/{NAME}"):
+        ask_hub(NAME, "model", LIMIT)
+
+
+@pytest.mark.parametrize("how", ["slow", "gone"])
+def test_a_hub_that_is_slow_or_gone_is_silent(how: str, hub: Server) -> None:
+    hub.delay = 30.0
+    if how == "gone":
+        hub.kill()  # type: ignore[attr-defined]
+    start = time.monotonic()
+    with pytest.raises(Silent, match=f"the hub \\({hub.url}\\) does not answer"):
+        ask_hub(NAME, "model", 1.0)
+    assert time.monotonic() - start < LIMIT
+
+
+DOORS = {
+    "a checkpoint": ["task=books", f"checkpoint={NAME}"],
+    "a data set": ["task=books", "model=hawk", f"task.hub.name={NAME}"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("status", [*SAID, "slow", "gone"])
+def test_a_command_says_it_in_three_seconds(status: int | str, door: str, tmp_path: Path) -> None:
+    """Counted from when the command has read its words; in a process, with a cache and a hub of its own."""
+    code = (
+        "import sys, time\nfrom evalkit.configuration import experiment\nfrom evalkit.checkpoints import hub\n"
+        "from evalkit.core import network\nimport evalkit.__main__, huggingface_hub, datasets\n"
+        "ask = network.ask_hub\nstart = time.monotonic()\n"
+        "code = evalkit.__main__.main(sys.argv[1:])\n"
+        "print(code, time.monotonic() - start)"
+    )
+    with serving(Server()) as server:
+        server.status = status if isinstance(status, int) else 200
+        server.delay = 30.0 if status == "slow" else 0.0
+        own = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path), "EVALKIT_CACHE": str(tmp_path / "cache")}
+        if status == "gone":
+            server.kill()  # type: ignore[attr-defined]
+        ended = subprocess.run(
+            [sys.executable, "-c", code, *DOORS[door]],
+            env={**tiny.environment(), **own},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ended.stdout.split()[:1] == ["2"], ended
+    (line,) = ended.stderr.splitlines()
+    assert (SAID[status] if isinstance(status, int) else "does not answer") in line
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def wandb_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Wandb]:
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home" / name))
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    wandb.teardown()
+    server = Wandb()
+    with serving(server):
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        yield server
+    wandb.teardown()
+
+
+def opened(folder: Path) -> WandbLog:
+    folder.mkdir(exist_ok=True)
+    return WandbLog(WandbSettings(), folder, {}, seeds=(0,), task="copying", model="hawk", train_length=256)
+
+
+def written(log: WandbLog, steps: range) -> float:
+    """The longest seconds that a row took of the training's time."""
+    longest, one = 0.0, {"metric": "loss", "run": "r", "task": "t", "model": "m", "seed": 0, "split": "train"}
+    for step in steps:
+        start = time.monotonic()
+        log.write([row(**one, step=step, length=4, total=1, count=1)])
+        longest = max(longest, time.monotonic() - start)
+    return longest
+
+
+def test_a_server_of_wandb_that_works_gets_the_rows(wandb_server: Wandb, tmp_path: Path) -> None:
+    log = opened(tmp_path / "run")
+    written(log, range(5))
+    (line,) = log.finish(0)
+    assert line.startswith(f"W&B: {wandb_server.url}/me/evalkit/runs/")
+    assert any("file_stream" in path for path in wandb_server.asked)
+
+
+@pytest.mark.parametrize("how", ["slow", "gone"])
+def test_a_server_that_is_slow_or_gone_at_the_start_is_not_waited_for(
+    how: str, wandb_server: Wandb, tmp_path: Path
+) -> None:
+    """Half a minute a call: the run logs offline after the seconds of one question."""
+    wandb_server.delay = 30.0
+    if how == "gone":
+        wandb_server.kill()  # type: ignore[attr-defined]
+    start = time.monotonic()
+    log = opened(tmp_path / "run")
+    assert time.monotonic() - start < tracking.ANSWER_SECONDS + 7
+    assert written(log, range(50)) < 1.0
+    (line,) = log.finish(0)
+    assert line.startswith("upload to W&B with: wandb sync ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["dies", pytest.param("slows", marks=pytest.mark.exhaustive)])
+def test_a_server_that_dies_midway_holds_no_row_and_the_end_not_long(
+    how: str, wandb_server: Wandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "FINISH_SECONDS", 2.0)
+    log = opened(tmp_path / "run")
+    written(log, range(5))
+    wandb_server.delay = 30.0
+    if how == "dies":
+        wandb_server.kill()  # type: ignore[attr-defined]
+    assert written(log, range(5, 500)) < 1.0
+    start = time.monotonic()
+    (line,) = log.finish(0)
+    assert time.monotonic() - start < 2.0 + 8
+    folder = Path(line.removeprefix("upload to W&B with: wandb sync "))
+    assert list(folder.glob("run-*.wandb"))
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", ["good", "slow", "gone"])
+def test_a_training_is_the_same_whatever_its_server_does(
+    how: str, wandb_server: Wandb, tmp_path: Path, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb_server.delay = 30.0 if how == "slow" else 0.0
+    if how == "gone":
+        wandb_server.kill()  # type: ignore[attr-defined]
+    folder = tiny.trained(tmp_path / "run", "wandb.mode=online")
+    assert tiny.rows(folder) == tiny.rows(tiny_run)
+    tiny.assert_identical(tiny.state(folder), tiny.state(tiny_run))
+    assert json.loads((folder / "results.json").read_text())["extrapolation"]
