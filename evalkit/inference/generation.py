@@ -20,7 +20,7 @@ from evalkit.inference.texts import Row, Said, ends_of
 
 # Tokens that one call of the device decodes: at most, and before the text is looked at for the first time.
 MOST_AT_ONCE, FIRST_LOOK = 256, 16
-# A call of a large model reads so many bytes of parameters, and decodes no more tokens: it takes about a second.
+# A call of a large model reads so many bytes of parameters, and decodes no more tokens: a choice, not a measurement.
 BYTES_AT_ONCE = 2**33
 NO_TOKEN = -1
 
