@@ -172,7 +172,8 @@ def encode_header(header: Header) -> str:
 
 def decode(line: bytes) -> Header | Row:
     """What a line of the record is; raises UserError if it is neither."""
-    return _header(line) or _decode(line, Path(FILE), 0)
+    path = Path(FILE)
+    return _header(line, path) or _decode(line, path, 0)
 
 
 class RowLog:

@@ -6,10 +6,11 @@ from typing import Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import Int
 
 from evalkit.core.contracts import Params
 from evalkit.core.errors import UserError
-from evalkit.models.layers.shapes import Positions, Tokens
 from evalkit.tasks import Example
 from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.settings import Stage
@@ -21,7 +22,9 @@ from evalkit.training.trainer import Trainer
 class Inspectable(Protocol):
     """Optional: a model that gives what each of its parts computes, in order."""
 
-    def outputs(self, params: Params, tokens: Tokens, positions: Positions | None) -> Iterator[tuple[str, jax.Array]]:
+    def outputs(
+        self, params: Params, tokens: Int[Array, "b t"], positions: Int[Array, "b t"] | None
+    ) -> Iterator[tuple[str, Array]]:
         """The name of each part and its output."""
         ...
 
