@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Int
+from jaxtyping import Integer
 
 from evalkit.core.contracts import Params
 from evalkit.core.errors import UserError
@@ -23,7 +23,7 @@ class Inspectable(Protocol):
     """Optional: a model that gives what each of its parts computes, in order."""
 
     def outputs(
-        self, params: Params, tokens: Int[Array, "b t"], positions: Int[Array, "b t"] | None
+        self, params: Params, tokens: Integer[Array, "b t"], positions: Integer[Array, "_ t"] | None
     ) -> Iterator[tuple[str, Array]]:
         """The name of each part and its output."""
         ...

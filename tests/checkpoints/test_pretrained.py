@@ -429,12 +429,12 @@ def test_a_silent_hub_is_told_in_three_seconds(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [("GatedRepoError", "is gated; accept its terms"), ("RepositoryNotFoundError", "neither a folder")],
+    [("GatedRepoError", "is gated; accept its terms"), ("RepositoryNotFoundError", "is not at https:")],
 )
 def test_a_hub_that_says_no_is_one_line(error: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = getattr(huggingface_hub.errors, error)
 
-    def refuse(self: object, name: str) -> None:
+    def refuse(self: object, name: str, repo_type: str) -> None:
         raise kind.__new__(kind)
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)

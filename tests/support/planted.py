@@ -59,6 +59,20 @@ PLANTED: tuple[Mutation, ...] = (
         "os.fsync(os.dup(self._file.fileno()))",
         "tests/faults/test_soak.py",
     ),
+    Mutation(
+        "a_hub_that_refuses_is_silent",
+        "evalkit/core/network.py",
+        "    except (RepositoryNotFoundError, HfHubHTTPError) as error:\n",
+        "    except RepositoryNotFoundError as error:\n",
+        "tests/faults/test_network.py",
+    ),
+    Mutation(
+        "a_skipped_step_is_taken",
+        "evalkit/training/step.py",
+        "jnp.where(bad, old, new)",
+        "jnp.where(bad, new, new)",
+        "tests/faults/test_numbers.py",
+    ),
 )
 
 if __name__ == "__main__":
