@@ -86,11 +86,11 @@ DOORS = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("status", [*SAID, "slow", "gone"])
 def test_a_command_says_it_in_three_seconds(status: int | str, door: str, tmp_path: Path) -> None:
-    """Counted from when the command has read its words; in a process, with a cache and a hub of its own."""
+    """Of the hub's; the command's own reading of its words has as many. It has a cache and a hub of its own."""
     code = (
         "import sys, time\nfrom evalkit.configuration import experiment\nfrom evalkit.checkpoints import hub\n"
-        "from evalkit.core import network\nimport evalkit.__main__, huggingface_hub, datasets\n"
-        "ask = network.ask_hub\nstart = time.monotonic()\n"
+        "import evalkit.__main__, huggingface_hub, datasets\n"
+        "start = time.monotonic()\n"
         "code = evalkit.__main__.main(sys.argv[1:])\n"
         "print(code, time.monotonic() - start)"
     )
@@ -108,7 +108,8 @@ def test_a_command_says_it_in_three_seconds(status: int | str, door: str, tmp_pa
             text=True,
             check=False,
         )
-    assert ended.stdout.split()[:1] == ["2"], ended
+    code, seconds = ended.stdout.split()
+    assert code == "2" and float(seconds) < 2 * LIMIT, ended
     (line,) = ended.stderr.splitlines()
     assert (SAID[status] if isinstance(status, int) else "does not answer") in line
     assert not (tmp_path / "runs").exists()

@@ -181,8 +181,8 @@ def test_the_line_names_step_seed_part_and_checkpoint(tmp_path: Path, monkeypatc
 
 SHORT, LONG = 2**12, 2**20
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-# Of the largest exact state: what rounding of float32 states, and of inputs in the dtype, may add up to.
-DRIFT = {"float32": 2e-5, "bfloat16": 2e-2}
+# Of the largest exact value, twice what 2^20 steps were measured to add up to; those of RG-LRU remember 10^6 steps.
+RGLRU_DRIFT, MATRIX_DRIFT = 1e-4, 2e-6
 LENGTHS = [SHORT, pytest.param(LONG, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
 
 
@@ -212,7 +212,7 @@ def test_states_of_the_rglru_stay_bounded_and_near_the_exact_ones(
         largest = np.maximum(largest, np.abs(exact))
     found = drift(last[0], exact)
     record_property("drift", found)
-    assert bool(jnp.isfinite(h).all()) and found < DRIFT[dtype]
+    assert bool(jnp.isfinite(h).all()) and found < RGLRU_DRIFT
     assert np.all(np.abs(np.asarray(h, np.float64)[0]).max(0) < 1.05 * largest + 0.05)
 
 
@@ -237,7 +237,7 @@ def test_states_of_matrix_recurrences_stay_bounded_and_near_the_exact_ones(
     exact = _last(given)
     found = drift(last, exact)
     record_property("drift", found)
-    assert bool(jnp.isfinite(o).all()) and found < DRIFT[dtype]
+    assert bool(jnp.isfinite(o).all()) and found < MATRIX_DRIFT
 
 
 def _last(given: Arguments) -> np.ndarray:
