@@ -125,13 +125,13 @@ def test_nothing_is_refused_while_some_steps_are_skipped_and_others_are_not(
 
 
 def overflowing(monkeypatch: pytest.MonkeyPatch, steps: list[int]) -> None:
-    """The gradient of these steps is no number, whatever the parameters."""
+    """Loss and gradient of these steps are no numbers, whatever the parameters."""
     take, gradient = Step.take, Step.gradient
 
     def taken(self: Step, index: Any, state: Any, *given: Any, **named: Any) -> Any:
         def broken(*given: Any) -> Any:
-            loss, accuracy, vectors = gradient(self, *given)
-            return jnp.where(jnp.isin(state.step, jnp.array(steps)), jnp.nan, loss), accuracy, vectors
+            bad = jnp.isin(state.step, jnp.array(steps))
+            return jax.tree.map(lambda leaf: jnp.where(bad, jnp.nan, leaf), gradient(self, *given))
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(self, "gradient", broken)
