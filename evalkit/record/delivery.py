@@ -6,7 +6,7 @@ it left offline are set aside, where `wandb sync` does not find them. Each row i
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,10 +23,14 @@ OFFLINE, TORN = "offline-run-", "torn-run-"
 
 @dataclass(frozen=True)
 class Delivery:
-    """What sessions have which ended by themselves: so many bytes of the record, and offline these folders."""
+    """What sessions have which ended by themselves: so many bytes of the record, and offline these folders.
+
+    `ahead` are lines that they have and that were taken back from the record, to be written anew.
+    """
 
     rows: int = 0
     sessions: Sequence[str] = ()
+    ahead: Sequence[str] = ()
 
 
 def resumed(folder: Path, root: Path, ids: Iterable[str]) -> Delivery:
@@ -45,7 +49,7 @@ def resumed(folder: Path, root: Path, ids: Iterable[str]) -> Delivery:
     for path in offline:
         if path.name not in found.sessions and not any(path.glob("*.synced")):
             path.rename(path.with_name(path.name.replace(OFFLINE, TORN, 1)))
-    _write(folder, found)
+    write(folder, found)
     return found
 
 
@@ -53,7 +57,7 @@ def note(folder: Path, rows: int, runs: Iterable["wandb.Run"]) -> None:
     """Notes that sessions have ended by themselves, and have the first `rows` bytes of the record."""
     before = Delivery(**json.loads((folder / FILE).read_text(encoding="utf-8")))
     ended = [Path(run.settings.sync_dir).name for run in runs if run.offline]
-    _write(folder, Delivery(rows, [*before.sessions, *ended]))
+    write(folder, Delivery(rows, [*before.sessions, *ended]))
 
 
 def decoded(record: bytes) -> Iterator[Header | list[Row]]:
@@ -66,10 +70,12 @@ def decoded(record: bytes) -> Iterator[Header | list[Row]]:
         yield from ([entry] for entry in together) if split == "test" else [together]
 
 
-def lines(record: bytes) -> list[str]:
-    """The whole lines of a part of the record."""
-    return record.decode().split("\n")[:-1]
+def taken_back(delivery: Delivery, record: bytes, offset: int) -> Delivery:
+    """The same of a record that is cut after `offset` bytes: what W&B has of the rest lies ahead."""
+    lines = record[offset : delivery.rows].decode().split("\n")[:-1]
+    return replace(delivery, rows=min(delivery.rows, offset), ahead=[*lines, *delivery.ahead])
 
 
-def _write(folder: Path, delivery: Delivery) -> None:
+def write(folder: Path, delivery: Delivery) -> None:
+    """Notes what W&B has; raises OSError."""
     write_whole(folder / FILE, json.dumps(asdict(delivery), indent=2) + "\n")

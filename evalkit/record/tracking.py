@@ -117,16 +117,19 @@ class WandbLog:
         Those after `offset` bytes are written anew; the ones that W&B has already are then not sent twice. Online,
         W&B's server says how far it came, and has the rows of before.
         """
-        sent = self._delivered.rows
+        if not self._runs:
+            return
         with self._at_most_one_warning():
+            has = delivery.taken_back(self._delivered, record, offset)
+            delivery.write(self._folder, has)
+            self._known = list(has.ahead)
             reached = {seed: run.summary.get(STEP, -1) for seed, run in self._runs.items()}
-            for entry in delivery.decoded(record[sent:offset]):
+            for entry in delivery.decoded(record[has.rows : offset]):
                 if isinstance(entry, Header):
                     if max(reached.values(), default=0) < 0:
                         self.begin(entry)
                 else:
-                    self._send(entry, reached)
-        self._known = delivery.lines(record[offset:sent])
+                    self._send(self._unknown(entry), reached)
 
     def begin(self, header: Header) -> None:
         """Sends the number of parameters to every run."""
@@ -141,7 +144,10 @@ class WandbLog:
 
         Rows by position and rows without a value (`count == 0`) stay in `metrics.jsonl` only.
         """
-        self._send([entry for entry in rows if not (self._known and self._is_known(encode(entry)))])
+        self._send(self._unknown(rows))
+
+    def _unknown(self, rows: Iterable[Row]) -> list[Row]:
+        return [entry for entry in rows if not (self._known and self._is_known(encode(entry)))]
 
     def _is_known(self, line: str) -> bool:
         """Whether W&B has this line of the record, which is written anew; after one that differs, none is."""

@@ -286,6 +286,32 @@ def test_what_is_measured_again_after_an_interrupt_is_not_sent_twice(folder: Pat
     assert [entry["train/step"] for entry in history(lines)] == [10, 20, 30, 40]
 
 
+def test_rows_that_took_the_place_of_others_are_sent_again_after_a_kill(folder: Path) -> None:
+    """A finished run is trained further: its last rows give way to others, and the session with these is killed."""
+    (kept, gone), record = kept_rows(10, 20)
+    first = opened(folder, mode="offline")
+    first.write([kept, gone])
+    first.finish(0, len(record))
+    new = [measured("train", "loss", 8.0, step=step) for step in (20, 30)]
+    offset = len(record) - len(encode(gone)) - 1
+    killed = opened(folder, mode="offline")
+    killed.catch_up(record, offset)
+    killed.write(new)
+    for run in killed._runs.values():
+        run.finish()  # what W&B does, but not the session
+    record = record[:offset] + "".join(f"{encode(entry)}\n" for entry in new).encode()
+    last = opened(folder, mode="offline")
+    last.catch_up(record, len(record))
+    last.finish(0, len(record))
+    (lines,) = records(folder).values()
+    assert [(entry["train/step"], entry["train/loss"]) for entry in history(lines)] == [
+        (10, 1),
+        (20, 1),
+        (20, 2),
+        (30, 2),
+    ]
+
+
 def test_online_what_the_server_has_is_not_sent_again(folder: Path) -> None:
     _, record = kept_rows(10, 20, 30)
     log = opened(folder, mode="offline")
