@@ -32,6 +32,8 @@ def check(folder: Path) -> bool:
     if not (folder / FILE).exists():
         return False
     for name, told in _read(folder / FILE).items():
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):  # a list may have come with the folder
+            raise Damaged(f"{FILE} names {name}, which is not in the folder")
         try:
             found = _sum(folder / name)
         except OSError as error:

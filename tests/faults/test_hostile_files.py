@@ -18,6 +18,7 @@ from evalkit.checkpoints import archives
 from evalkit.configuration.saved import from_file
 from evalkit.core.errors import LONGEST, UserError
 from evalkit.core.rows import read
+from evalkit.disk import sums
 from evalkit.models.formats import released
 from evalkit.models.formats.safetensors import SafeTensors
 from evalkit.tasks.text.documents import read as read_texts
@@ -166,8 +167,6 @@ def kept(tiny_run: Path, tmp_path: Path) -> Path:
     from evalkit.checkpoints.loading import archive
 
     archive(tiny_run, tmp_path / "kept")
-    for sums in (tmp_path / "kept").glob("*sums*"):  # whoever makes a file can make its sums
-        sums.unlink()
     return tmp_path / "kept"
 
 
@@ -200,8 +199,17 @@ def test_an_archive_that_is_not_what_it_says_is_one_line(case: str, kept: Path) 
         "step": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3,)}", bytes(12)),
     }[case]
     rewritten(path, f"{'step' if case == 'step' else name}.npy", content)
+    sums.write(kept)  # whoever makes a file can make its sums
     experiment = from_file(kept / "config.yaml")
-    one_line(lambda: archives.read(experiment, kept, experiment.all_seeds), "seed-0.npz")
+    one_line(lambda: archives.read(experiment, kept), "seed-0.npz")
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../../../../../dev/zero", "zero"])
+def test_sums_are_of_the_files_in_their_folder(name: str, tmp_path: Path) -> None:
+    """Of /dev/zero there is no sum, ever."""
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / sums.FILE).write_text(f"# 1 files\n{'0' * 64}  {name}\n", encoding="utf-8")
+    one_line(lambda: sums.check(tmp_path), "which is not in the folder")
 
 
 @pytest.mark.slow
@@ -215,8 +223,9 @@ def test_every_bit_of_an_archive_may_turn(kept: Path) -> None:
         for place in draw.integers(0, len(content), draw.integers(1, 9)):
             damaged[place] ^= 1 << int(draw.integers(8))
         path.write_bytes(bytes(damaged[: draw.integers(1, len(content) + 1)] if draw.random() < 0.2 else damaged))
+        sums.write(kept)
         try:
-            archives.read(experiment, kept, experiment.all_seeds)
+            archives.read(experiment, kept)
         except UserError as error:
             assert "\n" not in str(error)
 

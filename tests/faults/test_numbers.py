@@ -107,6 +107,8 @@ def bad_at(step: int, count: int = 1) -> Sums:
     return Sums(none, none, jnp.array([-1, step]), jnp.array([0, count]))
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_machine_that_failed_once_is_told_from_a_model_that_does(trainer: Trainer, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         finite.refuse_non_finite(bad_at(2), trainer, Checkpoints(tmp_path), 1)
