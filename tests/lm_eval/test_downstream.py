@@ -21,7 +21,7 @@ from support.language_models import fading
 def a_tiny_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(subjects, "load_for_text", lambda checkpoint, dtype: fading())
+    monkeypatch.setattr(subjects, "load_for_text", lambda checkpoint, dtype, allow_targets: fading())
 
 
 def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("shared")
 def a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that looks answers up within 250 characters, in place of any checkpoint."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subjects, "load_for_text", lambda checkpoint, dtype: READER)
+    monkeypatch.setattr(subjects, "load_for_text", lambda checkpoint, dtype, allow_targets: READER)
 
 
 def look_up(*overrides: str) -> int:

@@ -109,9 +109,9 @@ def test_each_of_several_seeds_is_trained_as_if_alone() -> None:
     by_itself = trainer_of(tiny.experiment("seed=5"))
     for index in range(2):
         by_itself.seeds = np.asarray([5 + index], np.uint32)  # an argument of its program
-        mine, theirs = params_of(together, index), params_of(advanced(by_itself, 20, 2), 0)
+        mine, theirs = params_of(together, index, "last"), params_of(advanced(by_itself, 20, 2), 0, "last")
         jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=0, atol=1e-5), mine, theirs)
-    first, second = (jax.tree.leaves(params_of(together, index))[0] for index in (0, 1))
+    first, second = (jax.tree.leaves(params_of(together, index, "last"))[0] for index in (0, 1))
     assert not np.allclose(first, second)
 
 
