@@ -231,6 +231,7 @@ def _go_on(experiment: Experiment, folder: Path) -> int:
             return _trained(experiment, folder, trainer, checkpoints, _fresh(experiment, trainer), {})
         _refuse_other_text(experiment, folder)
         hold(experiment, params_of(restored.state, 0, experiment.parameters))
+        checkpoints.retire(restored.step)  # a kill may have come between the last one and this
         if (folder / RESULTS).is_file():
             _keep_finished(experiment, folder, restored)
         return _trained(experiment, folder, trainer, checkpoints, restored, {})

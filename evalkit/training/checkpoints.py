@@ -88,7 +88,11 @@ class Checkpoints:
         for other in self.steps:
             if other > step:
                 self._remove(other)
-        for old in self.steps[KEPT:]:
+        self.retire(step)
+
+    def retire(self, step: int) -> None:
+        """Removes what is older than the last checkpoints up to `step`, which was found to be good."""
+        for old in [each for each in self.steps if each <= step][KEPT:]:
             if self._keep_every is None or old % self._keep_every:
                 self._remove(old)
 

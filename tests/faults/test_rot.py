@@ -13,6 +13,7 @@ from datasets import Dataset
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask, Task
 
+from evalkit.__main__ import main
 from evalkit.checkpoints import loading
 from evalkit.core.errors import UserError
 from evalkit.disk import sums
@@ -98,6 +99,14 @@ def test_an_older_checkpoint_goes_only_once_the_new_one_was_read_again(
         with pytest.raises(UserError, match=r"cannot write checkpoint 8 in .*: state/d/0 is not what was written"):
             kept.save(state, 8, meta)
     assert kept.steps == [6, 4] and sorted(path.name for path in kept.path.iterdir()) == ["4", "6"]
+
+
+def test_a_checkpoint_too_many_goes_when_the_run_goes_on(copy: Path) -> None:
+    """A kill came between the last checkpoint and the removal of older ones; nothing is saved after it."""
+    shutil.copytree(copy / "checkpoints" / str(BEFORE), copy / "checkpoints" / "2")
+    (copy / "results.json").unlink()
+    assert main(["resume", str(copy)]) == 0
+    assert Checkpoints(copy).steps == [NEWEST, BEFORE]
 
 
 @pytest.mark.parametrize("trials", faults.counts(15, 60))
