@@ -17,8 +17,9 @@ ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Any], str, str | None], weigh
 # Some files hold a head although it is tied, and older ones hold frequencies although the configuration gives them.
 UNUSED = ("lm_head.weight", "rotary_emb.inv_freq")
 WIDEST = 2**24
+DEEPEST = 512  # four times the deepest model that is known; 4,096 layers were laid out for 20 s before the refusal
 SIZES: Mapping[str, int] = {
-    "num_hidden_layers": 4096,
+    "num_hidden_layers": DEEPEST,
     **dict.fromkeys(("vocab_size", "hidden_size", "lru_width", "intermediate_size", "head_dim"), WIDEST),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "conv1d_width"), WIDEST),
     **dict.fromkeys(("attention_window_size", "max_position_embeddings"), 2**40),

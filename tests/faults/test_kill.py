@@ -225,7 +225,7 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Campai
         yield Campaign(tmp_path, drive, seed=20)
 
 
-FEW = {"run": 3}
+FEW = {"run": 2}
 MANY = {"run": 24, "further": 11, "archive": 4, "experiment": 11}
 
 

@@ -345,6 +345,7 @@ def test_neither_the_command_nor_the_log_has_a_key_in_it(tmp_path: Path, monkeyp
 def test_no_file_of_a_run_has_a_key_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With W&B's own files among them, of a run whose server does not answer and says the key in its error."""
     monkeypatch.setenv("WANDB_BASE_URL", f"http://me:{SECRET}@127.0.0.1:9")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "evalkit", f"wandb.api={SECRET}", TOKEN])
     folder = tiny.trained(tmp_path / "run", "wandb.mode=auto")
     files = tiny.files(folder)

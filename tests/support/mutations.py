@@ -119,7 +119,7 @@ MUTATIONS = (
     ),
     Mutation(
         "names_repeat",
-        "tasks/phonebook_tokens.py",
+        "tasks/base.py",
         "jnp.where(taken, ends[index], draws[index])",
         "jnp.where(taken, draws[index], draws[index])",
         "tests/tasks",
@@ -168,8 +168,8 @@ MUTATIONS = (
     ),
     Mutation(
         "drawn_alike_for_all_prompts",
-        "evalkit/inference/generation.py",
-        "jax.random.fold_in(jax.random.fold_in(key, index), step)",
+        "evalkit/inference/sampling.py",
+        "jax.random.fold_in(jax.random.fold_in(key, row), step)",
         "jax.random.fold_in(key, step)",
         "tests/inference",
     ),
