@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import Mesh
 from jax.stages import Compiled
-from jax.typing import ArrayLike
 from jaxtyping import Float
 
 from evalkit.bench.stopwatch import spread, times
 from evalkit.core.contracts import LanguageModel, Params, Pretrained
 from evalkit.core.devices import by_rows, copied, mesh_sharing
-from evalkit.inference.prefill import Prefilled, placed, prefill
+from evalkit.inference.generation import MOST_AT_ONCE, decoded
+from evalkit.inference.prefill import Prefilled, placed, prefill, shortest_chunk
+from evalkit.inference.sampling import GREEDY
 from evalkit.tasks.text.tokenizers import Bytes
 
 CHUNK = 256
@@ -27,7 +27,6 @@ KNOTS = 64
 IN_CACHE = 2**17
 """Numbers of a matrix that stays in the cache of a CPU core."""
 PRODUCTS = 64
-STEPS = np.int32
 
 
 class Limits(NamedTuple):
@@ -46,23 +45,6 @@ class Predicted(NamedTuple):
     sum: float
 
 
-@partial(jax.jit, static_argnames=("model", "mesh"), donate_argnames=("read",))
-def advance(model: LanguageModel, mesh: Mesh, params: Params, read: Prefilled, steps: ArrayLike) -> Prefilled:
-    """`steps` more tokens of every row, the likeliest each time, in one loop on the device; `read` is used up."""
-
-    def on_device(whole: tuple[Params, Array], read: Prefilled) -> Prefilled:
-        params, steps = whole
-
-        def step(_: Array, read: Prefilled) -> Prefilled:
-            token = read.logits.argmax(axis=-1).astype(jnp.int32)
-            logits, cache = model.apply(params, token[:, None], None, read.cache)
-            return Prefilled(cache, logits[:, 0])
-
-        return lax.fori_loop(0, steps, step, read)
-
-    return by_rows(on_device, mesh, (params, steps), read)
-
-
 def prompts(batch: int, length: int, vocab_size: int) -> list[list[int]]:
     """Random prompts; an empty prefill is one token, since decoding begins after a token."""
     return np.random.default_rng(0).integers(0, vocab_size, (batch, max(1, length))).tolist()
@@ -75,10 +57,17 @@ def with_parameters(model: LanguageModel, batch: int) -> Pretrained:
 
 
 def program(pretrained: Pretrained, read: Prefilled) -> Compiled:
-    """The compiled program of `advance`, for these parameters and this batch."""
+    """The compiled program with which `generate` decodes, for these parameters and this batch."""
     mesh = mesh_sharing(pretrained.params, read.logits.shape[0])
     with jax.default_matmul_precision("highest"):
-        return advance.lower(pretrained.model, mesh, pretrained.params, read, STEPS(0)).compile()
+        given = (pretrained.model, mesh, pretrained.params, read, *arguments(read, 0))
+        return decoded.lower(*given, sampler=GREEDY, ends=()).compile()
+
+
+def arguments(read: Prefilled, steps: int) -> tuple[np.ndarray, np.ndarray, np.int32, np.int32, np.int32]:
+    """What decoding `steps` tokens is told beside parameters and caches: no row is done, and nothing is drawn."""
+    rows = read.logits.shape[0]
+    return np.zeros(rows, bool), np.zeros(rows, np.int32), np.int32(0), np.int32(0), np.int32(steps)
 
 
 def peak_bytes(run: Compiled) -> int:
@@ -96,11 +85,14 @@ def seconds(
     `said` hears of each as it is there.
     """
     found, taken, done = [], 0.0, 0
-    read = jax.block_until_ready(run(params, read, STEPS(0)))
+    read, _ = jax.block_until_ready(run(params, read, *arguments(read, 0)))
     for count in tokens:
         began = time.perf_counter()
-        read = jax.block_until_ready(run(params, read, STEPS(count - done)))
-        taken, done = taken + time.perf_counter() - began, count
+        while done < count:
+            steps = min(count - done, MOST_AT_ONCE)
+            read, _ = jax.block_until_ready(run(params, read, *arguments(read, steps)))
+            done += steps
+        taken += time.perf_counter() - began
         found.append(taken)
         said(count, taken)
     return found
@@ -108,8 +100,8 @@ def seconds(
 
 def read_prompts(pretrained: Pretrained, batch: int, length: int, room: int, vocab_size: int) -> Prefilled:
     """The batch after a prefill of `length` tokens, its cache with room for `room` tokens."""
-    size, chunk = max(1, length) + room, min(CHUNK, max(1, length))
-    return prefill(pretrained, prompts(batch, length, vocab_size), rows=batch, size=size, chunk=chunk)
+    given, size = prompts(batch, length, vocab_size), max(1, length) + room
+    return prefill(pretrained, given, rows=batch, size=size, chunk=shortest_chunk(given, CHUNK))
 
 
 def limits(pretrained: Pretrained, batch: int, width: int, heads: int, head_dim: int, copy: float) -> Limits:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 
 from evalkit.core.contracts import LanguageModel, Params, Pretrained
 from evalkit.core.devices import by_rows, bytes_of, mesh_sharing
-from evalkit.inference.prefill import Prefilled, bucket, by_length, check, placed, prefill
+from evalkit.inference.prefill import Prefilled, bucket, by_length, check, placed, prefill, shortest_chunk
 from evalkit.inference.sampling import GREEDY, Sampler
 from evalkit.inference.texts import Row, Said, ends_of
 
@@ -58,6 +58,7 @@ def generate(
     ends_of(pretrained.tokenizer, stop, stop_tokens)  # refuses what cannot end before anything is read
     texts = [Said("", ())] * len(prompts)
     pretrained = placed(pretrained, batch_size)
+    chunk = shortest_chunk(prompts, chunk)
     for indices in by_length(prompts, batch_size):
         batch = [prompts[index] for index in indices]
         size = bucket(len(batch[0]) + max_new_tokens)
@@ -90,7 +91,7 @@ def decode(
     ends = ends_of(tokenizer, stop, stop_tokens)
     mesh = mesh_sharing(pretrained.params, rows)
     settings = {"sampler": sampler, "ends": tuple(sorted(ends.tokens))}
-    run = partial(_decode, pretrained.model, mesh, pretrained.params, **settings)
+    run = partial(decoded, pretrained.model, mesh, pretrained.params, **settings)
     said = [Row(tokenizer, ends) for _ in indices]
     ids = np.zeros(rows, np.int32)
     ids[: len(indices)] = indices
@@ -113,7 +114,7 @@ def decode(
 
 
 @partial(jax.jit, static_argnames=("model", "mesh", "sampler", "ends"), donate_argnames=("read",))
-def _decode(
+def decoded(
     model: LanguageModel,
     mesh: Mesh,
     params: Params,

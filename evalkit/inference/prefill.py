@@ -43,6 +43,12 @@ def bucket(length: int) -> int:
     return -(-length // step) * step
 
 
+def shortest_chunk(prompts: Sequence[Sequence[int]], most: int) -> int:
+    """The tokens to read at a time, so that short prompts are not padded to `most`: a power of 2, or `most`."""
+    longest = max(map(len, prompts), default=1)
+    return min(most, 1 << (longest - 1).bit_length())
+
+
 def check(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
     """Raises ValueError for a prompt without a token, or with one that the vocabulary has not."""
     for index, prompt in enumerate(prompts):

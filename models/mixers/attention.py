@@ -111,7 +111,7 @@ class MQA(nnx.Module):
             y = attend(queries, keys, values, Marks(where, where, seen, seen), self.window, aligned=True)
             return self.output(y.reshape(batch, steps, -1)), None
         new = entries(cache, keys, values, where, segments)
-        if self.window is not None and steps > 1:
+        if self.window is not None and (steps > 1 or positions is not None):
             y, after = self._piece(cache, new, queries, padded=positions is not None)
         else:
             after = appended(cache, new) if self.window is None else entered(cache, new)

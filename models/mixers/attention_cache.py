@@ -73,10 +73,12 @@ def appended(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
 
 
 def entered(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
-    """Writes one new key a row into a ring, over the oldest one; a pad writes nothing."""
-    size, valid = cache.keys.shape[1], new.positions[:, 0] >= 0
-    stored = _written(cache, new, jnp.where(valid, cache.oldest, size)[:, None])
-    return stored._replace(oldest=jnp.where(valid, (cache.oldest + 1) % size, cache.oldest))
+    """Writes one new key a row into a ring, over the oldest one, which is in the same slot in all rows."""
+    size, slot = cache.keys.shape[1], cache.oldest[0]
+    # One slice of all rows is written in place. A scatter copied the whole ring, several times a token.
+    stored = _map_entries(lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x, slot, axis=1), cache, new)
+    stored = jax.lax.optimization_barrier(stored)
+    return stored._replace(oldest=(cache.oldest + 1) % size)
 
 
 def in_order(cache: AttentionCache) -> AttentionCache:

@@ -43,7 +43,7 @@ def test_what_is_timed_is_greedy_decoding() -> None:
     read = prefill(given, prompt, rows=2, size=20, chunk=5)
     run = decode.program(given, read)
     assert decode.peak_bytes(run) > given.model.cache_bytes(2, 20)
-    after = run(given.params, read, decode.STEPS(4))
+    after, _ = run(given.params, read, *decode.arguments(read, 4))
     tokens = np.zeros((2, 16), np.int32)
     tokens[:, :10] = prompt
     for end in range(10, 15):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evalkit.core.contracts import Params, Pretrained
-from evalkit.inference.generation import FIRST_LOOK, MOST_AT_ONCE, _decode, generate
+from evalkit.inference.generation import FIRST_LOOK, MOST_AT_ONCE, decoded, generate
 from evalkit.inference.prefill import bucket, by_length
 from evalkit.inference.sampling import Sampler
 from evalkit.inference.texts import Ends, Row, Said, finished
@@ -158,7 +158,7 @@ def test_one_program_serves_prompts_of_many_lengths() -> None:
     counted = Pretrained(Counted(), known.params, known.tokenizer, "tiny", "counted", None)
     for length in (5, 50, 500):
         generate(counted, [[1] * length], 4, batch_size=2, chunk=32)
-    assert sorted(traced) == [(2, 1), (2, 32), (2, 32)]  # decoding; reading with pads, and without
+    assert sorted(traced) == [(2, 1), (2, 8), (2, 32), (2, 32)]  # decoding; a short prompt; with pads, and without
 
 
 def test_buckets_are_few_and_never_too_small() -> None:
@@ -194,7 +194,7 @@ def test_ten_thousand_tokens_take_one_program_and_no_more_memory() -> None:
 
     def heard(index: int, piece: str) -> None:
         live = sum(array.nbytes for array in jax.live_arrays())
-        looks.append((len(piece), _decode._cache_size(), live))
+        looks.append((len(piece), decoded._cache_size(), live))
 
     (said,) = generate(pretrained("griffin"), prompts()[:1], 10_000, batch_size=1, chunk=64, heard=heard)
     sizes, programs, live = (set(column) for column in zip(*looks[1:], strict=True))
