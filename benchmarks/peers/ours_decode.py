@@ -30,6 +30,7 @@ class Numbers:
         return " ".join(map(str, tokens))
 
 
+devices.spare_memory()
 devices.use_every_core()
 case = worker.case()
 model, config, read = released.find(Path(case["folder"]), "float32")
@@ -39,9 +40,9 @@ texts: list[Said] = []
 
 def take(calls: int) -> None:
     """That many calls, each with all prompts."""
-    global answers
+    global texts
     for _ in range(calls):
-        answers = generate(pretrained, case["prompts"], case["tokens"], batch_size=len(case["prompts"]))
+        texts = generate(pretrained, case["prompts"], case["tokens"], batch_size=len(case["prompts"]))
 
 
 worker.serve(

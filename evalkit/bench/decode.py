@@ -26,7 +26,10 @@ KNOTS = 64
 """Lengths at which caches and operations are counted; between two of them both grow evenly."""
 IN_CACHE = 2**17
 """Numbers of a matrix that stays in the cache of a CPU core."""
+FEWEST_KEYS = 64
 PRODUCTS = 64
+SOFTMAX = 4
+"""What the softmax does of a pair of a query and a key, as `model.flops` counts it."""
 
 
 class Limits(NamedTuple):
@@ -105,25 +108,24 @@ def read_prompts(pretrained: Pretrained, batch: int, length: int, room: int, voc
 
 
 def limits(pretrained: Pretrained, batch: int, width: int, heads: int, head_dim: int, copy: float) -> Limits:
-    """FLOP/s of products with `batch` rows and of attention's with a row's heads, on matrices that stay in a cache.
+    """FLOP/s of products with `batch` rows, and of attention with the heads of each row, on what stays in a cache.
 
-    From there they take no time to read, so that reading and computing are measured apart. Rows are split over
-    devices as in decoding.
+    From there it takes no time to read, so that reading and computing are measured apart. Rows are split over
+    devices as in decoding. Softmax is part of attention, since `model.flops` counts it.
     """
     mesh = mesh_sharing(pretrained.params, batch)
     wide = max(1, min(width, IN_CACHE // width))
-    keys = max(1, IN_CACHE // head_dim)
+    keys = max(FEWEST_KEYS, IN_CACHE // (batch * head_dim))
     there, back = jnp.full((width, wide), 1 / width), jnp.full((wide, width), 1 / wide)
-    x, k = jnp.ones((batch, width)), jnp.full((mesh.size, keys, head_dim), 1 / head_dim)
-    q = jnp.ones((mesh.size, heads, head_dim))
+    x, k = jnp.ones((batch, width)), jnp.full((batch, keys, head_dim), 1 / head_dim)
+    q = jnp.ones((batch, heads, head_dim))
 
     def maps(whole: tuple[Array, Array], x: Array) -> Array:
         return lax.fori_loop(0, PRODUCTS, lambda _, x: (x @ whole[0]) @ whole[1], x)
 
     def attention(_: tuple[()], q: Array, k: Array) -> Array:
         def read(_: Array, q: Array) -> Array:
-            scores = jnp.einsum("brh,bsh->brs", q, k)
-            return jnp.einsum("brs,bsh->brh", scores, k) / keys
+            return jnp.einsum("brs,bsh->brh", jax.nn.softmax(jnp.einsum("brh,bsh->brs", q, k)), k)
 
         return lax.fori_loop(0, PRODUCTS, read, q)
 
@@ -131,7 +133,8 @@ def limits(pretrained: Pretrained, batch: int, width: int, heads: int, head_dim:
         run_maps, run_attention = jax.jit(partial(by_rows, maps, mesh)), jax.jit(partial(by_rows, attention, mesh))
         weights = jax.device_put((there, back), copied(mesh))
         taken = times({"maps": lambda: run_maps(weights, x), "attention": lambda: run_attention((), q, k)}, 5, 0.02)
-    flops = {"maps": 4 * batch * width * wide, "attention": 4 * mesh.size * heads * keys * head_dim}
+    pairs = batch * heads * keys
+    flops = {"maps": 4 * batch * width * wide, "attention": pairs * (4 * head_dim + SOFTMAX)}
     rates = {name: PRODUCTS * count / spread(taken[name]).median for name, count in flops.items()}
     return Limits(copy, rates["maps"], rates["attention"])
 

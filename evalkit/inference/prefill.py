@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from evalkit.core.contracts import Cache, LanguageModel, Params, Pretrained
-from evalkit.core.devices import by_rows, copied, mesh_sharing, split
+from evalkit.core.devices import RUNS_ONCE, by_rows, copied, mesh_sharing, split
 
 PER_OCTAVE = 8
 
@@ -27,7 +27,11 @@ class Prefilled(NamedTuple):
 
 def placed(pretrained: Pretrained, rows: int) -> Pretrained:
     """The same, its parameters on every device that `rows` are split over: once, instead of at each batch."""
-    return replace(pretrained, params=jax.device_put(pretrained.params, copied(mesh_sharing(pretrained.params, rows))))
+    where = copied(mesh_sharing(pretrained.params, rows))
+    # Asking where each is takes a tenth of the time of placing it where it is already.
+    if all(isinstance(leaf, Array) and leaf.sharding == where for leaf in jax.tree.leaves(pretrained.params)):
+        return pretrained
+    return replace(pretrained, params=jax.device_put(pretrained.params, where))
 
 
 def by_length(prompts: Sequence[Sequence[int]], rows: int) -> Iterator[list[int]]:
@@ -71,7 +75,7 @@ def prefill(pretrained: Pretrained, prompts: Sequence[Sequence[int]], *, rows: i
         raise ValueError(f"a prompt has {longest} tokens, and the cache room for {size}; give a shorter one")
     tokens, positions = _left_padded([*prompts, *[prompts[0]] * (rows - len(prompts))], chunk)
     mesh = mesh_sharing(pretrained.params, rows)
-    cache = jax.device_put(pretrained.model.init_cache(rows, size), split(mesh))
+    cache = _empty(pretrained.model, mesh, rows, size)
     logits = None
     for start in range(0, tokens.shape[1], chunk):
         part, where = tokens[:, start : start + chunk], positions[:, start : start + chunk]
@@ -92,6 +96,12 @@ def _left_padded(prompts: Sequence[Sequence[int]], chunk: int) -> tuple[np.ndarr
         tokens[row, length - len(prompt) :] = prompt
         positions[row, length - len(prompt) :] = np.arange(len(prompt))
     return tokens, positions
+
+
+@partial(jax.jit, static_argnames=("model", "mesh", "rows", "size"), compiler_options=RUNS_ONCE)
+def _empty(model: LanguageModel, mesh: Mesh, rows: int, size: int) -> Cache:
+    """The cache of no token. Compiled, because array by array it took longer than reading a short prompt."""
+    return jax.lax.with_sharding_constraint(model.init_cache(rows, size), split(mesh))
 
 
 @partial(jax.jit, static_argnames=("model", "mesh"), donate_argnames=("cache",))
