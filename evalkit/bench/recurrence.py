@@ -51,7 +51,7 @@ def measure(batch: int, width: int, shortest: int, longest: int, repeats: int, p
     A contender whose call takes more than `patience` seconds is not taken to longer ones; a length that would not fit
     in memory is not run; both say so.
     """
-    copy = rates(repeats)["copy"]
+    copy = rates(repeats)["fresh_copy"]  # a call writes its outputs to new arrays
     rows: list[dict[str, Any]] = []
     stopped: dict[str, str] = {}
     length = shortest

@@ -4,10 +4,11 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from evalkit.__main__ import main
-from evalkit.bench import matrix_state, recurrence
+from evalkit.bench import machine, matrix_state, recurrence
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import spread, times
 from evalkit.configuration import experiment as config
@@ -33,6 +34,15 @@ def test_times_are_taken_in_turn_after_a_first_call() -> None:
     assert "".join(calls) == "ab" + "ab" * 3
     assert [len(seconds) for seconds in taken.values()] == [3, 3]
     assert spread([3.0, 1.0, 2.0]) == (2.0, 1.5, 2.5)
+
+
+def test_a_copy_goes_to_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new array at each call is the system's work on its pages, three times as long as the copy."""
+    monkeypatch.setattr(machine, "COPIED", 64)
+    copy = machine._copy_to_one_place()
+    places = {copy(jnp.ones(64)).unsafe_buffer_pointer() for _ in range(3)}
+    assert len(places) == 1
+    np.testing.assert_array_equal(copy(jnp.arange(64.0)), np.arange(64.0) + 1)
 
 
 def test_training_is_measured_and_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:
