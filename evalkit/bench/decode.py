@@ -73,8 +73,13 @@ def arguments(read: Prefilled, steps: int) -> tuple[np.ndarray, np.ndarray, np.i
     return np.zeros(rows, bool), np.zeros(rows, np.int32), np.int32(0), np.int32(0), np.int32(steps)
 
 
+def devices_of(pretrained: Pretrained, read: Prefilled) -> int:
+    """How many devices share the rows."""
+    return mesh_sharing(pretrained.params, read.logits.shape[0]).size
+
+
 def peak_bytes(run: Compiled) -> int:
-    """The bytes of its arguments, the caches among them, and of what it needs besides."""
+    """The bytes on one device of its arguments, the caches among them, and of what it needs besides."""
     memory = run.memory_analysis()
     assert memory is not None, "this backend tells nothing of its memory"
     return memory.argument_size_in_bytes + memory.temp_size_in_bytes
@@ -115,10 +120,11 @@ def limits(pretrained: Pretrained, batch: int, width: int, heads: int, head_dim:
     """
     mesh = mesh_sharing(pretrained.params, batch)
     wide = max(1, min(width, IN_CACHE // width))
-    keys = max(FEWEST_KEYS, IN_CACHE // (batch * head_dim))
+    rows = max(1, min(batch // mesh.size, IN_CACHE // (FEWEST_KEYS * head_dim)))  # on one device
+    keys = IN_CACHE // (rows * head_dim)
     there, back = jnp.full((width, wide), 1 / width), jnp.full((wide, width), 1 / wide)
-    x, k = jnp.ones((batch, width)), jnp.full((batch, keys, head_dim), 1 / head_dim)
-    q = jnp.ones((batch, heads, head_dim))
+    x, k = jnp.ones((batch, width)), jnp.full((mesh.size * rows, keys, head_dim), 1 / head_dim)
+    q = jnp.ones((mesh.size * rows, heads, head_dim))
 
     def maps(whole: tuple[Array, Array], x: Array) -> Array:
         return lax.fori_loop(0, PRODUCTS, lambda _, x: (x @ whole[0]) @ whole[1], x)
@@ -133,7 +139,7 @@ def limits(pretrained: Pretrained, batch: int, width: int, heads: int, head_dim:
         run_maps, run_attention = jax.jit(partial(by_rows, maps, mesh)), jax.jit(partial(by_rows, attention, mesh))
         weights = jax.device_put((there, back), copied(mesh))
         taken = times({"maps": lambda: run_maps(weights, x), "attention": lambda: run_attention((), q, k)}, 5, 0.02)
-    pairs = batch * heads * keys
+    pairs = mesh.size * rows * heads * keys
     flops = {"maps": 4 * batch * width * wide, "attention": pairs * (4 * head_dim + SOFTMAX)}
     rates = {name: PRODUCTS * count / spread(taken[name]).median for name, count in flops.items()}
     return Limits(copy, rates["maps"], rates["attention"])

@@ -88,6 +88,7 @@ def measure(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tupl
         return _of_experiment(what, own, overrides)
     wanted, rest = told_format(what, overrides)
     if what in OF_MODELS:
+        devices.spare_memory()  # as `generate` does, so that what is timed is what it runs
         devices.use_every_core()
         result = _of_models(what, own, rest)
     else:

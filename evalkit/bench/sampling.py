@@ -2,27 +2,34 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax.stages import Compiled
 
 from evalkit.bench import decode
 from evalkit.bench.cost import ATTENTION, GB
 from evalkit.bench.machine import rates
 from evalkit.configuration.capacity import refuse_beyond_positions
 from evalkit.configuration.models import Sized
-from evalkit.core.contracts import LanguageModel
-from evalkit.core.devices import accelerator_bytes, bytes_of, memory_bytes
+from evalkit.core.contracts import LanguageModel, Pretrained
+from evalkit.core.devices import accelerator_bytes, bytes_of, cores, memory_bytes
 from evalkit.core.errors import UserError, writing
 from evalkit.core.tidy import as_csv
+from evalkit.inference.prefill import Prefilled
+from evalkit.record import environment
+from evalkit.record.files import write_text
 from evalkit.reports.curves import COLOURS, Frame, save, seed_figure
 from evalkit.reports.points import Curve, Point
 
 Said = Callable[[str], None]
 COPIES = 3
+USUAL_WIDTH = 1024
+"""The width of the products whose rate is measured for a model that names none."""
 RATIOS = {"of_equation_5": "equation_5_s", "of_larger": "larger_s", "of_sum": "sum_s"}
 
 
@@ -39,33 +46,32 @@ class Timed:
         """The bytes of its weights and of the caches of `batch` rows of `room` tokens."""
         return self.weights + self.model.cache_bytes(batch, room)
 
-    def limits(self, pretrained: Any, batch: int) -> decode.Limits:
+    def limits(self, pretrained: Pretrained, batch: int) -> decode.Limits:
         """What this machine does a second at the shapes of this model, now."""
-        mixers = [mixer for mixer in self.node["mixers"].values() if mixer["_target_"] == ATTENTION]
+        mixers = [mixer for mixer in self.node.get("mixers", {}).values() if mixer.get("_target_") == ATTENTION]
         heads, head_dim = next(((mixer["heads"], mixer["head_dim"]) for mixer in mixers), (1, 128))
-        return decode.limits(pretrained, batch, self.node["width"], heads, head_dim, rates(COPIES)["copy"])
+        width = self.node.get("width", USUAL_WIDTH)
+        return decode.limits(pretrained, batch, width, heads, head_dim, rates(COPIES)["copy"])
 
 
 class Record:
     """Measurements in `measured.jsonl` of a folder, each written as it comes, so that a stopped bench goes on.
 
-    Raises UserError if the folder holds those of other settings.
+    Raises UserError if the folder holds those of other settings, of another JAX or of other devices.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
         self.file = folder / "measured.jsonl"
+        settings = {**settings, "jax": jax.__version__, "devices": jax.device_count(), "cores": cores()}
         lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.is_file() else []
-        found = [
-            json.loads(line) for line in lines if line.endswith("}")
-        ]  # a line that was cut short is measured again
+        found = list(_whole(lines))  # a line that was cut short is measured again
         for name, value in settings.items():
             if found and found[0].get(name) != value:
                 raise UserError(f"{self.file} is of {name}={found[0].get(name)}, not {value}; give another out=FOLDER")
         self.rows = found[1:]
         with writing(self.file):
             folder.mkdir(parents=True, exist_ok=True)
-            text = "".join(f"{json.dumps(row)}\n" for row in (found or [dict(settings)]))
-            self.file.write_text(text, encoding="utf-8")
+        write_text(self.file, "".join(f"{json.dumps(row)}\n" for row in (found or [settings])))
 
     def holds(self, key: Mapping[str, Any]) -> bool:
         """Whether what this key names was measured."""
@@ -76,6 +82,13 @@ class Record:
         self.rows.append(row)
         with writing(self.file), self.file.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(row)}\n")
+
+
+def _whole(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The lines that are whole."""
+    for line in lines:
+        with suppress(json.JSONDecodeError):
+            yield json.loads(line)
 
 
 def timed(models: Sequence[Sized], vocab_size: int) -> list[Timed]:
@@ -111,7 +124,9 @@ def latency(
                 key = {"repeat": repeat, "model": one.name, "prefill": prefilled}
                 if not record.holds(key):
                     told = f"round {repeat + 1} of {repeats}, {one.name}, batch {batch}, prefill {prefilled:,}"
-                    record.add(key | _measured(one, batch, prefilled, tokens, vocab_size, told, said))
+                    prepared = _prepared(one, batch, prefilled, tokens[-1], vocab_size)
+                    record.add(key | _measured(one, batch, prefilled, tokens, prepared, told, said))
+    record.rows = _of_rounds(record, repeats, said)
     rows = [row for prefilled in prefill for one in ready for row in _rows(record, one, prefilled)]
     panels = {f"decode-{prefilled}": [row for row in rows if row["prefill"] == prefilled] for prefilled in prefill}
     frame = Frame("tokens decoded", "seconds", scale="fitted")
@@ -147,6 +162,7 @@ def throughput(
                 if not record.holds(key):
                     told = f"round {repeat + 1} of {repeats}, {one.name}"
                     record.add(key | _at_the_largest_batch(one, count, memory, most, vocab_size, told, said))
+    record.rows = _of_rounds(record, repeats, said)
     rows = [row for one in ready for count in tokens for row in _rows(record, one, 0, count)]
     frame = Frame("tokens decoded", "tokens a second", scale="fitted")
     title = f"Decoding as many rows as fit in {memory_gb:g} GB"
@@ -154,18 +170,45 @@ def throughput(
     return _written(Path(out), {**shown, "repeats": repeats, "rows": rows}, ["throughput"])
 
 
+def _of_rounds(record: Record, repeats: int, said: Said) -> list[dict[str, Any]]:
+    """The measurements of so many rounds; says how many there are, since some may have been kept from before."""
+    rows = [row for row in record.rows if row["repeat"] < repeats]
+    said(f"{len(rows)} measurements of {repeats} rounds, {record.file}")
+    return rows
+
+
+class Prepared(NamedTuple):
+    """A model after its prefill, and the compiled program that goes on."""
+
+    pretrained: Pretrained
+    read: Prefilled
+    run: Compiled
+
+    @property
+    def peak_bytes(self) -> int:
+        """What it needs on all devices together."""
+        return decode.peak_bytes(self.run) * decode.devices_of(self.pretrained, self.read)
+
+
+def _prepared(one: Timed, batch: int, prefilled: int, room: int, vocab_size: int) -> Prepared:
+    pretrained = decode.with_parameters(one.model, batch)
+    read = decode.read_prompts(pretrained, batch, prefilled, room, vocab_size)
+    return Prepared(pretrained, read, decode.program(pretrained, read))
+
+
 def _measured(
-    one: Timed, batch: int, prefilled: int, tokens: Sequence[int], vocab_size: int, told: str, said: Said
+    one: Timed, batch: int, prefilled: int, tokens: Sequence[int], ready: Prepared, told: str, said: Said
 ) -> dict[str, Any]:
     """One decoding with the machine's limits measured beside it."""
-    pretrained = decode.with_parameters(one.model, batch)
-    limits = one.limits(pretrained, batch)
-    read = decode.read_prompts(pretrained, batch, prefilled, tokens[-1], vocab_size)
-    run = decode.program(pretrained, read)
+    limits = one.limits(ready.pretrained, batch)
     at = decode.seconds(
-        run, pretrained.params, read, tokens, lambda count, taken: said(f"{told}: {count:,} tokens in {taken:,.1f} s")
+        ready.run,
+        ready.pretrained.params,
+        ready.read,
+        tokens,
+        lambda count, taken: said(f"{told}: {count:,} tokens in {taken:,.1f} s"),
     )
-    return _kept(one, batch, prefilled, tokens, at, limits) | {"peak_bytes": decode.peak_bytes(run)}
+    return _kept(one, batch, prefilled, tokens, at, limits) | {"peak_bytes": ready.peak_bytes}
 
 
 def _at_the_largest_batch(
@@ -174,10 +217,11 @@ def _at_the_largest_batch(
     """As `_measured`, with the batch that `cache_bytes` leaves room for, less where the compiled program needs more."""
     batch = largest_batch(one, count, memory, most)
     while True:
-        row = _measured(one, batch, 0, [count], vocab_size, f"{told}, batch {batch}", said)
-        if row["peak_bytes"] <= memory or batch == 1:
-            return row
-        batch = max(1, min(batch - 1, int(batch * (memory - one.weights) / (row["peak_bytes"] - one.weights))))
+        ready = _prepared(one, batch, 0, count, vocab_size)
+        if ready.peak_bytes <= memory or batch == 1:
+            return _measured(one, batch, 0, [count], ready, f"{told}, batch {batch}", said)
+        fits = int(batch * (memory - one.weights) / (ready.peak_bytes - one.weights))
+        batch = _shared(max(1, min(batch - 1, fits)))
 
 
 def largest_batch(one: Timed, count: int, memory: float, most: int) -> int:
@@ -186,7 +230,12 @@ def largest_batch(one: Timed, count: int, memory: float, most: int) -> int:
     More rows than devices are a multiple of these, since whole rows are split over them.
     """
     fits = int((memory - one.weights) // max(1, one.model.cache_bytes(1, 1 + count)))
-    batch, devices = max(1, min(most, fits)), jax.device_count()
+    return _shared(max(1, min(most, fits)))
+
+
+def _shared(batch: int) -> int:
+    """The batch that all devices share evenly, unless there are fewer rows than devices."""
+    devices = jax.device_count()
     return batch if batch < devices else batch - batch % devices
 
 
@@ -258,9 +307,9 @@ def _draw(file: Path, title: str, rows: Sequence[dict[str, Any]], value: str, fo
 
 
 def _written(folder: Path, result: dict[str, Any], figures: Sequence[str]) -> dict[str, Any]:
+    result = {**result, "environment": environment.describe("highest")}
     for name, text in (("rows.csv", as_csv(result["rows"])), ("result.json", json.dumps(result, indent=1) + "\n")):
-        with writing(folder / name):
-            (folder / name).write_text(text, encoding="utf-8")
+        write_text(folder / name, text)
     files = ", ".join([*(f"{name}.png" for name in figures), "rows.csv", "result.json"])
     return {**result, "wrote": f"{folder}: {files}"}
 
