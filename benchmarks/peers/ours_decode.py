@@ -1,6 +1,5 @@
 """Greedy decoding by this project, as `evalkit generate` decodes: prompts as tokens in, texts out."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -11,24 +10,7 @@ from evalkit.core.contracts import Pretrained
 from evalkit.inference.generation import generate
 from evalkit.inference.texts import Said
 from evalkit.models.formats import released
-
-
-class Numbers:
-    """A tokenizer whose text is the numbers of the tokens, for a model of none."""
-
-    name, bos, eos = "numbers", None, None
-
-    def __init__(self, vocab_size: int):
-        self.vocab_size = vocab_size
-
-    def encode(self, text: str) -> list[int]:
-        """The numbers in `text`."""
-        return [int(word) for word in text.split()]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The tokens as numbers."""
-        return " ".join(map(str, tokens))
-
+from evalkit.tasks.text.tokenizers import Numbers
 
 devices.spare_memory()
 devices.use_every_core()

@@ -1,7 +1,11 @@
 """Greedy decoding by Google DeepMind's recurrentgemma: its `Sampler` on the same weights, compiled."""
 
 import json
+import os
 from pathlib import Path
+
+# In order XLA takes 41 ms where it takes 66 by itself, for 512 tokens of 250K parameters; set before JAX is imported.
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_enable_concurrency_optimized_scheduler=false")
 
 import jax
 import jax.numpy as jnp

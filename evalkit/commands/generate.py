@@ -78,7 +78,7 @@ SETTINGS: Mapping[str, tuple[Parse, str]] = {
     "stop_tokens": (_ids, "token ids with commas between"),
     "dtype": (str, WORD),
     "cache_dtype": (_or_null(str), WORD),
-    "allow_targets": (lambda text: tuple(text.strip("[]").split(",")), "packages with commas between"),
+    "allow_targets": (_names, "packages with commas between"),
     "file": (Path, WORD),
     "out": (Path, WORD),
     "format": (_shape, "text or json"),
@@ -133,7 +133,10 @@ def _parsed(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
             prompt = word
             continue
         if not equals:
-            raise UserError(f"{word!r} is a second prompt; give one in quotation marks, or several with file=FILE")
+            problem = "is a second prompt" if prompt is not None else "comes after a setting"
+            raise UserError(
+                f"{word!r} {problem}; give one prompt in quotation marks before all settings, or several with file=FILE"
+            )
         if key not in SETTINGS:
             raise UserError(f"{key} is no setting of generate; allowed: {', '.join(SETTINGS)}")
         parse, allowed = SETTINGS[key]
@@ -152,20 +155,19 @@ def _show(ready: "Ready", entries: Sequence[Mapping[str, Any]], output: Output) 
 
         def heard(index: int, piece: str) -> None:
             first[0] = first[0] or time.perf_counter() - began
-            if lines is None:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+            sys.stdout.write(piece)
+            sys.stdout.flush()
 
         def said(index: int, said: "Said") -> None:
             if lines is not None:
                 entry = {"index": index, **entries[index], "text": said.text, "tokens": said.tokens}
                 print(json.dumps(entry, ensure_ascii=False), file=lines, flush=True)
 
-        found = ready.say(pretrained, said, heard)
+        found = ready.say(pretrained, said, heard if lines is None else None)  # who looks on makes calls shorter
     if lines is None:
         print()
     count, seconds = sum(len(each.tokens) for each in found), time.perf_counter() - began
-    start = f", the first after {first[0]:.2f} s" if first[0] else ""
+    start = f", the first text after {first[0]:.2f} s" if first[0] else ""
     print(f"{count:,} tokens in {seconds:.2f} s, {count / seconds:,.1f} tokens/s{start}", file=sys.stderr)
 
 

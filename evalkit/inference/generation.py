@@ -23,6 +23,7 @@ MOST_AT_ONCE, FIRST_LOOK = 256, 16
 # A call of a large model reads so many bytes of parameters, and decodes no more tokens: a choice, not a measurement.
 BYTES_AT_ONCE = 2**33
 NO_TOKEN = -1
+LARGEST_SEED = 2**31 - 1
 
 Heard = Callable[[int, str], None]
 
@@ -54,6 +55,8 @@ def generate(
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size), ("chunk", chunk)):
         if value < 1:
             raise ValueError(f"{name}={value}; allowed: 1 or more")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise ValueError(f"seed={seed}; allowed: 0 to {LARGEST_SEED}")
     check(prompts, pretrained.tokenizer.vocab_size)
     ends_of(pretrained.tokenizer, stop, stop_tokens)  # refuses what cannot end before anything is read
     texts = [Said("", ())] * len(prompts)

@@ -75,7 +75,7 @@ def prefill(pretrained: Pretrained, prompts: Sequence[Sequence[int]], *, rows: i
         raise ValueError(f"a prompt has {longest} tokens, and the cache room for {size}; give a shorter one")
     tokens, positions = _left_padded([*prompts, *[prompts[0]] * (rows - len(prompts))], chunk)
     mesh = mesh_sharing(pretrained.params, rows)
-    cache = _empty(pretrained.model, mesh, rows, size)
+    cache = empty_cache(pretrained.model, mesh, rows, size)
     logits = None
     for start in range(0, tokens.shape[1], chunk):
         part, where = tokens[:, start : start + chunk], positions[:, start : start + chunk]
@@ -99,7 +99,7 @@ def _left_padded(prompts: Sequence[Sequence[int]], chunk: int) -> tuple[np.ndarr
 
 
 @partial(jax.jit, static_argnames=("model", "mesh", "rows", "size"), compiler_options=RUNS_ONCE)
-def _empty(model: LanguageModel, mesh: Mesh, rows: int, size: int) -> Cache:
+def empty_cache(model: LanguageModel, mesh: Mesh, rows: int, size: int) -> Cache:
     """The cache of no token. Compiled, because array by array it took longer than reading a short prompt."""
     return jax.lax.with_sharding_constraint(model.init_cache(rows, size), split(mesh))
 

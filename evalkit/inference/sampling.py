@@ -7,6 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+COLDEST = 1e-3
+"""Logits divided by less may leave what float32 holds, and no token but the likeliest would be drawn."""
+
 
 @dataclass(frozen=True)
 class Sampler:
@@ -27,8 +30,8 @@ class Sampler:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature={self.temperature}; allowed: 0 (the likeliest token) or more")
+        if not (self.temperature == 0 or COLDEST <= self.temperature < float("inf")):
+            raise ValueError(f"temperature={self.temperature}; allowed: 0 (the likeliest token), or {COLDEST} or more")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k={self.top_k}; allowed: 1 or more, or null for all tokens")
         if not 0 < self.top_p <= 1:
@@ -59,6 +62,7 @@ class Sampler:
             sorted_logits = -jnp.sort(-left, axis=1)
             weights = jax.nn.softmax(sorted_logits, axis=1)
             needed = jnp.cumsum(weights, axis=1) - weights < self.top_p
+            needed = needed.at[:, 0].set(True)  # where float32 has no such small sum, the likeliest token is left
             kept &= left >= jnp.where(needed, sorted_logits, jnp.inf).min(axis=1, keepdims=True)
         return kept
 

@@ -18,6 +18,7 @@ from evalkit.core.checks import at_least
 from evalkit.core.contracts import Cache, LanguageModel, Params
 from evalkit.core.devices import by_rows, copied, mesh_sharing, split
 from evalkit.core.errors import UserError
+from evalkit.inference.prefill import empty_cache
 
 # Of lengths and rooms, so that few programs serve many.
 MULTIPLE, SPARE = 8, 1 / 8
@@ -216,7 +217,7 @@ class Scorer:
         return cache
 
     def _empty(self, batch: Batch) -> Cache | None:
-        return _empty(self.model, self._mesh, batch.size, batch.room) if batch.room else None
+        return empty_cache(self.model, self._mesh, batch.size, batch.room) if batch.room else None
 
     @cached_property
     def _mesh(self) -> Mesh:
@@ -407,12 +408,6 @@ def _in_pieces(function: Callable[..., Any], rows: Any, size: int) -> Any:
     pieces = jax.tree.map(lambda leaf: leaf.reshape(count // size, size, *leaf.shape[1:]), rows)
     done = jax.lax.map(lambda piece: function(*piece), pieces)
     return jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), done)
-
-
-@partial(jax.jit, static_argnames=("model", "mesh", "rows", "room"))
-def _empty(model: LanguageModel, mesh: Mesh, rows: int, room: int) -> Cache:
-    """A cache with nothing in it: one program, where its arrays alone would be dozens."""
-    return jax.lax.with_sharding_constraint(model.init_cache(rows, room), split(mesh))
 
 
 @jax.jit

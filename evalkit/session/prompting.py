@@ -12,7 +12,7 @@ from evalkit.configuration.experiment import DTYPES
 from evalkit.core.checks import at_least, one_of
 from evalkit.core.contracts import Pretrained, Task
 from evalkit.core.errors import UserError
-from evalkit.inference.generation import Heard, generate
+from evalkit.inference.generation import LARGEST_SEED, Heard, generate
 from evalkit.inference.prefill import bucket
 from evalkit.inference.sampling import Sampler
 from evalkit.inference.texts import Said, ends_of
@@ -38,7 +38,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         at_least(self, 1, "tokens", "batch_size", "chunk")
-        at_least(self, 0, "seed")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise ValueError(f"seed={self.seed}; allowed: 0 to {LARGEST_SEED}")
         one_of(self, "dtype", DTYPES)
         if self.cache_dtype is not None:
             one_of(self, "cache_dtype", DTYPES)

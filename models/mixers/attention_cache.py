@@ -19,8 +19,9 @@ from evalkit.models.layers.shapes import Keys, Positions, PositionsOfAll, Querie
 class AttentionCache(NamedTuple):
     """Keys and values so far, each with its position (−1: empty) and its segment, the number of resets before it.
 
-    A local cache holds the last `window` keys as a ring, and slot `oldest` of a row is the next to be written; a global
-    one is filled from the left. `written` counts the keys that a row was ever given.
+    A local cache holds the last `window` keys as a ring, and slot `oldest` is the next to be written. It is the same in
+    all rows, so rows of two caches can be joined only where it is. A global cache is filled from the left. `written`
+    counts the keys that a row was ever given.
     """
 
     keys: Float[Array, "b s h"]
@@ -73,8 +74,13 @@ def appended(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
 
 
 def entered(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
-    """Writes one new key a row into a ring, over the oldest one, which is in the same slot in all rows."""
+    """Writes one new key a row into a ring, over the oldest one, which is in the same slot in all rows.
+
+    Raises ValueError where the rows are seen to be of caches that stood elsewhere.
+    """
     size, slot = cache.keys.shape[1], cache.oldest[0]
+    if not isinstance(slot, Tracer) and (cache.oldest != slot).any():
+        raise ValueError("rows of different caches were joined; read at least two tokens at once after joining them")
     # One slice of all rows is written in place. A scatter copied the whole ring, several times a token.
     stored = _map_entries(lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x, slot, axis=1), cache, new)
     stored = jax.lax.optimization_barrier(stored)

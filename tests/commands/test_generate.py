@@ -37,7 +37,7 @@ def test_a_prompt_in_symbols_is_answered_in_symbols(tiny_run: Path, capsys: pyte
     assert main(["generate", str(tiny_run), "a b ★ 3", f"tokens={NEW}"]) == 0
     printed, task = capsys.readouterr(), load(tiny_run).task
     assert printed.out == task.describe(np.asarray(greedy(tiny_run, [0, 1, 15, 3]))) + "\n"
-    assert printed.err.startswith(f"{NEW} tokens in ") and " tokens/s, the first after " in printed.err
+    assert printed.err.startswith(f"{NEW} tokens in ") and " tokens/s, the first text after " in printed.err
 
 
 def test_a_file_becomes_json_lines_with_all_that_its_lines_said(tiny_run: Path, tmp_path: Path) -> None:

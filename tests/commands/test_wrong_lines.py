@@ -296,6 +296,8 @@ generate run 'a b' 'c d'
 generate run 'a b' sampler=beam
 generate run 'a b' top_p=0
 generate run 'a b' top_k=3
+generate run 'a b' temperature=1 seed=3000000000
+generate run tokens=5 'a b'
 generate run 'a b' tokens=many
 generate run 'a b' dtype=int8
 generate run 'a b' stop_tokens=16

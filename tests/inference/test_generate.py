@@ -177,6 +177,7 @@ def test_batches_hold_every_prompt_once_and_the_longest_first() -> None:
     [
         (([[1]], 0), {}, "max_new_tokens=0; allowed: 1 or more"),
         (([[1]], 1), {"chunk": 0}, "chunk=0; allowed: 1 or more"),
+        (([[1]], 1), {"seed": 2**31}, "seed=2147483648; allowed: 0 to 2147483647"),
         (([[1]], 1), {"stop_tokens": [64]}, "stop_tokens holds 64; allowed: 0 to 63"),
         (([[1]], 1), {"stop": [""]}, "stop holds an empty string"),
         (([[1], []], 1), {}, "prompt 1 is empty; give at least one token"),

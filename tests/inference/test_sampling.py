@@ -55,6 +55,7 @@ def test_a_draw_is_of_its_row_its_step_and_the_seed() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"temperature": 1e-46}, "temperature=1e-46; allowed: 0"),
         ({"temperature": -1.0}, "temperature=-1.0; allowed: 0 "),
         ({"temperature": float("nan")}, "temperature=nan; allowed: 0 "),
         ({"temperature": 1.0, "top_k": 0}, "top_k=0; allowed: 1 or more, or null"),
@@ -66,3 +67,9 @@ def test_a_draw_is_of_its_row_its_step_and_the_seed() -> None:
 def test_what_cannot_be_is_refused(settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Sampler(**settings)
+
+
+def test_a_nucleus_that_float32_cannot_hold_is_the_likeliest_token() -> None:
+    logits = jnp.log(jnp.array([[0.1, 0.2, 0.6, 0.1]]))
+    drawn = Sampler(temperature=1.0, top_p=1e-46).choose(logits, jnp.array([0]), jnp.array(0), jnp.array(0))
+    assert drawn.tolist() == [2]
