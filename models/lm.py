@@ -1,6 +1,7 @@
 """The language model: residual blocks around any mixers, an embedding and a tied head (De et al. 2024, sec. 2.1)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from evalkit.models.layers.mixer import Cache, Decaying, Mixer, Split, flops_of,
 from evalkit.models.layers.modules import GatedMLP, NoDecay, RMSNorm
 from evalkit.models.layers.products import product_transposed
 from evalkit.models.layers.shapes import Activations, Logits, Places, Positions, States, Tokens
+from evalkit.models.layers.shares import SUM, shared, summed
 
 # Up to this vocabulary a product with one-hot rows is faster than a gather, whose gradient is a slow scatter-add.
 ONE_HOT_UP_TO = 64
@@ -36,16 +38,24 @@ class ResidualBlock(nnx.Module):
         return total + self.mlp_norm.flops(length) + self.mlp.flops(length) + length * width
 
     def __call__(
-        self, x: Activations, positions: Positions | None, cache: Cache | None, at: Places | None
+        self,
+        x: Activations,
+        positions: Positions | None,
+        cache: Cache | None,
+        at: Places | None,
+        axis: str | None = None,
     ) -> tuple[Float[jax.Array, "b _ d"], Cache | None]:
-        """Applies the block; with `at`, the result has those positions only. The cache is the mixer's."""
-        mixed, cache = self.mixer(self.mixer_norm(x), positions, cache)
-        x = x + mixed
+        """Applies the block; with `at`, the result has those positions only. The cache is the mixer's.
+
+        `axis` is that of the devices that share the block, as in `layers.shares`.
+        """
+        mixed, cache = self.mixer(shared(self.mixer_norm(x), axis), positions, cache)
+        x = x + summed(mixed, axis)
         if at is not None:  # before the MLP, so that it is computed at these positions only
             x = jnp.take_along_axis(x, at[..., None], axis=1)
         if self.mlp is None or self.mlp_norm is None:
             return x, cache
-        return x + self.mlp(self.mlp_norm(x)), cache
+        return x + summed(self.mlp(shared(self.mlp_norm(x), axis)), axis), cache
 
 
 class Embedding(nnx.Module):
@@ -85,7 +95,13 @@ class Embedding(nnx.Module):
 
 
 class LanguageModel(nnx.Module):
-    """An embedding, one residual block for each entry of `pattern`, a last norm, and a head tied to the embedding."""
+    """An embedding, one residual block for each entry of `pattern`, a last norm, and a head tied to the embedding.
+
+    With `remat`, the backward pass computes each block again instead of keeping its activations.
+    """
+
+    axis: str | None = None
+    """The mesh axis of the devices that share every block, as in `layers.shares`; None: one device has all."""
 
     def __init__(
         self,
@@ -99,9 +115,10 @@ class LanguageModel(nnx.Module):
         embedding_scale: float | None,
         logits_soft_cap: float | None,
         dtype: str,
+        remat: bool,
         rngs: nnx.Rngs,
     ):
-        self.dtype = dtype
+        self.dtype, self.remat = dtype, remat
         self.embedding = Embedding(vocab_size, width, scale=embedding_scale, soft_cap=logits_soft_cap, rngs=rngs)
         self.blocks = nnx.List(
             [ResidualBlock(width, mixers[name], mlp_width, mlp_bias=mlp_bias, rngs=rngs) for name in pattern]
@@ -116,7 +133,10 @@ class LanguageModel(nnx.Module):
         caches = []
         last = len(self.blocks) - 1
         for index, before in enumerate(cache or (None,) * len(self.blocks)):
-            x, after = self.blocks[index](x, positions, before, at if index == last else None)
+            block = partial(self.blocks[index], axis=self.axis)
+            if self.remat:
+                block = jax.checkpoint(block, policy=jax.checkpoint_policies.save_only_these_names(SUM))
+            x, after = block(x, positions, before, at if index == last else None)
             caches.append(after)
         return self.embedding.logits(self.norm(x)), None if cache is None else tuple(caches)
 

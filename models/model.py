@@ -1,7 +1,7 @@
 """A language model as pure functions of a nested dictionary of arrays; no Flax type leaves this package."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
 from typing import Any
@@ -58,6 +58,14 @@ class Model:
         computed, which costs less.
         """
         return self.module(params)(tokens, positions, cache, at)
+
+    def over(self, axis: str) -> "Model":
+        """Returns this model as each device of the mesh axis `axis` computes it, inside `jax.shard_map`.
+
+        Its parameters are a share of the heads, channels and blocks; what a mixer or an MLP gives is summed over the
+        axis. Norms and the embedding are whole on every device.
+        """
+        return replace(self, module=partial(_over, self.module, axis))
 
     def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
         """Returns an empty cache for `batch` rows of at most `length` tokens."""
@@ -127,6 +135,7 @@ def build(
     embedding_scale: float | None = None,
     logits_soft_cap: float | None = None,
     dtype: str = "float32",
+    remat: bool = False,
 ) -> Model:
     """Builds the model whose blocks have the mixers that `pattern` names; it allocates no array before `init`.
 
@@ -143,6 +152,7 @@ def build(
       embedding_scale (factor): multiplies token vectors; null: sqrt(width), as released; the paper does not say.
       logits_soft_cap: logits become c · tanh(logits / c), c being this; null: they stay as they are.
       dtype: the dtype of activations, `float32` or `bfloat16`; parameters, gates and logits stay float32.
+      remat: whether a backward pass computes each block again, a third more work, and keeps little but its input.
 
     >>> from functools import partial
     >>> from evalkit.models.mixers.attention import MQA
@@ -169,6 +179,7 @@ def build(
         embedding_scale=embedding_scale,
         logits_soft_cap=logits_soft_cap,
         dtype=dtype,
+        remat=remat,
     )
     # The structure is built once, of shapes alone; each call only puts the parameters in.
     abstract = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
@@ -212,6 +223,13 @@ def _filled(graph: nnx.GraphDef, state: nnx.State, params: Params) -> LanguageMo
     filled = jax.tree.map(lambda leaf: leaf, state)  # a copy, because Flax replaces in place
     nnx.replace_by_pure_dict(filled, params)
     return nnx.merge(graph, filled)
+
+
+def _over(module: Callable[[Params], LanguageModel], axis: str, params: Params) -> LanguageModel:
+    """Returns the module of a device's `params`, which sums over `axis`."""
+    share = module(params)
+    share.axis = axis
+    return share
 
 
 def _decay_of(state: nnx.State) -> Params:

@@ -20,6 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("evalkit.models",),
     ("evalkit.models.formats",),
     ("evalkit.core",),
+    ("evalkit.training.layouts",),
     ("evalkit.training", "evalkit.inference", "evalkit.record"),
     ("evalkit.evaluations", "evalkit.downstream", "evalkit.reports"),
     ("evalkit.downstream.tasks", "evalkit.reports.accuracy", "evalkit.reports.recall", "evalkit.reports.text"),

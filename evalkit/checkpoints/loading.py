@@ -91,7 +91,7 @@ def load(
 def trainer_of(experiment: Experiment) -> Trainer:
     """The trainer that an experiment describes."""
     model, training = experiment.trained
-    return Trainer(experiment.task, model, training, experiment.all_seeds)
+    return Trainer(experiment.task, model, training, experiment.all_seeds, experiment.mesh)
 
 
 def restore(experiment: Experiment, run: Path, at: int | None = None) -> tuple[TrainState, int]:
@@ -105,11 +105,12 @@ def restore(experiment: Experiment, run: Path, at: int | None = None) -> tuple[T
         if (run / RESULTS).is_file():
             raise UserError(f"{run} has results and no parameters: it is an evaluation; give the run that it is of")
         raise UserError(f"{run} has no checkpoint yet; go on with resume={run}")
-    abstract = trainer_of(experiment).abstract
+    trainer = trainer_of(experiment)
+    kept_as = trainer.abstract, trainer.step.whole
     with closing(Checkpoints(run)) as checkpoints:
         if at is not None:
-            return checkpoints.at(at, abstract), at
-        restored = checkpoints.restore(abstract)
+            return checkpoints.at(at, *kept_as), at
+        restored = checkpoints.restore(*kept_as)
     if restored is None:
         raise UserError(f"{run} has no checkpoint yet; go on with resume={run}")
     return restored.state, restored.step

@@ -27,7 +27,7 @@ from evalkit.core.errors import UserError, first_line
 from evalkit.disk.files import write_whole
 from evalkit.record.moved import renamed
 
-RESUMABLE = ("wandb", "eval", "train.steps", "format", "quiet", ALLOW)
+RESUMABLE = ("wandb", "eval", "train.steps", "mesh", "format", "quiet", ALLOW)
 EVALUABLE = ("eval", "task", "data", "wandb", "format", "quiet", "parameters", ALLOW)
 """What may be changed of a run that goes on, and of one that is evaluated again."""
 
@@ -48,6 +48,7 @@ LATER: Mapping[str, Any] = {
     "quiet": False,
     ALLOW: [],
     "parameters": "average",
+    "mesh": "auto",
 }
 """Those that the configurations of older runs lack, with what they stood for."""
 

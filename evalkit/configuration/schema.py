@@ -213,6 +213,8 @@ def _elements_fit(values: Sequence[Any], kind: type, arguments: tuple[Any, ...])
 def _is_plain(annotation: Any) -> bool:
     """Whether it is a mapping of simple values, whose keys are free."""
     arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return any(map(_is_plain, arguments))
     return len(arguments) == 2 and arguments[1] in SIMPLE and issubclass(typing.get_origin(annotation) or int, Mapping)
 
 

@@ -299,6 +299,15 @@ class Split(Protocol):
 
 
 @runtime_checkable
+class Divisible(Protocol):
+    """Optional: a model of which each device of a mesh axis computes a share of the heads, channels and blocks."""
+
+    def over(self, axis: str) -> LanguageModel:
+        """The model of one device's share of the parameters, inside `jax.shard_map`."""
+        ...
+
+
+@runtime_checkable
 class Progress(Protocol):
     """Where an evaluation says how far it is."""
 

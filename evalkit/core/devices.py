@@ -17,6 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from evalkit.core.contracts import Params
 
 AXIS = "data"
+MODEL_AXIS = "model"
+"""The axis of a mesh whose devices share each layer; those of the other share a batch."""
 COPIED_BYTES = 2**28  # parameters of up to 256 MiB are copied to every CPU device
 # For a program that runs once, compiling less is faster: half the seconds for fresh parameters.
 RUNS_ONCE: dict[str, Any] = {"xla_backend_optimization_level": 0}

@@ -225,7 +225,7 @@ def _go_on(experiment: Experiment, folder: Path) -> int:
     trainer = trainer_of(experiment)
     refuse_full(folder, trainer)
     with closing(Checkpoints(folder, trainer.training.keep_every)) as checkpoints:
-        restored = checkpoints.restore(trainer.abstract)
+        restored = checkpoints.restore(trainer.restorable, trainer.step.whole)
         experiment.feed.prepare()
         if restored is None:
             return _trained(experiment, folder, trainer, checkpoints, _fresh(experiment, trainer), {})

@@ -16,6 +16,8 @@ import orbax.checkpoint as ocp
 
 from evalkit.core.errors import UserError, first_line, writing
 from evalkit.disk import sums
+from evalkit.training.forms import as_parameters, as_vectors, has_vectors
+from evalkit.training.layouts.vectors import Layout
 from evalkit.training.state import TrainState
 
 FOLDER = "checkpoints"
@@ -23,6 +25,8 @@ KEPT = 2
 UNFINISHED = "unfinished-"
 SUMMED = "summed"
 """What a checkpoint's own facts say, so that one without sums is either of before there were any, or damaged."""
+MOMENTS = "moments"
+"""What is saved beside a state says so where its moments are shaped as the parameters, as those of a mesh are."""
 log = logging.getLogger(__name__)
 
 
@@ -64,7 +68,7 @@ class Checkpoints:
         Older ones go once this one was read again and is what was written.
         """
         new = self.path / f"{UNFINISHED}{step}"
-        told = {**meta, SUMMED: True}
+        told = {**meta, SUMMED: True} if has_vectors(state) else {**meta, SUMMED: True, MOMENTS: "parameters"}
         items = ocp.args.Composite(state=ocp.args.StandardSave(_parts(state)), meta=ocp.args.JsonSave(told))  # type: ignore[call-arg]
         # Of the writes that a first failure keeps from starting, Python would speak, now or when the process ends.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
@@ -96,12 +100,16 @@ class Checkpoints:
             if self._keep_every is None or old % self._keep_every:
                 self._remove(old)
 
-    def restore(self, abstract: TrainState) -> Restored | None:
-        """The newest checkpoint that is what was written, None if none ever was; raises UserError if all are broken."""
+    def restore(self, abstract: TrainState, layout: Layout) -> Restored | None:
+        """The newest checkpoint that is what was written, None if none ever was; raises UserError if all are broken.
+
+        It comes in the form of `abstract`, and lies where that says, whatever mesh it was written on. `layout` is that
+        of one seed's parameters.
+        """
         steps = self.steps
         for step in steps:
             try:
-                return Restored(step, *self._read(step, abstract))
+                return Restored(step, *self._read(step, abstract, layout))
             except Exception as error:  # Orbax raises a different type for each way a checkpoint can be broken
                 reason = first_line(error)[:200]
                 log.warning("checkpoint %d in %s cannot be read (%s); trying an older one", step, self.path, reason)
@@ -109,13 +117,13 @@ class Checkpoints:
             raise UserError(f"no checkpoint in {self.path} can be read; start the run anew")
         return None
 
-    def at(self, step: int, abstract: TrainState) -> TrainState:
-        """The checkpoint of one step; raises UserError that names those there are, or if it is broken."""
+    def at(self, step: int, abstract: TrainState, layout: Layout) -> TrainState:
+        """As `restore`, of one step; raises UserError that names those there are, or if it is broken."""
         steps = self.steps[::-1]
         if step not in steps:
             raise UserError(f"step={step} was not kept in {self.path}; kept: {', '.join(map(str, steps))}")
         try:
-            return self._read(step, abstract)[0]
+            return self._read(step, abstract, layout)[0]
         except Exception as error:  # as in restore
             reason = first_line(error)[:200]
             raise UserError(f"checkpoint {step} in {self.path} cannot be read ({reason}); give another step") from error
@@ -124,18 +132,27 @@ class Checkpoints:
         """Ends Orbax's threads."""
         self._orbax.close()
 
-    def _read(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    def _read(self, step: int, abstract: TrainState, layout: Layout) -> tuple[TrainState, dict[str, Any]]:
         folder = self.path / str(step)
         summed = sums.check(folder)
+        meta = self._orbax.restore(folder, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]  # type: ignore[call-arg]
+        if not summed and meta.get(SUMMED):
+            raise sums.Damaged(f"{sums.FILE} is missing")
+        if has_vectors(abstract) == (MOMENTS not in meta):
+            return self._state(folder, abstract), meta
+        other, form = (as_parameters, as_vectors) if has_vectors(abstract) else (as_vectors, as_parameters)
+        state = form(self._state(folder, jax.eval_shape(lambda state: other(state, layout), abstract)), layout)
+        where = jax.tree.map(lambda leaf: leaf.sharding or jax.devices()[0], abstract)
+        return jax.device_put(state, where), meta
+
+    def _state(self, folder: Path, abstract: TrainState) -> TrainState:
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         target = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), _parts(abstract)
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or device),
+            _parts(abstract),
         )
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore())  # type: ignore[call-arg]
-        restored = self._orbax.restore(folder, args=items)
-        if not summed and restored["meta"].get(SUMMED):
-            raise sums.Damaged(f"{sums.FILE} is missing")
-        return TrainState(**restored["state"]), restored["meta"]
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(target))  # type: ignore[call-arg]
+        return TrainState(**self._orbax.restore(folder, args=items)["state"])
 
     def _remove(self, step: int) -> None:
         """Away by its name at once: what a kill leaves of it is no checkpoint."""

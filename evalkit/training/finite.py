@@ -53,6 +53,8 @@ def _where(trainer: Trainer, checkpoints: Checkpoints, index: int, step: int) ->
     state, stage = _before(trainer, checkpoints, step)
     # With state passing, what sequences begin from is a part of the state at that step.
     params, example = params_of(state, index, "last"), _batch(trainer, stage, index, step)
+    # By one device: the kernels of a whole model are not divided over the devices of a mesh.
+    params = jax.device_put(params, jax.devices()[0])
     size = trainer.step.microbatch(*example.tokens.shape)
     for start in range(0, len(example.tokens), size):
         part = jax.tree.map(lambda leaf, at=slice(start, start + size): leaf[at], example)
@@ -66,22 +68,23 @@ def first_in(trainer: Trainer, params: Params, example: Example) -> str | None:
     """The first part of a step on `example` that is not finite: of the parameters, forwards, then backwards."""
     for name in _not_finite(params):
         return f"the parameter {name} was so before it"
-    model = trainer.model
+    model, alone = trainer.model, trainer.alone
+    used = alone.whole.cast(params)
     if isinstance(model, Inspectable):
-        for name, output in model.outputs(params, example.tokens, example.positions):
+        for name, output in model.outputs(used, example.tokens, example.positions):
             if not bool(jnp.isfinite(output).all()):
                 return f"it begins in {name}"
-    loss, _, gradient = jax.jit(trainer.step.gradient)(params, example)
+    loss, _, gradient = jax.jit(alone.gradient)(used, example)
     if not bool(jnp.isfinite(loss)):
         return "it begins in the loss"
     # The last layer's comes first on the way back.
-    names = _not_finite(trainer.step.layout.params(gradient))
+    names = _not_finite(alone.whole.params(gradient))
     return f"it begins in the gradient of {names[-1]}" if names else None
 
 
 def _before(trainer: Trainer, checkpoints: Checkpoints, step: int) -> tuple[TrainState, Stage]:
     """The state before a step, trained again from the last checkpoint, and the stage that the step is of."""
-    restored = checkpoints.restore(trainer.abstract)
+    restored = checkpoints.restore(trainer.restorable, trainer.step.whole)
     state, at = (trainer.init(), 0) if restored is None else (restored.state, restored.step)
     for stage in trainer.training.stages(trainer.task.length):
         while at < min(step, stage.stop):

@@ -6,6 +6,9 @@ from typing import NamedTuple
 from evalkit.core.checks import above, at_least, at_least_or_null, between_or_null, one_of
 from evalkit.training.optimizer import OPTIMIZERS, SCHEDULES
 
+DTYPES = ("float32", "bfloat16")
+GATHERS = ("step", "layer")
+
 
 class Stage(NamedTuple):
     """Steps `start` to `stop` at one length and batch size; from `shortest` on, shorter lengths are drawn too."""
@@ -57,6 +60,10 @@ class Training:
       stop_when_solved (validations): training ends after so many in a row with accuracy 1; null: never.
       microbatch (sequences): sequences whose gradient is taken at once; null: 512 tokens of them on a CPU, elsewhere
         all.
+      parameter_dtype: the dtype of matrices while a step computes the gradient, `float32` or `bfloat16`; the
+        optimiser's are float32, and so are norms, biases and Λ.
+      gather: when devices of a `mesh` gather parameters: `step`, all of them once a step, or `layer`, those of each
+        layer forward and backward, which needs the least memory.
     """
 
     steps: int
@@ -84,6 +91,8 @@ class Training:
     lengths: list[int] | None = None
     stop_when_solved: int | None = None
     microbatch: int | None = None
+    parameter_dtype: str = "float32"
+    gather: str = "step"
 
     def __post_init__(self) -> None:
         at_least(self, 1, "steps", "batch_size", "log_every", "eval_every", "checkpoint_every", "validation_sequences")
@@ -99,6 +108,8 @@ class Training:
             )
         one_of(self, "schedule", SCHEDULES)
         one_of(self, "optimizer", OPTIMIZERS)
+        one_of(self, "parameter_dtype", DTYPES)
+        one_of(self, "gather", GATHERS)
         between_or_null(self, 0, 1, "average", "state_passing")
         for name in ("b1", "b2", "label_smoothing", "stream_facts"):
             if not 0 <= getattr(self, name) < 1:

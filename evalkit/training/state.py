@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 
 from evalkit.core.contracts import Cache, Params
 
@@ -44,6 +45,13 @@ class Sums(NamedTuple):
 
 
 def params_of(state: TrainState, index: int, evaluated: str) -> Params:
-    """The parameters of one seed: the `average` if there is one, or the `last`."""
+    """The parameters of one seed, whole on every device that has some: the `average` if there is one, or the `last`."""
     kept = state.params if evaluated == "last" or state.average is None else state.average
-    return jax.tree.map(lambda leaf: leaf[index], kept)
+    return jax.tree.map(lambda leaf: _whole(leaf[index]), kept)
+
+
+def _whole(leaf: Array) -> Array:
+    """The array, which on a mesh is divided over the devices, on each of them."""
+    if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and not leaf.is_fully_replicated:
+        return jax.device_put(leaf, NamedSharding(leaf.sharding.mesh, PartitionSpec()))
+    return leaf

@@ -9,15 +9,16 @@ import optax
 from jax import Array, lax
 
 from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
-from evalkit.core.devices import AXIS, own
+from evalkit.core.devices import own
 from evalkit.core.objective import scored_only, tally
 from evalkit.tasks import Example
 from evalkit.training import optimizer
+from evalkit.training.layouts.mesh import MeshLayout
+from evalkit.training.layouts.vectors import MASK, Layout
 from evalkit.training.microbatches import in_parts, microbatch
 from evalkit.training.passing import StatePassing, copied_to
 from evalkit.training.settings import Training
 from evalkit.training.state import Sums, TrainState
-from evalkit.training.vectors import MASK, Layout, Vectors
 
 
 class Step:
@@ -38,10 +39,15 @@ class Step:
             mask=MASK,
         )
         params = jax.eval_shape(model.init, jax.random.key(0))
-        self.layout = Layout(params, model.decay_mask(params))
+        self.whole = Layout(params, model.decay_mask(params), training.parameter_dtype)
+        self.layout: Layout | MeshLayout = self.whole
         self.passing = None
         if training.state_passing is not None:
             self.passing = StatePassing(feed, model, training.batch_size, training.state_passing, training.stream_facts)
+
+    def fresh(self, params: Params) -> Any:
+        """The optimiser's first state."""
+        return self.optimizer.init(self.layout.vectors(params))
 
     def packed(self, state: TrainState) -> TrainState:
         """The state with its parameters, and their average, as vectors, as `take` has them."""
@@ -71,17 +77,17 @@ class Step:
         """The packed state after the step at `index` of what was `loaded`, of a batch that `shards` devices share."""
         example = self.feed.batch(loaded, index, seed, state.step, batch, length, shortest)
         example = own(example, shards)
-        params = self.layout.params(state.params)
-        streams = state.streams
+        gathered, streams = self.layout.gathered(state.params), state.streams
         if self.passing is not None:
             size = self.microbatch(self.passing.count // shards, example.tokens.shape[1])
+            params = self.layout.used(gathered)
             streams = self.passing.advance(params, streams, seed, state.step, example.tokens.shape[1], shards, size)
-        loss, accuracy, gradient = self.gradient(params, example, streams)
-        if shards > 1:
-            loss, accuracy, gradient = lax.psum((loss, accuracy, gradient), AXIS)
+        loss, accuracy, gradient = self.layout.summed(self.gradient(gathered, example, streams), shards)
         gradient = jax.tree.map(lambda leaf: leaf / batch, gradient)
+        norm = self.layout.norm(gradient)
+        gradient = self.layout.clipped(gradient, norm, self.training.clip)
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.params)
-        bad = ~(jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(gradient)))
+        bad = ~(jnp.isfinite(loss) & jnp.isfinite(norm))
         vectors = optax.apply_updates(state.params, updates)
         average = state.average
         if self.training.average is not None:
@@ -94,30 +100,34 @@ class Step:
         first = jnp.where((sums.bad_step < 0) & bad, state.step, sums.bad_step)
         return after, Sums(sums.loss + loss, sums.accuracy + accuracy, first, sums.bad_steps + bad)
 
-    def gradient(self, params: Params, example: Example, streams: Cache | None = None) -> tuple[Array, Array, Vectors]:
-        """Loss, accuracy and gradient, each summed over the sequences, a micro-batch at a time.
+    def gradient(self, gathered: Any, example: Example, streams: Cache | None = None) -> tuple[Array, Array, Any]:
+        """Loss, accuracy and rows of the gradient, each summed over the sequences, a micro-batch at a time.
 
-        With `streams`, sequences begin from their states, which are given: no gradient flows into them.
+        `gathered` and the rows are as the layout makes them. With `streams`, sequences begin from their states, which
+        are given: no gradient flows into them.
         """
 
-        def summed_loss(params: Params, part: Example, before: Cache | None) -> tuple[Array, tuple[Array, Array]]:
+        def summed_loss(gathered: Any, part: Example, before: Cache | None) -> tuple[Array, tuple[Array, Array]]:
             at, scored = scored_only(part, self.scored)
-            logits, _ = self.model.apply(params, part.tokens, part.positions, before, at)
+            logits, _ = self.model.apply(self.layout.used(gathered), part.tokens, part.positions, before, at)
             scores = tally(logits, scored).scores()
             loss, smoothing = scores["loss"].sum(), self.training.label_smoothing
             # Rows have the loss without smoothing, which runs with and without it share.
             aim = tally(logits, scored, smoothing).scores()["loss"].sum() if smoothing else loss
             return aim, (loss, scores["accuracy"].sum())
 
+        policy = self.layout.remat_policy
+        kept = summed_loss if policy is None else jax.checkpoint(summed_loss, policy=policy)
+
         def add(total: Any, part: tuple[Example, Cache | None]) -> tuple[Any, None]:
-            (_, (loss, accuracy)), gradient = jax.value_and_grad(summed_loss, has_aux=True)(params, *part)
-            return jax.tree.map(jnp.add, total, (loss, accuracy, self.layout.vectors(gradient))), None
+            (_, (loss, accuracy)), gradient = jax.value_and_grad(kept, has_aux=True)(gathered, *part)
+            return jax.tree.map(jnp.add, total, (loss, accuracy, self.layout.rows(gradient))), None
 
         sequences, length = example.tokens.shape
         size = self.microbatch(sequences, length)
         before = None if streams is None else copied_to(streams, sequences)
         parts = in_parts((example, before), size)
-        zero = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, self.layout.vectors(params)))
+        zero = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, self.layout.rows(gathered)))
         return lax.scan(add, zero, parts)[0]
 
     def microbatch(self, sequences: int, length: int) -> int:

@@ -10,14 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import LanguageModel, Task
-from evalkit.core.devices import AXIS, RUNS_ONCE, mesh_for
+from evalkit.core.devices import RUNS_ONCE
 from evalkit.tasks import Example
 from evalkit.tasks.text import Text
+from evalkit.training.layouts.sizes import AUTO, Setting, sizes_of
+from evalkit.training.mesh_step import MeshStep
+from evalkit.training.placement import Placement
 from evalkit.training.settings import Stage, Training
 from evalkit.training.state import Sums, TrainState
 from evalkit.training.step import Step
@@ -26,21 +29,23 @@ from evalkit.training.step import Step
 class Trainer:
     """The compiled steps of one run: `init` once, then `advance` from stage to stage."""
 
-    def __init__(self, task: Task | Text, model: LanguageModel, training: Training, seeds: Sequence[int]):
+    def __init__(
+        self, task: Task | Text, model: LanguageModel, training: Training, seeds: Sequence[int], mesh: Setting = AUTO
+    ):
         self.task, self.model, self.training = task, model, training
         self.feed = feed_of(task)
         self.seeds = np.asarray(seeds, np.uint32)
-        self.step = Step(self.feed, task.scored, model, training)
+        sizes = sizes_of(mesh)
+        make = Step if sizes is None else partial(MeshStep, sizes=sizes)
+        self.step = make(self.feed, task.scored, model, training)
+        batches = [stage.batch_size for stage in training.stages(task.length)]
+        self.place = Placement(self.step, sizes, len(self.seeds), batches)
         self._programs: dict[Any, jax.stages.Compiled] = {}
-        # Whole seeds on a device need no word between devices; where they do not divide, each batch is split.
-        stages = training.stages(task.length)
-        whole = mesh_for(len(self.seeds))
-        self.by_seed = whole.size == jax.device_count()
-        self.mesh = whole if self.by_seed else mesh_for(*(stage.batch_size for stage in stages))
 
     def init(self) -> TrainState:
         """Fresh parameters and optimiser state of every seed."""
-        return jax.jit(self._fresh, compiler_options=RUNS_ONCE)(self.seeds)
+        where = None if self.place.sizes is None else self._shardings
+        return jax.jit(self._fresh, out_shardings=where, compiler_options=RUNS_ONCE)(self.seeds)
 
     def start(self, meanwhile: Callable[[TrainState], None]) -> TrainState:
         """Fresh state; the first stage's program is compiled at the same time, which halves a user's wait.
@@ -65,14 +70,22 @@ class Trainer:
         """The shapes and dtypes of the state, nothing computed."""
         return jax.eval_shape(self._fresh, self.seeds)
 
+    @cached_property
+    def _shardings(self) -> TrainState:
+        return self.place.shardings(self.abstract)
+
+    @property
+    def restorable(self) -> TrainState:
+        """As what a checkpoint is read: on a mesh each device reads its own part, else one device all of it."""
+        return self.abstract if self.place.sizes is None else self.place.placed(self.abstract)
+
     def _fresh(self, seeds: Array) -> TrainState:
         def one(seed: Array) -> TrainState:
             params = self.model.init(streams.init_key(seed))
-            optimizer_state = self.step.optimizer.init(self.step.layout.vectors(params))
             average = None if self.training.average is None else params
             passing = self.step.passing
             states = None if passing is None else passing.fresh(passing.count)
-            return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), average, states)
+            return TrainState(params, self.step.fresh(params), jnp.zeros((), jnp.int32), average, states)
 
         return lax.map(one, seeds)
 
@@ -98,9 +111,8 @@ class Trainer:
 
     def lower(self, stage: Stage, loaded: Any = None) -> jax.stages.Lowered:
         """The program of a stage, not yet compiled; `loaded` as for `program`."""
-        placed = TrainState(*map(_shapes_on, self._shardings, self.abstract))
         loaded = self._usual(stage) if loaded is None else loaded
-        return self._dispatch.lower(self, placed, self.seeds, 1, loaded, **_sizes(stage))
+        return self._dispatch.lower(self, self.place.placed(self.abstract), self.seeds, 1, loaded, **_sizes(stage))
 
     def _usual(self, stage: Stage) -> Any:
         return self.feed.shapes(len(self.seeds), self.training.log_every, stage.batch_size, stage.length)
@@ -112,21 +124,17 @@ class Trainer:
         return jax.eval_shape(lambda loaded: self.feed.batch(loaded, zero, zero, zero, batch, length), loaded)
 
     @property
-    def shards(self) -> int:
-        """Over how many devices a batch is split."""
-        return 1 if self.by_seed else self.mesh.size
-
-    @property
-    def _shardings(self) -> Any:
-        """How each part of the state lies on the devices that work on it, as a `TrainState`."""
-        parts: Any = [NamedSharding(self.mesh, spec) for spec in _specs(self.by_seed)]
-        return TrainState(*parts)
+    def alone(self) -> Step:
+        """The step as one device takes it by itself, with all of every array."""
+        return self.step if self.place.sizes is None else Step(self.feed, self.task.scored, self.model, self.training)
 
     def one_step(self, stage: Stage) -> ClosedJaxpr:
         """The operations of a single step of one seed."""
-        step = partial(self.step.take, seed=jnp.asarray(self.seeds[0]), **_sizes(stage), shards=1)
+        alone = self.alone
+        step = partial(alone.take, seed=jnp.asarray(self.seeds[0]), **_sizes(stage), shards=1)
         loaded = jax.tree.map(_first, self.feed.shapes(1, 1, stage.batch_size, stage.length))
-        state = jax.eval_shape(self.step.packed, jax.tree.map(_first, self.abstract))
+        state = jax.tree.map(_first, self.abstract)
+        state = jax.eval_shape(alone.packed, state._replace(optimizer=jax.eval_shape(alone.fresh, state.params)))
         return jax.make_jaxpr(step)(jnp.zeros((), jnp.int32), state, Sums.none(), loaded)
 
     @partial(jax.jit, static_argnames=("self", "length", "batch", "shortest"), donate_argnames="state")
@@ -141,12 +149,12 @@ class Trainer:
         batch: int,
         shortest: int | None,
     ):
-        seeds_on = PartitionSpec(AXIS) if self.by_seed else PartitionSpec()
+        seeds_on, state_on = self.place.seeds, self.place.specs(self.abstract)
         return jax.shard_map(
             partial(self._on_device, take=partial(self.step.take, length=length, batch=batch, shortest=shortest)),
-            mesh=self.mesh,
-            in_specs=(_specs(self.by_seed), seeds_on, PartitionSpec(), seeds_on),
-            out_specs=(_specs(self.by_seed), seeds_on),
+            mesh=self.place.mesh,
+            in_specs=(state_on, seeds_on, PartitionSpec(), seeds_on),
+            out_specs=(state_on, seeds_on),
             check_vma=False,
         )(state, seeds, steps, loaded)
 
@@ -161,7 +169,7 @@ class Trainer:
     ):
         def one_seed(args: tuple[TrainState, Array, Any]) -> tuple[TrainState, Sums]:
             state, seed, loaded = args
-            body = partial(take, seed=seed, shards=self.shards)
+            body = partial(take, seed=seed, shards=self.place.shards)
             start = (self.step.packed(state), Sums.none())
             # The number of steps is an argument, so that a short last dispatch runs the very same program.
             state, sums = lax.fori_loop(0, steps, lambda index, carry: body(index, carry[0], carry[1], loaded), start)
@@ -179,21 +187,6 @@ def _sizes(stage: Stage) -> dict[str, int | None]:
 def _key(stage: Stage, loaded: Any) -> tuple[Any, ...]:
     """What sets programs apart: the sizes, and whether positions are among what is read."""
     return stage.length, stage.batch_size, jax.tree.structure(loaded)
-
-
-def _specs(by_seed: bool) -> Any:
-    """Along which axis each part of a `TrainState` is split over devices: all by seeds, or the streams as the batch.
-
-    Streams lie with the sequences that begin from them, so that no device asks another for a state.
-    """
-    whole: Any = PartitionSpec(AXIS) if by_seed else PartitionSpec()
-    streams: Any = whole if by_seed else PartitionSpec(None, AXIS)
-    return TrainState(whole, whole, whole, whole, streams)
-
-
-def _shapes_on(sharding: NamedSharding, tree: Any) -> Any:
-    """The shapes of a tree, each on the devices of `sharding`."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
 
 
 def _first(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -135,15 +135,16 @@ class BlockDiagonalLinear(nnx.Module):
         if width <= DENSE_UP_TO:
             y = matmul(x, self.dense())
         else:
-            blocks = x.reshape(-1, self.blocks, width // self.blocks)
+            blocks = x.reshape(-1, *kernel.shape[:2])  # on a mesh a device has its share of the blocks
             y = jnp.einsum("zni,nij->znj", blocks, kernel).reshape(x.shape)
         return add_bias(y, self.bias[...])
 
     def dense(self) -> Float[Array, "d d"]:
         """Returns the whole matrix, which is zero outside the blocks."""
         kernel = self.kernel[...]
-        eye = jnp.eye(self.blocks, dtype=kernel.dtype)
-        width = self.blocks * kernel.shape[1]
+        blocks, block, _ = kernel.shape
+        eye = jnp.eye(blocks, dtype=kernel.dtype)
+        width = blocks * block
         return jnp.einsum("nij,nm->nimj", kernel, eye).reshape(width, width)
 
 

@@ -103,7 +103,8 @@ class MQA(nnx.Module):
         if positions is not None:
             segments = segments + jnp.cumsum(positions == 0, axis=1)
         queries, keys, values = side_by_side(x, self.query, self.key, self.value)
-        queries = self._rotate(queries.reshape(batch, steps, self.heads, self.head_dim), where)
+        # As many heads as the parameters have: on a mesh a device has its share of them.
+        queries = self._rotate(queries.reshape(batch, steps, -1, self.head_dim), where)
         keys = self._rotate(keys[:, :, None], where)[:, :, 0]
         if cache is None:
             # Leaving segments out skips a comparison of every query with every key.

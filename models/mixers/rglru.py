@@ -194,9 +194,10 @@ class TwoBranches(nnx.Module):
 
     def init_cache(self, batch: int, length: int) -> RecurrentCache:
         """Returns the zero state, whose size does not depend on `length`."""
+        width = self.conv.kernel.shape[1]  # of the parameters: on a mesh a device has its share of the channels
         return RecurrentCache(
-            h=jnp.zeros((batch, self.width_rnn), jnp.float32),
-            conv=jnp.zeros((batch, self.conv.taps - 1, self.width_rnn), jnp.float32),
+            h=jnp.zeros((batch, width), jnp.float32),
+            conv=jnp.zeros((batch, self.conv.taps - 1, width), jnp.float32),
             next_position=jnp.zeros((batch,), jnp.int32),
         )
 

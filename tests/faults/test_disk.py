@@ -62,7 +62,8 @@ def assert_last_checkpoint_good(folder: Path) -> None:
     if not (folder / "metrics.jsonl").is_file():
         return
     step = tiny.last_step(read(folder).rows)
-    restored = Checkpoints(folder).restore(loading.trainer_of(tiny.experiment()).abstract)
+    trainer = loading.trainer_of(tiny.experiment())
+    restored = Checkpoints(folder).restore(trainer.abstract, trainer.step.whole)
     if restored is None:
         assert step <= 2
     else:

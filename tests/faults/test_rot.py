@@ -51,21 +51,22 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
 # All of a checkpoint's twenty files take sixty trials for the three kinds of damage, with the bit at a random place.
 @pytest.mark.parametrize("trials", faults.counts(20, 200))
 def test_a_damaged_checkpoint_is_never_loaded_and_the_one_before_is(copy: Path, trials: int, lines: Any) -> None:
-    abstract = loading.trainer_of(tiny.experiment()).abstract
+    trainer = loading.trainer_of(tiny.experiment())
+    kept_as = trainer.abstract, trainer.step.whole
     kept = Checkpoints(copy)
-    good = kept.at(BEFORE, abstract)
+    good = kept.at(BEFORE, *kept_as)
     rot = faults.Rot(copy / "checkpoints" / str(NEWEST))
     assert len(rot.files) >= 12 and any(path.name == sums.FILE for path in rot.files)
     for _ in range(trials):
         with rot.one() as damage:
-            restored = kept.restore(abstract)
+            restored = kept.restore(*kept_as)
             assert restored is not None and restored.step == BEFORE, damage
             (line,) = lines()
             assert line.startswith(f"checkpoint {NEWEST} in ") and "\n" not in line, damage
             with pytest.raises(UserError, match=f"checkpoint {NEWEST} in .* cannot be read .*; give another step"):
-                kept.at(NEWEST, abstract)
+                kept.at(NEWEST, *kept_as)
         tiny.assert_identical(restored.state, good)
-    whole = kept.restore(abstract)
+    whole = kept.restore(*kept_as)
     assert whole is not None and whole.step == NEWEST and not lines()
 
 
@@ -77,7 +78,7 @@ def test_a_checkpoint_of_before_there_were_sums_is_loaded(tmp_path: Path, lines:
     items = ocp.args.Composite(state=ocp.args.StandardSave(parts), meta=ocp.args.JsonSave(meta))
     with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
         manager.save(2, args=items)
-    restored = Checkpoints(tmp_path).restore(trainer.abstract)
+    restored = Checkpoints(tmp_path).restore(trainer.abstract, trainer.step.whole)
     assert restored is not None and restored.step == 2 and restored.meta == meta and not lines()
     tiny.assert_identical(restored.state, state)
 

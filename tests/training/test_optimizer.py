@@ -11,8 +11,8 @@ import pytest
 from evalkit.core.objective import tally
 from evalkit.tasks import Example
 from evalkit.training import optimizer
+from evalkit.training.layouts.vectors import MASK
 from evalkit.training.optimizer import OPTIMIZERS, SCHEDULES
-from evalkit.training.vectors import MASK
 
 PARAMS = {"decays": jnp.full(3, 2.0), "stays": jnp.full(2, 2.0)}
 RATE = 0.1

@@ -1,0 +1,55 @@
+"""What training keeps on one device, from the shapes and their division alone: nothing is allocated or compiled."""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from evalkit.core.devices import AXIS, MODEL_AXIS, bytes_of
+from evalkit.training.layouts.sizes import Sizes
+from evalkit.training.mesh_step import MeshStep
+from evalkit.training.state import TrainState
+from evalkit.training.trainer import Trainer
+
+
+class Bytes(NamedTuple):
+    """Bytes on one device: `parameters` and the `optimizer`'s state between steps, and what a step has besides.
+
+    A step has the `gathered` parameters that it computes with, at most so many at once, and the `gradient` as it is
+    summed over micro-batches. Activations are not counted.
+    """
+
+    parameters: int
+    optimizer: int
+    gathered: int
+    gradient: int
+
+
+def bytes_a_device(trainer: Trainer) -> Bytes:
+    """Returns what each device of the trainer's mesh keeps; for `mesh=auto`, of one seed, what every device keeps.
+
+    A mesh of more devices than this machine has is counted too.
+
+        bytes_a_device(Trainer(task, model, training, [0], {"data": 4, "model": 2})).optimizer
+    """
+    step, kept = trainer.step, trainer.abstract
+    if isinstance(step, MeshStep):
+        kept = _own(kept, step.specs(kept), step.layout.sizes)
+    else:
+        kept = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), kept)
+    return Bytes(
+        parameters=bytes_of(kept.params),
+        optimizer=bytes_of(kept.optimizer),
+        gathered=step.layout.gathered_bytes,
+        gradient=step.layout.gradient_bytes,
+    )
+
+
+def _own(state: TrainState, specs: TrainState, sizes: Sizes) -> TrainState:
+    """The shapes of what a device has."""
+    mesh = AbstractMesh(sizes, (AXIS, MODEL_AXIS))
+
+    def own(leaf: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(NamedSharding(mesh, spec).shard_shape(leaf.shape), leaf.dtype)
+
+    return jax.tree.map(own, state, specs)

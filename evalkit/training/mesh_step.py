@@ -1,0 +1,71 @@
+"""The step of a mesh, and where the devices of the mesh keep what it changes."""
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from evalkit.core.contracts import Divisible, Feed, LanguageModel, Params
+from evalkit.core.devices import MODEL_AXIS
+from evalkit.core.errors import UserError
+from evalkit.training.forms import each, is_vectors
+from evalkit.training.layouts.mesh import LayerwiseLayout, MeshLayout
+from evalkit.training.layouts.sizes import Sizes
+from evalkit.training.settings import Training
+from evalkit.training.state import TrainState
+from evalkit.training.step import Step
+
+
+class MeshStep(Step):
+    """The `Step` that the devices of a mesh take together, inside `jax.shard_map` over both axes.
+
+    Between dispatches the state is whole parameters and moments, each divided over the devices, so that a checkpoint
+    says nothing of the mesh. Within a dispatch each device has vectors of its parts. Raises UserError for a model that
+    the mesh does not divide, and for training that looks at whole arrays.
+    """
+
+    def __init__(self, feed: Feed, scored: int | None, model: LanguageModel, training: Training, sizes: Sizes):
+        _refuse_whole(training)
+        super().__init__(feed, scored, _share(model) if sizes.model > 1 else model, training)
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        make = LayerwiseLayout if training.gather == "layer" else MeshLayout
+        self.layout: MeshLayout = make(params, model.decay_mask(params), sizes, training.parameter_dtype)
+
+    def fresh(self, params: Params) -> Any:
+        """The optimiser's first state, its moments as the model has parameters."""
+        return each(self.optimizer.init(self.whole.vectors(params)), is_vectors, self.whole.params)
+
+    def packed(self, state: TrainState) -> TrainState:
+        """The state of this device as vectors, as `take` has it."""
+        return each(state, self._is_params, self.layout.vectors)
+
+    def unpacked(self, state: TrainState) -> TrainState:
+        """The state of this device as its parts of parameters and moments."""
+        return each(state, is_vectors, self.layout.params)
+
+    def specs(self, state: TrainState) -> TrainState:
+        """The axes of the mesh for each axis of the state of all seeds."""
+        divided = each(state, self._is_params, lambda _: self.layout.specs)
+        return jax.tree.map(
+            lambda leaf: leaf if isinstance(leaf, PartitionSpec) else PartitionSpec(),
+            divided,
+            is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+        )
+
+    def _is_params(self, node: Any) -> bool:
+        return jax.tree.structure(node) == self.layout.structure
+
+
+def _refuse_whole(training: Training) -> None:
+    """Raises UserError for what looks at whole arrays, of which a device of a mesh has parts."""
+    if training.optimizer == "clipped_adamw":
+        raise UserError("train.optimizer=clipped_adamw bounds whole arrays, which a mesh divides; give adamw")
+    if training.state_passing is not None:
+        raise UserError("train.state_passing keeps whole states, which a mesh divides; leave it out, or give mesh=auto")
+
+
+def _share(model: LanguageModel) -> LanguageModel:
+    """The model as one device of the model axis computes it."""
+    if not isinstance(model, Divisible):
+        raise UserError(f"no rule divides a {type(model).__name__} over the model axis; give a mesh with model: 1")
+    return model.over(MODEL_AXIS)

@@ -1,0 +1,71 @@
+"""On which devices a run works, and how its state lies on them."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from evalkit.core.devices import AXIS, mesh_for
+from evalkit.training.layouts.sizes import Sizes, mesh_of, refuse_undivided
+from evalkit.training.mesh_step import MeshStep
+from evalkit.training.state import TrainState
+from evalkit.training.step import Step
+
+
+class Placement:
+    """The devices of a run with so many `seeds` and these `batches`; `sizes` are those of its mesh, None for `auto`."""
+
+    def __init__(self, step: Step, sizes: Sizes | None, seeds: int, batches: Sequence[int]):
+        self.step, self.sizes, self._seeds, self._batches = step, sizes, seeds, batches
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The devices that work; raises UserError for devices or batches that the mesh does not divide."""
+        if self.sizes is None:
+            return mesh_for(self._seeds) if self.by_seed else mesh_for(*self._batches)
+        refuse_undivided(self.sizes, self._batches, jax.device_count())
+        return mesh_of(self.sizes)
+
+    @cached_property
+    def by_seed(self) -> bool:
+        """Whether each device works on whole seeds, which need no word between devices."""
+        return self.sizes is None and mesh_for(self._seeds).size == jax.device_count()
+
+    @property
+    def shards(self) -> int:
+        """Over how many devices a batch is split."""
+        return 1 if self.by_seed else self.mesh.shape[AXIS]
+
+    @property
+    def seeds(self) -> PartitionSpec:
+        """Along which axis of the mesh the seeds are split."""
+        return PartitionSpec(AXIS) if self.by_seed else PartitionSpec()
+
+    def specs(self, state: TrainState) -> Any:
+        """Along which axes each part of the state is split: all by seeds, or the streams as the batch, or by the mesh.
+
+        Streams lie with the sequences that begin from them, so that no device asks another for a state.
+        """
+        if isinstance(self.step, MeshStep):
+            return self.step.specs(state)
+        streams: Any = self.seeds if self.by_seed else PartitionSpec(None, AXIS)
+        whole: Any = self.seeds
+        return TrainState(whole, whole, whole, whole, streams)
+
+    def shardings(self, state: TrainState) -> TrainState:
+        """How every array of the state lies on the devices."""
+
+        def of_each(spec: PartitionSpec, part: Any) -> Any:
+            return jax.tree.map(lambda _: NamedSharding(self.mesh, spec), part)
+
+        return jax.tree.map(of_each, self.specs(state), state, is_leaf=lambda node: isinstance(node, PartitionSpec))
+
+    def placed(self, state: TrainState) -> TrainState:
+        """The shapes and dtypes of the state, and how it lies on the devices."""
+        return jax.tree.map(
+            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+            state,
+            self.shardings(state),
+        )

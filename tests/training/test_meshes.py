@@ -1,0 +1,359 @@
+"""A model divided over a mesh trains as on one device; its devices keep and tell what ZeRO and Megatron say.
+
+What needs eight devices is measured by a process of its own, in which CPU devices stand in for accelerators.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from contextlib import closing
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from evalkit.configuration import experiment as config
+from evalkit.core.errors import UserError
+from evalkit.models import build
+from evalkit.models.mixers.attention import MQA
+from evalkit.models.mixers.rglru import RecurrentBlock
+from evalkit.training.checkpoints import Checkpoints
+from evalkit.training.layouts.rules import rules_of
+from evalkit.training.layouts.sizes import Sizes, refuse_undivided
+from evalkit.training.memory import bytes_a_device
+from evalkit.training.settings import Training
+from evalkit.training.trainer import Trainer
+from support import tiny
+
+DEVICES = 8
+MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
+FAMILIES = {"hawk": "rr", "griffin": "ra", "mqa": "aa"}
+BATCH, LENGTH, WIDTH = 8, 12, 16
+PRECISIONS = {"float64": (50, 1e-9), "float32": (10, 1e-5)}
+"""Steps, and how far the losses may be from one device's, relative to them."""
+
+
+@cache
+def parts(pattern: str, dtype: str) -> tuple[Any, Any]:
+    """A task, and a tiny model with every bias; eight heads, and gates of eight blocks."""
+    mixers = {
+        "r": partial(RecurrentBlock, width_rnn=WIDTH, gate_blocks=8, bias=True),
+        "a": partial(MQA, heads=8, head_dim=2, window=6, output_bias=True),
+    }
+    task = config.build_task("induction_heads", [f"length={LENGTH}"])
+    sizes = {"vocab_size": task.vocab_size, "width": WIDTH, "mlp_expansion": 2, "mlp_bias": True}
+    return task, build(pattern=pattern, mixers=mixers, dtype=dtype, **sizes)
+
+
+def trainer(pattern: str, mesh: Any, dtype: str = "float32", **settings: Any) -> Trainer:
+    given = {"steps": 50, "batch_size": BATCH, "learning_rate": 1e-2, "warmup_steps": 2, "weight_decay": 0.1}
+    given |= {"clip": 0.5, "log_every": 1, "eval_every": 1, "checkpoint_every": 1, "microbatch": 1}
+    return Trainer(*parts(pattern, dtype), Training(**(given | settings)), [0], mesh)
+
+
+def on_one_device(pattern: str, dtype: str) -> Trainer:
+    """The program of `mesh=auto`, on one of the devices."""
+    alone = trainer(pattern, "auto", dtype)
+    alone.place.__dict__["mesh"] = Mesh(np.asarray(jax.devices()[:1]), ("data",))
+    return alone
+
+
+def losses(run: Trainer, state: Any, steps: int) -> tuple[Any, list[float]]:
+    """The state after so many steps, and the loss of each."""
+    stage, found = run.training.stages(run.task.length)[-1], []
+    for _ in range(steps):
+        state, sums = run.advance(state, stage, 1)
+        found.append(float(sums.loss[0]))
+    return state, found
+
+
+def messages(run: Trainer) -> dict[str, int]:
+    """How many messages a program has, by kind, the axis of those who speak, and the way they go."""
+    assert run.place.sizes is not None
+    everyone = np.arange(DEVICES).reshape(run.place.sizes)
+    axes = {",".join(map(str, group)): axis for axis, group in (("data", everyone[:, 0]), ("model", everyone[0]))}
+    found: Counter[str] = Counter()
+    program = run.program(run.training.stages(run.task.length)[-1]).as_text()
+    assert program is not None
+    for line in program.splitlines():
+        said = re.search(r"= (\S+|\(.*?\)) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-\w+)\(", line)
+        if said is None:
+            continue
+        groups = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
+        assert groups is not None, line
+        axis = axes.get(groups[1], "all")
+        way = " back" if "transpose(jvp" in line else " forward" if "jvp" in line else ""
+        scalars = all(shape == "f32[]" or shape == "f64[]" for shape in re.findall(r"[fs]\d+\[[\d,]*\]", said[1]))
+        found[f"{said[2]} over {axis}{way}{', scalars' if scalars else ''}"] += 1
+    return dict(found)
+
+
+def kept(tree: Any) -> int:
+    """The bytes that the first device has of it."""
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def equal(one: Any, other: Any) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+
+
+def measured_sample() -> dict[str, Any]:
+    """Griffin in float64: its losses on two meshes and on one device, its messages, and its way from mesh to mesh."""
+    one = on_one_device("ra", "float64")
+    by_step = trainer("ra", {"data": 4, "model": 2}, "float64")
+    by_layer = trainer("ra", {"data": 2, "model": 4}, "float64", gather="layer")
+    runs = {"one": one, "step": by_step, "layer": by_layer}
+    whole = {}
+    for name, run in runs.items():
+        state, first = losses(run, run.init(), 4)
+        if name == "step":
+            bytes_kept = kept(state.params), kept(state.optimizer)
+            restored, same = through_checkpoint(run, state, runs)
+        whole[name] = first + losses(run, state, 4)[1]
+    goes_on = {name: whole["one"][:4] + losses(runs[name], state, 4)[1] for name, state in restored.items()}
+    return {
+        "losses": whole,
+        "resumed": goes_on,
+        "restored as it was": same,
+        "kept": bytes_kept,
+        "told": {name: messages(runs[name]) for name in ("step", "layer")},
+    }
+
+
+def through_checkpoint(run: Trainer, state: Any, others: dict[str, Trainer]) -> tuple[dict[str, Any], bool]:
+    """What each of the `others` restores of a state of `run`, and whether the parameters are the same everywhere."""
+    restored = {}
+    with tempfile.TemporaryDirectory() as folder, closing(Checkpoints(Path(folder))) as checkpoints:
+        checkpoints.save(state, 4, {})
+        for name, other in others.items():
+            found = checkpoints.restore(other.restorable, other.step.whole)
+            assert found is not None
+            restored[name] = found.state
+    same = all(equal(found.params, state.params) for found in restored.values())
+    back = restored["one"]
+    with tempfile.TemporaryDirectory() as folder, closing(Checkpoints(Path(folder))) as checkpoints:
+        checkpoints.save(back, 4, {})
+        again = checkpoints.restore(run.restorable, run.step.whole)
+        assert again is not None
+        return restored, same and equal(again.state, state)
+
+
+def measured_all(precision: str) -> dict[str, dict[str, list[float]]]:
+    """The losses of every family on every mesh, and on one device."""
+    steps, _ = PRECISIONS[precision]
+    found: dict[str, dict[str, list[float]]] = {}
+    for family, pattern in FAMILIES.items():
+        runs = {"one": on_one_device(pattern, precision)}
+        runs |= {f"{d}x{m}": trainer(pattern, {"data": d, "model": m}, precision) for d, m in MESHES}
+        found[family] = {name: losses(run, run.init(), steps)[1] for name, run in runs.items()}
+    return found
+
+
+# Models compute in float32 at least, so the float64 of the comparison takes its place everywhere.
+PROGRAM = f"""
+import json, sys
+import jax, jax.numpy as jnp
+jax.config.update("jax_num_cpu_devices", {DEVICES})
+if "float64" in sys.argv[1:]:
+    jax.config.update("jax_enable_x64", True)
+    jnp.float32 = jnp.float64
+    import evalkit.models.model
+    evalkit.models.model.DTYPES = ("float64",)
+sys.path[:0] = ["tests", "tests/training"]
+import test_meshes
+assert jax.device_count() == {DEVICES}
+print(json.dumps(test_meshes.measured_all(sys.argv[2]) if sys.argv[1] == "all" else test_meshes.measured_sample()))
+"""
+
+
+@cache
+def measured(*words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        capture_output=True,
+        text=True,
+        cwd=tiny.ROOT,
+        env=tiny.environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def apart(found: list[float], wanted: list[float]) -> float:
+    return float(np.max(np.abs(np.asarray(found) / np.asarray(wanted) - 1)))
+
+
+@pytest.mark.slow
+def test_a_mesh_trains_as_one_device_does() -> None:
+    """Griffin, its biases included; parameters are gathered once a step, and layer by layer."""
+    found = measured("sample", "float64")["losses"]
+    assert all(apart(found[name], found["one"]) < 1e-9 for name in ("step", "layer")), found
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_from_mesh_to_mesh() -> None:
+    """The state is the same on each, and training goes on as if nothing had happened."""
+    found = measured("sample", "float64")
+    assert found["restored as it was"]
+    assert set(found["resumed"]) == {"one", "step", "layer"}
+    assert all(apart(losses, found["losses"]["one"]) < 1e-9 for losses in found["resumed"].values()), found
+
+
+@pytest.mark.slow
+def test_devices_tell_each_other_what_was_promised_and_no_more() -> None:
+    """Two blocks: two mixers and two MLPs, none of which speaks within convolution, gates or scan."""
+    of_the_model = {
+        "all-reduce over model forward": 4,
+        "all-reduce over model back": 4,
+        "all-reduce over model": 1,  # gradients of the keys' and values' maps and of the biases that are added once
+        "all-reduce over data, scalars": 1,  # loss and accuracy
+        "all-reduce over all, scalars": 1,  # the gradient's norm
+    }
+    found = measured("sample", "float64")["told"]
+    assert found["step"] == of_the_model | {"all-gather over data": 1, "reduce-scatter over data": 1}
+    # Three layers: the two blocks, and the embedding with the last norm.
+    by_layer = {"all-gather over data forward": 3, "all-gather over data back": 3, "reduce-scatter over data back": 3}
+    assert found["layer"] == of_the_model | by_layer
+
+
+@pytest.mark.slow
+def test_a_device_keeps_what_zero_and_megatron_say() -> None:
+    """What lies on one of 4 x 2 devices, in float64, is twice the bytes that are foretold in float32."""
+    foretold = bytes_a_device(trainer("ra", {"data": 4, "model": 2}))
+    parameters, optimizer = measured("sample", "float64")["kept"]
+    count = 4 + 4  # AdamW's count of steps, and the schedule's, are integers and on every device
+    assert (parameters, optimizer - count) == (2 * foretold.parameters, 2 * (foretold.optimizer - count))
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_family_trains_alike_on_every_mesh(precision: str) -> None:
+    _, tolerance = PRECISIONS[precision]
+    for family, found in measured("all", precision).items():
+        wanted = found.pop("one")
+        assert set(found) == {"8x1", "4x2", "2x4", "1x8"}
+        assert all(apart(losses, wanted) < tolerance for losses in found.values()), (family, found)
+
+
+def whole_and_shared(run: Trainer) -> tuple[int, int]:
+    """How many numbers every device of the model axis has, and how many are shared among them."""
+    whole = shared = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(run.model.init(jax.random.key(0))):
+        name = jax.tree_util.keystr(path)
+        everyone = re.search(r"embedding|norm|'key'|'value'|'(output|down)'\]\['bias'", name)
+        whole, shared = (whole + leaf.size, shared) if everyone else (whole, shared + leaf.size)
+    return whole, shared
+
+
+@pytest.mark.parametrize(("data", "model"), MESHES)
+def test_bytes_a_device_are_those_of_zero_and_megatron(data: int, model: int) -> None:
+    """Megatron divides layers, and ZeRO what that leaves: parameters, two moments, and gradients that go by layer."""
+    mesh = {"data": data, "model": model}
+    by_step, by_layer = trainer("ra", mesh), trainer("ra", mesh, gather="layer")
+    whole, shared = whole_and_shared(trainer("ra", "auto"))
+    if model == 1:
+        whole, shared = 0, whole + shared
+    on_model = whole + shared // model
+    found, counts = bytes_a_device(by_step), 8
+    assert found.parameters == 4 * on_model // data
+    assert found.optimizer == 2 * found.parameters + counts
+    assert found.gathered == found.gradient == 4 * on_model
+    found = bytes_a_device(by_layer)
+    assert found.gradient == found.parameters == 4 * on_model // data
+    assert found.gathered < 4 * on_model
+
+
+def test_what_a_mesh_does_not_divide_stays_whole() -> None:
+    """Seven devices divide no axis of a gate's blocks over the data axis; each then keeps all of it."""
+    alone, divided = bytes_a_device(trainer("ra", "auto")), bytes_a_device(trainer("ra", {"data": 7, "model": 1}))
+    assert divided.parameters == alone.parameters
+
+
+def test_parameters_in_bfloat16_are_gathered_as_such_and_kept_in_float32() -> None:
+    mesh = {"data": 4, "model": 2}
+    half, full = trainer("ra", mesh, parameter_dtype="bfloat16"), trainer("ra", mesh)
+    assert bytes_a_device(half).parameters == bytes_a_device(full).parameters
+    assert bytes_a_device(full).gathered / 2 < bytes_a_device(half).gathered < bytes_a_device(full).gathered
+    assert {leaf.dtype for leaf in jax.tree.leaves(half.abstract.params)} == {jnp.dtype("float32")}
+
+
+def test_a_step_in_bfloat16_sees_no_more_of_a_matrix() -> None:
+    """A change below bfloat16's last bit changes no loss if it is of a matrix, and does if it is of a norm."""
+    run = trainer("a", "auto", parameter_dtype="bfloat16")
+    params = run.model.init(jax.random.key(0))
+    example = run.feed.batch((), jnp.int32(0), 0, jnp.int32(0), 2, LENGTH)
+
+    @jax.jit
+    def loss(params: Any) -> jax.Array:
+        layout = run.step.layout
+        return run.step.gradient(layout.gathered(layout.vectors(params)), example)[0]
+
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(jnp.float32), params)
+    moved = jax.tree.map(lambda leaf: leaf * (1 + 1e-3) if leaf.ndim > 1 else leaf, rounded)
+    norms = jax.tree.map(lambda leaf: leaf * (1 + 1e-3) if leaf.ndim == 1 else leaf, rounded)
+    assert loss(moved) == loss(rounded)
+    assert loss(norms) != loss(rounded)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "mesh", "told"),
+    [
+        ("a", {"data": 1, "model": 3}, "model: 3 does not divide the 8 heads of blocks.0.mixer"),
+        ("r", {"data": 1, "model": 5}, "model: 5 does not divide the 16 channels of blocks.0.mixer"),
+        ("r", {"data": 1, "model": 16}, "model: 16 does not divide the 8 blocks of the gates of blocks.0.mixer"),
+    ],
+)
+def test_a_mesh_that_does_not_divide_a_model_is_refused(pattern: str, mesh: dict[str, int], told: str) -> None:
+    with pytest.raises(UserError, match=re.escape(told)):
+        trainer(pattern, mesh)
+
+
+@pytest.mark.parametrize(
+    ("batch", "devices", "told"),
+    [
+        (6, 8, "data: 4 does not divide a batch of 6"),
+        (8, 6, "data: 4 x model: 2 devices do not divide the 6 of this process"),
+    ],
+)
+def test_a_mesh_that_does_not_divide_a_batch_or_the_devices_is_refused(batch: int, devices: int, told: str) -> None:
+    refuse_undivided(Sizes(4, 2), [8, 4], 16)
+    with pytest.raises(UserError, match=re.escape(told)):
+        refuse_undivided(Sizes(4, 2), [8, batch], devices)
+
+
+def test_a_mesh_is_refused_before_anything_is_compiled() -> None:
+    """One device is no 4 x 2 of them."""
+    with pytest.raises(UserError, match="do not divide the 1 of this process"):
+        trainer("ra", {"data": 4, "model": 2}).init()
+
+
+@pytest.mark.parametrize("name", ["mamba", "gla", "hawk_complex", "mqa_conv"])
+def test_a_mixer_without_rules_is_not_divided_over_the_model_axis(name: str) -> None:
+    """It trains on a mesh whose data axis has all devices."""
+    model = config.built(["task=induction_heads", f"model={name}"]).model
+    assert model is not None
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    rules_of(params, 1)
+    with pytest.raises(UserError, match=r"no rule divides blocks\.\d\.mixer\.\S+ over the model axis"):
+        rules_of(params, 2)
+
+
+@pytest.mark.parametrize("mesh", ["{data: 4}", "{data: 0, model: 1}", "eight", "{data: 4, model: 2, time: 1}"])
+def test_what_is_no_mesh_is_refused_in_one_line(mesh: str) -> None:
+    with pytest.raises(UserError, match=r"mesh=.*; allowed: auto, or devices of both axes"):
+        tiny.experiment(f"mesh={mesh}")
+
+
+def test_gathering_by_layer_is_of_a_mesh() -> None:
+    with pytest.raises(UserError, match=r"train\.gather=layer.*mesh"):
+        tiny.experiment("train.gather=layer")
