@@ -357,3 +357,34 @@ def test_what_is_no_mesh_is_refused_in_one_line(mesh: str) -> None:
 def test_gathering_by_layer_is_of_a_mesh() -> None:
     with pytest.raises(UserError, match=r"train\.gather=layer.*mesh"):
         tiny.experiment("train.gather=layer")
+
+
+@pytest.mark.parametrize("setting", [{"optimizer": "clipped_adamw"}, {"state_passing": 0.5}])
+def test_training_that_looks_at_whole_arrays_is_of_no_mesh(setting: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"train.{next(iter(setting))}.*which a mesh divides"):
+        trainer("r", {"data": 2, "model": 1}, **setting)
+
+
+def test_a_block_that_is_computed_again_has_the_same_gradient() -> None:
+    """With `remat` alone."""
+    task, plain = parts("a", "float32")
+    mixers = {"a": partial(MQA, heads=8, head_dim=2, window=6, output_bias=True)}
+    again = build(
+        vocab_size=task.vocab_size,
+        width=WIDTH,
+        pattern="a",
+        mixers=mixers,
+        mlp_expansion=2,
+        mlp_bias=True,
+        remat=True,
+    )
+    params, tokens = plain.init(jax.random.key(0)), jnp.zeros((1, LENGTH), jnp.int32)
+
+    def gradient(model: Any) -> Any:
+        return jax.grad(lambda params: jnp.square(model.apply(params, tokens)[0]).sum())
+
+    found, wanted = (jax.jit(gradient(model))(params) for model in (again, plain))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    again_told, plain_told = (str(jax.make_jaxpr(gradient(model))(params)) for model in (again, plain))
+    assert "checkpoint" in again_told and "checkpoint" not in plain_told
