@@ -387,4 +387,4 @@ def test_a_block_that_is_computed_again_has_the_same_gradient() -> None:
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     again_told, plain_told = (str(jax.make_jaxpr(gradient(model))(params)) for model in (again, plain))
-    assert "checkpoint" in again_told and "checkpoint" not in plain_told
+    assert "remat" in again_told and "remat" not in plain_told
