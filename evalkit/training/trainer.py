@@ -36,8 +36,9 @@ class Trainer:
         self.feed = feed_of(task)
         self.seeds = np.asarray(seeds, np.uint32)
         sizes = sizes_of(mesh)
-        make = Step if sizes is None else partial(MeshStep, sizes=sizes)
-        self.step = make(self.feed, task.scored, model, training)
+        # The step as one device takes it by itself is looked at on a mesh, too.
+        self.alone = Step(self.feed, task.scored, model, training)
+        self.step = self.alone if sizes is None else MeshStep(self.feed, task.scored, model, training, sizes)
         batches = [stage.batch_size for stage in training.stages(task.length)]
         self.place = Placement(self.step, sizes, len(self.seeds), batches)
         self._programs: dict[Any, jax.stages.Compiled] = {}
@@ -123,18 +124,13 @@ class Trainer:
         zero = jnp.zeros((), jnp.int32)
         return jax.eval_shape(lambda loaded: self.feed.batch(loaded, zero, zero, zero, batch, length), loaded)
 
-    @property
-    def alone(self) -> Step:
-        """The step as one device takes it by itself, with all of every array."""
-        return self.step if self.place.sizes is None else Step(self.feed, self.task.scored, self.model, self.training)
-
     def one_step(self, stage: Stage) -> ClosedJaxpr:
         """The operations of a single step of one seed."""
-        alone = self.alone
-        step = partial(alone.take, seed=jnp.asarray(self.seeds[0]), **_sizes(stage), shards=1)
+        step = partial(self.alone.take, seed=jnp.asarray(self.seeds[0]), **_sizes(stage), shards=1)
         loaded = jax.tree.map(_first, self.feed.shapes(1, 1, stage.batch_size, stage.length))
         state = jax.tree.map(_first, self.abstract)
-        state = jax.eval_shape(alone.packed, state._replace(optimizer=jax.eval_shape(alone.fresh, state.params)))
+        state = state._replace(optimizer=jax.eval_shape(self.alone.fresh, state.params))
+        state = jax.eval_shape(self.alone.packed, state)
         return jax.make_jaxpr(step)(jnp.zeros((), jnp.int32), state, Sums.none(), loaded)
 
     @partial(jax.jit, static_argnames=("self", "length", "batch", "shortest"), donate_argnames="state")

@@ -25,11 +25,13 @@ from evalkit.core.errors import UserError
 from evalkit.models import build
 from evalkit.models.mixers.attention import MQA
 from evalkit.models.mixers.rglru import RecurrentBlock
+from evalkit.training import finite
 from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.layouts.rules import rules_of
 from evalkit.training.layouts.sizes import Sizes, refuse_undivided
 from evalkit.training.memory import bytes_a_device
 from evalkit.training.settings import Training
+from evalkit.training.state import Sums
 from evalkit.training.trainer import Trainer
 from support import tiny
 
@@ -363,6 +365,29 @@ def test_gathering_by_layer_is_of_a_mesh() -> None:
 def test_training_that_looks_at_whole_arrays_is_of_no_mesh(setting: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"train.{next(iter(setting))}.*which a mesh divides"):
         trainer("r", {"data": 2, "model": 1}, **setting)
+
+
+def test_where_a_loss_on_a_mesh_is_no_number_is_told_from_its_checkpoint(tmp_path: Path) -> None:
+    """A mesh of one device, whose second block has a finite value that overflows."""
+    run = trainer("ra", {"data": 1, "model": 1})
+    state = run.init()
+    state.params["blocks"][1]["mixer"]["output"]["kernel"] *= 3e38
+    bad = Sums(jnp.zeros(1), jnp.zeros(1), jnp.array([0]), jnp.array([1]))
+    with closing(Checkpoints(tmp_path)) as checkpoints:
+        checkpoints.save(state, 0, {})
+        with pytest.raises(UserError, match=r"at step 0, seed 0: it begins in blocks\.1\.mixer; checkpoint 0 is kept"):
+            finite.refuse_non_finite(bad, run, checkpoints, 1)
+
+
+def test_skipping_steps_is_of_a_mesh_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step whose loss is no number leaves parameters and moments as they were."""
+    run = trainer("a", {"data": 1, "model": 1}, skip_nonfinite=True)
+    gradient = run.step.gradient
+    monkeypatch.setattr(run.step, "gradient", lambda *given: (jnp.nan, *gradient(*given)[1:]))
+    before = jax.tree.map(np.asarray, run.init())
+    after, sums = run.advance(run.init(), run.training.stages(LENGTH)[-1], 1)
+    assert equal((after.params, after.optimizer), (before.params, before.optimizer))
+    assert (int(after.step[0]), int(sums.bad_steps[0]), float(sums.loss[0])) == (1, 1, 0)
 
 
 def test_a_block_that_is_computed_again_has_the_same_gradient() -> None:
