@@ -123,6 +123,13 @@ def _refuse_impossible(
         raise ValueError(f"dtype={dtype!r}; allowed: {', '.join(DTYPES)}")
 
 
+def _refuse_unknown(pattern: Sequence[str], mixers: Mapping[str, Callable[..., Mixer]]) -> None:
+    """Raises ValueError for a pattern without mixers, and for one that names a mixer that is not given."""
+    unknown = sorted(set(pattern) - set(mixers))
+    if unknown or not pattern:
+        raise ValueError(f"pattern={list(pattern)} names {unknown or 'nothing'}; mixers given: {sorted(mixers)}")
+
+
 def build(
     *,
     vocab_size: int,
@@ -164,9 +171,7 @@ def build(
     >>> logits.shape, griffin.window
     ((1, 4, 16), 8)
     """
-    unknown = sorted(set(pattern) - set(mixers))
-    if unknown or not pattern:
-        raise ValueError(f"pattern={list(pattern)} names {unknown or 'nothing'}; mixers given: {sorted(mixers)}")
+    _refuse_unknown(pattern, mixers)
     _refuse_impossible(vocab_size, width, depth, logits_soft_cap, dtype)
     make = partial(
         LanguageModel,
