@@ -9,10 +9,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import yaml
 
 from evalkit.configuration.capacity import refuse_beyond_positions
 from evalkit.configuration.models import Sized
 from evalkit.core.contracts import LanguageModel
+from evalkit.core.errors import UserError
+from evalkit.training import memory
+from evalkit.training.layouts.sizes import Sizes, sizes_of
+from evalkit.training.settings import GATHERS
 
 GB = 10**9
 ATTENTION = "evalkit.models.mixers.attention.MQA"
@@ -66,21 +71,47 @@ def measure(
     memory_gb: float,
     bandwidth_gb_per_s: float,
     tflops: float,
+    mesh: str,
+    gather: str,
 ) -> dict[str, Any]:
     """A row a model, after `length` tokens, and one more for it with multi-head attention where it has multi-query.
 
-    `bytes` is the size of a weight and of a number of the cache. `said` hears of each model that is counted.
+    `bytes` is the size of a weight and of a number of the cache. `said` hears of each model that is counted. With a
+    `mesh`, a row also has what each of its devices keeps in training. Raises UserError for a mesh that does not divide
+    a model.
     """
     refuse_beyond_positions("length", length)
+    sizes = _sizes(mesh, gather)
     machine = Machine(memory_gb * GB, bandwidth_gb_per_s * GB, tflops * 1e12)
     rows = []
     for sized in models:
         model = sized.built(vocab_size)
         said(f"{sized.name} {sized.words}")
-        rows += _rows(sized, model, machine, length, batch, vocab_size, bytes)
+        first, *others = _rows(sized, model, machine, length, batch, vocab_size, bytes)
+        rows += [first | _on_a_device(model, sizes, gather), *others]
     shown = {"length": length, "batch": batch, "vocab_size": vocab_size, "bytes_of_a_number": bytes}
     limits = {"memory_gb": memory_gb, "bandwidth_gb_per_s": bandwidth_gb_per_s, "tflops": tflops}
     return {**shown, **limits, "machine_flops_per_byte": machine.flops / machine.bandwidth, "rows": rows}
+
+
+def _sizes(mesh: str, gather: str) -> Sizes | None:
+    """The sizes of a mesh as it is typed; raises UserError for what is none."""
+    if gather not in GATHERS:
+        raise UserError(f"gather={gather}; allowed: {', '.join(GATHERS)}")
+    try:
+        return sizes_of(yaml.safe_load(mesh))
+    except (ValueError, TypeError, yaml.YAMLError) as error:
+        raise UserError(
+            f"mesh={mesh}; allowed: auto, or devices of both axes, such as 'mesh={{data: 4, model: 2}}'"
+        ) from error
+
+
+def _on_a_device(model: LanguageModel, sizes: Sizes | None, gather: str) -> dict[str, Any]:
+    """What a device of a mesh keeps in training; nothing without a mesh."""
+    if sizes is None:
+        return {}
+    found = memory.of_model(model, sizes, gather)._asdict()
+    return {f"{name}_on_a_device_bytes": size for name, size in found.items()}
 
 
 def _rows(

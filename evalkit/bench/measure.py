@@ -75,6 +75,12 @@ TABLES: Sequence[Columns] = (
         "attention_flops_per_byte": ("attention, FLOP a byte", "{:g}".format),
         "window_small_below": ("small window", "{:,}".format),
     },
+    {
+        "parameters_on_a_device_bytes": ("parameters on a device, MiB", _mebibytes),
+        "optimizer_on_a_device_bytes": ("optimiser, MiB", _mebibytes),
+        "gathered_on_a_device_bytes": ("gathered in a step, MiB", _mebibytes),
+        "gradient_on_a_device_bytes": ("gradient, MiB", _mebibytes),
+    },
 )
 """A bench shows the tables of which its rows have a number, each after the names of the row."""
 

@@ -27,7 +27,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     | {"patience": 5},
     # The paper's training length and its TPU-v3 (table 3). It names no vocabulary; 32,000 is usual for its tokenizer.
     "cost": {"length": 2048, "batch": 16, "vocab_size": 32000, "bytes": 2}
-    | {"memory_gb": 32.0, "bandwidth_gb_per_s": 900.0, "tflops": 123.0},
+    | {"memory_gb": 32.0, "bandwidth_gb_per_s": 900.0, "tflops": 123.0, "mesh": "auto", "gather": "step"},
     # Figure 4's own.
     "decode": {"prefill": [0, 4096], "tokens": [128, 256, 512, 1024, 2048, 4096], "batch": 16, "vocab_size": 32000}
     | {"repeats": 3, "out": "runs/bench/decode"},
@@ -99,5 +99,5 @@ READERS: Mapping[type, tuple[Callable[[str], Any], str]] = {
     int: (_whole, "a whole number, 1 or more"),
     float: (_positive, "a number above 0"),
     list: (_list, "whole numbers, such as [128,256]"),
-    str: (lambda value: value or None, "a folder"),
+    str: (lambda value: value or None, "a folder, a mesh or a word"),
 }

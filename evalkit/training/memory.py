@@ -1,15 +1,19 @@
 """What training keeps on one device, from the shapes and their division alone: nothing is allocated or compiled."""
 
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+from evalkit.core.contracts import LanguageModel
 from evalkit.core.devices import AXIS, MODEL_AXIS, bytes_of
 from evalkit.training.layouts.sizes import Sizes
-from evalkit.training.mesh_step import MeshStep
+from evalkit.training.mesh_step import MeshStep, layout_of
 from evalkit.training.state import TrainState
 from evalkit.training.trainer import Trainer
+
+FLOAT = 4  # bytes of a parameter, and of each of its two moments
 
 
 class Bytes(NamedTuple):
@@ -43,6 +47,16 @@ def bytes_a_device(trainer: Trainer) -> Bytes:
         gathered=step.layout.gathered_bytes,
         gradient=step.layout.gradient_bytes,
     )
+
+
+def of_model(model: LanguageModel, sizes: Sizes, gather: str) -> Bytes:
+    """Returns what a device of a mesh of these sizes keeps to train a model by AdamW; see `train.gather`.
+
+    Raises UserError for a model that the mesh does not divide.
+    """
+    layout = layout_of(model, sizes, gather, "float32")
+    own = sum(prod(leaf.own) for leaf in layout.leaves)
+    return Bytes(FLOAT * own, 2 * FLOAT * own, layout.gathered_bytes, layout.gradient_bytes)
 
 
 def _own(state: TrainState, specs: TrainState, sizes: Sizes) -> TrainState:

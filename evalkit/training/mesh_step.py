@@ -27,9 +27,7 @@ class MeshStep(Step):
     def __init__(self, feed: Feed, scored: int | None, model: LanguageModel, training: Training, sizes: Sizes):
         _refuse_whole(training)
         super().__init__(feed, scored, _share(model) if sizes.model > 1 else model, training)
-        params = jax.eval_shape(model.init, jax.random.key(0))
-        make = LayerwiseLayout if training.gather == "layer" else MeshLayout
-        self.layout: MeshLayout = make(params, model.decay_mask(params), sizes, training.parameter_dtype)
+        self.layout: MeshLayout = layout_of(model, sizes, training.gather, training.parameter_dtype)
 
     def fresh(self, params: Params) -> Any:
         """The optimiser's first state, its moments as the model has parameters."""
@@ -54,6 +52,13 @@ class MeshStep(Step):
 
     def _is_params(self, node: Any) -> bool:
         return jax.tree.structure(node) == self.layout.structure
+
+
+def layout_of(model: LanguageModel, sizes: Sizes, gather: str, dtype: str) -> MeshLayout:
+    """Where the parameters of `model` lie on a mesh; see `train.gather` and `train.parameter_dtype`."""
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    make = LayerwiseLayout if gather == "layer" else MeshLayout
+    return make(params, model.decay_mask(params), sizes, dtype)
 
 
 def _refuse_whole(training: Training) -> None:

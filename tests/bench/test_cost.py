@@ -149,3 +149,21 @@ def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.
     assert main(["bench", "cost", *arguments]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and words in said[0]
+
+
+def test_a_device_of_a_mesh_is_told_what_training_keeps_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeRO divides all, Megatron what is no embedding, norm or map of keys and values."""
+    said: list[str] = []
+    monkeypatch.setattr("builtins.print", lambda text, **_: said.append(text))
+    for data, model in ((8, 1), (4, 2)):
+        assert (
+            main(["bench", "cost", "model=hawk", *SHORT, f"mesh={{data: {data}, model: {model}}}", "format=json"]) == 0
+        )
+    zero, both = (json.loads(line)["rows"][0] for line in said)
+    width, *_ = TABLE_2["100m"]
+    whole = 4 * 32000 * width + 4 * (6 + 1) * width
+    assert zero["parameters_on_a_device_bytes"] == zero["parameters"] * 4 // 8
+    assert zero["optimizer_on_a_device_bytes"] == 2 * zero["parameters_on_a_device_bytes"]
+    assert zero["gathered_on_a_device_bytes"] == zero["gradient_on_a_device_bytes"] == zero["parameters"] * 4
+    assert both["gathered_on_a_device_bytes"] == whole + (both["parameters"] * 4 - whole) // 2
+    assert both["parameters_on_a_device_bytes"] == both["gathered_on_a_device_bytes"] // 4
