@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from evalkit.core.errors import writing
 from evalkit.core.tidy import as_csv
+from evalkit.models.layers.modules import CausalConv1D, Linear
 from evalkit.models.mixers.lru import LRU
 from evalkit.models.mixers.mingru import MinGRUBlock
 from evalkit.models.mixers.rglru import RGLRU, C
@@ -64,8 +65,8 @@ def lru_to_the_c(a: float) -> Gate:
 def mingru(a: float) -> Gate:
     """The minGRU, a GRU whose gate does not see the state: `α = 1 − r` and `β = r`; it has no a."""
     block = MinGRUBlock(1, width_rnn=RATES.size, rngs=nnx.Rngs(0))
-    block.gate.bias[...] = _logit(RATES)
-    block.candidate.bias[...] = jnp.full(RATES.shape, 0.5)  # g of it is 1
+    _shift(block.gate, _logit(RATES))
+    _shift(block.candidate, jnp.full(RATES.shape, 0.5))  # g of it is 1
     return _of_decays(block.decays(jnp.zeros((1, 1, 1))))
 
 
@@ -75,8 +76,8 @@ def mamba(a: float) -> Gate:
     block = S6Block(size, expand=1, states=1, step_rank=1, rngs=nnx.Rngs(0))
     for each in (block.input, block.step):
         each.kernel[...] *= 0
-    block.conv.bias[...] = jnp.full((size,), ONE_OF_SILU)
-    block.step.bias[...] = _logit(RATES)
+    _shift(block.conv, jnp.full((size,), ONE_OF_SILU))
+    _shift(block.step, _logit(RATES))
     block.select.kernel[...] = jnp.full((size, 3), 1 / size)
     block.log_rate[...] = jnp.full((size,), np.log(a))
     return _of_decays(block.decays(jnp.zeros((1, 1, size))))
@@ -135,6 +136,11 @@ def _figure(found: Mapping[tuple[str, float], Gate]) -> Figure:
 
 def _logit(p: float | np.ndarray) -> jax.Array:
     return jnp.asarray(np.log(p) - np.log1p(-np.asarray(p)), jnp.float32)
+
+
+def _shift(layer: Linear | CausalConv1D, bias: jax.Array) -> None:
+    assert layer.bias is not None
+    layer.bias[...] = bias
 
 
 def _of_unit(unit: RGLRU | LRU) -> Gate:

@@ -57,6 +57,8 @@ def test_cache_bytes_are_those_of_the_cache_that_comes_out(name: str) -> None:
         tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
         _, kept = jax.eval_shape(partial(model.apply, positions=None), params, tokens, cache=given)
         assert model.cache_bytes(batch, length) == bytes_of(kept)
+    arrays = jax.tree.leaves(model.init_cache(3, 40))
+    assert model.cache_bytes(3, 40) == sum(array.nbytes for array in arrays)  # what is allocated
 
 
 def test_the_size_of_a_state_says_what_grows_with_the_length() -> None:
