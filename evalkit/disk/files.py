@@ -3,6 +3,7 @@
 import os
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 UNFINISHED = ".new"
 
@@ -22,8 +23,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     if path.exists() and not path.is_file():  # a pipe or a terminal, such as /dev/stdout
         path.write_bytes(data)
         return
-    # A name of the process's own, as several may write into one folder of caches.
-    new = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
+    # A name of its own, as several may write into one folder of caches: processes, or containers that count alike.
+    new = path.with_name(f".{path.name}.{uuid4().hex}{UNFINISHED}")
     try:
         with new.open("wb") as file:
             file.write(data)

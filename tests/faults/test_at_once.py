@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from evalkit.__main__ import main
+from evalkit.disk.files import write_whole
 from evalkit.session import run
 from evalkit.session.lock import alone
 from evalkit.tasks.text import corpus
@@ -108,3 +109,15 @@ def test_of_two_processes_that_chose_one_folder_the_second_is_told_so(tmp_path: 
     with alone(tmp_path / "run"):
         other = subprocess.run(command, env=tiny.environment(), capture_output=True, text=True, check=False)
     assert "UserError: another process works on" in other.stderr.splitlines()[-1]
+
+
+def test_processes_with_one_number_write_to_places_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of two containers that share a folder of caches."""
+    places = []
+    monkeypatch.setattr("os.getpid", lambda: 7)
+    monkeypatch.setattr(Path, "replace", lambda self, _: places.append(self.name))
+    for text in ("one", "other"):
+        write_whole(tmp_path / "tokens.json", text)
+    assert len({*places}) == 2
