@@ -27,9 +27,6 @@ NAMES: Columns = {
     "dtype": ("dtype", str),
     "pass": ("pass", str),
     "model": ("model", str),
-    "gate": ("gate", str),
-    "a": ("a", "{:g}".format),
-    "r": ("r", "{:g}".format),
     "settings": ("", str),
     "attention": ("attention", str),
     "length": ("length", "{:,}".format),
@@ -38,7 +35,6 @@ NAMES: Columns = {
     "batch": ("batch", "{:,}".format),
 }
 TABLES: Sequence[Columns] = (
-    {"keeps": ("α, kept of the state", "{:.4f}".format), "enters": ("β, let in of the input", "{:.4f}".format)},
     {
         "ms": ("ms", "{:.3g}".format),
         "gb_per_s": ("GB/s", "{:.3g}".format),
@@ -107,9 +103,9 @@ def measure(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tupl
 
 
 def _alone(what: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    from evalkit.bench import gates, matrix_state, recurrence
+    from evalkit.bench import matrix_state, recurrence
 
-    return {"scan": recurrence.measure, "state": matrix_state.measure, "gates": gates.measure}[what](**own)
+    return (recurrence.measure if what == "scan" else matrix_state.measure)(**own)
 
 
 def _of_models(what: str, own: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ PURPOSE = {
     "scan": "the recurrence alone, by every implementation, against a copy",
     "state": "the matrix-state recurrence, by chunks and by a loop",
     "cost": "nothing is timed: what models keep and compute a token, and which limit of a machine that meets",
-    "gates": "nothing is timed: what four gates keep of the state and let in of the input (fig. 7)",
     "decode": "seconds to decode after a prefill (fig. 4), beside equation 5 and this machine's limits",
     "throughput": "tokens a second at the largest batch that fits (fig. 1b), beside the same",
 }
@@ -29,7 +28,6 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     # The paper's training length and its TPU-v3 (table 3). It names no vocabulary; 32,000 is usual for its tokenizer.
     "cost": {"length": 2048, "batch": 16, "vocab_size": 32000, "bytes": 2}
     | {"memory_gb": 32.0, "bandwidth_gb_per_s": 900.0, "tflops": 123.0, "mesh": "auto", "gather": "step"},
-    "gates": {"out": "runs/bench/gates"},
     # Figure 4's own.
     "decode": {"prefill": [0, 4096], "tokens": [128, 256, 512, 1024, 2048, 4096], "batch": 16, "vocab_size": 32000}
     | {"repeats": 3, "out": "runs/bench/decode"},
@@ -38,7 +36,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     | {"repeats": 3, "out": "runs/bench/throughput"},
 }
 # The benches of an operation alone, which no experiment sets, and those of models without a task.
-ALONE, OF_MODELS = ("scan", "state", "gates"), ("cost", "decode", "throughput")
+ALONE, OF_MODELS = ("scan", "state"), ("cost", "decode", "throughput")
 # Settings that may be 0: an empty prefill.
 FROM_0 = ("prefill",)
 

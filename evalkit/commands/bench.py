@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = Page(
         "bench",
         f"Measure, and say on what machine.\n\n{what}\n\n"
-        "Every other key=value is the experiment's, of which scan, state and gates have none; cost, decode\n"
+        "Every other key=value is the experiment's, of which scan and state have none; cost, decode\n"
         "and throughput take model= and scale=, several with commas between them.\n"
         "kernel=NAME chooses the implementation of the recurrence that train measures.\n"
         "format=json ends with one JSON object.",

@@ -1,7 +1,8 @@
 """Text to tokens and back: what a tokenizer must do here, the one that needs no file, and those that are one."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -129,25 +130,26 @@ class TokenizerJson:
             from tokenizers import Tokenizer as Fast
         except ImportError as error:
             raise ValueError(f"{path.name} needs the package tokenizers; pip install tokenizers") from error
-        try:
+        self._file = path.name
+        with _readable(self._file):
             self._fast = Fast.from_file(str(path))
             self.name = _name_of("tokenizers", path)
-        except Exception as error:  # tokenizers raises a bare Exception
-            raise ValueError(f"{path.name} cannot be read ({error}); download it again") from error
-        self._fast.no_truncation()
-        self._fast.no_padding()
-        begun = self._fast.encode("", add_special_tokens=True).ids
+            self._fast.no_truncation()
+            self._fast.no_padding()
+            begun = self._fast.encode("", add_special_tokens=True).ids
         self.bos: int | None = begun[0] if begun and begun[0] != eos else None
         self.eos = eos
         self.vocab_size: int = self._fast.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of `text`."""
-        return self._fast.encode(text, add_special_tokens=False).ids
+        with _readable(self._file):
+            return self._fast.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of `tokens`, special ones left out."""
-        return self._fast.decode(list(tokens), skip_special_tokens=True)
+        with _readable(self._file):
+            return self._fast.decode(list(tokens), skip_special_tokens=True)
 
 
 class SentencePiece:
@@ -192,6 +194,18 @@ def from_file(path: str | None) -> Tokenizer:
     if not file.is_file():
         raise ValueError(f"tokenizer={path} is no file; give one that is there, or null for bytes")
     return TokenizerJson(file) if file.suffix == ".json" else SentencePiece(file)
+
+
+@contextmanager
+def _readable(file: str) -> Iterator[None]:
+    """Makes what tokenizers raises a ValueError that names the file: a bare Exception, or a panic of its Rust."""
+    try:
+        yield
+    except BaseException as error:
+        # A panic is no Exception and has no name to import; Ctrl-C and its like go on.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{file} cannot be read ({error}); download it again") from error
 
 
 def _name_of(kind: str, path: Path) -> str:

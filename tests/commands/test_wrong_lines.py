@@ -288,7 +288,7 @@ bench cost model=mamba scale=1b
 bench cost model=hawk scale=2b
 bench cost model=hawk mesh=eight
 bench cost model=hawk gather=never
-bench cost model=hawk 'mesh={data: 1, model: 5}'
+bench cost model=hawk 'mesh={{data: 1, model: 5}}'
 {G} scale=2b
 task=induction_heads model=mamba scale=1b
 {G} model.depth=0

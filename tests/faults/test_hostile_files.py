@@ -22,6 +22,7 @@ from evalkit.disk import sums
 from evalkit.models.formats import released
 from evalkit.models.formats.safetensors import SafeTensors
 from evalkit.tasks.text.documents import read as read_texts
+from evalkit.tasks.text.tokenizers import TokenizerJson
 from support import hostile, tiny
 from support.hostile import READERS
 
@@ -33,6 +34,8 @@ MANY = {"orbax": 400, "configuration": 600, "rows": 1000, "packed_rows": 1000, "
 NEEDED = {"tokenizer_json": "tokenizers", "tokenizer_model": "sentencepiece"}
 
 
+# TensorStore reads on in an event loop that ended when another part of the checkpoint could not be read.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_file_is_read_or_is_one_line(name: str) -> None:
     if name in NEEDED:
@@ -141,6 +144,18 @@ def test_a_record_that_unpacks_to_gibibytes_is_refused(tmp_path: Path, monkeypat
     monkeypatch.setattr("evalkit.core.rows.LARGEST_RECORD", 2**20)
     (tmp_path / "metrics.jsonl.gz").write_bytes(gzip.compress(bytes(2**24)))
     one_line(lambda: read(tmp_path), "unpacks to more than 1,048,576 bytes")
+
+
+def test_a_tokenizer_whose_beginning_is_not_in_it_is_one_line(tmp_path: Path) -> None:
+    """Its library's Rust panics over that, which is no Exception."""
+    fast = pytest.importorskip("tokenizers")
+    known = fast.Tokenizer(fast.models.WordLevel({"a": 0, "<bos>": 1}, unk_token="a"))
+    template = fast.processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    known.post_processor = template
+    content = json.loads(known.to_str())
+    content["post_processor"]["special_tokens"] = {}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    one_line(lambda: TokenizerJson(tmp_path / "tokenizer.json"), "tokenizer.json cannot be read")
 
 
 ENCODINGS = ("utf-16", "utf-32", "latin-1", "cp1252", "shift_jis", "utf-16-le")

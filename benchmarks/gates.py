@@ -1,9 +1,12 @@
-"""`bench gates` (fig. 7): how much of its state each gate keeps, and how much of its input it lets in.
+"""Draws figure 7: how much of its state each gate keeps, and how much of its input it lets in.
+
+    python benchmarks/gates.py docs/results/gates
 
 Nothing is timed. One step is `h_t = α(r) h_{t-1} + β(r) x_t`, and α and β are read off the modules themselves. They
 have a channel for each r, whose gate before its sigmoid is the logit of r, and whose weights are zero.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,14 +19,12 @@ from flax import nnx
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from evalkit.core.errors import writing
 from evalkit.core.tidy import as_csv
 from evalkit.models.layers.modules import CausalConv1D, Linear
 from evalkit.models.mixers.lru import LRU
 from evalkit.models.mixers.mingru import MinGRUBlock
 from evalkit.models.mixers.rglru import RGLRU, C
 from evalkit.models.mixers.s6 import S6Block
-from evalkit.record.files import write_text
 from evalkit.reports.canvas import GRID, STYLE
 from evalkit.reports.curves import COLOURS, save
 
@@ -92,21 +93,21 @@ GATES: Mapping[str, Callable[[float], Gate]] = {
 }
 
 
-def measure(out: str) -> dict[str, Any]:
-    """A row for each gate, a and r, and the figure, in the folder `out`; raises UserError if it cannot be written."""
-    found = {(name, a): gate(a) for name, gate in GATES.items() for a in DECAYS}
-    rows = [
+def rows_of(found: Mapping[tuple[str, float], Gate]) -> list[dict[str, Any]]:
+    """A row for each gate, a and r."""
+    return [
         {"gate": name, "a": a, "r": float(r), "keeps": float(keeps), "enters": float(enters)}
         for (name, a), gate in found.items()
         for r, keeps, enters in zip(RATES, gate.keeps, gate.enters, strict=True)
     ]
-    folder = Path(out)
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+
+
+def main(folder: Path) -> None:
+    """Writes the rows and the figure."""
+    found = {(name, a): gate(a) for name, gate in GATES.items() for a in DECAYS}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rows.csv").write_text(as_csv(rows_of(found)), encoding="utf-8")
     save(_figure(found), folder / "gates.png")
-    write_text(folder / "rows.csv", as_csv(rows))
-    shown = [row for row in rows if row["r"] in (0.25, 0.5, 0.75)]
-    return {"rows": shown, "wrote": f"{folder}: gates.png, rows.csv"}
 
 
 def _figure(found: Mapping[tuple[str, float], Gate]) -> Figure:
@@ -155,3 +156,7 @@ def _of_decays(found: Sequence[jax.Array]) -> Gate:
     """The same of a block that says its decays −log α, and the states after one step from nothing."""
     delta, states = found
     return Gate(np.exp(-np.asarray(delta[0, 0])), np.asarray(states[0, 0]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
