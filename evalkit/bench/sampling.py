@@ -63,7 +63,7 @@ class Record:
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
         self.file = folder / "measured.jsonl"
         settings = {**settings, "jax": jax.__version__, "devices": jax.device_count(), "cores": cores()}
-        lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.is_file() else []
+        lines = self.file.read_text("utf-8", errors="replace").splitlines() if self.file.is_file() else []
         found = list(_whole(lines))  # a line that was cut short is measured again
         for name, value in settings.items():
             if found and found[0].get(name) != value:
@@ -88,7 +88,8 @@ def _whole(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The lines that are whole."""
     for line in lines:
         with suppress(json.JSONDecodeError):
-            yield json.loads(line)
+            if isinstance(found := json.loads(line), dict):
+                yield found
 
 
 def timed(models: Sequence[Sized], vocab_size: int) -> list[Timed]:

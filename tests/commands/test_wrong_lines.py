@@ -287,6 +287,7 @@ bench cost model=hawk task=books
 bench cost model=mamba scale=1b
 bench cost model=hawk scale=2b
 bench cost model=hawk mesh=eight
+bench cost model=hawk 'mesh={{data: 1.5, model: 2}}'
 bench cost model=hawk gather=never
 bench cost model=hawk 'mesh={{data: 1, model: 5}}'
 {G} scale=2b

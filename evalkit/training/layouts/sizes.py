@@ -25,7 +25,11 @@ def sizes_of(setting: Setting) -> Sizes | None:
     """Returns the sizes that `mesh` names, None for `auto`; raises ValueError for what names none."""
     if setting == AUTO:
         return None
-    if isinstance(setting, str) or set(setting) != set(Sizes._fields) or min(setting.values()) < 1:
+    if (
+        isinstance(setting, str)
+        or set(setting) != set(Sizes._fields)
+        or any(type(size) is not int or size < 1 for size in setting.values())
+    ):
         shown = setting if isinstance(setting, str) else dict(setting)
         raise ValueError(f"mesh={shown}; allowed: auto, or devices of both axes, such as 'mesh={{data: 4, model: 2}}'")
     return Sizes(**setting)
