@@ -1,10 +1,7 @@
 """The scan over a time-sharded array is the scan over the whole of it, on 4 CPU devices of a process of its own."""
 
 import itertools
-import json
 import re
-import subprocess
-import sys
 from functools import lru_cache, partial
 
 import jax
@@ -164,16 +161,7 @@ print(json.dumps([errors, test_sharded.exchanged()]))
     scope="module", params=["each layout", pytest.param("every case", marks=pytest.mark.exhaustive)], ids=str
 )
 def measured(request: pytest.FixtureRequest) -> Measured:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM, request.param],
-        capture_output=True,
-        text=True,
-        cwd=tiny.ROOT,
-        env=tiny.environment(),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    errors, sizes = json.loads(done.stdout)
+    errors, sizes = tiny.told_by(PROGRAM, request.param)
     assert len(errors) == len(cases(request.param == "every case")) + 1
     return errors, sizes
 

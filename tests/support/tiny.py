@@ -65,6 +65,20 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": " ".join(flags)}
 
 
+def told_by(program: str, *words: str) -> Any:
+    """What a program, in a process of its own with these words, tells as JSON in its last line."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def command(*arguments: str) -> list[str]:
     """The command line of evalkit."""
     return [sys.executable, "-m", "evalkit", *arguments]

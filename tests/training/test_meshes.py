@@ -3,10 +3,7 @@
 What needs eight devices is measured by a process of its own, in which CPU devices stand in for accelerators.
 """
 
-import json
 import re
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from contextlib import closing
@@ -178,16 +175,7 @@ print(json.dumps(test_meshes.measured_all(sys.argv[2]) if sys.argv[1] == "all" e
 
 @cache
 def measured(*words: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
-        capture_output=True,
-        text=True,
-        cwd=tiny.ROOT,
-        env=tiny.environment(),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return tiny.told_by(PROGRAM, *words)
 
 
 def apart(found: list[float], wanted: list[float]) -> float:
