@@ -26,10 +26,10 @@ from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.saved import from_file
 from evalkit.core import devices, tidy
 from evalkit.core.errors import UserError
+from evalkit.processes.interrupt import STOPPED
 from evalkit.reports import comparison
 from evalkit.reports.pooling import find_runs
 from evalkit.session import run as session
-from evalkit.training.interrupt import STOPPED
 
 Folder = str | os.PathLike[str]
 """A folder; a `Run` is one too."""

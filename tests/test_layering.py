@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # A room imports rooms on lower floors alone: never upward, never one on its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("evalkit.disk",),
+    ("evalkit.disk", "evalkit.processes"),
     ("evalkit.kernels", "evalkit.tasks", "evalkit.tasks.text"),
     ("evalkit.models.layers", "evalkit.tasks.mad"),
     ("evalkit.models.mixers",),

@@ -29,9 +29,13 @@ def main(arguments: Sequence[str]) -> int:
 def existing(folder: str, overrides: Sequence[str]) -> int:
     """Goes on with the run in `folder`, with `overrides` of what may change."""
     path = run_folder(folder, "resume")
-    from evalkit.session import run
+    from evalkit.configuration.composition import value_of
+    from evalkit.training import connection
 
-    return run.resume(path, list(overrides))
+    with connection.connected(value_of(overrides, "distributed", False)):
+        from evalkit.session import run
+
+        return run.resume(path, list(overrides))
 
 
 def changeable() -> Sequence[str]:

@@ -67,6 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     if flags.cfg is not None:
         return _show(flags)
     _refuse_dry_run(overrides)
+    _refuse_distributed(overrides, flags.multirun)
     if flags.multirun:
         if _is_whole_experiment(overrides):
             one = "" if _is_suite(overrides) else ", or give a model= as well"
@@ -146,17 +147,24 @@ def _show_existing(flags: argparse.Namespace, folder: Path, allowed: Sequence[st
 
 def _run(overrides: Sequence[str]) -> int:
     """One run: composed once, built once."""
+    from evalkit.configuration.composition import plain
     from evalkit.configuration.experiment import compose, prepared, refuse_used
     from evalkit.core import devices
+    from evalkit.processes import peers
+    from evalkit.training import connection
 
     composed = compose(overrides)
     _refuse_without_effect(overrides)
-    refuse_used(composed.folder)
     devices.use_every_core()
-    experiment = prepared(composed)
-    from evalkit.session import run
+    with connection.connected(plain(composed.config)["distributed"]):
+        # By the clock of the first process, which is the one that may find a run there.
+        folder = Path(peers.agreed(str(composed.folder.absolute())))
+        if peers.first():
+            refuse_used(folder)
+        experiment = prepared(composed)
+        from evalkit.session import run
 
-    return run.start(experiment, composed.folder.absolute())
+        return run.start(experiment, folder)
 
 
 def _is_whole_experiment(overrides: Sequence[str]) -> bool:
@@ -182,6 +190,13 @@ def _refuse_dry_run(overrides: Sequence[str]) -> None:
     asked = [text for text in overrides if text.lstrip("+").startswith("dry_run=")]
     if asked and not _is_whole_experiment(overrides):
         raise UserError(f"{asked[0]} lists the runs of experiment=…; --cfg job shows the settings of one run")
+
+
+def _refuse_distributed(overrides: Sequence[str], multirun: bool) -> None:
+    """Raises UserError for `distributed=` of anything but one run that trains."""
+    asked = [text for text in overrides if text.partition("=")[0] == "distributed" and not text.endswith("=false")]
+    if asked and (multirun or _is_whole_experiment(overrides) or "checkpoint" in _named(overrides)):
+        raise UserError(f"{asked[0]}: several processes train one model together; give one run, with task= and model=")
 
 
 def _refuse_without_effect(overrides: Sequence[str]) -> None:

@@ -71,9 +71,9 @@ def job(config: Any, typed: list[str]) -> "Ended":
 
     from evalkit.configuration.experiment import experiment
     from evalkit.core import devices
+    from evalkit.processes.interrupt import STOPPED
     from evalkit.session import run
     from evalkit.session.sweeps import Ended
-    from evalkit.training.interrupt import STOPPED
 
     sys.orig_argv = typed
     devices.use_every_core()

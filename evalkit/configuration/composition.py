@@ -110,6 +110,12 @@ def typed(overrides: Sequence[str]) -> list[str]:
     return [override.key_or_group for override in parse(overrides)]
 
 
+def value_of(overrides: Sequence[str], key: str, default: Any) -> Any:
+    """What these words set `key` to, the last of them; else the default."""
+    given = [override.value() for override in parse(overrides) if override.key_or_group == key]
+    return given[-1] if given else default
+
+
 def trusted(overrides: Sequence[str]) -> list[str]:
     """The packages whose code the user named: by `allow_targets=`, and in the YAML of a folder of their own."""
     named: list[str] = []

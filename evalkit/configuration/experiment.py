@@ -23,6 +23,7 @@ from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import record_file
 from evalkit.record.tracking import WandbSettings
 from evalkit.tasks.text import Text
+from evalkit.training import connection
 from evalkit.training.layouts.sizes import sizes_of
 from evalkit.training.passing import check_bounded
 from evalkit.training.settings import Training
@@ -48,6 +49,8 @@ class Experiment:
       matmul_precision: how exact products of float32 are on an accelerator: `default`, `high` or `highest`.
       mesh: devices that train one model, such as `{data: 4, model: 2}`: `data` share a batch and `model` each layer;
         `auto`: every device has all of a layer.
+      distributed: one of several processes of a run: `true` where JAX finds the others, or
+        `{coordinator: HOST:PORT, count: 2, index: 0}`.
       format: `json` ends the output with one line, a JSON object; or `text`.
       quiet: whether the console shows nothing but errors, and the line of `format=json`.
       preset: the size, one of the choices above.
@@ -83,6 +86,7 @@ class Experiment:
     parameters: str
     matmul_precision: str
     mesh: str | dict[str, int]
+    distributed: bool | dict[str, str | int]
     format: str
     quiet: bool
     allow_targets: Sequence[str]
@@ -97,6 +101,7 @@ class Experiment:
             )
         one_of(self, "matmul_precision", PRECISIONS)
         one_of(self, "format", FORMATS)
+        connection.check(self.distributed)
         if sizes_of(self.mesh) is None and self.train is not None and self.train.gather == "layer":
             raise ValueError("train.gather=layer is of a mesh; give one, such as 'mesh={data: 4, model: 1}'")
         one_of(self, "dtype", DTYPES)

@@ -27,7 +27,7 @@ from evalkit.core.errors import UserError, first_line
 from evalkit.disk.files import write_whole
 from evalkit.record.moved import renamed
 
-RESUMABLE = ("wandb", "eval", "train.steps", "mesh", "format", "quiet", ALLOW)
+RESUMABLE = ("wandb", "eval", "train.steps", "mesh", "distributed", "format", "quiet", ALLOW)
 EVALUABLE = ("eval", "task", "data", "wandb", "format", "quiet", "parameters", ALLOW)
 """What may be changed of a run that goes on, and of one that is evaluated again."""
 
@@ -49,6 +49,7 @@ LATER: Mapping[str, Any] = {
     ALLOW: [],
     "parameters": "average",
     "mesh": "auto",
+    "distributed": False,
 }
 """Those that the configurations of older runs lack, with what they stood for."""
 
@@ -93,6 +94,7 @@ def _changed(config: DictConfig, overrides: Sequence[str], allowed: Sequence[str
     parsed = [o for o in composition.parse([t for t in overrides if t not in search]) if o.key_or_group != ALLOW]
     changes = [o for o in parsed if o.key_or_group not in choices or o.value() != choices[o.key_or_group]]
     trained_on = composition.plain(config.task)
+    config.distributed = False  # how processes were started says nothing about how they are now
     for override in changes:
         if override.is_hydra_override():
             raise UserError(f"{override.input_line} is of a new run; this one has its folder: leave it out")

@@ -215,7 +215,9 @@ def _is_plain(annotation: Any) -> bool:
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return any(map(_is_plain, arguments))
-    return len(arguments) == 2 and arguments[1] in SIMPLE and issubclass(typing.get_origin(annotation) or int, Mapping)
+    if len(arguments) != 2 or not issubclass(typing.get_origin(annotation) or int, Mapping):
+        return False
+    return all(each in SIMPLE for each in typing.get_args(arguments[1]) or (arguments[1],))
 
 
 def describe(annotation: Any) -> str:

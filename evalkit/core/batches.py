@@ -16,6 +16,7 @@ from evalkit.core import streams
 from evalkit.core.contracts import AnyTask, Feed, Illustration, Judged, Ordinary, Recalls, Task
 from evalkit.core.errors import UserError
 from evalkit.core.network import Refused, Silent, ask_hub
+from evalkit.processes import peers
 from evalkit.tasks import Example
 from evalkit.tasks.text import Text
 from evalkit.tasks.text.corpus import Span, Window
@@ -50,7 +51,9 @@ class Drawn(Feed):
         self.task = task
         self.judged = task.judged if isinstance(task, Judged) else task
 
-    def load(self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int) -> tuple[()]:
+    def load(
+        self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: slice = slice(None)
+    ) -> tuple[()]:
         return ()
 
     def shapes(self, seeds: int, steps: int, batch: int, length: int) -> tuple[()]:
@@ -65,8 +68,9 @@ class Drawn(Feed):
         batch: int,
         length: int,
         shortest: int | None = None,
+        shards: int = 1,
     ) -> Example:
-        return streams.train_batch(self.task, seed, step, batch, length, shortest)
+        return streams.train_batch(self.task, seed, step, batch, length, shortest, shards)
 
     def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
         return streams.held_out_batch(self.judged, stream, first, batch, length)
@@ -152,19 +156,22 @@ class _OfText(Feed):
 class Read(_OfText):
     """A text: windows are read on the host."""
 
-    def load(self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int) -> Example:
-        """The windows of every seed and step; without positions where no document begins within any of them.
+    def load(
+        self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: slice = slice(None)
+    ) -> Example:
+        """The windows of every seed and step; without positions where no document begins within any process's.
 
         Leaving positions out skips the masks, a sixth of MQA's step.
         """
         numbers = range(int(first), int(first) + steps)
         found = _stacked(
             [
-                _stacked([_example_of(self.task.windows(int(seed), number, batch, length)) for number in numbers])
+                _stacked([_example_of(self.task.windows(int(seed), number, batch, length, rows)) for number in numbers])
                 for seed in seeds
             ]
         )
-        return found if (np.asarray(found.positions)[..., 1:] == 0).any() else found._replace(positions=None)
+        begun = (np.asarray(found.positions)[..., 1:] == 0).any()
+        return found if peers.largest(int(begun)) else found._replace(positions=None)
 
     def shapes(self, seeds: int, steps: int, batch: int, length: int) -> Example:
         """As windows are in which no document begins."""
@@ -181,6 +188,7 @@ class Read(_OfText):
         batch: int,
         length: int,
         shortest: int | None = None,
+        shards: int = 1,
     ) -> Example:
         return jax.tree.map(lambda leaf: leaf[index], loaded)
 

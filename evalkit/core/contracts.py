@@ -131,10 +131,13 @@ class Feed:
     `feed_of(task)` makes one. This base class is the feed of a task that no model is trained on.
     """
 
-    def load(self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int) -> Any:
+    def load(
+        self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: slice = slice(None)
+    ) -> Any:
         """What the program needs for steps `first`, … of each seed `[s, steps, b, …]`: arrays, or nothing.
 
-        It is a pure function of the seeds and the steps, so that a resumed run needs only its step.
+        It is a pure function of the seeds and the steps, so that a resumed run needs only its step. Of each batch, only
+        the sequences `rows` are read.
         """
         raise ValueError(UNTRAINED)
 
@@ -151,10 +154,12 @@ class Feed:
         batch: int,
         length: int,
         shortest: int | None = None,
+        shards: int = 1,
     ) -> Example:
         """Inside the program: the batch `[b, t]` of `step`, the one at `index` of what was `loaded` for a seed.
 
-        With `shortest`, sequences have random lengths from there to `length`, and padding that is not scored.
+        With `shortest`, sequences have random lengths from there to `length`, and padding that is not scored. Of a
+        `batch` that so many `shards` share, this device's sequences are made, and were loaded.
         """
         raise ValueError(UNTRAINED)
 

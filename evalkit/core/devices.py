@@ -64,10 +64,10 @@ def spare_memory() -> None:
 
 
 def mesh_for(*batches: int) -> Mesh:
-    """Returns the largest one-dimensional mesh whose size divides every one of `batches`."""
+    """Returns the largest one-dimensional mesh of this process's devices whose size divides every one of `batches`."""
     count = gcd(*batches)
-    most = max(n for n in range(1, min(count, jax.device_count()) + 1) if count % n == 0)
-    return Mesh(np.asarray(jax.devices()[:most]), (AXIS,))
+    most = max(n for n in range(1, min(count, jax.local_device_count()) + 1) if count % n == 0)
+    return Mesh(np.asarray(jax.local_devices()[:most]), (AXIS,))
 
 
 def mesh_sharing(params: Params, *batches: int) -> Mesh:
@@ -97,7 +97,7 @@ def memory_bytes() -> int:
 
 def accelerator_bytes() -> int:
     """Returns the memory of all accelerators together, 0 without one; call it after `use_every_core`."""
-    stats = [device.memory_stats() for device in jax.devices() if device.platform != "cpu"]
+    stats = [device.memory_stats() for device in jax.local_devices() if device.platform != "cpu"]
     return sum((found or {}).get("bytes_limit", sys.maxsize) for found in stats)
 
 

@@ -10,6 +10,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from evalkit.core.contracts import Cuts, Task
+from evalkit.core.devices import own
 from evalkit.tasks import Example
 
 # Folded into every key: another order would change the data of every run.
@@ -47,16 +48,16 @@ def lengths_between(task: Task, shortest: int, longest: int) -> list[int]:
 
 
 def train_batch(
-    task: Task, seed: ArrayLike, step: ArrayLike, batch: int, length: int, shortest: int | None = None
+    task: Task, seed: ArrayLike, step: ArrayLike, batch: int, length: int, shortest: int | None = None, shards: int = 1
 ) -> Example:
     """Returns the training batch `[b, t]` of one seed at one step; a resumed run draws the same one.
 
     With `shortest`, each sequence has a random length from there to `length`: any of them if the task is one of
     `Cuts`, else one of `lengths_between`. Padding fills the rest, which is never scored. No position before it sees it,
-    so that models need not be told where it is.
+    so that models need not be told where it is. Where `shards` devices share the batch, each draws its own sequences.
     """
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN), step)
-    keys = jax.random.split(key, batch)
+    keys = own(jax.random.split(key, batch), shards)
     if shortest is None:
         return jax.vmap(lambda k: task.sample(k, length))(keys)
     if isinstance(task, Cuts):

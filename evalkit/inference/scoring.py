@@ -221,7 +221,7 @@ class Scorer:
 
     @cached_property
     def _mesh(self) -> Mesh:
-        return mesh_sharing(self.params, jax.device_count())
+        return mesh_sharing(self.params, jax.local_device_count())
 
     @cached_property
     def _placed(self) -> Params:

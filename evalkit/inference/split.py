@@ -58,7 +58,7 @@ def read_split(
     model: LanguageModel, params: Params, example: Example, chunk: int, check_interrupt: Callable[[], None]
 ) -> Iterator[Read]:
     """What a model predicts of examples `[b, t]`, after the parts of all devices each time; all of them make `t`."""
-    mesh = Mesh(np.asarray(jax.devices()), (SEQUENCE,))
+    mesh = Mesh(np.asarray(jax.local_devices()), (SEQUENCE,))
     batch, length = example.tokens.shape
     together = chunk * mesh.size
     padding = -length % together

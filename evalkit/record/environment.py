@@ -16,7 +16,7 @@ PACKAGES = ("griffin-evalkit", "jax", "jaxlib", "flax", "optax", "orbax-checkpoi
 
 def describe(matmul_precision: str) -> dict[str, Any]:
     """Returns the content of `environment.json`."""
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     return {
         "command": command_line(),
         "python": platform.python_version(),
@@ -33,7 +33,7 @@ def describe(matmul_precision: str) -> dict[str, Any]:
 
 def machine(matmul_precision: str) -> str:
     """The device in one line, with what decides how exact its products are."""
-    device = jax.devices()[0].device_kind
+    device = jax.local_devices()[0].device_kind
     return f"{device} × {jax.device_count()} ({cores()} cores), float32 products: {matmul_precision}"
 
 

@@ -16,12 +16,12 @@ from evalkit.configuration.account import completed
 from evalkit.configuration.experiment import Experiment, built
 from evalkit.configuration.saved import EVALUABLE, changed, from_file
 from evalkit.core.errors import UserError
+from evalkit.processes.interrupt import STOPPED
 from evalkit.record.history import pasteable
 from evalkit.reports.comparison import compare
 from evalkit.reports.suite.report import write as write_suite
 from evalkit.session import logs, plan, run, suite
 from evalkit.session.plan import is_finished
-from evalkit.training.interrupt import STOPPED
 
 EVALUATE, STEP, RUN_FOLDER, DRY_RUN = "evaluate=", "step=", "hydra.run.dir=", "dry_run="
 

@@ -4,10 +4,12 @@ import logging
 import time
 from typing import Any
 
+import jax
 import numpy as np
 
 from evalkit.core.rows import Row, value
 from evalkit.evaluations.extrapolation import Extrapolation
+from evalkit.processes import peers
 from evalkit.record.progress import Progress
 from evalkit.session import subjects
 from evalkit.session.session import Session
@@ -42,7 +44,9 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
             while step < stage.stop and not _is_solved(trainer, solved):
                 # One dispatch: the device takes `log_every` steps, data included, before Python hears of them.
                 steps = min(training.log_every - step % training.log_every, stage.stop - step)
-                state, sums = trainer.advance(state, stage, steps)
+                # Of several processes none asks for anything else before all of its devices are there.
+                state, sums = jax.block_until_ready(trainer.advance(state, stage, steps))
+                sums = jax.tree.map(np.asarray, sums)
                 refuse_non_finite(sums, trainer, checkpoints, steps)
                 session.timing.setdefault("first_dispatch", time.perf_counter() - began)
                 step += steps
@@ -54,12 +58,14 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
                 last = step == training.steps
                 if step % training.eval_every == 0 or last:
                     solved = solved + 1 if validate(session, state, step) else 0
+                    solved = int(peers.agreed(str(solved)))
                 # A signal waits for the end of a dispatch, so that the state on disk is one between two steps.
-                stops = last or _is_solved(trainer, solved) or session.watch.received
-                if step % training.checkpoint_every == 0 or stops:
+                asked = session.watch.anywhere()
+                if step % training.checkpoint_every == 0 or last or _is_solved(trainer, solved) or asked:
                     # The length of the record goes with the state: a resumed run deletes the rows after it.
                     checkpoints.save(state, step, {"rows": session.log.sync(), "solved": solved, "tokens": tokens})
-                session.watch.check()
+                if asked:
+                    session.watch.check()
     return state
 
 

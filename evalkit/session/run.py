@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from evalkit.core.contracts import Trained, Verdict
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import Record, offset_after, read, record_file
 from evalkit.core.trust import refuse_elsewhere
+from evalkit.processes import peers
 from evalkit.record import environment, history
 from evalkit.record.files import RESULTS
 from evalkit.record.history import Work, pasteable
@@ -56,6 +57,7 @@ def start(experiment: Experiment, folder: Path) -> int:
 
     Raises BrokenPromise, before anything is written, for a task, a model or an evaluation that does not keep one.
     """
+    experiment = _heard(experiment)
     devices.use_precision(experiment.matmul_precision)
     if experiment.checkpoint is not None:
         opened = subjects.open_checkpoint(experiment)
@@ -67,8 +69,8 @@ def start(experiment: Experiment, folder: Path) -> int:
     began = time.perf_counter()
     state = _fresh(experiment, trainer)
     compilation = time.perf_counter() - began
-    with alone(folder), closing(Checkpoints(folder, trainer.training.keep_every)) as checkpoints:
-        return _trained(experiment, folder, trainer, checkpoints, state, {"compilation": compilation})
+    with peers.room(folder) as own, alone(own), closing(Checkpoints(folder, trainer.training.keep_every)) as kept:
+        return _trained(experiment, own, trainer, kept, state, {"compilation": compilation})
 
 
 def resume(folder: Path, overrides: Sequence[str]) -> int:
@@ -76,19 +78,26 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
 
     More `train.steps` than before train a finished run further. Raises UserError if it cannot go on.
     """
-    experiment = from_file(folder / "config.yaml", overrides, RESUMABLE)
+    experiment = _heard(from_file(folder / "config.yaml", overrides, RESUMABLE))
     refuse_elsewhere(folder, written(experiment.config), typed(overrides))
     devices.use_precision(experiment.matmul_precision)
     if experiment.checkpoint is None and is_archive(folder):
         raise UserError(f"{folder} is an archive, which has no checkpoint to go on from; give the run itself")
-    with alone(folder):
+    with peers.room(folder) as own, alone(own):
         if experiment.checkpoint is not None:
             return _resume_on_checkpoint(experiment, folder, overrides)
         _refuse_less(experiment, folder)
         if (folder / RESULTS).is_file() and not _has_more_steps(experiment, folder):
             _refuse_other_evaluation(experiment, folder, overrides)
             return _say_finished(experiment, folder)
-        return _go_on(experiment, folder)
+        return _go_on(experiment, folder, own)
+
+
+def _heard(experiment: Experiment) -> Experiment:
+    """As this process runs it: of several, only the first one shows anything, and sends it to W&B."""
+    if peers.first():
+        return experiment
+    return replace(experiment, quiet=True, format="text", wandb=replace(experiment.wandb, mode="disabled"))
 
 
 def start_or_resume(experiment: Experiment, folder: Path) -> int:
@@ -219,8 +228,11 @@ def _fresh(experiment: Experiment, trainer: Trainer) -> TrainState:
     return trainer.start(lambda state: hold(experiment, params_of(state, 0, experiment.parameters)))
 
 
-def _go_on(experiment: Experiment, folder: Path) -> int:
-    """Trains from the newest checkpoint, or from the beginning where there is none yet, and evaluates."""
+def _go_on(experiment: Experiment, folder: Path, own: Path) -> int:
+    """Trains from the newest checkpoint, or from the beginning where there is none yet, and evaluates.
+
+    The record is written in `own`, which is `folder` for who speaks for all.
+    """
     _announce(experiment, folder)
     trainer = trainer_of(experiment)
     refuse_full(folder, trainer)
@@ -228,19 +240,22 @@ def _go_on(experiment: Experiment, folder: Path) -> int:
         restored = checkpoints.restore(trainer.restorable, trainer.step.whole)
         experiment.feed.prepare()
         if restored is None:
-            return _trained(experiment, folder, trainer, checkpoints, _fresh(experiment, trainer), {})
+            return _trained(experiment, own, trainer, checkpoints, _fresh(experiment, trainer), {})
         _refuse_other_text(experiment, folder)
         hold(experiment, params_of(restored.state, 0, experiment.parameters))
         checkpoints.retire(restored.step)  # a kill may have come between the last one and this
-        if (folder / RESULTS).is_file():
-            _keep_finished(experiment, folder, restored)
-        return _trained(experiment, folder, trainer, checkpoints, restored, {})
+        if peers.agreed(RESULTS if (folder / RESULTS).is_file() else ""):
+            _keep_finished(experiment, folder, own, restored)
+        return _trained(experiment, own, trainer, checkpoints, restored, {})
 
 
-def _keep_finished(experiment: Experiment, folder: Path, restored: Restored) -> None:
-    """Archives a finished run that is trained further: its results go on being what its shorter training gave."""
-    kept = folder / EARLIER / str(restored.step)
-    if not kept.exists():
+def _keep_finished(experiment: Experiment, folder: Path, own: Path, restored: Restored) -> None:
+    """Archives a finished run that is trained further: its results go on being what its shorter training gave.
+
+    Parameters that are divided over processes come together in each, so all of them write what one keeps.
+    """
+    kept = own / EARLIER / str(restored.step)
+    if not peers.agreed(EARLIER if kept.exists() else ""):
         archives.write(kept, folder, experiment, restored.state, restored.step)
     say(console_of(experiment), f"what {restored.step:,} steps gave is kept in {near(kept)}")
 
@@ -260,6 +275,7 @@ def _trained(
     (folder / RESULTS).unlink(missing_ok=True)
     _describe(experiment, folder)
     offset, step = (begun.meta["rows"], begun.step) if isinstance(begun, Restored) else (0, 0)
+    offset = offset if peers.first() else 0
     training = trainer.training
     history.add(folder, Work(history.command_line(), step, training.steps, training.schedule))
     told = {"resume_hint": resume_hint(folder), "next_commands": next_commands(experiment, folder)}

@@ -16,13 +16,14 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.core.contracts import Verdict
 from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import FILE, Header, Row, RowLog, row
+from evalkit.processes import peers
+from evalkit.processes.interrupt import Interrupted, Watch
 from evalkit.record import environment
 from evalkit.record.files import write_text
 from evalkit.record.tracking import WandbLog
 from evalkit.reports.kinds import records_of
 from evalkit.reports.writer import report
 from evalkit.session import logs
-from evalkit.training.interrupt import Interrupted, Watch
 
 TIMES = "timing.json"
 logger = logging.getLogger(__name__)
@@ -71,7 +72,8 @@ class Session:
         try:
             self._describe_machine()
             verdict = work()
-            self._report(verdict)
+            if peers.first():
+                self._report(verdict)
             code = verdict.exit_code
         except UserError:
             raise

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from evalkit.core.errors import UserError, first_line, writing
 from evalkit.disk import sums
+from evalkit.processes import peers
 from evalkit.training.forms import as_parameters, as_vectors, has_vectors
 from evalkit.training.layouts.vectors import Layout
 from evalkit.training.state import TrainState
@@ -77,10 +79,8 @@ class Checkpoints:
             hook, sys.unraisablehook = sys.unraisablehook, _forget_late_writes
             self._orbax.save(new, args=items)
             sys.unraisablehook = hook
-            sums.write(new)
-            sums.check(new)
-            self._remove(step)
-            new.rename(self.path / str(step))
+            if peers.first():
+                self._keep(new, step)
         except Exception as error:  # TensorStore reports a full disk as whatever its driver raises
             reason = first_line(error)[:200]
             with suppress(OSError):  # a folder that cannot be read either
@@ -88,6 +88,14 @@ class Checkpoints:
             raise UserError(
                 f"cannot write checkpoint {step} in {self.path}: {reason}; free space, then go on with resume="
             ) from error
+        peers.wait(f"checkpoint {step}")
+
+    def _keep(self, new: Path, step: int) -> None:
+        """Gives what was written its name, once it was read again; older ones go then."""
+        sums.write(new)
+        sums.check(new)
+        self._remove(step)
+        new.rename(self.path / str(step))
         # Those after this step belong to an attempt that a damaged checkpoint has taken back.
         for other in self.steps:
             if other > step:
@@ -96,6 +104,8 @@ class Checkpoints:
 
     def retire(self, step: int) -> None:
         """Removes what is older than the last checkpoints up to `step`, which was found to be good."""
+        if not peers.first():
+            return
         for old in [each for each in self.steps if each <= step][KEPT:]:
             if self._keep_every is None or old % self._keep_every:
                 self._remove(old)
@@ -142,11 +152,11 @@ class Checkpoints:
             return self._state(folder, abstract), meta
         other, form = (as_parameters, as_vectors) if has_vectors(abstract) else (as_vectors, as_parameters)
         state = form(self._state(folder, jax.eval_shape(lambda state: other(state, layout), abstract)), layout)
-        where = jax.tree.map(lambda leaf: leaf.sharding or jax.devices()[0], abstract)
-        return jax.device_put(state, where), meta
+        where = jax.tree.map(lambda leaf: leaf.sharding or jax.local_devices()[0], abstract)
+        return jax.device_put(jax.tree.map(np.asarray, state), where), meta
 
     def _state(self, folder: Path, abstract: TrainState) -> TrainState:
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         target = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or device),
             _parts(abstract),
@@ -163,6 +173,8 @@ class Checkpoints:
 
     def tidy(self) -> None:
         """Removes what a kill left of a checkpoint that was being written or removed; for who writes into the run."""
+        if not peers.first():
+            return
         for left in self.path.glob(f"{UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
 

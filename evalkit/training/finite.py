@@ -54,7 +54,7 @@ def _where(trainer: Trainer, checkpoints: Checkpoints, index: int, step: int) ->
     # With state passing, what sequences begin from is a part of the state at that step.
     params, example = params_of(state, index, "last"), _batch(trainer, stage, index, step)
     # By one device: the kernels of a whole model are not divided over the devices of a mesh.
-    params = jax.device_put(params, jax.devices()[0])
+    params = jax.device_put(params, jax.local_devices()[0])
     size = trainer.step.microbatch(*example.tokens.shape)
     for start in range(0, len(example.tokens), size):
         part = jax.tree.map(lambda leaf, at=slice(start, start + size): leaf[at], example)

@@ -5,9 +5,11 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evalkit.core.devices import AXIS, mesh_for
+from evalkit.processes import peers
 from evalkit.training.layouts.sizes import Sizes, mesh_of, refuse_undivided
 from evalkit.training.mesh_step import MeshStep
 from evalkit.training.state import TrainState
@@ -23,20 +25,51 @@ class Placement:
     @cached_property
     def mesh(self) -> Mesh:
         """The devices that work; raises UserError for devices or batches that the mesh does not divide."""
-        if self.sizes is None:
+        if self.sizes is None and not peers.several():
             return mesh_for(self._seeds) if self.by_seed else mesh_for(*self._batches)
-        refuse_undivided(self.sizes, self._batches, jax.device_count())
-        return mesh_of(self.sizes)
+        sizes = self.sizes or Sizes(jax.device_count(), 1)
+        refuse_undivided(sizes, self._batches, jax.device_count())
+        return mesh_of(sizes)
 
     @cached_property
     def by_seed(self) -> bool:
         """Whether each device works on whole seeds, which need no word between devices."""
-        return self.sizes is None and mesh_for(self._seeds).size == jax.device_count()
+        return self.sizes is None and mesh_for(self._seeds).size == jax.device_count() and not peers.several()
 
     @property
     def shards(self) -> int:
         """Over how many devices a batch is split."""
         return 1 if self.by_seed else self.mesh.shape[AXIS]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every device of the one process has all of the state."""
+        return self.sizes is None and not peers.several()
+
+    @property
+    def loaded(self) -> PartitionSpec:
+        """Along which axes what is read for `[seeds, steps, sequences]` is split: each device has what it uses."""
+        return self.seeds if self.by_seed else PartitionSpec(None, None, AXIS)
+
+    def rows(self, batch: int) -> slice:
+        """Which sequences of a batch this process's devices use."""
+        if not peers.several():
+            return slice(None)
+        found = NamedSharding(self.mesh, PartitionSpec(AXIS)).addressable_devices_indices_map((batch,)).values()
+        spans = [one[0].indices(batch) for one in found if one is not None]
+        return slice(min(first for first, _, _ in spans), max(last for _, last, _ in spans))
+
+    def together(self, loaded: Any, batch: int) -> Any:
+        """What every process has read of the sequences of a `batch` as arrays of them all."""
+        if not peers.several():
+            return loaded
+        where = NamedSharding(self.mesh, self.loaded)
+
+        def joined(leaf: np.ndarray) -> jax.Array:
+            shape = (*leaf.shape[:2], batch, *leaf.shape[3:])
+            return jax.make_array_from_process_local_data(where, leaf, shape)
+
+        return jax.tree.map(joined, loaded)
 
     @property
     def seeds(self) -> PartitionSpec:

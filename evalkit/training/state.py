@@ -45,13 +45,13 @@ class Sums(NamedTuple):
 
 
 def params_of(state: TrainState, index: int, evaluated: str) -> Params:
-    """The parameters of one seed, whole on every device that has some: the `average` if there is one, or the `last`."""
+    """The parameters of one seed, whole on this process's devices: the `average` if there is one, or the `last`."""
     kept = state.params if evaluated == "last" or state.average is None else state.average
     return jax.tree.map(lambda leaf: _whole(leaf[index]), kept)
 
 
 def _whole(leaf: Array) -> Array:
-    """The array, which on a mesh is divided over the devices, on each of them."""
+    """The array, which on a mesh is divided over the devices, on each of them; of several processes, on one device."""
     if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and not leaf.is_fully_replicated:
-        return jax.device_put(leaf, NamedSharding(leaf.sharding.mesh, PartitionSpec()))
-    return leaf
+        leaf = jax.device_put(leaf, NamedSharding(leaf.sharding.mesh, PartitionSpec()))
+    return leaf.addressable_data(0) if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable else leaf

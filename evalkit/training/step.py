@@ -9,7 +9,6 @@ import optax
 from jax import Array, lax
 
 from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
-from evalkit.core.devices import own
 from evalkit.core.objective import scored_only, tally
 from evalkit.tasks import Example
 from evalkit.training import optimizer
@@ -75,8 +74,7 @@ class Step:
         shortest: int | None = None,
     ) -> tuple[TrainState, Sums]:
         """The packed state after the step at `index` of what was `loaded`, of a batch that `shards` devices share."""
-        example = self.feed.batch(loaded, index, seed, state.step, batch, length, shortest)
-        example = own(example, shards)
+        example = self.feed.batch(loaded, index, seed, state.step, batch, length, shortest, shards)
         gathered, streams = self.layout.gathered(state.params), state.streams
         if self.passing is not None:
             size = self.microbatch(self.passing.count // shards, example.tokens.shape[1])

@@ -45,7 +45,7 @@ class Trainer:
 
     def init(self) -> TrainState:
         """Fresh parameters and optimiser state of every seed."""
-        where = None if self.place.sizes is None else self._shardings
+        where = None if self.place.whole else self._shardings
         return jax.jit(self._fresh, out_shardings=where, compiler_options=RUNS_ONCE)(self.seeds)
 
     def start(self, meanwhile: Callable[[TrainState], None]) -> TrainState:
@@ -77,8 +77,8 @@ class Trainer:
 
     @property
     def restorable(self) -> TrainState:
-        """As what a checkpoint is read: on a mesh each device reads its own part, else one device all of it."""
-        return self.abstract if self.place.sizes is None else self.place.placed(self.abstract)
+        """As what a checkpoint is read: each device reads its own part, or one device all of it."""
+        return self.abstract if self.place.whole else self.place.placed(self.abstract)
 
     def _fresh(self, seeds: Array) -> TrainState:
         def one(seed: Array) -> TrainState:
@@ -97,7 +97,9 @@ class Trainer:
 
     def _load(self, stage: Stage, first: Array | int) -> Any:
         # For a whole dispatch even where it is cut short, so that there is one program.
-        return self.feed.load(self.seeds.tolist(), first, self.training.log_every, stage.batch_size, stage.length)
+        batch, steps = stage.batch_size, self.training.log_every
+        read = self.feed.load(self.seeds.tolist(), first, steps, batch, stage.length, self.place.rows(batch))
+        return self.place.together(read, batch)
 
     def program(self, stage: Stage, loaded: Any = None) -> jax.stages.Compiled:
         """What `advance` calls as `(state, seeds, steps, loaded)` at this stage, compiled when first asked for.
@@ -149,7 +151,7 @@ class Trainer:
         return jax.shard_map(
             partial(self._on_device, take=partial(self.step.take, length=length, batch=batch, shortest=shortest)),
             mesh=self.place.mesh,
-            in_specs=(state_on, seeds_on, PartitionSpec(), seeds_on),
+            in_specs=(state_on, seeds_on, PartitionSpec(), self.place.loaded),
             out_specs=(state_on, seeds_on),
             check_vma=False,
         )(state, seeds, steps, loaded)

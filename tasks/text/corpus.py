@@ -109,14 +109,15 @@ class Corpus:
         """
         return self._view(self._cuts(fraction), self.ends)
 
-    def windows(self, seed: int, step: int, batch: int, length: int) -> Window:
-        """`batch` windows of `length` tokens from anywhere in the corpus, packed across documents.
+    def windows(self, seed: int, step: int, batch: int, length: int, rows: slice = slice(None)) -> Window:
+        """Those of `batch` windows of `length` tokens that `rows` names, from anywhere, packed across documents.
 
         `positions` begin at 0 with every window and every document; no token is predicted from the document before it.
         The same (`seed`, `step`) always gives the same windows. Raises ValueError if the corpus is too short for one.
         """
         room = self._room(length)
-        return self._cut(np.random.Generator(np.random.Philox(key=[seed, step])).integers(0, room, batch), length)
+        places = np.random.Generator(np.random.Philox(key=[seed, step])).integers(0, room, batch)
+        return self._cut(places[rows], length)
 
     def spread(self, first: int, batch: int, length: int) -> Window:
         """Windows `first`, `first + 1`, … of an endless list that covers the corpus evenly, wherever it is ended.

@@ -82,10 +82,10 @@ class Text(Source):
                 raise ValueError(f"{error}, or give task.allow_shared=true") from error
         self._check_lengths(self.length)
 
-    def windows(self, seed: int, step: int, batch: int, length: int) -> Window:
-        """The training windows of one seed at one step; raises ValueError if the texts are too short for one."""
+    def windows(self, seed: int, step: int, batch: int, length: int, rows: slice = slice(None)) -> Window:
+        """Windows `rows` of one seed's training batch at one step; raises ValueError if the texts are too short."""
         self._check_lengths(length)
-        return self._heads.windows(seed, step, batch, length)
+        return self._heads.windows(seed, step, batch, length, rows)
 
     def validation_windows(self, first: int, batch: int, length: int) -> Window:
         """Windows `first`, `first + 1`, … of what is kept for validation; raises ValueError if it is too short."""

@@ -51,7 +51,7 @@ def test_memory_handles_and_the_time_of_a_step_stay(tmp_path: Path, steps: int, 
     print(f"threads {first.threads}, {rest[-1].threads}; CPU of {steps // count} steps {early:.3f} s, {late:.3f} s")
     assert grown <= most
     assert max(one.handles for one in rest) <= first.handles + 1
-    # XLA and TensorStore begin the threads of their pools when there is work, a few late; one a checkpoint would be a leak.
+    # XLA and TensorStore begin some threads of their pools late; one a checkpoint would be a leak.
     assert max(one.threads for one in rest) <= first.threads + count // 4
     assert late <= 1.15 * early
     assert tiny.last_step(tiny.read(tmp_path / "run").rows) == steps

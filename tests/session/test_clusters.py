@@ -101,7 +101,7 @@ def test_a_job_that_is_preempted_goes_on_in_its_folder(swept: tuple[Path, str]) 
 
 def test_the_script_of_the_page_requeues_a_run_that_is_out_of_time(tmp_path: Path) -> None:
     page = (tiny.ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"```bash\n(.*?)```", page, re.S)
+    script, _ = re.findall(r"```bash\n(.*?)```", page, re.S)
     assert "#SBATCH --signal=USR1@" in script
     own = {"task=selective_copying model=griffin": shlex.join(WORDS), "srun python": f"srun {sys.executable}"}
     for theirs, mine in own.items():

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from evalkit.__main__ import main
 from evalkit.core.rows import read
+from evalkit.processes.interrupt import Watch
 from evalkit.reports.writer import report
 from evalkit.session.sweeps import Ended, conclude
-from evalkit.training.interrupt import Watch
 from support import tiny
 from support.made_up_runs import run_record, write_run
 

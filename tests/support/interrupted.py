@@ -3,7 +3,7 @@
 import signal
 from typing import Self
 
-from evalkit.training.interrupt import Watch
+from evalkit.processes.interrupt import Watch
 
 
 class StopAfterOneDispatch(Watch):

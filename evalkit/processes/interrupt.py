@@ -5,6 +5,8 @@ import threading
 from types import FrameType
 from typing import Any, Self
 
+from evalkit.processes import peers
+
 # Slurm's `--signal` and submitit warn a job by one of the last two before they end it; Windows has neither.
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 STOPPED = [128 + number for number in SIGNALS]
@@ -37,6 +39,13 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def anywhere(self) -> bool:
+        """Whether a signal has come to any process of the run; each then acts as if it had got it, at its `check`."""
+        number = peers.largest(self.received[0] if self.received else 0)
+        if number and not self.received:
+            self.received.append(number)
+        return bool(number)
 
     def check(self) -> None:
         """Acts on the signals that have come; call it when the state is saved.

@@ -1,0 +1,1 @@
+"""Several processes that train one model: what they agree on, and what one says when another has died."""

@@ -1,0 +1,59 @@
+"""What a process says when JAX ends it because another one has died: one line in place of a stack of C++.
+
+JAX's runtime ends the process from C++, and writes to the file descriptor of stderr. So a small program stands between:
+this file, which passes on whatever comes, but for those words.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+FATAL = re.compile(
+    rb"^F\d{4} .*JAX distributed service detected fatal errors|^terminate called after throwing an instance of 'gloo"
+)
+WARNING = re.compile(rb"^E\d{4} .*coordination_service")
+LINE = "evalkit: another process of this run has ended, so this one ends too; read its last line, then resume=RUN"
+
+
+@contextmanager
+def shortened(line: str = LINE) -> Iterator[None]:
+    """Within, what is written to stderr goes through this program, which says `line` in place of JAX's last words."""
+    before = os.dup(2)
+    # In a session of its own, so that Ctrl-C leaves it the last words of the others.
+    words = [sys.executable, "-S", "-E", __file__, line]
+    program = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+    assert program.stdin is not None
+    os.dup2(program.stdin.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)
+        os.close(before)
+        program.stdin.close()
+        with suppress(subprocess.TimeoutExpired):  # W&B's service, which goes on for a while, has stderr too
+            program.wait(timeout=2)
+
+
+def pass_on(last: str) -> None:
+    """Copies stdin to stderr line by line, until JAX's last words come, for which it says `last`."""
+    held: list[bytes] = []
+    for line in sys.stdin.buffer:
+        if FATAL.match(line):
+            held = [last.encode() + b"\n"]
+            break
+        # A warning may be the first of the last words; it is held until they come, or the end.
+        if held or WARNING.match(line):
+            held.append(line)
+        else:
+            os.write(2, line)
+    os.write(2, b"".join(held))
+    for _ in sys.stdin.buffer:
+        pass
+
+
+if __name__ == "__main__":
+    pass_on(sys.argv[1])

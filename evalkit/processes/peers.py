@@ -1,0 +1,57 @@
+"""The processes that train one model together, as each of them sees the others: the first one speaks for all.
+
+Each takes the very same steps and looks at the same validations. What only one may do, such as writing a record, the
+first one does, and the others do it in a folder that nobody sees.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+LONGEST_TEXT = 4096
+
+
+def first() -> bool:
+    """Whether this process speaks for all; the only one does."""
+    return jax.process_index() == 0
+
+
+def several() -> bool:
+    """Whether others take part."""
+    return jax.process_count() > 1
+
+
+def largest(number: int) -> int:
+    """Returns the largest that any process gives; all must ask."""
+    return int(multihost_utils.process_allgather(np.asarray([number], np.int32)).max()) if several() else number
+
+
+def agreed(text: str) -> str:
+    """Returns what the first process says; all must ask."""
+    if not several():
+        return text
+    letters = np.zeros(LONGEST_TEXT, np.uint8)
+    own = np.frombuffer(text.encode(), np.uint8)[:LONGEST_TEXT]
+    letters[: own.size] = own
+    return bytes(multihost_utils.broadcast_one_to_all(letters)).rstrip(b"\0").decode()
+
+
+def wait(name: str) -> None:
+    """Waits until all processes are at this place."""
+    if several():
+        multihost_utils.sync_global_devices(name)
+
+
+@contextmanager
+def room(folder: Path) -> Iterator[Path]:
+    """Yields where this process writes the record of a run: `folder`, or one of its own that is removed after it."""
+    if first():
+        yield folder
+        return
+    with TemporaryDirectory() as unseen:
+        yield Path(unseen)
