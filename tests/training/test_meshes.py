@@ -3,6 +3,7 @@
 What needs eight devices is measured by a process of its own, in which CPU devices stand in for accelerators.
 """
 
+import importlib.util
 import re
 import tempfile
 from collections import Counter
@@ -15,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evalkit.configuration import experiment as config
 from evalkit.core.errors import UserError
@@ -74,16 +76,17 @@ def losses(run: Trainer, state: Any, steps: int) -> tuple[Any, list[float]]:
     return state, found
 
 
-def messages(run: Trainer) -> dict[str, int]:
-    """How many messages a program has, by kind, the axis of those who speak, and the way they go."""
+def messages(run: Trainer, program: str | None) -> dict[str, int]:
+    """How many messages a compiled program has, by kind, the axis of those who speak, and the way they go."""
     assert run.place.sizes is not None
     everyone = np.arange(DEVICES).reshape(run.place.sizes)
     axes = {",".join(map(str, group)): axis for axis, group in (("data", everyone[:, 0]), ("model", everyone[0]))}
     found: Counter[str] = Counter()
-    program = run.program(run.training.stages(run.task.length)[-1]).as_text()
     assert program is not None
     for line in program.splitlines():
-        said = re.search(r"= (\S+|\(.*?\)) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-\w+)\(", line)
+        said = re.search(
+            r"= (\S+|\(.*?\)) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(", line
+        )
         if said is None:
             continue
         groups = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
@@ -93,6 +96,30 @@ def messages(run: Trainer) -> dict[str, int]:
         scalars = all(shape == "f32[]" or shape == "f64[]" for shape in re.findall(r"[fs]\d+\[[\d,]*\]", said[1]))
         found[f"{said[2]} over {axis}{way}{', scalars' if scalars else ''}"] += 1
     return dict(found)
+
+
+def told(run: Trainer) -> dict[str, int]:
+    """The messages of a program for the devices of this machine."""
+    return messages(run, run.program(run.training.stages(run.task.length)[-1]).as_text())
+
+
+def told_elsewhere(platform: str) -> dict[str, int]:
+    """The messages of Griffin's program for eight accelerators that are not there, as their compiler writes it."""
+    run = trainer("ra", {"data": 4, "model": 2}, batch_size=16, microbatch=16)
+    if platform == "cuda":
+        target = (tiny.ROOT / "benchmarks" / "kernels" / "h200.textproto").read_text()
+        found = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x8x1").devices
+    else:
+        found = topologies.get_topology_desc("v5e:2x4", platform="tpu").devices
+    run.place.__dict__["mesh"] = Mesh(np.asarray(found).reshape(4, 2), ("data", "model"))
+    whole = NamedSharding(run.place.mesh, PartitionSpec())
+    seeds, steps = (
+        jax.ShapeDtypeStruct(shape, kind, sharding=whole) for shape, kind in (((1,), "uint32"), ((), "int32"))
+    )
+    stage = run.training.stages(run.task.length)[-1]
+    state, sizes = run.place.placed(run.abstract), {"length": stage.length, "batch": stage.batch_size, "shortest": None}
+    traced = Trainer._dispatch.trace(run, state, seeds, steps, (), **sizes)
+    return messages(run, traced.lower(lowering_platforms=(platform,)).compile().as_text())
 
 
 def kept(tree: Any) -> int:
@@ -123,7 +150,7 @@ def measured_sample() -> dict[str, Any]:
         "resumed": goes_on,
         "restored as it was": same,
         "kept": bytes_kept,
-        "told": {name: messages(runs[name]) for name in ("step", "layer")},
+        "told": {name: told(runs[name]) for name in ("step", "layer")},
     }
 
 
@@ -213,6 +240,43 @@ def test_devices_tell_each_other_what_was_promised_and_no_more() -> None:
     # Three layers: the two blocks, and the embedding with the last norm.
     by_layer = {"all-gather over data forward": 3, "all-gather over data back": 3, "reduce-scatter over data back": 3}
     assert found["layer"] == of_the_model | by_layer
+
+
+COMPILERS = {"cuda": "jax_cuda12_plugin", "tpu": "libtpu"}
+ELSEWHERE = f"""
+import json, os, sys
+os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost")
+import jax
+jax.config.update("jax_num_cpu_devices", {DEVICES})
+sys.path[:0] = ["tests", "tests/training"]
+import test_meshes
+print(json.dumps(test_meshes.told_elsewhere(sys.argv[1])))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", COMPILERS)
+def test_programs_for_eight_accelerators_have_the_same_messages(platform: str) -> None:
+    """XLA for a v5e writes the one gather and the one scatter of a step as all-reduces, one with the scalars in it."""
+    if importlib.util.find_spec(COMPILERS[platform]) is None:
+        pytest.skip(f"{COMPILERS[platform]} is not installed, which compiles for hardware that is not there")
+    found = tiny.told_by(ELSEWHERE, platform)
+    of_the_model = {name: count for name, count in found.items() if " model" in name}
+    assert of_the_model == {
+        "all-reduce over model forward": 4,
+        "all-reduce over model back": 4,
+        "all-reduce over model": 1,
+    }
+    if platform == "tpu":
+        assert {name for name in found if " model" not in name} <= {
+            "all-reduce over data",
+            "all-reduce over data, scalars",
+            "all-reduce over all, scalars",
+        }
+        assert found["all-reduce over data"] == 2
+    else:
+        assert found["all-gather over data"] == found["reduce-scatter over data"] == 1
+        assert not {name for name in found if name.startswith(("all-to-all", "collective"))}
 
 
 @pytest.mark.slow
