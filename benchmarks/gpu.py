@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from evalkit.bench import recurrence, training
-from evalkit.bench.machine import rates
 from evalkit.bench.recurrence import LEAST_S, Contender, call
-from evalkit.bench.stopwatch import spread, times
+from evalkit.bench.stopwatch import rates, spread, times
 from evalkit.kernels import rglru, triton
 from evalkit.models import Model, build
 from evalkit.models.mixers.attention import MQA

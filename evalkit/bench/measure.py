@@ -42,6 +42,10 @@ TABLES: Sequence[Columns] = (
         "of_loop": ("of the loop's speed", "{:.1f} times".format),
     },
     {
+        "ms_per_step": ("ms a step", "{:,.1f}".format),
+        "of_first": ("of the first model's", "{:.2f}".format),
+    },
+    {
         "seconds": ("s", "{:,.3g}".format),
         "ms_per_token": ("ms a token", "{:,.3g}".format),
         "ms_lately": ("lately", "{:,.3g}".format),
@@ -94,7 +98,8 @@ def measure(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tupl
         return _of_experiment(what, own, overrides)
     wanted, rest = told_format(what, overrides)
     if what in OF_MODELS:
-        devices.spare_memory()  # as `generate` does, so that what is timed is what it runs
+        if what != "steps":
+            devices.spare_memory()  # as `generate` does, so that what is timed is what it runs
         devices.use_every_core()
         result = _of_models(what, own, rest)
     else:
@@ -110,13 +115,14 @@ def _alone(what: str, own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_models(what: str, own: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
     """Of the models that `words` choose, or the paper's three; `cost` without any word, of these at every scale."""
-    from evalkit.bench import cost, sampling
+    from evalkit.bench import cost, sampling, steps
     from evalkit.configuration import models
 
     families = [] if any(word.startswith(("model=", "+mixer=")) for word in words) else [models.FAMILIES]
     scales = [models.SCALES] if what == "cost" and not words else []
     chosen = models.chosen([*words, *families, *scales])
-    by_name = {"cost": cost.measure, "decode": sampling.latency, "throughput": sampling.throughput}
+    by_name = {"cost": cost.measure, "steps": steps.measure}
+    by_name |= {"decode": sampling.latency, "throughput": sampling.throughput}
     return by_name[what](chosen, _progress, **own)
 
 

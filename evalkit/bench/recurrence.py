@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from evalkit.bench.machine import rates
-from evalkit.bench.stopwatch import spread, times
+from evalkit.bench.stopwatch import rates, spread, times
 from evalkit.kernels import linear_scan, rglru
 
 # What a backend has beside XLA's own loops.

@@ -13,7 +13,7 @@ from jax.stages import Compiled
 
 from evalkit.bench import decode
 from evalkit.bench.cost import ATTENTION, GB
-from evalkit.bench.machine import rates
+from evalkit.bench.stopwatch import rates
 from evalkit.configuration.capacity import refuse_beyond_positions
 from evalkit.configuration.models import Sized
 from evalkit.core.contracts import LanguageModel, Pretrained
@@ -134,7 +134,7 @@ def latency(
     for name, panel in panels.items():
         title = f"Decoding {batch} rows after {panel[0]['prefill']:,} tokens"
         _draw(Path(out) / f"{name}.png", title, panel, "seconds", "equation_5_s", frame)
-    return _written(Path(out), {**shown, "repeats": repeats, "rows": rows}, [*panels])
+    return written(Path(out), {**shown, "repeats": repeats, "rows": rows}, [*panels])
 
 
 def throughput(
@@ -168,7 +168,7 @@ def throughput(
     frame = Frame("tokens decoded", "tokens a second", scale="fitted")
     title = f"Decoding as many rows as fit in {memory_gb:g} GB"
     _draw(Path(out) / "throughput.png", title, rows, "tokens_per_s", "equation_5_per_s", frame)
-    return _written(Path(out), {**shown, "repeats": repeats, "rows": rows}, ["throughput"])
+    return written(Path(out), {**shown, "repeats": repeats, "rows": rows}, ["throughput"])
 
 
 def _of_rounds(record: Record, repeats: int, said: Said) -> list[dict[str, Any]]:
@@ -307,7 +307,8 @@ def _draw(file: Path, title: str, rows: Sequence[dict[str, Any]], value: str, fo
     save(figure, file)
 
 
-def _written(folder: Path, result: dict[str, Any], figures: Sequence[str]) -> dict[str, Any]:
+def written(folder: Path, result: dict[str, Any], figures: Sequence[str]) -> dict[str, Any]:
+    """Writes the rows of a bench as CSV and its whole result as JSON beside its figures; returns the result."""
     result = {**result, "environment": environment.describe("highest")}
     for name, text in (("rows.csv", as_csv(result["rows"])), ("result.json", json.dumps(result, indent=1) + "\n")):
         write_text(folder / name, text)

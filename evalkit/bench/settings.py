@@ -13,6 +13,7 @@ PURPOSE = {
     "scan": "the recurrence alone, by every implementation, against a copy",
     "state": "the matrix-state recurrence, by chunks and by a loop",
     "cost": "nothing is timed: what models keep and compute a token, and which limit of a machine that meets",
+    "steps": "a training step by the length of its sequences (fig. 3), models in turn, beside the first model's",
     "decode": "seconds to decode after a prefill (fig. 4), beside equation 5 and this machine's limits",
     "throughput": "tokens a second at the largest batch that fits (fig. 1b), beside the same",
 }
@@ -28,6 +29,9 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     # The paper's training length and its TPU-v3 (table 3). It names no vocabulary; 32,000 is usual for its tokenizer.
     "cost": {"length": 2048, "batch": 16, "vocab_size": 32000, "bytes": 2}
     | {"memory_gb": 32.0, "bandwidth_gb_per_s": 900.0, "tflops": 123.0, "mesh": "auto", "gather": "step"},
+    # As many tokens a batch as two cores take in a second or so, and a small vocabulary, which all models pay alike.
+    "steps": {"lengths": [256, 512, 1024, 2048, 4096, 8192], "tokens": 8192, "vocab_size": 256, "repeats": 7}
+    | {"out": "runs/bench/steps"},
     # Figure 4's own.
     "decode": {"prefill": [0, 4096], "tokens": [128, 256, 512, 1024, 2048, 4096], "batch": 16, "vocab_size": 32000}
     | {"repeats": 3, "out": "runs/bench/decode"},
@@ -36,7 +40,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     | {"repeats": 3, "out": "runs/bench/throughput"},
 }
 # The benches of an operation alone, which no experiment sets, and those of models without a task.
-ALONE, OF_MODELS = ("scan", "state"), ("cost", "decode", "throughput")
+ALONE, OF_MODELS = ("scan", "state"), ("cost", "steps", "decode", "throughput")
 # Settings that may be 0: an empty prefill.
 FROM_0 = ("prefill",)
 

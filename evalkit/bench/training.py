@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from evalkit.bench.machine import rates
 from evalkit.bench.operations import product_flops
-from evalkit.bench.stopwatch import Spread, spread, times
+from evalkit.bench.stopwatch import Spread, rates, spread, times
 from evalkit.core.devices import AXIS
 from evalkit.core.errors import UserError
 from evalkit.training.settings import Stage

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = Page(
         "bench",
         f"Measure, and say on what machine.\n\n{what}\n\n"
-        "Every other key=value is the experiment's, of which scan and state have none; cost, decode\n"
+        "Every other key=value is the experiment's, of which scan and state have none; cost, steps, decode\n"
         "and throughput take model= and scale=, several with commas between them.\n"
         "kernel=NAME chooses the implementation of the recurrence that train measures.\n"
         "format=json ends with one JSON object.",
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         "bench scan longest=16384 format=json",
         "bench state batch=8 shortest=2048 longest=2048",
         "bench cost model=griffin,mqa scale=1b length=8192",
+        "bench steps model=mqa,griffin 'lengths=[256,1024,4096]' tokens=4096",
         "bench decode scale=100m 'prefill=[0,4096]' 'tokens=[128,1024]' batch=16",
     )
     parser.add_argument("what", choices=list(OWN), help="what is measured")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evalkit.__main__ import main
-from evalkit.bench import machine, matrix_state, recurrence
+from evalkit.bench import matrix_state, recurrence
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import spread, times
 from evalkit.configuration import experiment as config

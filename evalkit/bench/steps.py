@@ -1,0 +1,145 @@
+"""`bench steps` (fig. 3): a training step by the length of its sequences, at as many tokens a batch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from evalkit.bench.sampling import Said, written
+from evalkit.bench.stopwatch import times
+from evalkit.configuration.models import Sized
+from evalkit.core.errors import UserError, writing
+from evalkit.reports.curves import COLOURS, Frame, save, seed_figure
+from evalkit.reports.points import Curve, Point
+from evalkit.tasks import Example
+from evalkit.training.settings import Training
+from evalkit.training.trainer import Trainer
+
+STEPS = 2
+"""Steps of a dispatch that is timed."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Tokens without any pattern, each of which is predicted from those before it: what a text costs, without one."""
+
+    vocab_size: int
+    length: int
+    answer_length: int = 0
+    scored: int | None = None
+    chance: float = 0.0
+    version: int = 1
+
+    def sample(self, key: Array, length: int) -> Example:
+        """One sequence, every position scored; jittable with `length` static."""
+        tokens = jax.random.randint(key, (length + 1,), 0, self.vocab_size, jnp.int32)
+        return Example(tokens[:-1], tokens[1:], jnp.ones((length,), bool))
+
+    def solve(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """No rule knows the next token."""
+        return np.zeros_like(tokens), np.zeros(tokens.shape, bool)
+
+    def describe(self, tokens: np.ndarray) -> str:
+        """The numbers of the tokens."""
+        return " ".join(map(str, tokens.tolist()))
+
+
+def measure(
+    models: Sequence[Sized],
+    said: Said,
+    *,
+    lengths: Sequence[int],
+    tokens: int,
+    vocab_size: int,
+    repeats: int,
+    out: str,
+) -> dict[str, Any]:
+    """Milliseconds of a step of each model at each length, and relative to the first model's; raises UserError.
+
+    At a length, the steps of all models are timed in turn, so that noise falls on all alike, and ratios are taken
+    within a round.
+    """
+    for length in lengths:
+        if tokens % length:
+            raise UserError(f"lengths={length} does not divide tokens={tokens}; give lengths that do, or other tokens")
+    with writing(Path(out)):
+        Path(out).mkdir(parents=True, exist_ok=True)
+    rows = [row for length in lengths for row in _at(models, length, tokens // length, vocab_size, repeats, said)]
+    first = rows[0]["model"]
+    shown = {"lengths": list(lengths), "tokens": tokens, "vocab_size": vocab_size, "repeats": repeats}
+    frame = Frame("sequence length (tokens)", f"time of a step, {first} at its shortest = 1", scale="fitted")
+    title = f"A training step on {tokens:,} tokens"
+    notes = ["Medians of rounds in which the models take turns."]
+    figure = seed_figure(_curves(rows), frame, title, notes, colours=COLOURS)
+    save(figure, Path(out) / "steps.png")
+    return written(Path(out), {**shown, "rows": rows}, ["steps"])
+
+
+def _at(
+    models: Sequence[Sized], length: int, batch: int, vocab_size: int, repeats: int, said: Said
+) -> list[dict[str, Any]]:
+    """A row for each model at one length."""
+    dispatches = {}
+    for sized in models:
+        name = f"{sized.name} {sized.words}".strip()
+        said(f"length {length:,}, batch {batch}, {name}: compiling")
+        dispatches[name] = _dispatch(sized, length, batch, vocab_size)
+    taken = times(dispatches, repeats)
+    first = next(iter(taken.values()))
+    rows = []
+    for name, seconds in taken.items():
+        ms = median(seconds) / STEPS * 1e3
+        rows.append(
+            {
+                "model": name,
+                "length": length,
+                "batch": batch,
+                "ms_per_step": ms,
+                "of_first": median(mine / theirs for mine, theirs in zip(seconds, first, strict=True)),
+                "tokens_per_s": batch * length / ms * 1e3,
+                "rounds_ms": [each / STEPS * 1e3 for each in seconds],
+            }
+        )
+        said(f"length {length:,}, {name}: {ms:,.1f} ms, {rows[-1]['of_first']:.2f} of the first model's")
+    return rows
+
+
+def _dispatch(sized: Sized, length: int, batch: int, vocab_size: int) -> Callable[[], Any]:
+    """Takes the next steps of a fresh model, compiled already."""
+    training = Training(
+        steps=1_000_000,
+        batch_size=batch,
+        learning_rate=1e-3,
+        log_every=STEPS,
+        eval_every=STEPS,
+        checkpoint_every=STEPS,
+    )
+    trainer = Trainer(Noise(vocab_size, length), sized.built(vocab_size), training, [0])
+    (stage,) = training.stages(length)
+    trainer.program(stage)
+    state = [trainer.init()]
+
+    def take() -> Any:
+        state[0], sums = trainer.advance(state[0], stage, STEPS)
+        return state[0], sums
+
+    return take
+
+
+def _curves(rows: Sequence[dict[str, Any]]) -> list[Curve]:
+    """A curve a model, in units of the first model's step at the shortest length."""
+    unit = rows[0]["ms_per_step"]
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    of = partial(_points, rows, unit)
+    return [Curve(name, {0: of(name)}) for name in names]
+
+
+def _points(rows: Sequence[dict[str, Any]], unit: float, name: str) -> list[Point]:
+    return [Point(row["length"], row["ms_per_step"] / unit) for row in rows if row["model"] == name]
