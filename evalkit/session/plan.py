@@ -46,9 +46,10 @@ def show(jobs: Sequence[Job], console: Console) -> None:
     scaled by tokens, so that the shorter stages of a curriculum count as what they are. Writes nothing.
     """
     measured: dict[Hashable, float] = {}
-    lines, whole = [], 0.0
+    lines, whole, waiting = [], 0.0, False
     for line, found in grouped((job.line or job.name, job) for job in jobs).items():
         left = [job for job in found if job.evaluates is None and not is_finished(job.folder)]
+        waiting |= bool(left)
         hours = [some for job in left if (some := _hours(job, jobs, measured, console)) is not None]
         whole += sum(hours)
         lines.append([line, _state(found), _steps(found), _shown(sum(hours)) if hours else DASH])
@@ -57,6 +58,8 @@ def show(jobs: Sequence[Job], console: Console) -> None:
     if measured:
         console.print(f"about {_shown(whole)} hours of training; evaluations come on top", highlight=False)
         console.print("(by steps measured now, or by what runs that began have taken)", style="dim", highlight=False)
+    elif waiting:
+        console.print("how long a run on a text takes is known once it has begun", highlight=False)
     else:
         console.print("nothing is left to train", highlight=False)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evalkit.__main__ import main
-from evalkit.bench import matrix_state, recurrence
+from evalkit.bench import matrix_state, recurrence, stopwatch
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import spread, times
 from evalkit.configuration import experiment as config
@@ -38,8 +38,8 @@ def test_times_are_taken_in_turn_after_a_first_call() -> None:
 
 def test_a_copy_goes_to_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new array at each call is the system's work on its pages, three times as long as the copy."""
-    monkeypatch.setattr(machine, "COPIED", 64)
-    copy = machine._copy_to_one_place()
+    monkeypatch.setattr(stopwatch, "COPIED", 64)
+    copy = stopwatch._copy_to_one_place()
     places = {copy(jnp.ones(64)).unsafe_buffer_pointer() for _ in range(3)}
     assert len(places) == 1
     np.testing.assert_array_equal(copy(jnp.arange(64.0)), np.arange(64.0) + 1)
