@@ -13,6 +13,7 @@ What may be changed of it:
   train.steps=…   more steps than it was begun with
   eval.…          what its evaluation measures at the end, as long as that has not been done
   wandb.…         where W&B gets it
+  mesh=…          on which devices it goes on; distributed=true with other processes
   format=json     the last line of the output is one JSON object; quiet=true: nothing else but errors"""
 EXAMPLES = (
     "resume runs/induction_heads/griffin/TIME",

@@ -1,0 +1,119 @@
+"""Draws figure 1a: held-out loss against training compute, a line a family, from the runs of `experiment=fig1a`.
+
+    python -m evalkit experiment=fig1a data.path=FOLDER
+    python benchmarks/compute.py runs/fig1a/cpu docs/results/scaling
+
+Training takes three times the forward pass, backwards included. Of each size the rate with the least loss counts.
+A line is `log L = a − b log C` by least squares, and b has its 95 % interval by Student's t.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+import yaml
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from scipy import stats
+
+from evalkit.core.rows import read, value, with_records
+from evalkit.core.tidy import as_csv
+from evalkit.reports.canvas import GRID, STYLE
+from evalkit.reports.curves import COLOURS, save
+
+BACKWARD_TOO = 3
+
+
+class Trained(NamedTuple):
+    """One run: what it is, what its training computed, and its held-out loss at the end, in nats a token."""
+
+    family: str
+    parameters: int
+    rate: float
+    flops: float
+    loss: float
+
+
+class Fit(NamedTuple):
+    """`log L = intercept − exponent log C`, the exponent with its 95 % interval."""
+
+    intercept: float
+    exponent: float
+    low: float
+    high: float
+
+
+def trained(folder: Path) -> Trained:
+    """What the record of a finished run says; raises ValueError for one without a validation at its last step."""
+    header, rows = read(folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    losses = [
+        value(row)
+        for row in rows
+        if (row["split"], row["metric"], row["step"]) == ("validation", "loss", header.steps)
+        and row["length"] == header.train_length
+    ]
+    if not losses or None in (header.steps, header.train_length, header.flops_per_token, header.parameters):
+        raise ValueError(f"{folder} has no validation at its last step; finish it with resume={folder}")
+    assert header.steps and header.train_length and header.flops_per_token and header.parameters
+    train = config["train"]
+    tokens = header.steps * train["batch_size"] * header.train_length
+    flops = float(BACKWARD_TOO * header.flops_per_token * tokens)
+    return Trained(header.model, header.parameters, train["learning_rate"], flops, float(np.mean(losses)))
+
+
+def best(runs: Iterable[Trained]) -> list[Trained]:
+    """Of each family and size the run with the least loss, by family and compute."""
+    found: dict[tuple[str, int], Trained] = {}
+    for run in runs:
+        key = run.family, run.parameters
+        found[key] = min(found.get(key, run), run, key=lambda one: one.loss)
+    return sorted(found.values(), key=lambda run: (run.family, run.flops))
+
+
+def fit(runs: Sequence[Trained]) -> Fit:
+    """The line through a family's points; raises ValueError for fewer than three, which have no interval."""
+    if len(runs) < 3:
+        raise ValueError(f"{len(runs)} sizes of {runs[0].family}; a line with an interval needs 3")
+    line = stats.linregress(np.log([run.flops for run in runs]), np.log([run.loss for run in runs]))
+    width = float(stats.t.ppf(0.975, len(runs) - 2)) * line.stderr
+    return Fit(float(line.intercept), -float(line.slope), -float(line.slope) - width, -float(line.slope) + width)
+
+
+def main(runs: Path, out: Path) -> None:
+    """Writes every run and the fits as CSV, and the figure; prints the fits."""
+    every = [trained(folder) for folder in with_records(runs)]
+    chosen = best(every)
+    families = {name: [run for run in chosen if run.family == name] for name in dict.fromkeys(r.family for r in chosen)}
+    fits = {name: fit(points) for name, points in families.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "compute.csv").write_text(as_csv([run._asdict() | {"chosen": run in chosen} for run in every]), "utf-8")
+    (out / "compute_fits.csv").write_text(as_csv([{"family": k, **f._asdict()} for k, f in fits.items()]), "utf-8")
+    for name, found in fits.items():
+        print(f"{name}: loss falls as compute to the −{found.exponent:.3f} ({found.low:.3f} to {found.high:.3f})")
+    save(_figure(families, fits), out / "compute.png")
+
+
+def _figure(families: dict[str, list[Trained]], fits: dict[str, Fit]) -> Figure:
+    """Points of the best rate, and the line of each family."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        for index, (name, points) in enumerate(families.items()):
+            flops = np.array([run.flops for run in points])
+            found = fits[name]
+            label = f"{name}: −{found.exponent:.3f} ({found.low:.3f} to {found.high:.3f})"
+            axes.plot(flops, [run.loss for run in points], "o", color=COLOURS[index], ms=5, label=label)
+            axes.plot(flops, np.exp(found.intercept - found.exponent * np.log(flops)), color=COLOURS[index], lw=1.4)
+        axes.set(xscale="log", yscale="log", xlabel="training compute (FLOP)", ylabel="held-out loss (nats a token)")
+        axes.grid(color=GRID, linewidth=0.6, which="both")
+        figure.legend(loc="outside upper center", ncols=1, borderaxespad=1)
+        return figure
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

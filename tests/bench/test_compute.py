@@ -1,0 +1,65 @@
+"""`benchmarks/compute.py`: a line through made-up runs is the law that made them, and the best rate counts."""
+
+import csv
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from evalkit.core.rows import Header, RowLog, row
+
+ROOT = Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("compute", ROOT / "benchmarks" / "compute.py")
+assert SPEC is not None and SPEC.loader is not None
+compute = importlib.util.module_from_spec(SPEC)
+sys.modules["compute"] = compute
+SPEC.loader.exec_module(compute)
+STEPS, BATCH, LENGTH = 10, 4, 8
+
+
+def run(folder: Path, family: str, size: int, rate: float, worse: float = 1.0, exponent: float = 0.1) -> None:
+    """A run of which a token costs `size` FLOPs, and whose loss is a power of its compute, or so many times worse."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(f"train:\n  batch_size: {BATCH}\n  learning_rate: {rate}\n")
+    flops = 3 * size * STEPS * BATCH * LENGTH
+    told = {"kind": "evalkit.reports.text", "train_length": LENGTH, "seeds": [0], "steps": STEPS}
+    with RowLog.open(folder / "metrics.jsonl") as log:
+        log.begin(Header("run", "books", family, parameters=size, flops_per_token=size, **told))
+        at = {"run": "run", "task": "books", "model": family, "seed": 0, "split": "validation", "metric": "loss"}
+        log.write(
+            [
+                row(step=step, length=LENGTH, count=1, total=loss, **at)
+                for step, loss in ((5, 9.0), (STEPS, worse * 5 * flops**-exponent))
+            ]
+        )
+
+
+def test_the_law_that_made_the_runs_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for family, exponent in (("hawk", 0.1), ("mqa", 0.2)):
+        for size in (1000, 3000, 9000):
+            run(tmp_path / "runs" / f"{family}_{size}", family, size, 2e-3, exponent=exponent)
+            run(tmp_path / "runs" / f"{family}_{size}_worse", family, size, 8e-3, worse=1.5, exponent=exponent)
+    compute.main(tmp_path / "runs", tmp_path / "out")
+    assert "hawk: loss falls as compute to the −0.100 (0.100 to 0.100)" in capsys.readouterr().out
+    with (tmp_path / "out" / "compute.csv").open(encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert len(found) == 12
+    assert {line["rate"] for line in found if line["chosen"] in ("True", "true")} == {"0.002"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compute.csv", "compute_fits.csv", "compute.png"}
+
+
+def test_an_interval_says_how_far_points_are_from_a_line() -> None:
+    points = [compute.Trained("hawk", n, 1e-3, 10.0**n, 2.0 * (1 + 0.02 * (-1) ** n)) for n in range(6, 10)]
+    found = compute.fit(points)
+    assert found.low < found.exponent < found.high and found.high - found.low > 0.01
+    with pytest.raises(ValueError, match="needs 3"):
+        compute.fit(points[:2])
+
+
+def test_a_run_that_is_not_finished_is_named(tmp_path: Path) -> None:
+    run(tmp_path / "run", "hawk", 1000, 1e-3)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    with pytest.raises(ValueError, match="no validation at its last step"):
+        compute.trained(tmp_path / "run")
