@@ -119,14 +119,10 @@ def latency(
     for one in ready:
         _refuse_too_large(one, batch, max(1, *prefill) + tokens[-1], _memory(), "this machine has")
     record = Record(Path(out), {"bench": "decode", **shown, "models": [one.name for one in ready]})
-    for repeat in range(repeats):
-        for prefilled in prefill:
-            for one in ready:
-                key = {"repeat": repeat, "model": one.name, "prefill": prefilled}
-                if not record.holds(key):
-                    told = f"round {repeat + 1} of {repeats}, {one.name}, batch {batch}, prefill {prefilled:,}"
-                    prepared = _prepared(one, batch, prefilled, tokens[-1], vocab_size)
-                    record.add(key | _measured(one, batch, prefilled, tokens, prepared, told, said))
+    for told, one, prefilled, key in _missing(record, repeats, ready, "prefill", prefill):
+        told = f"{told}, batch {batch}, prefill {prefilled:,}"
+        prepared = _prepared(one, batch, prefilled, tokens[-1], vocab_size)
+        record.add(key | _measured(one, batch, prefilled, tokens, prepared, told, said))
     record.rows = _of_rounds(record, repeats, said)
     rows = [row for prefilled in prefill for one in ready for row in _rows(record, one, prefilled)]
     panels = {f"decode-{prefilled}": [row for row in rows if row["prefill"] == prefilled] for prefilled in prefill}
@@ -156,19 +152,26 @@ def throughput(
     for one in ready:
         _refuse_too_large(one, 1, 1 + tokens[-1], memory, f"memory_gb={memory_gb:g} has")
     record = Record(Path(out), {"bench": "throughput", **shown, "models": [one.name for one in ready]})
-    for repeat in range(repeats):
-        for count in tokens:
-            for one in ready:
-                key = {"repeat": repeat, "model": one.name, "tokens": count}
-                if not record.holds(key):
-                    told = f"round {repeat + 1} of {repeats}, {one.name}"
-                    record.add(key | _at_the_largest_batch(one, count, memory, most, vocab_size, told, said))
+    for told, one, count, key in _missing(record, repeats, ready, "tokens", tokens):
+        record.add(key | _at_the_largest_batch(one, count, memory, most, vocab_size, told, said))
     record.rows = _of_rounds(record, repeats, said)
     rows = [row for one in ready for count in tokens for row in _rows(record, one, 0, count)]
     frame = Frame("tokens decoded", "tokens a second", scale="fitted")
     title = f"Decoding as many rows as fit in {memory_gb:g} GB"
     _draw(Path(out) / "throughput.png", title, rows, "tokens_per_s", "equation_5_per_s", frame)
     return written(Path(out), {**shown, "repeats": repeats, "rows": rows}, ["throughput"])
+
+
+def _missing(
+    record: Record, repeats: int, ready: Sequence[Timed], name: str, values: Sequence[int]
+) -> Iterator[tuple[str, Timed, int, dict[str, Any]]]:
+    """What is to be measured yet, in rounds over all values and models: in words, the model, the value and its key."""
+    for repeat in range(repeats):
+        for value in values:
+            for one in ready:
+                key = {"repeat": repeat, "model": one.name, name: value}
+                if not record.holds(key):
+                    yield f"round {repeat + 1} of {repeats}, {one.name}", one, value, key
 
 
 def _of_rounds(record: Record, repeats: int, said: Said) -> list[dict[str, Any]]:

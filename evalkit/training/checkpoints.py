@@ -144,7 +144,7 @@ class Checkpoints:
 
     def _read(self, step: int, abstract: TrainState, layout: Layout) -> tuple[TrainState, dict[str, Any]]:
         folder = self.path / str(step)
-        summed = sums.check(folder)
+        summed = _summed(folder)
         meta = self._orbax.restore(folder, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]  # type: ignore[call-arg]
         if not summed and meta.get(SUMMED):
             raise sums.Damaged(f"{sums.FILE} is missing")
@@ -177,6 +177,19 @@ class Checkpoints:
             return
         for left in self.path.glob(f"{UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _summed(folder: Path) -> bool:
+    """As `sums.check`; of several processes the first one reads all files, and the others hear what it found."""
+    problem = summed = ""
+    if peers.first():
+        try:
+            summed = SUMMED if sums.check(folder) else ""
+        except sums.Damaged as error:
+            problem = str(error)
+    if problem := peers.agreed(problem):
+        raise sums.Damaged(problem)
+    return bool(peers.agreed(summed))
 
 
 def _forget_late_writes(failure: "sys.UnraisableHookArgs") -> None:

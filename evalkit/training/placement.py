@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evalkit.core.devices import AXIS, mesh_for
+from evalkit.core.errors import UserError
 from evalkit.processes import peers
 from evalkit.training.layouts.sizes import Sizes, mesh_of, refuse_undivided
 from evalkit.training.mesh_step import MeshStep
@@ -29,6 +30,11 @@ class Placement:
             return mesh_for(self._seeds) if self.by_seed else mesh_for(*self._batches)
         sizes = self.sizes or Sizes(jax.device_count(), 1)
         refuse_undivided(sizes, self._batches, jax.device_count())
+        if peers.several() and sizes.data * sizes.model != jax.device_count():
+            raise UserError(
+                f"mesh: data: {sizes.data} x model: {sizes.model} are not all {jax.device_count()} devices of the "
+                f"{jax.process_count()} processes; give a mesh of all, or start fewer processes"
+            )
         return mesh_of(sizes)
 
     @cached_property
