@@ -158,13 +158,13 @@ def _run(overrides: Sequence[str]) -> int:
     devices.use_every_core()
     with connection.connected(plain(composed.config)["distributed"]):
         # By the clock of the first process, which is the one that may find a run there.
-        folder = Path(peers.agreed(str(composed.folder.absolute())))
+        folder = Path(peers.agreed(str(composed.folder)))
         if peers.first():
             refuse_used(folder)
         experiment = prepared(composed)
         from evalkit.session import run
 
-        return run.start(experiment, folder)
+        return run.start(experiment, folder.absolute())
 
 
 def _is_whole_experiment(overrides: Sequence[str]) -> bool:
