@@ -76,11 +76,16 @@ def losses(run: Trainer, state: Any, steps: int) -> tuple[Any, list[float]]:
     return state, found
 
 
+# Newer versions of XLA write the axes themselves.
+GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|mesh\[.*?\] \{(.*?)\})")
+
+
 def messages(run: Trainer, program: str | None) -> dict[str, int]:
     """How many messages a compiled program has, by kind, the axis of those who speak, and the way they go."""
     assert run.place.sizes is not None
     everyone = np.arange(DEVICES).reshape(run.place.sizes)
     axes = {",".join(map(str, group)): axis for axis, group in (("data", everyone[:, 0]), ("model", everyone[0]))}
+    axes |= {"data": "data", "model": "model"}
     found: Counter[str] = Counter()
     assert program is not None
     for line in program.splitlines():
@@ -89,9 +94,9 @@ def messages(run: Trainer, program: str | None) -> dict[str, int]:
         )
         if said is None:
             continue
-        groups = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
+        groups = GROUPS.search(line)
         assert groups is not None, line
-        axis = axes.get(groups[1], "all")
+        axis = axes.get(groups[1] or groups[2].strip("'"), "all")
         way = " back" if "transpose(jvp" in line else " forward" if "jvp" in line else ""
         scalars = all(shape == "f32[]" or shape == "f64[]" for shape in re.findall(r"[fs]\d+\[[\d,]*\]", said[1]))
         found[f"{said[2]} over {axis}{way}{', scalars' if scalars else ''}"] += 1
