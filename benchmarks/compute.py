@@ -56,9 +56,10 @@ def trained(folder: Path) -> Trained:
         if (row["split"], row["metric"], row["step"]) == ("validation", "loss", header.steps)
         and row["length"] == header.train_length
     ]
-    if not losses or None in (header.steps, header.train_length, header.flops_per_token, header.parameters):
+    if not losses:
         raise ValueError(f"{folder} has no validation at its last step; finish it with resume={folder}")
-    assert header.steps and header.train_length and header.flops_per_token and header.parameters
+    if not (header.steps and header.train_length and header.flops_per_token and header.parameters):
+        raise ValueError(f"{folder} does not say what its training computed; train it with this version")
     train = config["train"]
     tokens = header.steps * train["batch_size"] * header.train_length
     flops = float(BACKWARD_TOO * header.flops_per_token * tokens)

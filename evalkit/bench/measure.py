@@ -101,6 +101,7 @@ def measure(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tupl
         if what != "steps":
             devices.spare_memory()  # as `generate` does, so that what is timed is what it runs
         devices.use_every_core()
+        devices.use_precision("highest")
         result = _of_models(what, own, rest)
     else:
         result = _alone(what, own)

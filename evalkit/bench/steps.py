@@ -63,8 +63,8 @@ def measure(
 ) -> dict[str, Any]:
     """Milliseconds of a step of each model at each length, and relative to the first model's; raises UserError.
 
-    At a length, the steps of all models are timed in turn, so that noise falls on all alike, and ratios are taken
-    within a round.
+    At a length, the steps of all models are timed in turn, so that noise falls on all alike. Ratios are taken within
+    a round.
     """
     for length in lengths:
         if tokens % length:

@@ -14,6 +14,7 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import PACKED, pack
 from evalkit.disk import sums
+from evalkit.processes import peers
 from evalkit.record.files import RESULTS
 from evalkit.record.history import FILE as HISTORY
 from evalkit.training.state import TrainState, params_of
@@ -30,6 +31,10 @@ def write(folder: Path, run: Path, experiment: Experiment, state: TrainState, st
 
     It is there as a whole or not at all. Raises UserError for a folder that is in use, or cannot be written.
     """
+    if not peers.first():
+        for index in range(experiment.seeds):  # what is divided over processes, all must ask for
+            params_of(state, index, experiment.parameters)
+        return
     place = folder.absolute()
     new = place.with_name(f".{place.name}.unfinished")
     with writing(folder):

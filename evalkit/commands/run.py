@@ -194,7 +194,7 @@ def _refuse_dry_run(overrides: Sequence[str]) -> None:
 
 def _refuse_distributed(overrides: Sequence[str], multirun: bool) -> None:
     """Raises UserError for `distributed=` of anything but one run that trains."""
-    asked = [text for text in overrides if text.partition("=")[0] == "distributed" and not text.endswith("=false")]
+    asked = [text for text in overrides if text.lstrip("+").partition("=")[0] == "distributed"]
     if asked and (multirun or _is_whole_experiment(overrides) or "checkpoint" in _named(overrides)):
         raise UserError(f"{asked[0]}: several processes train one model together; give one run, with task= and model=")
 

@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from evalkit.core import streams
-from evalkit.core.contracts import AnyTask, Feed, Illustration, Judged, Ordinary, Recalls, Task
+from evalkit.core.contracts import AnyTask, Feed, Illustration, Judged, Ordinary, Recalls, Rows, Task
 from evalkit.core.errors import UserError
 from evalkit.core.network import Refused, Silent, ask_hub
 from evalkit.processes import peers
@@ -52,7 +52,7 @@ class Drawn(Feed):
         self.judged = task.judged if isinstance(task, Judged) else task
 
     def load(
-        self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: slice = slice(None)
+        self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: Rows = slice(None)
     ) -> tuple[()]:
         return ()
 
@@ -157,7 +157,7 @@ class Read(_OfText):
     """A text: windows are read on the host."""
 
     def load(
-        self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: slice = slice(None)
+        self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: Rows = slice(None)
     ) -> Example:
         """The windows of every seed and step; without positions where no document begins within any process's.
 

@@ -19,6 +19,8 @@ from evalkit.tasks.text.tokenizers import Tokenizer
 
 Params = Any  # nested dictionaries of arrays
 Cache = Any  # a pytree of the model's own
+Rows = slice | np.ndarray
+"""Which sequences of a batch are meant: a range, or their numbers."""
 
 
 @runtime_checkable
@@ -132,7 +134,7 @@ class Feed:
     """
 
     def load(
-        self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: slice = slice(None)
+        self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: Rows = slice(None)
     ) -> Any:
         """What the program needs for steps `first`, … of each seed `[s, steps, b, …]`: arrays, or nothing.
 

@@ -6,8 +6,10 @@ this file, which passes on whatever comes, but for those words.
 
 import os
 import re
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -15,6 +17,7 @@ FATAL = re.compile(
     rb"^F\d{4} .*JAX distributed service detected fatal errors|^terminate called after throwing an instance of 'gloo"
 )
 WARNING = re.compile(rb"^E\d{4} .*coordination_service")
+HELD_SECONDS = 1.0
 LINE = "evalkit: another process of this run has ended, so this one ends too; read its last line, then resume=RUN"
 
 
@@ -40,19 +43,38 @@ def shortened(line: str = LINE) -> Iterator[None]:
 
 def pass_on(last: str) -> None:
     """Copies stdin to stderr line by line, until JAX's last words come, for which it says `last`."""
-    held: list[bytes] = []
-    for line in sys.stdin.buffer:
+    held, since = b"", 0.0
+    for line in _lines():
         if FATAL.match(line):
-            held = [last.encode() + b"\n"]
-            break
-        # A warning may be the first of the last words; it is held until they come, or the end.
+            os.write(2, last.encode() + b"\n")
+            for _ in _lines():
+                pass
+            return
+        # A warning may be the first of the last words, which come at once: it is held for so long.
+        if held and (not line or time.monotonic() - since > HELD_SECONDS):
+            os.write(2, held)
+            held = b""
         if held or WARNING.match(line):
-            held.append(line)
+            held, since = held + line, since if held else time.monotonic()
         else:
             os.write(2, line)
-    os.write(2, b"".join(held))
-    for _ in sys.stdin.buffer:
-        pass
+    os.write(2, held)
+
+
+def _lines() -> Iterator[bytes]:
+    """The lines of stdin, and after a while of silence what there is of one, which may be nothing."""
+    rest = b""
+    while True:
+        if not select.select([0], [], [], HELD_SECONDS)[0]:
+            yield rest
+            rest = b""
+            continue
+        chunk = os.read(0, 2**16)
+        if not chunk:
+            yield rest
+            return
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line + b"\n" for line in whole)
 
 
 if __name__ == "__main__":

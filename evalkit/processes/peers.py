@@ -14,6 +14,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 LONGEST_TEXT = 4096
+LOST = ("Gloo", "gloo", "NCCL", "coordination service")
+"""What is in an error of JAX's where another process has gone, or was never reached."""
 
 
 def first() -> bool:
@@ -39,6 +41,11 @@ def agreed(text: str) -> str:
     own = np.frombuffer(text.encode(), np.uint8)[:LONGEST_TEXT]
     letters[: own.size] = own
     return bytes(multihost_utils.broadcast_one_to_all(letters)).rstrip(b"\0").decode()
+
+
+def lost(error: BaseException) -> bool:
+    """Whether JAX says by this error that it did not reach another process."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOST)
 
 
 def wait(name: str) -> None:

@@ -59,7 +59,7 @@ def show(jobs: Sequence[Job], console: Console) -> None:
         console.print(f"about {_shown(whole)} hours of training; evaluations come on top", highlight=False)
         console.print("(by steps measured now, or by what runs that began have taken)", style="dim", highlight=False)
     elif waiting:
-        console.print("how long a run on a text takes is known once it has begun", highlight=False)
+        console.print("how long a run on a text takes is known when one has ended or was stopped", highlight=False)
     else:
         console.print("nothing is left to train", highlight=False)
 

@@ -41,6 +41,7 @@ from evalkit.session.lock import alone
 from evalkit.session.loop import train
 from evalkit.session.session import Session, console_of
 from evalkit.session.space import refuse_full
+from evalkit.training import connection
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.state import TrainState, params_of
 from evalkit.training.trainer import Trainer
@@ -57,6 +58,7 @@ def start(experiment: Experiment, folder: Path) -> int:
 
     Raises BrokenPromise, before anything is written, for a task, a model or an evaluation that does not keep one.
     """
+    connection.refuse_unconnected(experiment.distributed)
     experiment = _heard(experiment)
     devices.use_precision(experiment.matmul_precision)
     if experiment.checkpoint is not None:
@@ -79,17 +81,21 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
     More `train.steps` than before train a finished run further. Raises UserError if it cannot go on.
     """
     experiment = _heard(from_file(folder / "config.yaml", overrides, RESUMABLE))
+    connection.refuse_unconnected(experiment.distributed)
     refuse_elsewhere(folder, written(experiment.config), typed(overrides))
     devices.use_precision(experiment.matmul_precision)
     if experiment.checkpoint is None and is_archive(folder):
         raise UserError(f"{folder} is an archive, which has no checkpoint to go on from; give the run itself")
     with peers.room(folder) as own, alone(own):
         if experiment.checkpoint is not None:
+            if peers.several():
+                raise UserError(f"{folder} measures a checkpoint, which is one process's; leave distributed= out")
             return _resume_on_checkpoint(experiment, folder, overrides)
         _refuse_less(experiment, folder)
-        if (folder / RESULTS).is_file() and not _has_more_steps(experiment, folder):
+        finished = (folder / RESULTS).is_file() and not _has_more_steps(experiment, folder)
+        if peers.agreed(RESULTS if finished else ""):
             _refuse_other_evaluation(experiment, folder, overrides)
-            return _say_finished(experiment, folder)
+            return _say_finished(experiment, folder) if peers.first() else 0
         return _go_on(experiment, folder, own)
 
 
@@ -245,18 +251,16 @@ def _go_on(experiment: Experiment, folder: Path, own: Path) -> int:
         hold(experiment, params_of(restored.state, 0, experiment.parameters))
         checkpoints.retire(restored.step)  # a kill may have come between the last one and this
         if peers.agreed(RESULTS if (folder / RESULTS).is_file() else ""):
-            _keep_finished(experiment, folder, own, restored)
+            _keep_finished(experiment, folder, restored)
         return _trained(experiment, own, trainer, checkpoints, restored, {})
 
 
-def _keep_finished(experiment: Experiment, folder: Path, own: Path, restored: Restored) -> None:
-    """Archives a finished run that is trained further: its results go on being what its shorter training gave.
-
-    Parameters that are divided over processes come together in each, so all of them write what one keeps.
-    """
-    kept = own / EARLIER / str(restored.step)
+def _keep_finished(experiment: Experiment, folder: Path, restored: Restored) -> None:
+    """Archives a finished run that is trained further: its results go on being what its shorter training gave."""
+    kept = folder / EARLIER / str(restored.step)
     if not peers.agreed(EARLIER if kept.exists() else ""):
         archives.write(kept, folder, experiment, restored.state, restored.step)
+    peers.wait("kept")
     say(console_of(experiment), f"what {restored.step:,} steps gave is kept in {near(kept)}")
 
 
@@ -278,7 +282,9 @@ def _trained(
     offset = offset if peers.first() else 0
     training = trainer.training
     history.add(folder, Work(history.command_line(), step, training.steps, training.schedule))
-    told = {"resume_hint": resume_hint(folder), "next_commands": next_commands(experiment, folder)}
+    # Of several processes the others write elsewhere, and all go on with the one run.
+    run = checkpoints.path.parent
+    told = {"resume_hint": resume_hint(run), "next_commands": next_commands(experiment, run)}
     with Session(experiment, folder, offset=offset, **told) as session:
         session.timing.update(timing)
 

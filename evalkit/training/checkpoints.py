@@ -82,6 +82,8 @@ class Checkpoints:
             if peers.first():
                 self._keep(new, step)
         except Exception as error:  # TensorStore reports a full disk as whatever its driver raises
+            if peers.lost(error):
+                raise
             reason = first_line(error)[:200]
             with suppress(OSError):  # a folder that cannot be read either
                 self.tidy()
@@ -116,13 +118,19 @@ class Checkpoints:
         It comes in the form of `abstract`, and lies where that says, whatever mesh it was written on. `layout` is that
         of one seed's parameters.
         """
-        steps = self.steps
+        # What one process cannot read, none goes on from, and all look in the same order.
+        steps = [int(text) for text in peers.agreed(" ".join(map(str, self.steps))).split()]
         for step in steps:
+            found, reason = None, "by another process"
             try:
-                return Restored(step, *self._read(step, abstract, layout))
+                found = Restored(step, *self._read(step, abstract, layout))
             except Exception as error:  # Orbax raises a different type for each way a checkpoint can be broken
+                if peers.lost(error):
+                    raise
                 reason = first_line(error)[:200]
-                log.warning("checkpoint %d in %s cannot be read (%s); trying an older one", step, self.path, reason)
+            if not peers.largest(int(found is None)):
+                return found
+            log.warning("checkpoint %d in %s cannot be read (%s); trying an older one", step, self.path, reason)
         if steps:
             raise UserError(f"no checkpoint in {self.path} can be read; start the run anew")
         return None
@@ -185,8 +193,8 @@ def _summed(folder: Path) -> bool:
     if peers.first():
         try:
             summed = SUMMED if sums.check(folder) else ""
-        except sums.Damaged as error:
-            problem = str(error)
+        except (sums.Damaged, OSError) as error:
+            problem = first_line(error)
     if problem := peers.agreed(problem):
         raise sums.Damaged(problem)
     return bool(peers.agreed(summed))

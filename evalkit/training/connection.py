@@ -11,16 +11,16 @@ import jax
 
 from evalkit.core.credentials import masked
 from evalkit.core.errors import UserError, first_line
-from evalkit.processes import last_words
+from evalkit.processes import last_words, peers
 
 Setting = bool | Mapping[str, Any]
 """False, True where JAX finds the others by itself, or a coordinator, a count and an index."""
 WORDS = {"coordinator": str, "count": int, "index": int}
 HEARTBEAT_SECONDS = 20
 """After so many without a sign of life a process is dead, and JAX ends the others."""
-UNREACHED = "evalkit: distributed: process 0 did not answer within 300 s; start it, or give the others its address"
-LOST = ("Gloo", "gloo", "NCCL", "coordination service")
-"""What is in an error of JAX's where another process has gone."""
+UNREACHED = "evalkit: distributed: not all processes were there within 300 s; start each, with the address of process 0"
+EVALUATION_SECONDS = 7 * 24 * 3600
+"""How long a process that has done its part waits for the others, which may measure for longer."""
 
 
 def check(setting: Setting | str) -> None:
@@ -57,34 +57,48 @@ def connected(setting: Setting | str) -> Iterator[None]:
         return
     with last_words.shortened(UNREACHED):
         _connect(setting)
+    code = 0
     with last_words.shortened():
         try:
             yield
+            jax.distributed.shutdown()  # waits for the others, of which one may measure for longer
         except BaseException as error:
-            _tell(error)
-            os._exit(error.exit_code if isinstance(error, UserError) else 1)
+            code = _told(error)
+    if code:
+        os._exit(code)
+
+
+def refuse_unconnected(setting: Setting) -> None:
+    """Raises UserError if this process was to be one of several, and nothing has connected it."""
+    if setting is not False and not jax.distributed.is_initialized():
+        raise UserError(f"distributed={setting}: only the command line connects processes, for one run; leave it out")
 
 
 def _connect(setting: Setting | str) -> None:
     given = setting if isinstance(setting, Mapping) else {}
+    jax.config.update("jax_enable_preemption_service", False)  # signals are `Watch`'s
     try:
         jax.distributed.initialize(
             given.get("coordinator"),
             given.get("count"),
             given.get("index"),
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=EVALUATION_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
         how = "give 'distributed={coordinator: HOST:PORT, count: 2, index: 0}'"
         raise UserError(f"distributed: the other processes were not found ({first_line(error)}); {how}") from error
 
 
-def _tell(error: BaseException) -> None:
-    """One line of which process ended and why; a fault of ours keeps its traceback."""
-    if isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOST):
-        print(last_words.LINE, file=sys.stderr, flush=True)
-        return
+def _told(error: BaseException) -> int:
+    """Says in one line which process ended and why, and returns its exit code; a fault of ours keeps its traceback."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if peers.lost(error):
+        print(f"{last_words.LINE} ({first_line(error)[:200]})", file=sys.stderr, flush=True)
+        return 1
     if not isinstance(error, UserError | KeyboardInterrupt):
         traceback.print_exception(error)
     reason = "stopped" if isinstance(error, KeyboardInterrupt) else first_line(error)
     print(masked(f"evalkit: process {jax.process_index()}: {reason}"), file=sys.stderr, flush=True)
+    return 130 if isinstance(error, KeyboardInterrupt) else error.exit_code if isinstance(error, UserError) else 1

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from evalkit.core.contracts import Rows
 from evalkit.core.devices import AXIS, mesh_for
 from evalkit.core.errors import UserError
 from evalkit.processes import peers
@@ -29,6 +30,11 @@ class Placement:
         if self.sizes is None and not peers.several():
             return mesh_for(self._seeds) if self.by_seed else mesh_for(*self._batches)
         sizes = self.sizes or Sizes(jax.device_count(), 1)
+        if self.sizes is None and any(batch % sizes.data for batch in self._batches):
+            raise UserError(
+                f"batches of {', '.join(map(str, self._batches))} are no multiples of the {sizes.data} devices of all "
+                "processes; give such a train.batch_size, or a mesh"
+            )
         refuse_undivided(sizes, self._batches, jax.device_count())
         if peers.several() and sizes.data * sizes.model != jax.device_count():
             raise UserError(
@@ -57,13 +63,13 @@ class Placement:
         """Along which axes what is read for `[seeds, steps, sequences]` is split: each device has what it uses."""
         return self.seeds if self.by_seed else PartitionSpec(None, None, AXIS)
 
-    def rows(self, batch: int) -> slice:
-        """Which sequences of a batch this process's devices use."""
+    def rows(self, batch: int) -> Rows:
+        """Which sequences of a batch this process's devices use, in order."""
         if not peers.several():
             return slice(None)
         found = NamedSharding(self.mesh, PartitionSpec(AXIS)).addressable_devices_indices_map((batch,)).values()
-        spans = [one[0].indices(batch) for one in found if one is not None]
-        return slice(min(first for first, _, _ in spans), max(last for _, last, _ in spans))
+        spans = {one[0].indices(batch) for one in found if one is not None}
+        return np.concatenate([np.arange(*span) for span in sorted(spans)])
 
     def together(self, loaded: Any, batch: int) -> Any:
         """What every process has read of the sequences of a `batch` as arrays of them all."""

@@ -109,7 +109,7 @@ class Corpus:
         """
         return self._view(self._cuts(fraction), self.ends)
 
-    def windows(self, seed: int, step: int, batch: int, length: int, rows: slice = slice(None)) -> Window:
+    def windows(self, seed: int, step: int, batch: int, length: int, rows: slice | np.ndarray = slice(None)) -> Window:
         """Those of `batch` windows of `length` tokens that `rows` names, from anywhere, packed across documents.
 
         `positions` begin at 0 with every window and every document; no token is predicted from the document before it.

@@ -82,7 +82,7 @@ class Text(Source):
                 raise ValueError(f"{error}, or give task.allow_shared=true") from error
         self._check_lengths(self.length)
 
-    def windows(self, seed: int, step: int, batch: int, length: int, rows: slice = slice(None)) -> Window:
+    def windows(self, seed: int, step: int, batch: int, length: int, rows: slice | np.ndarray = slice(None)) -> Window:
         """Windows `rows` of one seed's training batch at one step; raises ValueError if the texts are too short."""
         self._check_lengths(length)
         return self._heads.windows(seed, step, batch, length, rows)

@@ -381,7 +381,7 @@ def test_a_mesh_that_does_not_divide_a_model_is_refused(pattern: str, mesh: dict
     ("batch", "devices", "told"),
     [
         (6, 8, "data: 4 does not divide a batch of 6"),
-        (8, 6, "data: 4 x model: 2 devices do not divide the 6 of this process"),
+        (8, 6, "data: 4 x model: 2 devices do not divide the 6 that there are"),
     ],
 )
 def test_a_mesh_that_does_not_divide_a_batch_or_the_devices_is_refused(batch: int, devices: int, told: str) -> None:
@@ -392,7 +392,7 @@ def test_a_mesh_that_does_not_divide_a_batch_or_the_devices_is_refused(batch: in
 
 def test_a_mesh_is_refused_before_anything_is_compiled() -> None:
     """One device is no 4 x 2 of them."""
-    with pytest.raises(UserError, match="do not divide the 1 of this process"):
+    with pytest.raises(UserError, match="do not divide the 1 that there are"):
         trainer("ra", {"data": 4, "model": 2}).init()
 
 

@@ -36,10 +36,10 @@ def sizes_of(setting: Setting) -> Sizes | None:
 
 
 def refuse_undivided(sizes: Sizes, batches: Sequence[int], devices: int) -> None:
-    """Raises UserError if the mesh does not divide a batch, or the devices of this process."""
+    """Raises UserError if the mesh does not divide a batch, or the devices of all processes."""
     if devices % (sizes.data * sizes.model):
         raise UserError(
-            f"mesh: data: {sizes.data} x model: {sizes.model} devices do not divide the {devices} of this process; "
+            f"mesh: data: {sizes.data} x model: {sizes.model} devices do not divide the {devices} that there are; "
             "give others, or mesh=auto"
         )
     for batch in batches:
