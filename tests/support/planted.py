@@ -34,7 +34,7 @@ PLANTED: tuple[Mutation, ...] = (
     Mutation(
         "sums_are_not_looked_at",
         "evalkit/training/checkpoints.py",
-        "summed = sums.check(folder)",
+        "summed = _summed(folder)",
         "summed = True",
         "tests/faults/test_rot.py",
     ),
