@@ -7,6 +7,7 @@ Training takes three times the forward pass, backwards included. Of each size th
 A line is `log L = a − b log C` by least squares, and b has its 95 % interval by Student's t.
 """
 
+import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -85,8 +86,10 @@ def fit(runs: Sequence[Trained]) -> Fit:
 
 
 def main(runs: Path, out: Path) -> None:
-    """Writes every run and the fits as CSV, and the figure; prints the fits."""
+    """Writes every run and the fits as CSV, and the figure; prints the fits. Raises ValueError if there are no runs."""
     every = [trained(folder) for folder in with_records(runs)]
+    if not every:
+        raise ValueError(f"{runs} has no runs; give the folder of experiment=fig1a, such as runs/fig1a/cpu")
     chosen = best(every)
     families = {name: [run for run in chosen if run.family == name] for name in dict.fromkeys(r.family for r in chosen)}
     fits = {name: fit(points) for name, points in families.items()}
@@ -117,4 +120,11 @@ def _figure(families: dict[str, list[Trained]], fits: dict[str, Fit]) -> Figure:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="the folder of experiment=fig1a")
+    parser.add_argument("out", type=Path, help="where the tables and the figure are written")
+    given = parser.parse_args()
+    try:
+        main(given.runs, given.out)
+    except ValueError as error:
+        sys.exit(f"compute.py: {error}")

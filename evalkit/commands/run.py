@@ -193,10 +193,19 @@ def _refuse_dry_run(overrides: Sequence[str]) -> None:
 
 
 def _refuse_distributed(overrides: Sequence[str], multirun: bool) -> None:
-    """Raises UserError for `distributed=` of anything but one run that trains."""
+    """Raises UserError for `distributed=` that names no processes, or of anything but one run that trains."""
     asked = [text for text in overrides if text.lstrip("+").partition("=")[0] == "distributed"]
-    if asked and (multirun or _is_whole_experiment(overrides) or "checkpoint" in _named(overrides)):
+    if not asked:
+        return
+    if multirun or _is_whole_experiment(overrides) or "checkpoint" in _named(overrides):
         raise UserError(f"{asked[0]}: several processes train one model together; give one run, with task= and model=")
+    from evalkit.configuration.composition import parse
+    from evalkit.training import connection
+
+    try:  # before the types of all settings, which would say less of it
+        connection.check(parse(asked)[-1].value())
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _refuse_without_effect(overrides: Sequence[str]) -> None:

@@ -62,6 +62,8 @@ def main(overrides: Sequence[str]) -> int:
     try:
         with logs.shown(console):
             plan.show([_job(folder, member) for member in members], console)
+            if not dry:
+                _refuse_unreadable(folder, members)
             code = 0 if dry else _run_all(folder, members, console)
     except KeyboardInterrupt:  # between two runs; within one, that is saved first
         console.print(Text(again), soft_wrap=True)
@@ -158,6 +160,14 @@ def _refuse_begun_otherwise(folder: Path, member: Member) -> None:
         other = run.begun_with_other(path.parent, wanted)
         if other is not None:
             raise UserError(f"{path.parent} was begun with another {other}; give another {RUN_FOLDER}FOLDER")
+
+
+def _refuse_unreadable(folder: Path, members: Sequence[Member]) -> None:
+    """Raises UserError if the data of the first run to do is not there: all runs read the same as a rule."""
+    for member in members:
+        if member.evaluated is None and not is_finished(folder / member.name):
+            member.experiment.feed.prepare()
+            return
 
 
 def _do(folder: Path, member: Member) -> int:

@@ -23,22 +23,28 @@ EVALUATION_SECONDS = 7 * 24 * 3600
 """How long a process that has done its part waits for the others, which may measure for longer."""
 
 
-def check(setting: Setting | str) -> None:
+def check(setting: object) -> None:
     """Raises ValueError for a setting `distributed` that names no processes."""
     if isinstance(setting, bool):
         return
     if (
-        isinstance(setting, str)
+        not isinstance(setting, Mapping)
         or set(setting) != set(WORDS)
         or any(type(setting[name]) is not kind for name, kind in WORDS.items())
         or not 0 <= setting["index"] < setting["count"]
-        or not setting["coordinator"].rpartition(":")[2].isdecimal()
+        or not _is_address(setting["coordinator"])
     ):
-        shown = setting if isinstance(setting, str) else dict(setting)
+        shown = dict(setting) if isinstance(setting, Mapping) else setting
         raise ValueError(
             f"distributed={shown}; allowed: false, true, or the address of process 0, how many there are, and which "
             "this one is: 'distributed={coordinator: HOST:PORT, count: 2, index: 0}'"
         )
+
+
+def _is_address(text: str) -> bool:
+    """Whether it is a host and a port that there can be; for another JAX would look for five minutes."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 2**16
 
 
 @contextmanager

@@ -63,3 +63,9 @@ def test_a_run_that_is_not_finished_is_named(tmp_path: Path) -> None:
     (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     with pytest.raises(ValueError, match="no validation at its last step"):
         compute.trained(tmp_path / "run")
+
+
+def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no runs; give the folder of experiment=fig1a"):
+        compute.main(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

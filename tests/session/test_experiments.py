@@ -175,6 +175,15 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_data_that_is_not_there_ends_the_whole_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of its runs would say the same."""
+    words = [f"data.path={tmp_path / 'nowhere'}", f"hydra.run.dir={tmp_path / 'out'}"]
+    assert main(["experiment=fig9", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "nowhere is no folder" in said, said
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_that_fails_does_not_keep_the_others_from_running(
     experiment: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

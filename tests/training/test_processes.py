@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from evalkit.__main__ import main
 from evalkit.core.errors import UserError
 from evalkit.core.rows import value
 from evalkit.processes import last_words, peers
@@ -185,18 +186,30 @@ def test_what_only_the_first_may_refuse_ends_both(tmp_path: Path) -> None:
         "yes",
         {},
         {"coordinator": "localhost:1", "count": 2},
+        2,
         {"coordinator": "localhost", "count": 2, "index": 0},
+        {"coordinator": ":1", "count": 2, "index": 0},
+        {"coordinator": "localhost:65536", "count": 2, "index": 0},
         {"coordinator": "localhost:1", "count": 2, "index": 2},
         {"coordinator": "localhost:1", "count": 2, "index": -1},
         {"coordinator": "localhost:1", "count": "2", "index": 0},
     ],
 )
-def test_a_setting_that_names_no_processes_is_refused(setting: connection.Setting | str) -> None:
-    with (
-        pytest.raises(UserError, match=r"distributed=.*; allowed: false, true, or .*index: 0}'"),
-        connection.connected(setting),
-    ):
+def test_a_setting_that_names_no_processes_is_refused(setting: object) -> None:
+    with pytest.raises(ValueError, match=r"distributed=.*; allowed: false, true, or .*index: 0}'"):
+        connection.check(setting)
+
+
+def test_nothing_begins_with_a_setting_that_names_no_processes() -> None:
+    with pytest.raises(UserError, match="; allowed: false, true"), connection.connected("yes"):
         raise AssertionError("it was begun")
+
+
+@pytest.mark.parametrize("words", [["distributed=maybe"], ["distributed=[]"], ["+distributed=2"]])
+def test_the_command_line_says_what_distributed_may_be(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["task=induction_heads", "model=hawk", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "; allowed: false, true, or the address of process 0" in said, said
 
 
 def test_one_process_speaks_for_itself(tmp_path: Path) -> None:
