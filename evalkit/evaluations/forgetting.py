@@ -19,6 +19,7 @@ from evalkit.record import recall_rows
 
 SETTLING = 16  # tokens after the fact whose convolutions still see it, in every block
 TINY = float(np.finfo(np.float32).tiny)  # a model of zeros has no difference to divide by
+SHAMS = {recall_rows.DRIFT_UNDONE: recall_rows.DRIFT_SHAM, recall_rows.FORGETTING_UNDONE: recall_rows.FORGETTING_SHAM}
 PER_OCTAVE = 4  # checkpoints at which the states of a pair are compared
 
 
@@ -64,7 +65,10 @@ class Forgetting:
                     yield row(metric=metric, position=distance, total=totals[number], count=self.pairs, extra=extra)
 
     def restored(self, trained: Trained, task: Recalls, params: Params, row: Callable[..., Row]) -> Iterator[Row]:
-        """Rows of the same question with one possible cause of the loss undone, in every block and in each."""
+        """Rows of the same question with one possible cause of the loss undone, in every block and in each.
+
+        Beside each stands its sham, in every block: the states moved as far in random directions.
+        """
         numbers = np.repeat(np.arange(self.contexts), task.answers)
         facts = np.tile(np.arange(task.answers), self.contexts)
         tokens, answers = planted(task, numbers, np.zeros(len(numbers), int), self.length, facts)
@@ -131,6 +135,7 @@ def _queried(
         for block in [None, *blocks]:
             chosen = blocks if block is None else [block]
             found[what, block] = reader.ask(undone(what, cache, before, chosen, answers))
+        found[SHAMS[what], None] = reader.ask(sham(what, cache, before, blocks, answers))
     return found
 
 
@@ -147,6 +152,23 @@ def undone(what: str, cache: Cache, before: Cache, blocks: Iterable[int], answer
         shared, parted = (then, now) if what == recall_rows.DRIFT_UNDONE else (now, then)
         restored = shared.mean(axis=1, keepdims=True) + parted - parted.mean(axis=1, keepdims=True)
         changed[block] = cache[block]._replace(h=restored.reshape(cache[block].h.shape))
+    return tuple(changed)
+
+
+def sham(what: str, cache: Cache, before: Cache, blocks: Iterable[int], answers: int) -> Cache:
+    """A cache whose states of `blocks` are moved as far as `undone` moves them, in random directions.
+
+    For `drift` that is one direction for all facts of a context, and for `forgetting` one for each. They are the same
+    in every call, so that a repeated evaluation gives the same rows.
+    """
+    changed = list(undone(what, cache, before, blocks, answers))
+    for block in blocks:
+        now, put_back = (c[block].h.reshape(-1, answers, c[block].h.shape[-1]) for c in (cache, changed))
+        way = jnp.linalg.norm(put_back - now, axis=-1, keepdims=True)
+        own = 1 if what == recall_rows.DRIFT_UNDONE else answers
+        direction = jax.random.normal(jax.random.key(block), (len(now), own, now.shape[-1]), now.dtype)
+        moved = now + direction * (way / jnp.linalg.norm(direction, axis=-1, keepdims=True))
+        changed[block] = cache[block]._replace(h=moved.reshape(cache[block].h.shape))
     return tuple(changed)
 
 

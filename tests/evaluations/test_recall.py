@@ -14,7 +14,7 @@ from rich.console import Console
 
 from evalkit.core.contracts import LanguageModel, Params, Recalls, Trained
 from evalkit.core.rows import RECALL, Header, Record, Row, read, row, value
-from evalkit.evaluations.forgetting import undone
+from evalkit.evaluations.forgetting import sham, undone
 from evalkit.evaluations.planting import planted
 from evalkit.evaluations.recall import Recall
 from evalkit.inference.reader import Reader
@@ -22,13 +22,15 @@ from evalkit.models.layers.mixer import Decaying
 from evalkit.models.mixers.cglru import ComplexRecurrentBlock
 from evalkit.models.mixers.convex import ConvexRecurrentBlock
 from evalkit.models.mixers.lru import UngatedRecurrentBlock
-from evalkit.models.mixers.rglru import RecurrentBlock
+from evalkit.models.mixers.rglru import RecurrentBlock, RecurrentCache
 from evalkit.models.mixers.s6 import S6Block
 from evalkit.record.recall_rows import (
     DIFFERENCE,
     DRIFT,
+    DRIFT_SHAM,
     DRIFT_UNDONE,
     FORGETTING,
+    FORGETTING_SHAM,
     FORGETTING_UNDONE,
     NOTHING_UNDONE,
     RECALLED,
@@ -204,7 +206,13 @@ def test_every_answer_is_asked_with_each_part_of_the_state_put_back() -> None:
     assert [(e["position"], e["extra"]["undone"], e["extra"]["block"]) for e in rows] == [
         (distance, what, block)
         for distance in (128, 192)
-        for what, of in ((NOTHING_UNDONE, []), (DRIFT_UNDONE, [0, 1]), (FORGETTING_UNDONE, [0, 1]))
+        for what, of in (
+            (NOTHING_UNDONE, []),
+            (DRIFT_UNDONE, [0, 1]),
+            (DRIFT_SHAM, []),
+            (FORGETTING_UNDONE, [0, 1]),
+            (FORGETTING_SHAM, []),
+        )
         for block in [None, *of]
     ]
     assert {entry["count"] for entry in rows} == {2 * trained.task.answers}
@@ -241,6 +249,23 @@ def test_what_a_context_does_and_what_its_fact_does_are_put_back_apart(model: st
             np.testing.assert_allclose(moved.h[4] - moved.h[3], now.h[4] - now.h[3], atol=1e-5)
         elif number in blocks:
             assert (np.asarray(moved.h) == np.asarray(now.h)).all()
+
+
+def test_a_sham_moves_the_states_as_far_and_nowhere_near() -> None:
+    """Of drift all facts of a context the same way; of forgetting each its own; what is no state is left alone."""
+    rng = np.random.default_rng(0)
+    shape, width = (2, 3, 4096), 4096
+    states = jnp.asarray(rng.normal(size=(2, 6, width)), np.float32)
+    now, then = (RecurrentCache(h, jnp.zeros((6, 3, width)), jnp.zeros(6, np.int32)) for h in states)
+    for what in (DRIFT_UNDONE, FORGETTING_UNDONE):
+        (real,), (moved,) = undone(what, (now,), (then,), [0], 3), sham(what, (now,), (then,), [0], 3)
+        ways = [np.asarray(cache.h - now.h).reshape(shape) for cache in (real, moved)]
+        np.testing.assert_allclose(*(np.linalg.norm(way, axis=-1) for way in ways), rtol=1e-5)
+        cosines = np.sum(ways[0] * ways[1], axis=-1) / np.sum(np.square(ways[0]), axis=-1)
+        assert np.abs(cosines).max() < 0.1, "random directions of so many numbers are nearly at right angles"
+        alike = np.allclose(ways[1][:, :1], ways[1], rtol=1e-3, atol=1e-5)
+        assert alike == (what == DRIFT_UNDONE)
+        assert moved.conv is now.conv and moved.next_position is now.next_position
 
 
 UNKNOWN = Header("r", "t", "m", RECALL)

@@ -18,10 +18,13 @@ LABELS = {
     recall_rows.NOTHING_UNDONE: "as it is",
     recall_rows.DRIFT_UNDONE: "drift undone",
     recall_rows.FORGETTING_UNDONE: "forgetting undone",
+    recall_rows.DRIFT_SHAM: "drift, sham",
+    recall_rows.FORGETTING_SHAM: "forgetting, sham",
 }
 SOLID = "Solid: measured. Dashed: by the decay of the channels that carry the fact. Thin: a seed. Thick: their median."
 UNDONE = (
-    "Undone: the other tokens' part (drift) or the fact's (forgetting) of each state as it was soon after the fact."
+    "Undone: the other tokens' part (drift) or the fact's (forgetting) of each state as it was soon after the fact. "
+    "Sham: moved as far, in random directions."
 )
 DRIFTED = "How far the other tokens have moved the state, in differences that the fact makes. Thick: the median."
 
@@ -75,7 +78,7 @@ def _by_before(summary: Mapping[str, Any]) -> list[Curve]:
 
 
 def _restored(summary: Mapping[str, Any]) -> list[Curve]:
-    """Accuracy against distance as it is, and with drift or forgetting undone in every block."""
+    """Accuracy against distance as it is, and with drift or forgetting undone in every block, or its sham."""
     whole = grouped((record["undone"], record) for record in summary["restored"] if record["block"] is None)
     return [_curve(label, whole[undone]) for undone, label in LABELS.items() if undone in whole]
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from evalkit.record.recall_rows import DRIFT_UNDONE, FORGETTING_UNDONE, NOTHING_UNDONE
+from evalkit.record.recall_rows import DRIFT_SHAM, DRIFT_UNDONE, FORGETTING_SHAM, FORGETTING_UNDONE, NOTHING_UNDONE
 from evalkit.reports.kinds import COSTS, Table, costs_of
 from evalkit.reports.numbers import between, grouped, shown
 from evalkit.reports.pooling import Line
@@ -11,6 +11,8 @@ from evalkit.reports.recall.curves import DISTANCE
 from evalkit.reports.recall.summary import summarise
 
 Rows = list[list[str]]
+WHOLE = (NOTHING_UNDONE, DRIFT_UNDONE, DRIFT_SHAM, FORGETTING_UNDONE, FORGETTING_SHAM)
+"""What is done to every block at once; records of before the shams have none."""
 
 
 def tables(lines: Sequence[Line]) -> list[Table]:
@@ -32,10 +34,10 @@ def tables(lines: Sequence[Line]) -> list[Table]:
         table("Where accuracy is lost", [before, *by_seed], _half_way),
         table("Which answers are lost", [before, *lost], _answers),
     ]
-    undone = ["seed", "at distance", "as it is", "drift undone", "forgetting undone", "in one block"]
+    whole = ["as it is", "drift undone", "its sham", "forgetting undone", "its sham"]
     kept = ["seed", "block", "tokens to 1/e, by its decay", "measured", "drift"]
     inside = [
-        table("What lost the answers", undone, _restored),
+        table("What lost the answers", ["seed", "at distance", *whole, "in one block"], _restored),
         table("What the state holds of the fact", kept, _forgetting),
     ]
     costs = Table("What the models cost", ["model", *COSTS], [[line.label, *costs_of(line.header)] for line in lines])
@@ -105,7 +107,7 @@ def _restored(summary: Mapping[str, Any]) -> Rows:
     for seed, own in sorted(grouped((record["seed"], record) for record in summary["restored"]).items()):
         last = max(record["distance"] for record in own)
         found = {(r["undone"], r["block"]): r["accuracy"] for r in own if r["distance"] == last}
-        whole = [shown(found[what, None]) for what in (NOTHING_UNDONE, DRIFT_UNDONE, FORGETTING_UNDONE)]
+        whole = [shown(found.get((what, None))) for what in WHOLE]
         alone = {at: right for (what, at), right in found.items() if what == FORGETTING_UNDONE and at is not None}
         best = max(alone, key=lambda block: alone[block])
         lines.append([str(seed), f"{last:,}", *whole, f"{best + 1}: {alone[best]:.3f}"])
