@@ -1,12 +1,15 @@
 """Intervals and spreads against known values and their own laws."""
 
 import math
+from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import mannwhitneyu, rankdata
 
-from evalkit.core.statistics import censored_spread, spread, wilson
+from evalkit.core.statistics import censored_spread, mann_whitney, spread, wilson
 
 COUNTS = st.integers(1, 10_000)
 
@@ -63,3 +66,28 @@ def test_one_seed_that_never_got_there_takes_the_mean_away() -> None:
     assert censored_spread([100, None]) == {"mean": None, "median": None, "min": 100, "max": None, "seeds": 1}
     assert censored_spread([None, 300, 100])["median"] == 300
     assert censored_spread([None, 100, 300, None])["median"] is None, "half-way to a number that is not known"
+
+
+@given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=14, unique=True), st.data())
+def test_the_exact_test_is_scipys_where_no_numbers_are_equal(numbers: list[int], data: st.DataObject) -> None:
+    cut = data.draw(st.integers(1, len(numbers) - 1))
+    first, second = numbers[:cut], numbers[cut:]
+    expected = mannwhitneyu(first, second, alternative="greater", method="exact").pvalue
+    assert mann_whitney(first, second) == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=9), st.data())
+def test_equal_numbers_share_a_rank(numbers: list[int], data: st.DataObject) -> None:
+    """Against every way to choose the first group, one by one."""
+    cut = data.draw(st.integers(1, len(numbers) - 1))
+    ranks = rankdata(numbers)
+    sums = [sum(chosen) for chosen in combinations(ranks, cut)]
+    expected = np.mean([total >= sum(ranks[:cut]) - 1e-9 for total in sums])
+    assert mann_whitney(numbers[:cut], numbers[cut:]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_test_says_what_it_cannot_tell() -> None:
+    assert mann_whitney([1.0] * 5, [1.0] * 5) == 1
+    assert mann_whitney([math.inf, 2.0], [1.0, 0.0]) == pytest.approx(1 / 6)
+    with pytest.raises(ValueError, match="groups of 0 and 1 numbers"):
+        mann_whitney([], [1.0])

@@ -16,7 +16,7 @@ from evalkit.configuration.saved import save
 from evalkit.core.rows import RECALL, Record, row
 from evalkit.record.recall_rows import RECALLED
 from evalkit.reports.accuracy.costs import against
-from evalkit.reports.accuracy.report import COLUMNS, comparison_table
+from evalkit.reports.accuracy.report import COLUMNS, comparison_table, tables
 from evalkit.reports.accuracy.summary import extrapolation_curve, learning_curve
 from evalkit.reports.curves import MARKERS
 from evalkit.reports.pooling import Line, find_runs, load, pool
@@ -73,6 +73,19 @@ def test_the_table_has_a_row_a_model_and_a_column_a_length(tmp_path: Path) -> No
     medians = ["1.000", "1.000", "1.000", "0.492", "0.242", "not run"]
     assert cells[0] == ["mqa", "243,776", "20,480", "500,000", "2", "125", *medians]
     assert cells[1] == ["hawk", "243,776", "–", "–", "1", "100", *["1.000"] * 5, "–"]
+
+
+def test_how_fast_each_learns_and_which_is_higher_are_tables_of_their_own(tmp_path: Path) -> None:
+    """The higher of two stands first, whichever was named first; one seed has no test."""
+    write_run(tmp_path / "runs" / "a", run_record("mqa", seeds=(0, 1, 2), test=falls))
+    write_run(tmp_path / "runs" / "b", run_record("hawk", seeds=(0, 1, 2), test=perfect))
+    write_run(tmp_path / "runs" / "c", run_record("griffin", test=perfect))
+    learning, which = tables(lines(tmp_path / "runs"))[1:]
+    assert learning.header == ["model", *(f"steps to {n}%" for n in (50, 70, 90, 99, 100)), "area under the curve"]
+    assert [line[0] for line in learning.lines] == ["mqa", "hawk", "griffin"]
+    assert "Mann and Whitney" in which.heading
+    ((higher, lower, length, apart, p),) = which.lines
+    assert (higher, lower, length, p) == ("hawk", "mqa", "1K", "0.05") and float(apart) > 0.5
 
 
 def test_seeds_of_one_recipe_become_one_line(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.lines import Line2D
 from rich.console import Console
@@ -24,7 +25,7 @@ from evalkit.reports.curves import Frame, length_figure, save, seed_figure, svg
 from evalkit.reports.points import Curve, Point
 from evalkit.reports.pooling import Line, Run
 from evalkit.reports.writer import report
-from support.made_up_runs import LADDER, SEQUENCES, STEPS, falls, run_record, scores, write_run
+from support.made_up_runs import LADDER, SEQUENCES, STEPS, falls, learns, run_record, scores, write_run
 
 NAMES: dict[str, Any] = {"run": "griffin-1", "task": "induction_heads", "model": "griffin"}
 
@@ -49,14 +50,25 @@ def png_size(path: Path) -> tuple[int, int]:
 
 def test_steps_to_a_level_are_the_first_validation_that_has_it() -> None:
     first, second = summarise(run_record(seeds=(0, 1)))["seeds"]
-    assert first["steps_to"] == {"0.9": 50, "0.99": 100, "1.0": 100}
-    assert second["steps_to"] == {"0.9": 100, "0.99": 150, "1.0": 150}
+    assert first["steps_to"] == {"0.5": 50, "0.7": 50, "0.9": 50, "0.99": 100, "1.0": 100}
+    assert [second["steps_to"][level] for level in ("0.9", "0.99", "1.0")] == [100, 150, 150]
+
+
+def test_the_area_is_the_mean_accuracy_over_the_steps() -> None:
+    """Between the first validation and the last; a level that is reached a step sooner changes it little."""
+    found = summarise(run_record(seeds=(0, 1)))
+    for seed in (0, 1):
+        right = [learns(step, seed) / SEQUENCES for step in STEPS]
+        assert found["seeds"][seed]["area"] == pytest.approx(np.trapezoid(right, STEPS) / (STEPS[-1] - STEPS[0]))
+    header, rows = run_record()
+    alone = summarise(Record(header, [entry for entry in rows if entry["step"] in (None, STEPS[0])]))
+    assert alone["seeds"][0]["area"] is None and alone["aggregate"]["area"]["seeds"] == 0
 
 
 def test_a_level_that_was_not_reached_is_null_and_takes_the_mean_away() -> None:
     header, rows = run_record(seeds=(0, 1))
     summary = summarise(Record(header, [entry for entry in rows if entry["step"] is None or entry["step"] < 150]))
-    assert summary["seeds"][1]["steps_to"] == {"0.9": 100, "0.99": None, "1.0": None}
+    assert summary["seeds"][1]["steps_to"] == {"0.5": 100, "0.7": 100, "0.9": 100, "0.99": None, "1.0": None}
     assert summary["aggregate"]["steps_to"]["0.99"] == {
         "mean": None,
         "median": None,

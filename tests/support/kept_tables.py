@@ -14,7 +14,7 @@ A comment before a table says where its numbers come from; each line of it is `P
 A selector is made of `name=value`. `run` is a folder; `value` is a list of the run's summary and a field of its
 records. The others are what a record must have: `length=512`, `length=64..512`, `seed=2000`. With `across=length` the
 number in a heading is the length; with `down=seed` the number in a row's label is the seed. `run=hawk_{trial}` takes
-its `trial` from another selector. `A over B` is a ratio.
+its `trial` from another selector. `A over B` is a ratio; `A against B` is the exact p-value of "A is larger".
 
 How a cell is written says what it must hold: `0.5` is the median of the seeds, `0.4, 0.5` each seed, `0.4 to 0.6` the
 least and the most, `0.5 (0.4, 0.5)` and `0.5 (0.4 to 0.6)` both. Of one seed the brackets hold its 95 % interval.
@@ -34,6 +34,8 @@ import yaml
 
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
+from evalkit.core.statistics import mann_whitney
+from evalkit.reports.accuracy.summary import LEVELS
 from evalkit.reports.kinds import kind_of
 
 COMMENT = re.compile(r"<!-- (rows\n.*?|not rows: \S.*?) ?-->", re.S)
@@ -42,7 +44,6 @@ NUMBER = re.compile(
     r"(?:> |beyond )(?:\d{1,3}(?:,\d{3})+|\d+)|never|not reached"
     r"|(?<![\w.^])[+\-−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\^)(?: (?:M|million|thousand|%)(?!\w))?"
 )
-LEVELS = (0.9, 0.99, 1.0)
 RESERVED = {"run", "value", "across", "down", "beside", "show"}
 
 Records = Sequence[Mapping[str, Any]]
@@ -260,11 +261,11 @@ def _said(text: str, everywhere: Mapping[str, str], base: Path) -> list[Number]:
     """The numbers of one part of a `cell` line, which takes over what holds everywhere."""
     if text.startswith("="):
         return [text.removeprefix("=").strip()]
-    selectors = [merged((everywhere, _words(part))) for part in text.split(" over ")]
+    selectors = [merged((everywhere, _words(part))) for part in re.split(" over | against ", text)]
     found = [_select(given, base) for given in selectors]
     if len(found) == 2:
-        above, below = (median(value for _, value, _ in one) for one in found)
-        return [above / below]
+        first, second = ([value for _, value, _ in one] for one in found)
+        return [mann_whitney(first, second) if " against " in text else median(first) / median(second)]
     each = [value for _, value, _ in found[0]]
     shown = selectors[0].get("show", "median")
     if shown == "each":

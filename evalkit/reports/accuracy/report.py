@@ -1,9 +1,11 @@
 """Accuracy by length and by training step: the tables, figures and CSV of one run or of several."""
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from statistics import median
 from typing import Any
 
+from evalkit.core.statistics import mann_whitney
 from evalkit.reports.accuracy.summary import LEVELS, extrapolation_curve, learning_curve, probe_lengths, summarise
 from evalkit.reports.canvas import length_label
 from evalkit.reports.curves import frame_of, length_figure, seed_figure
@@ -13,10 +15,13 @@ from evalkit.reports.points import Curve
 from evalkit.reports.pooling import Line
 
 LEVEL = "0.99"
+OF_ONE = LEVELS[2:]
+"""What the table of a single run shows of its levels."""
 LOSS = ".3g"
 BY_LENGTH, TRAINING = "Accuracy by evaluation length", "While training"
 BY_POSITION = "Accuracy by position in the longest sequences"
 SPREAD = "Median and range over seeds; a single seed with its 95% interval."
+TESTS = "Which is higher, by the exact one-sided test of Mann and Whitney over seeds"
 VALIDATION = "Validation accuracy at the training length against training steps."
 COLUMNS = ("seed", "length", "accuracy", "low", "high", "exact_match", "loss", "sequences")
 
@@ -45,7 +50,7 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
 def tables(lines: Sequence[Line]) -> list[Table]:
     """Of one run every length and seed with its interval; of several a row each, a column a length."""
     if not lines[0].alone:
-        return [comparison_table(lines), *span_tables(lines)]
+        return [comparison_table(lines), *span_tables(lines), *learning_tables(lines), *test_tables(lines)]
     summary = summarise(lines[0].record)
     return [ladder_table(summary), *span_tables(lines), steps_table(summary)]
 
@@ -106,15 +111,54 @@ def span_tables(lines: Sequence[Line]) -> list[Table]:
 
 
 def steps_table(summary: Mapping[str, Any]) -> Table:
-    """A row a seed: steps to each level at the training length, and the last validation."""
-    header = ["seed", *[f"steps to {level:.0%}" for level in LEVELS], "last accuracy", "last loss", "at step"]
+    """A row a seed: steps to the upper levels at the training length, and the last validation."""
+    header = ["seed", *[f"steps to {level:.0%}" for level in OF_ONE], "last accuracy", "last loss", "at step"]
     lines = []
     for seed in summary["seeds"]:
         if last := seed["validation"]:
-            steps = [_steps(seed["steps_to"][str(level)], last["step"]) for level in LEVELS]
+            steps = [_steps(seed["steps_to"][str(level)], last["step"]) for level in OF_ONE]
             final = [shown(last["accuracy"]), shown(last["loss"], LOSS), f"{last['step']:,}"]
             lines.append([str(seed["seed"]), *steps, *final])
     return Table(TRAINING, header, lines)
+
+
+def learning_tables(lines: Sequence[Line]) -> list[Table]:
+    """A row a line: steps to each level and the area under the curve, medians over seeds; none without validations."""
+    cells = []
+    for line in lines:
+        found = summarise(line.record)
+        if (area := found["aggregate"]["area"])["seeds"]:
+            steps = [_steps_to_level(found, str(level)) for level in LEVELS]
+            cells.append([line.label, *steps, f"{shown(area['median'])} ({between(area['min'], area['max'])})"])
+    header = ["model", *[f"steps to {level:.0%}" for level in LEVELS], "area under the curve"]
+    return [Table(TRAINING, header, cells)] if cells else []
+
+
+def test_tables(lines: Sequence[Line]) -> list[Table]:
+    """A row a pair of lines of several seeds, the higher one first, at the furthest length that both have."""
+    rungs = {line.label: _rungs(line) for line in lines if len(line.seeds) > 1}
+    cells = []
+    for pair in combinations(rungs, 2):
+        shared = set.intersection(*(set(rungs[label]) for label in pair))
+        if shared:
+            at = max(shared)
+            found = {label: rungs[label][at] for label in pair}
+            high, low = sorted(pair, key=lambda label: -median(found[label]))
+            apart = median(found[high]) - median(found[low])
+            p = mann_whitney(found[high], found[low])
+            cells.append([high, low, length_label(at), shown(apart), shown(p, ".2g")])
+    header = ["higher", "lower", "at length", "difference of medians", "p"]
+    return [Table(TESTS, header, cells)] if cells else []
+
+
+def _rungs(line: Line) -> dict[int, list[float]]:
+    """The accuracies of the seeds by length, where every seed has one."""
+    found = grouped(
+        (record["length"], record["accuracy"])
+        for record in summarise(line.record)["extrapolation"]
+        if record["accuracy"] is not None
+    )
+    return {length: values for length, values in found.items() if len(values) == len(line.seeds)}
 
 
 def _at(curve: Curve, length: int | None, more: str = "") -> Curve:
@@ -126,12 +170,12 @@ def _probes(line: Line) -> set[int]:
     return set.intersection(*(set(probe_lengths(run.record)) for run in line.runs))
 
 
-def _steps_to_level(summary: Mapping[str, Any]) -> str:
-    """Median steps to 99 %, or the bound where most seeds did not get there; how many did, where not all."""
-    reached, seeds = summary["aggregate"]["steps_to"][LEVEL], summary["seeds"]
-    median, got = reached["median"], reached["seeds"]
+def _steps_to_level(summary: Mapping[str, Any], level: str = LEVEL) -> str:
+    """Median steps to a level, or the bound where most seeds did not get there; how many did, where not all."""
+    reached, seeds = summary["aggregate"]["steps_to"][level], summary["seeds"]
+    middle, got = reached["median"], reached["seeds"]
     last = min((seed["validation"]["step"] for seed in seeds if seed["validation"]), default=None)
-    steps = _steps(None if median is None else round(median), last)
+    steps = _steps(None if middle is None else round(middle), last)
     return steps if got in (0, len(seeds)) else f"{steps} ({got} of {len(seeds)} seeds)"
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from evalkit.core.rows import Record, Row, value
@@ -11,7 +12,7 @@ from evalkit.reports.numbers import finite, grouped
 from evalkit.reports.points import Curve, Point
 
 SCHEMA = 1
-LEVELS = (0.9, 0.99, 1.0)
+LEVELS = (0.5, 0.7, 0.9, 0.99, 1.0)
 METRICS = ("accuracy", "exact_match", "loss")
 ROUNDING = 1e-9
 
@@ -25,8 +26,10 @@ def summarise(record: Record) -> dict[str, Any]:
     """The content of `results.json` of one run; parts that were never run are empty, null or absent.
 
     `steps_to` holds, a level, the first validation step at the training length whose accuracy is at least the level
-    (null: not reached). `extrapolation` holds a record a length and seed; (`low`, `high`) is the 95% Wilson interval
-    of its accuracy, counting sequences. `spans`, where there are any, is the same of positions `first` to `last`.
+    (null: not reached). `area` is the area under the curve of these validations over its steps: their mean accuracy,
+    which no single level decides (null: fewer than two). `extrapolation` holds a record a length and seed;
+    (`low`, `high`) is the 95% Wilson interval of its accuracy, counting sequences. `spans`, where there are any, is the
+    same of positions `first` to `last`.
     """
     cells = _evaluations(record, "validation", record.header.train_length)
     seeds = sorted({entry["seed"] for entry in record.rows if entry["seed"] is not None})
@@ -43,6 +46,7 @@ def summarise(record: Record) -> dict[str, Any]:
         **({"spans": spans} if (spans := _spans(record)) else {}),
         "aggregate": {
             "steps_to": {level: censored_spread(steps) for level, steps in reached.items()},
+            "area": spread(seed["area"] for seed in per_seed if seed["area"] is not None),
             "validation": _spreads([seed["validation"] for seed in per_seed if seed["validation"]]),
             "extrapolation": [
                 {"length": length, "sequences": sum(cell["sequences"] for cell in found), **_spreads(found)}
@@ -96,9 +100,21 @@ def _seed_summary(seed: int, cells: Cells) -> dict[str, Any]:
     return {
         "seed": seed,
         "steps_to": {str(level): next(iter(reached), None) for level, reached in steps.items()},
+        "area": _area(records),
         "validation": records[-1] if records else None,
         "best": max(records, key=_accuracy, default=None),
     }
+
+
+def _area(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """By trapezoids, divided by the steps from the first validation to the last."""
+    if len(records) < 2:
+        return None
+    parts = [
+        (after["step"] - before["step"]) * (_accuracy(before) + _accuracy(after)) / 2
+        for before, after in pairwise(records)
+    ]
+    return math.fsum(parts) / (records[-1]["step"] - records[0]["step"])
 
 
 def _accuracy(found: Mapping[str, Any]) -> float:
