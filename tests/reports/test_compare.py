@@ -85,7 +85,7 @@ def test_how_fast_each_learns_and_which_is_higher_are_tables_of_their_own(tmp_pa
     assert [line[0] for line in learning.lines] == ["mqa", "hawk", "griffin"]
     assert "Mann and Whitney" in which.heading
     ((higher, lower, length, apart, p),) = which.lines
-    assert (higher, lower, length, p) == ("hawk", "mqa", "1K", "0.05") and float(apart) > 0.5
+    assert (higher, lower, length, p) == ("hawk", "mqa", "1K", "0.1") and float(apart) > 0.5
 
 
 def test_seeds_of_one_recipe_become_one_line(tmp_path: Path) -> None:
