@@ -1,10 +1,13 @@
-"""Draws figure 1a: held-out loss against training compute, a line a family, from the runs of `experiment=fig1a`.
+"""Draws figure 1a: validation loss against training compute, a line a family, from the runs of `experiment=fig1a`.
 
     python -m evalkit experiment=fig1a data.path=FOLDER
     python benchmarks/compute.py runs/fig1a/cpu docs/results/scaling
 
-Training takes three times the forward pass, backwards included. Of each size the rate with the least loss counts.
-A line is `log L = a − b log C` by least squares, and b has its 95 % interval by Student's t.
+Training takes three times the forward pass, backwards included. The loss is the last validation's, on the ends of the
+training books, which no training window touches. Of each size the rate with the least loss counts; where that is the
+lowest or the highest of its grid, a line says so, since a better one may lie outside. A run that is not finished, or
+whose loss was not finite, is left out by name. A line is `log L = a − b log C` by least squares, and b has its 95 %
+interval by Student's t. It says how far the points are from a line, and nothing of other seeds or rates.
 """
 
 import argparse
@@ -20,20 +23,23 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy import stats
 
-from evalkit.core.rows import read, value, with_records
+from evalkit.core.errors import UserError
+from evalkit.core.rows import read, value
 from evalkit.core.tidy import as_csv
 from evalkit.reports.canvas import GRID, STYLE
 from evalkit.reports.curves import COLOURS, save
+from evalkit.reports.pooling import find_runs
 
 BACKWARD_TOO = 3
 
 
 class Trained(NamedTuple):
-    """One run: what it is, what its training computed, and its held-out loss at the end, in nats a token."""
+    """One run: what it is, what its training computed, and its validation loss at the end, in nats a token."""
 
     family: str
     parameters: int
     rate: float
+    seed: int
     flops: float
     loss: float
 
@@ -64,16 +70,28 @@ def trained(folder: Path) -> Trained:
     train = config["train"]
     tokens = header.steps * train["batch_size"] * header.train_length
     flops = float(BACKWARD_TOO * header.flops_per_token * tokens)
-    return Trained(header.model, header.parameters, train["learning_rate"], flops, float(np.mean(losses)))
+    return Trained(
+        header.model, header.parameters, train["learning_rate"], config["seed"], flops, float(np.mean(losses))
+    )
 
 
 def best(runs: Iterable[Trained]) -> list[Trained]:
-    """Of each family and size the run with the least loss, by family and compute."""
-    found: dict[tuple[str, int], Trained] = {}
+    """Of each family, size and seed the run with the least loss, by family and compute."""
+    found: dict[tuple[str, int, int], Trained] = {}
     for run in runs:
-        key = run.family, run.parameters
+        key = run.family, run.parameters, run.seed
         found[key] = min(found.get(key, run), run, key=lambda one: one.loss)
     return sorted(found.values(), key=lambda run: (run.family, run.flops))
+
+
+def at_an_edge(chosen: Iterable[Trained], every: Sequence[Trained]) -> list[Trained]:
+    """Those whose rate is the lowest or the highest that was tried for their family and size."""
+    found = []
+    for run in chosen:
+        rates = {other.rate for other in every if (other.family, other.parameters) == (run.family, run.parameters)}
+        if run.rate in (min(rates), max(rates)):
+            found.append(run)
+    return found
 
 
 def fit(runs: Sequence[Trained]) -> Fit:
@@ -86,15 +104,23 @@ def fit(runs: Sequence[Trained]) -> Fit:
 
 
 def main(runs: Path, out: Path) -> None:
-    """Writes every run and the fits as CSV, and the figure; prints the fits. Raises ValueError if there are no runs."""
-    every = [trained(folder) for folder in with_records(runs)]
-    if not every:
-        raise ValueError(f"{runs} has no runs; give the folder of experiment=fig1a, such as runs/fig1a/cpu")
+    """Writes every run and the fits as CSV, and the figure; prints the fits. Raises UserError if there are no runs."""
+    every = []
+    for folder in find_runs([runs]):
+        try:
+            every.append(trained(folder))
+        except ValueError as error:
+            print(f"left out: {error}")
     chosen = best(every)
+    edges = at_an_edge(chosen, every)
+    for run in edges:
+        print(f"{run.family} of {run.parameters:,} parameters: the best rate, {run.rate:g}, is at an edge of its grid")
     families = {name: [run for run in chosen if run.family == name] for name in dict.fromkeys(r.family for r in chosen)}
     fits = {name: fit(points) for name, points in families.items()}
     out.mkdir(parents=True, exist_ok=True)
-    (out / "compute.csv").write_text(as_csv([run._asdict() | {"chosen": run in chosen} for run in every]), "utf-8")
+    (out / "compute.csv").write_text(
+        as_csv([run._asdict() | {"chosen": run in chosen, "edge": run in edges} for run in every]), "utf-8"
+    )
     (out / "compute_fits.csv").write_text(as_csv([{"family": k, **f._asdict()} for k, f in fits.items()]), "utf-8")
     for name, found in fits.items():
         print(f"{name}: loss falls as compute to the −{found.exponent:.3f} ({found.low:.3f} to {found.high:.3f})")
@@ -113,7 +139,7 @@ def _figure(families: dict[str, list[Trained]], fits: dict[str, Fit]) -> Figure:
             label = f"{name}: −{found.exponent:.3f} ({found.low:.3f} to {found.high:.3f})"
             axes.plot(flops, [run.loss for run in points], "o", color=COLOURS[index], ms=5, label=label)
             axes.plot(flops, np.exp(found.intercept - found.exponent * np.log(flops)), color=COLOURS[index], lw=1.4)
-        axes.set(xscale="log", yscale="log", xlabel="training compute (FLOP)", ylabel="held-out loss (nats a token)")
+        axes.set(xscale="log", yscale="log", xlabel="training compute (FLOP)", ylabel="validation loss (nats a token)")
         axes.grid(color=GRID, linewidth=0.6, which="both")
         figure.legend(loc="outside upper center", ncols=1, borderaxespad=1)
         return figure
@@ -126,5 +152,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     try:
         main(given.runs, given.out)
-    except ValueError as error:
+    except (UserError, ValueError) as error:
         sys.exit(f"compute.py: {error}")

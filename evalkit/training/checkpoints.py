@@ -118,18 +118,16 @@ class Checkpoints:
         It comes in the form of `abstract`, and lies where that says, whatever mesh it was written on. `layout` is that
         of one seed's parameters.
         """
-        # What one process cannot read, none goes on from, and all look in the same order.
+        # All look in the same order, and all hear what is wrong with the files.
         steps = [int(text) for text in peers.agreed(" ".join(map(str, self.steps))).split()]
         for step in steps:
-            found, reason = None, "by another process"
             try:
-                found = Restored(step, *self._read(step, abstract, layout))
+                return Restored(step, *self._read(step, abstract, layout))
             except Exception as error:  # Orbax raises a different type for each way a checkpoint can be broken
-                if peers.lost(error):
+                # The others may be waiting within Orbax for this process, which then cannot go on to an older one.
+                if peers.lost(error) or (peers.several() and not isinstance(error, sums.Damaged)):
                     raise
                 reason = first_line(error)[:200]
-            if not peers.largest(int(found is None)):
-                return found
             log.warning("checkpoint %d in %s cannot be read (%s); trying an older one", step, self.path, reason)
         if steps:
             raise UserError(f"no checkpoint in {self.path} can be read; start the run anew")
@@ -188,8 +186,13 @@ class Checkpoints:
 
 
 def _summed(folder: Path) -> bool:
-    """As `sums.check`; of several processes the first one reads all files, and the others hear what it found."""
+    """As `sums.check`; of several processes the first one reads all files, and the others hear what it found.
+
+    A folder that one of them does not see is damaged for all.
+    """
     problem = summed = ""
+    if peers.largest(int(not folder.is_dir())):
+        raise sums.Damaged("not every process sees it")
     if peers.first():
         try:
             summed = SUMMED if sums.check(folder) else ""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from evalkit.core.errors import UserError
 from evalkit.core.rows import Header, RowLog, row
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +22,7 @@ STEPS, BATCH, LENGTH = 10, 4, 8
 def run(folder: Path, family: str, size: int, rate: float, worse: float = 1.0, exponent: float = 0.1) -> None:
     """A run of which a token costs `size` FLOPs, and whose loss is a power of its compute, or so many times worse."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(f"train:\n  batch_size: {BATCH}\n  learning_rate: {rate}\n")
+    (folder / "config.yaml").write_text(f"seed: 0\ntrain:\n  batch_size: {BATCH}\n  learning_rate: {rate}\n")
     flops = 3 * size * STEPS * BATCH * LENGTH
     told = {"kind": "evalkit.reports.text", "train_length": LENGTH, "seeds": [0], "steps": STEPS}
     with RowLog.open(folder / "metrics.jsonl") as log:
@@ -49,8 +50,23 @@ def test_the_law_that_made_the_runs_is_found(tmp_path: Path, capsys: pytest.Capt
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"compute.csv", "compute_fits.csv", "compute.png"}
 
 
+def test_a_best_rate_at_an_edge_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A better one may lie outside; a run that is not finished is left out by name."""
+    for size in (1000, 3000, 9000):
+        for rate, worse in ((2e-3, 1.1), (4e-3, 1.0), (8e-3, 0.9 if size == 3000 else 1.2)):
+            run(tmp_path / "runs" / f"{size}_{rate}", "hawk", size, rate, worse=worse)
+    unfinished = tmp_path / "runs" / "9000_0.008"
+    lines = (unfinished / "metrics.jsonl").read_text().splitlines()
+    (unfinished / "metrics.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    compute.main(tmp_path / "runs", tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "left out: " in said and "9000_0.008 has no validation at its last step" in said
+    assert "hawk of 3,000 parameters: the best rate, 0.008, is at an edge of its grid" in said
+    assert "hawk of 1,000 parameters" not in said and "hawk of 9,000 parameters: the best rate, 0.004" in said
+
+
 def test_an_interval_says_how_far_points_are_from_a_line() -> None:
-    points = [compute.Trained("hawk", n, 1e-3, 10.0**n, 2.0 * (1 + 0.02 * (-1) ** n)) for n in range(6, 10)]
+    points = [compute.Trained("hawk", n, 1e-3, 0, 10.0**n, 2.0 * (1 + 0.02 * (-1) ** n)) for n in range(6, 10)]
     found = compute.fit(points)
     assert found.low < found.exponent < found.high and found.high - found.low > 0.01
     with pytest.raises(ValueError, match="needs 3"):
@@ -66,6 +82,6 @@ def test_a_run_that_is_not_finished_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no runs; give the folder of experiment=fig1a"):
+    with pytest.raises(UserError, match="give folders of runs"):
         compute.main(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -84,8 +84,24 @@ def test_how_fast_each_learns_and_which_is_higher_are_tables_of_their_own(tmp_pa
     assert learning.header == ["model", *(f"steps to {n}%" for n in (50, 70, 90, 99, 100)), "area under the curve"]
     assert [line[0] for line in learning.lines] == ["mqa", "hawk", "griffin"]
     assert "Mann and Whitney" in which.heading
-    ((higher, lower, length, apart, p),) = which.lines
-    assert (higher, lower, length, p) == ("hawk", "mqa", "1K", "0.1") and float(apart) > 0.5
+    ((higher, lower, length, apart, p, least),) = which.lines
+    assert (higher, lower, length, p, least) == ("hawk", "mqa", "1K", "0.1", "0.1") and float(apart) > 0.5
+
+
+def test_the_order_of_the_runs_changes_no_p(tmp_path: Path) -> None:
+    """Equal medians, and one family with two seeds that fail."""
+    for name, right in (("a", lambda _, seed: 64 if seed < 3 else 20), ("b", perfect)):
+        write_run(tmp_path / name, run_record(f"model_{name}", seeds=range(5), test=right))
+    found = [tables(lines(tmp_path / one, tmp_path / other))[-1].lines[0] for one, other in ("ab", "ba")]
+    assert found[0][2:] == found[1][2:] and found[0][4] == "0.44"
+
+
+def test_an_area_stands_beside_areas_of_the_same_steps_alone(tmp_path: Path) -> None:
+    header, rows = run_record("mqa")
+    write_run(tmp_path / "a", run_record("hawk"))
+    write_run(tmp_path / "b", Record(header, [entry for entry in rows if entry["step"] != 150]))
+    (learning,) = tables(lines(tmp_path / "a", tmp_path / "b"))[1:]
+    assert learning.header[-1] == "steps to 100%" and {len(line) for line in learning.lines} == {6}
 
 
 def test_seeds_of_one_recipe_become_one_line(tmp_path: Path) -> None:

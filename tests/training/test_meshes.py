@@ -332,10 +332,9 @@ def test_bytes_a_device_are_those_of_zero_and_megatron(data: int, model: int) ->
     assert found.gathered < 4 * on_model
 
 
-def test_what_a_mesh_does_not_divide_stays_whole() -> None:
-    """Seven devices divide no axis of a gate's blocks over the data axis; each then keeps all of it."""
-    alone, divided = bytes_a_device(trainer("ra", "auto")), bytes_a_device(trainer("ra", {"data": 7, "model": 1}))
-    assert divided.parameters == alone.parameters
+def test_a_mesh_that_divides_no_parameter_is_refused() -> None:
+    with pytest.raises(UserError, match="mesh: data: 7 divides no axis of any parameter; give a divisor of the widths"):
+        bytes_a_device(trainer("ra", {"data": 7, "model": 1}))
 
 
 def test_parameters_in_bfloat16_are_gathered_as_such_and_kept_in_float32() -> None:

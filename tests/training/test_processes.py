@@ -152,7 +152,9 @@ def test_a_process_that_is_killed_ends_the_other_with_one_line_within_a_minute(t
     kept = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
     alone(f"resume={folder}", f"train.steps={kept + 10}")
     alone(*words(undisturbed, kept + 10))
-    assert losses(folder) == pytest.approx(losses(undisturbed), rel=1e-4)
+    assert losses(folder) == pytest.approx(losses(undisturbed), rel=1e-5)
+    for split in ("validation", "test"):
+        assert losses(folder, split) == pytest.approx(losses(undisturbed, split), rel=1e-5), split
 
 
 @pytest.mark.slow
@@ -222,6 +224,25 @@ def test_one_process_speaks_for_itself(tmp_path: Path) -> None:
     assert not watch.anywhere()
     watch.received.append(signal.SIGTERM)
     assert watch.anywhere()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_folder_that_one_process_does_not_see_is_refused_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: int
+) -> None:
+    """As each of two processes meets it; what the other does is made up."""
+    shared, own = tmp_path / "shared", tmp_path / f"of {index}"
+    monkeypatch.setattr(peers, "several", lambda: True)
+    monkeypatch.setattr(peers, "first", lambda: index == 0)
+    monkeypatch.setattr(peers, "agreed", lambda text: ".mark")
+    monkeypatch.setattr(peers, "wait", lambda name: (shared.mkdir(exist_ok=True), (shared / ".mark").touch()))
+    monkeypatch.setattr(peers, "largest", lambda unseen: max(unseen, int(index == 0 and other_is_apart)))
+    other_is_apart = False
+    peers.refuse_unshared(shared)
+    other_is_apart = True
+    with pytest.raises(UserError, match=r"is not seen by all processes; give hydra.run.dir= on a disk"):
+        peers.refuse_unshared(own)
+    assert not (own / ".mark").exists()
 
 
 @pytest.mark.parametrize(

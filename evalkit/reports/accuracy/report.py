@@ -1,7 +1,8 @@
 """Accuracy by length and by training step: the tables, figures and CSV of one run or of several."""
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, permutations
+from math import comb
 from statistics import median
 from typing import Any
 
@@ -11,7 +12,7 @@ from evalkit.reports.canvas import length_label
 from evalkit.reports.curves import frame_of, length_figure, seed_figure
 from evalkit.reports.kinds import COSTS, Drawing, Table, by_column, costs_of
 from evalkit.reports.numbers import DASH, between, grouped, shown
-from evalkit.reports.points import Curve
+from evalkit.reports.points import Curve, Point
 from evalkit.reports.pooling import Line
 
 LEVEL = "0.99"
@@ -123,19 +124,25 @@ def steps_table(summary: Mapping[str, Any]) -> Table:
 
 
 def learning_tables(lines: Sequence[Line]) -> list[Table]:
-    """A row a line: steps to each level and the area under the curve, medians over seeds; none without validations."""
-    cells = []
+    """A row a line: steps to each level, medians over seeds; no table without validations.
+
+    The area under the curve stands beside them where all lines have validations over the same steps.
+    """
+    cells, spans = [], set[tuple[float, float]]()
     for line in lines:
         found = summarise(line.record)
         if (area := found["aggregate"]["area"])["seeds"]:
             steps = [_steps_to_level(found, str(level)) for level in LEVELS]
             cells.append([line.label, *steps, f"{shown(area['median'])} ({between(area['min'], area['max'])})"])
+            spans |= set(map(_span, learning_curve(line.record).seeds.values()))
     header = ["model", *[f"steps to {level:.0%}" for level in LEVELS], "area under the curve"]
+    if len(spans) > 1:  # what one run did after the last step of another is no merit of its
+        header, cells = header[:-1], [cell[:-1] for cell in cells]
     return [Table(TRAINING, header, cells)] if cells else []
 
 
 def test_tables(lines: Sequence[Line]) -> list[Table]:
-    """A row a pair of lines of several seeds, the higher one first, at the furthest length that both have."""
+    """A row a pair of lines of several seeds, at the furthest length that both have; the higher median stands first."""
     rungs = {line.label: _rungs(line) for line in lines if len(line.seeds) > 1}
     cells = []
     for pair in combinations(rungs, 2):
@@ -146,10 +153,16 @@ def test_tables(lines: Sequence[Line]) -> list[Table]:
             high, low = sorted(pair, key=lambda label: -median(found[label]))
             apart = median(found[high]) - median(found[low])
             # Which of the two is higher was not said before, so either way counts.
-            p = min(1.0, 2 * mann_whitney(found[high], found[low]))
-            cells.append([high, low, length_label(at), shown(apart), shown(p, ".2g")])
-    header = ["higher", "lower", "at length", "difference of medians", "p"]
+            p = min(1.0, *(2 * mann_whitney(found[one], found[other]) for one, other in permutations(pair)))
+            least = min(1.0, 2 / comb(len(found[high]) + len(found[low]), len(found[high])))
+            cells.append([high, low, length_label(at), shown(apart), shown(p, ".2g"), shown(least, ".2g")])
+    header = ["higher", "lower", "at length", "difference of medians", "p", "least p of so many seeds"]
     return [Table(TESTS, header, cells)] if cells else []
+
+
+def _span(points: Sequence[Point]) -> tuple[float, float]:
+    """The steps of the first and the last validation."""
+    return points[0].x, points[-1].x
 
 
 def _rungs(line: Line) -> dict[int, list[float]]:

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from evalkit.core.contracts import Params
 from evalkit.core.devices import AXIS, MODEL_AXIS
+from evalkit.core.errors import UserError
 from evalkit.training.layouts.rules import Rule, rules_of
 from evalkit.training.layouts.sizes import Sizes
 from evalkit.training.layouts.vectors import DECAYS, STAYS, computed_in
@@ -80,6 +81,8 @@ class MeshLayout:
         every = zip(paths, rules, jax.tree.leaves(decays), strict=True)
         self.leaves = [_leaf(number, *given, sizes, dtype) for number, given in enumerate(every)]
         self._divided = [leaf for leaf in self.leaves if leaf.axis is not None]
+        if not self._divided:
+            raise UserError(f"mesh: data: {sizes.data} divides no axis of any parameter; give a divisor of the widths")
         self._whole = [leaf for leaf in self.leaves if leaf.axis is None]
         kinds = sorted({leaf.kind for leaf in self.leaves})
         self._kinds = {kind: [leaf for leaf in self.leaves if leaf.kind == kind] for kind in kinds}
