@@ -194,7 +194,7 @@ task=phonebook checkpoint=run parameters=last
 --cfg job -p nothing {G}
 --cfg hydra -p hydra.rn {G}
 --info all task=nope
-experiment=fig9
+experiment=fig99
 experiment=fig6b preset=nope
 experiment=fig6b train.stepz=4
 experiment=fig6b hydra.sweep.dir=x
