@@ -12,9 +12,9 @@ interval by Student's t. It says how far the points are from a line, and nothing
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from evalkit.core.errors import UserError
-from evalkit.core.rows import read, value
+from evalkit.core.rows import Header, read, value
 from evalkit.core.tidy import as_csv
 from evalkit.reports.canvas import GRID, STYLE
 from evalkit.reports.curves import COLOURS, save
@@ -53,10 +53,9 @@ class Fit(NamedTuple):
     high: float
 
 
-def trained(folder: Path) -> Trained:
-    """What the record of a finished run says; raises ValueError for one without a validation at its last step."""
+def last_validation(folder: Path) -> tuple[Header, float]:
+    """What a run is, and its loss at its last step, the mean over seeds; raises ValueError for one without it."""
     header, rows = read(folder)
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     losses = [
         value(row)
         for row in rows
@@ -65,14 +64,30 @@ def trained(folder: Path) -> Trained:
     ]
     if not losses:
         raise ValueError(f"{folder} has no validation at its last step; finish it with resume={folder}")
+    return header, float(np.mean(losses))
+
+
+def trained(folder: Path) -> Trained:
+    """What the record of a finished run says; raises ValueError for one without a validation at its last step."""
+    header, loss = last_validation(folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     if not (header.steps and header.train_length and header.flops_per_token and header.parameters):
         raise ValueError(f"{folder} does not say what its training computed; train it with this version")
     train = config["train"]
     tokens = header.steps * train["batch_size"] * header.train_length
     flops = float(BACKWARD_TOO * header.flops_per_token * tokens)
-    return Trained(
-        header.model, header.parameters, train["learning_rate"], config["seed"], flops, float(np.mean(losses))
-    )
+    return Trained(header.model, header.parameters, train["learning_rate"], config["seed"], flops, loss)
+
+
+def finished(runs: Path, reading: Callable[[Path], Any]) -> list[Any]:
+    """What `reading` makes of each run below a folder; one that raises ValueError is left out by name."""
+    found = []
+    for folder in find_runs([runs]):
+        try:
+            found.append(reading(folder))
+        except ValueError as error:
+            print(f"left out: {error}")
+    return found
 
 
 def best(runs: Iterable[Trained]) -> list[Trained]:
@@ -105,12 +120,7 @@ def fit(runs: Sequence[Trained]) -> Fit:
 
 def main(runs: Path, out: Path) -> None:
     """Writes every run and the fits as CSV, and the figure; prints the fits. Raises UserError if there are no runs."""
-    every = []
-    for folder in find_runs([runs]):
-        try:
-            every.append(trained(folder))
-        except ValueError as error:
-            print(f"left out: {error}")
+    every = finished(runs, trained)
     chosen = best(every)
     edges = at_an_edge(chosen, every)
     for run in edges:
@@ -145,12 +155,17 @@ def _figure(families: dict[str, list[Trained]], fits: dict[str, Fit]) -> Figure:
         return figure
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, help="the folder of experiment=fig1a")
+def command(about: str | None, main: Callable[[Path, Path], None]) -> None:
+    """Calls `main` with the two folders of the command line; what cannot be is one line."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="the folder of the experiment's runs")
     parser.add_argument("out", type=Path, help="where the tables and the figure are written")
     given = parser.parse_args()
     try:
         main(given.runs, given.out)
     except (UserError, ValueError) as error:
-        sys.exit(f"compute.py: {error}")
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+
+
+if __name__ == "__main__":
+    command(__doc__, main)

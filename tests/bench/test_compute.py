@@ -1,9 +1,10 @@
-"""`benchmarks/compute.py`: a line through made-up runs is the law that made them, and the best rate counts."""
+"""`benchmarks/compute.py` and `windows.py` on made-up runs: a line is the law that made them, the best rate counts."""
 
 import csv
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -11,11 +12,20 @@ from evalkit.core.errors import UserError
 from evalkit.core.rows import Header, RowLog, row
 
 ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("compute", ROOT / "benchmarks" / "compute.py")
-assert SPEC is not None and SPEC.loader is not None
-compute = importlib.util.module_from_spec(SPEC)
-sys.modules["compute"] = compute
-SPEC.loader.exec_module(compute)
+
+
+def script(name: str) -> ModuleType:
+    """A program of `benchmarks/` as a module, which the next one may import."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+compute = script("compute")
+windows = script("windows")
 STEPS, BATCH, LENGTH = 10, 4, 8
 
 
@@ -24,9 +34,15 @@ def run(folder: Path, family: str, size: int, rate: float, worse: float = 1.0, e
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(f"seed: 0\ntrain:\n  batch_size: {BATCH}\n  learning_rate: {rate}\n")
     flops = 3 * size * STEPS * BATCH * LENGTH
-    told = {"kind": "evalkit.reports.text", "train_length": LENGTH, "seeds": [0], "steps": STEPS}
+    told = {
+        "kind": "evalkit.reports.text",
+        "train_length": LENGTH,
+        "seeds": [0],
+        "steps": STEPS,
+        "window": size // 1000,
+    }
     with RowLog.open(folder / "metrics.jsonl") as log:
-        log.begin(Header("run", "books", family, parameters=size, flops_per_token=size, **told))
+        log.begin(Header("run", "books", family, parameters=size, flops_per_token=size, window=size // 1000, **told))
         at = {"run": "run", "task": "books", "model": family, "seed": 0, "split": "validation", "metric": "loss"}
         log.write(
             [
@@ -85,3 +101,16 @@ def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give folders of runs"):
         compute.main(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_every_window_of_every_family_has_its_line(tmp_path: Path) -> None:
+    for family in ("griffin", "mqa"):
+        for size in (1000, 3000):
+            run(tmp_path / "runs" / f"{family}_{size}", family, size, 2e-3)
+    windows.main(tmp_path / "runs", tmp_path / "out")
+    with (tmp_path / "out" / "windows.csv").open(encoding="utf-8") as file:
+        found = [(line["family"], line["window"], line["length"]) for line in csv.DictReader(file)]
+    assert found == [(family, window, str(LENGTH)) for family in ("griffin", "mqa") for window in ("1", "3")]
+    assert (tmp_path / "out" / "windows.png").is_file()
+    labels = [windows.Measured(*run, LENGTH, 1.0).label for run in (("griffin", 64), ("mqa", 64), ("mqa", None))]
+    assert labels == ["Griffin, window 64", "MQA, window 64 alone", "MQA, global"]
