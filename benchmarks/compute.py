@@ -21,6 +21,7 @@ import numpy as np
 import yaml
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter
 from scipy import stats
 
 from evalkit.core.errors import UserError
@@ -31,6 +32,7 @@ from evalkit.reports.curves import COLOURS, save
 from evalkit.reports.pooling import find_runs
 
 BACKWARD_TOO = 3
+NAMES = {"griffin": "Griffin", "hawk": "Hawk", "mqa": "MQA"}
 
 
 class Trained(NamedTuple):
@@ -77,6 +79,11 @@ def trained(folder: Path) -> Trained:
     tokens = header.steps * train["batch_size"] * header.train_length
     flops = float(BACKWARD_TOO * header.flops_per_token * tokens)
     return Trained(header.model, header.parameters, train["learning_rate"], config["seed"], flops, loss)
+
+
+def named(family: str) -> str:
+    """A family as the paper writes it."""
+    return NAMES.get(family, family)
 
 
 def finished(runs: Path, reading: Callable[[Path], Any]) -> list[Any]:
@@ -146,11 +153,13 @@ def _figure(families: dict[str, list[Trained]], fits: dict[str, Fit]) -> Figure:
         for index, (name, points) in enumerate(families.items()):
             flops = np.array([run.flops for run in points])
             found = fits[name]
-            label = f"{name}: −{found.exponent:.3f} ({found.low:.3f} to {found.high:.3f})"
+            label = f"{named(name)}: compute to the −{found.exponent:.3f} ({found.low:.3f} to {found.high:.3f})"
             axes.plot(flops, [run.loss for run in points], "o", color=COLOURS[index], ms=5, label=label)
             axes.plot(flops, np.exp(found.intercept - found.exponent * np.log(flops)), color=COLOURS[index], lw=1.4)
         axes.set(xscale="log", yscale="log", xlabel="training compute (FLOP)", ylabel="validation loss (nats a token)")
         axes.grid(color=GRID, linewidth=0.6, which="both")
+        for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            ticks(FormatStrFormatter("%.1f"))
         figure.legend(loc="outside upper center", ncols=1, borderaxespad=1)
         return figure
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
-from compute import command, finished, last_validation
+from compute import command, finished, last_validation, named
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -20,8 +20,6 @@ from evalkit.core.tidy import as_csv
 from evalkit.reports.canvas import GRID, STYLE
 from evalkit.reports.curves import COLOURS, DASHES, MARKERS, save
 from evalkit.reports.numbers import grouped
-
-FAMILIES = {"griffin": "Griffin", "mqa": "MQA"}
 
 
 class Measured(NamedTuple):
@@ -35,7 +33,7 @@ class Measured(NamedTuple):
     @property
     def label(self) -> str:
         """As the legend says it."""
-        name = FAMILIES.get(self.family, self.family)
+        name = named(self.family)
         if self.window is None:
             return f"{name}, global"
         return f"{name}, window {self.window}" + (" alone" if self.family == "mqa" else "")
@@ -76,7 +74,7 @@ def _figure(found: Sequence[Measured]) -> Figure:
         axes.minorticks_off()
         axes.set(xlabel="training length (tokens)", ylabel="validation loss (nats a token)")
         axes.grid(color=GRID, linewidth=0.6)
-        figure.legend(loc="outside upper center", ncols=2, borderaxespad=1)
+        figure.legend(loc="outside upper center", ncols=2, borderaxespad=1, handlelength=3.5)
         return figure
 
 
