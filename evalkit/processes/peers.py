@@ -4,7 +4,6 @@ Each takes the very same steps and looks at the same validations. What only one 
 first one does, and the others do it in a folder that nobody sees.
 """
 
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +12,6 @@ from tempfile import TemporaryDirectory
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-
-from evalkit.core.errors import UserError, writing
 
 LONGEST_TEXT = 4096
 LOST = ("Gloo", "gloo", "NCCL", "coordination service")
@@ -55,23 +52,6 @@ def wait(name: str) -> None:
     """Waits until all processes are at this place."""
     if several():
         multihost_utils.sync_global_devices(name)
-
-
-def refuse_unshared(folder: Path) -> None:
-    """Raises UserError, in every process, if one of them does not see what the first one writes into `folder`."""
-    if not several():
-        return
-    mark = agreed(f".seen-by-all-{secrets.token_hex(8)}")
-    if first():
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / mark).touch()
-    wait(mark)
-    unseen = largest(int(not (folder / mark).exists()))
-    if first():
-        (folder / mark).unlink()
-    if unseen:
-        raise UserError(f"{folder} is not seen by all processes; give hydra.run.dir= on a disk that all of them share")
 
 
 @contextmanager

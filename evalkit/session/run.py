@@ -65,7 +65,7 @@ def start(experiment: Experiment, folder: Path) -> int:
         opened = subjects.open_checkpoint(experiment)
         with alone(folder):
             return _on_checkpoint(experiment, folder, opened, None)
-    peers.refuse_unshared(folder)
+    connection.refuse_unshared(folder)
     _announce(experiment, folder)
     trainer = trainer_of(experiment)
     refuse_full(folder, trainer)
@@ -92,7 +92,7 @@ def resume(folder: Path, overrides: Sequence[str]) -> int:
             if peers.several():
                 raise UserError(f"{folder} measures a checkpoint, which is one process's; leave distributed= out")
             return _resume_on_checkpoint(experiment, folder, overrides)
-        peers.refuse_unshared(folder)
+        connection.refuse_unshared(folder)
         _refuse_less(experiment, folder)
         finished = (folder / RESULTS).is_file() and not _has_more_steps(experiment, folder)
         if peers.agreed(RESULTS if finished else ""):

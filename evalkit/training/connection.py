@@ -1,16 +1,18 @@
 """The setting `distributed`: how JAX connects the processes that train one model, and how one of them ends."""
 
 import os
+import secrets
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from evalkit.core.credentials import masked
-from evalkit.core.errors import UserError, first_line
+from evalkit.core.errors import UserError, first_line, writing
 from evalkit.processes import last_words, peers
 
 Setting = bool | Mapping[str, Any]
@@ -78,6 +80,23 @@ def refuse_unconnected(setting: Setting) -> None:
     """Raises UserError if this process was to be one of several, and nothing has connected it."""
     if setting is not False and not jax.distributed.is_initialized():
         raise UserError(f"distributed={setting}: only the command line connects processes, for one run; leave it out")
+
+
+def refuse_unshared(folder: Path) -> None:
+    """Raises UserError, in every process, if one of them does not see what the first one writes into `folder`."""
+    if not peers.several():
+        return
+    mark = peers.agreed(f".seen-by-all-{secrets.token_hex(8)}")
+    if peers.first():
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / mark).touch()
+    peers.wait(mark)
+    unseen = peers.largest(int(not (folder / mark).exists()))
+    if peers.first():
+        (folder / mark).unlink()
+    if unseen:
+        raise UserError(f"{folder} is not seen by all processes; give hydra.run.dir= on a disk that all of them share")
 
 
 def _connect(setting: Setting | str) -> None:

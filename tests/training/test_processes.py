@@ -238,10 +238,10 @@ def test_a_folder_that_one_process_does_not_see_is_refused_by_all(
     monkeypatch.setattr(peers, "wait", lambda name: (shared.mkdir(exist_ok=True), (shared / ".mark").touch()))
     monkeypatch.setattr(peers, "largest", lambda unseen: max(unseen, int(index == 0 and other_is_apart)))
     other_is_apart = False
-    peers.refuse_unshared(shared)
+    connection.refuse_unshared(shared)
     other_is_apart = True
     with pytest.raises(UserError, match=r"is not seen by all processes; give hydra.run.dir= on a disk"):
-        peers.refuse_unshared(own)
+        connection.refuse_unshared(own)
     assert not (own / ".mark").exists()
 
 
