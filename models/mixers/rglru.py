@@ -226,8 +226,7 @@ class RecurrentBlock(TwoBranches):
       decay_range: the lowest and the highest start of the decay to the power of `decay_power`.
       decay_power (exponent): see `decay_range`; 8 in the paper, 2 in RecurrentGemma.
       unit_reset: whether the input at position 0 enters unscaled, as in RecurrentGemma.
-      conv_init: the standard deviation of the convolution's first weights, 0.05 in RecurrentGemma; null:
-        1/sqrt(`conv_width`).
+      conv_init: the standard deviation of the convolution's first weights; null: 1/sqrt(`conv_width`).
       implementation: how the recurrence is computed: `auto`, `sequential`, `associative` or a kernel (docs/kernels.md).
 
     >>> block = RecurrentBlock(64, width_rnn=64, rngs=nnx.Rngs(0))
