@@ -121,7 +121,7 @@ AnyTask = Any
 """What a run may be about: a `Task`, a `Text`, or what only checkpoints are asked, such as a phonebook in text."""
 
 NO_ORDINARY = (
-    "train.state_passing: this task does not say what an ordinary token is (a method `ordinary`); leave it out, or "
+    "train.state_passing: this task does not say what an ordinary token is (a method `ordinary`); make it null, or "
     "give task=induction_heads"
 )
 UNTRAINED = "no model is trained on this task; give checkpoint=FOLDER to evaluate one on it"

@@ -66,7 +66,7 @@ def _refuse_whole(training: Training) -> None:
     if training.optimizer == "clipped_adamw":
         raise UserError("train.optimizer=clipped_adamw bounds whole arrays, which a mesh divides; give adamw")
     if training.state_passing is not None:
-        raise UserError("train.state_passing keeps whole states, which a mesh divides; leave it out, or give mesh=auto")
+        raise UserError("train.state_passing keeps whole states, which a mesh divides; make it null, or give mesh=auto")
 
 
 def _share(model: LanguageModel) -> LanguageModel:

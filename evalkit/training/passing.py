@@ -20,8 +20,8 @@ def check_bounded(model: LanguageModel) -> None:
     """Raises ValueError for a model whose cache grows with the tokens that it has read."""
     if model.cache_bytes(1, LONGEST) != model.cache_bytes(1, LONGEST // 2):
         raise ValueError(
-            "train.state_passing: the cache of global attention grows with every token of a stream; leave it out, or "
-            "give the attention a window"
+            "train.state_passing: the cache of global attention grows with every token of a stream; give "
+            "train.state_passing=null, or the attention a window"
         )
 
 

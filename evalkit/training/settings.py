@@ -123,7 +123,7 @@ class Training:
             if self.state_passing is not None and stage["batch_size"] % self.batch_size:
                 raise ValueError(
                     f"curriculum stage {stage}: with state_passing there are batch_size={self.batch_size} streams, and "
-                    "each begins as many sequences; give a multiple of that"
+                    "each begins as many sequences; give a multiple of that, train.curriculum=[], or train.state_passing=null"
                 )
         if self.stream_facts and self.state_passing is None:
             raise ValueError(f"stream_facts={self.stream_facts} without streams; give state_passing too, such as 0.1")

@@ -100,6 +100,22 @@ def test_the_input_scaled_otherwise_is_trained_by_the_recipe_of_hawk() -> None:
 
 
 PASSING = {"state_passing": 0.0625, "average": 0.999}
+FIRST_EDITION = [
+    "experiment=fig6b preset=paper model=hawk",
+    "experiment=fig6b preset=cpu model=griffin",
+    "experiment=fig6b_search preset=cpu model=hawk",
+    "experiment=fig6b_constant preset=cpu model=griffin",
+    "experiment=fig6b_published preset=cpu model=hawk",
+    "experiment=fig6b_convex preset=cpu model=hawk_convex",
+    "experiment=fig6b_longer preset=cpu model=hawk",
+    "experiment=fig6b_scale preset=cpu model=hawk_convex",
+]
+
+
+@pytest.mark.parametrize("words", FIRST_EDITION)
+def test_the_default_recipe_passes_states_and_the_studies_of_the_paper_s_training_do_not(words: str) -> None:
+    assert recipe_of("task=induction_heads", *words.split()[2:])["train"]["state_passing"] == 0.0625
+    assert recipe_of(*words.split())["train"]["state_passing"] is None
 
 
 @pytest.mark.parametrize("model", ["hawk", "griffin"])

@@ -104,7 +104,7 @@ def test_every_mixer_with_a_bounded_cache_takes_part(model: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("model=mqa",), "give the attention a window"),
+        (("model=mqa",), "give train.state_passing=null, or the attention a window"),
         (("model=hawk", "task=mqar"), "this task does not say what an ordinary token is"),
         (("model=hawk", "task=selective_copying", "train.stream_facts=0.5"), "does not say what a fact is"),
         (("model=hawk", "train.batch_size=24"), "with state_passing there are train.batch_size=24 streams"),
