@@ -1,6 +1,7 @@
 """How to train: the settings of `train`, and the stages that they make of a run."""
 
 from dataclasses import dataclass, field
+from math import gcd
 from typing import NamedTuple
 
 from evalkit.core.checks import above, at_least, at_least_or_null, between_or_null, one_of
@@ -120,15 +121,15 @@ class Training:
         for stage in self.curriculum:
             if set(stage) != {"length", "steps", "batch_size"} or min(stage.values()) < 1:
                 raise ValueError(f"curriculum stage {stage}; give length, steps and batch_size, each 1 or more")
-            if self.state_passing is not None and stage["batch_size"] % self.batch_size:
-                raise ValueError(
-                    f"curriculum stage {stage}: with state_passing there are batch_size={self.batch_size} streams, and "
-                    "each begins as many sequences; give a multiple of that, train.curriculum=[], or train.state_passing=null"
-                )
         if self.stream_facts and self.state_passing is None:
             raise ValueError(f"stream_facts={self.stream_facts} without streams; give state_passing too, such as 0.1")
         if self.lengths is not None and (len(self.lengths) != 2 or not 1 <= self.lengths[0] <= self.lengths[1]):
             raise ValueError(f"lengths={self.lengths}; allowed: [shortest, longest] from 1, such as [1, 40], or null")
+
+    @property
+    def streams(self) -> int:
+        """How many streams `state_passing` keeps: the most by which the batch of every stage can be divided."""
+        return gcd(self.batch_size, *(stage["batch_size"] for stage in self.curriculum))
 
     def stages(self, length: int) -> list[Stage]:
         """The stages in order, the last one at the task's own `length`; they cover steps 0 to `steps`.

@@ -42,7 +42,7 @@ class Step:
         self.layout: Layout | MeshLayout = self.whole
         self.passing = None
         if training.state_passing is not None:
-            self.passing = StatePassing(feed, model, training.batch_size, training.state_passing, training.stream_facts)
+            self.passing = StatePassing(feed, model, training.streams, training.state_passing, training.stream_facts)
 
     def fresh(self, params: Params) -> Any:
         """The optimiser's first state."""

@@ -107,7 +107,6 @@ def test_every_mixer_with_a_bounded_cache_takes_part(model: str) -> None:
         (("model=mqa",), "give train.state_passing=null, or the attention a window"),
         (("model=hawk", "task=mqar"), "this task does not say what an ordinary token is"),
         (("model=hawk", "task=selective_copying", "train.stream_facts=0.5"), "does not say what a fact is"),
-        (("model=hawk", "train.batch_size=24"), "with state_passing there are train.batch_size=24 streams"),
         (("model=hawk", "train.state_passing=1"), "allowed: between 0 and 1, or null"),
         (("model=hawk", "train.state_passing=null", "train.stream_facts=0.5"), "without streams"),
     ],
@@ -116,6 +115,17 @@ def test_what_cannot_be_is_refused_in_one_line(words: tuple[str, ...], said: str
     with pytest.raises(UserError, match=said) as refused:
         config.built(["task=induction_heads", "train.state_passing=0.25", *words])
     assert "\n" not in str(refused.value)
+
+
+def test_there_are_as_many_streams_as_divide_the_batch_of_each_stage() -> None:
+    """A user who changes the batch alone is not asked to change the recipe's curriculum as well."""
+    stages = [{"length": 64, "steps": 1, "batch_size": 64}, {"length": 128, "steps": 1, "batch_size": 32}]
+    for batch, count in ((16, 16), (64, 32), (24, 8), (15, 1)):
+        training = replace(experiment("hawk").train, batch_size=batch, curriculum=stages)
+        assert training.streams == count
+        trainer = Trainer(experiment("hawk").task, shrunk("hawk"), training, [0])
+        assert {leaf.shape[1] for leaf in jax.tree.leaves(trainer.abstract.streams)} == {count}  # of one seed
+    assert replace(experiment("hawk").train, batch_size=24, curriculum=[]).streams == 24
 
 
 def test_without_it_a_state_has_no_streams_and_a_step_reads_none() -> None:
