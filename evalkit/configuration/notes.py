@@ -32,8 +32,9 @@ def notes_of(experiment: Experiment, model: LanguageModel) -> list[str]:
         probability, facts = experiment.train.state_passing, experiment.train.stream_facts
         held = f", which holds a fact at a step with probability {facts:g}" if facts else ""
         notes.append(
-            "trained with state passing: a sequence begins from the state of a stream of ordinary tokens, begun anew "
-            f"with probability {probability:g}{held}"
+            "trained with state passing: a sequence begins from the state of one of "
+            f"{experiment.train.streams(experiment.task.length)} streams of ordinary tokens, begun anew with "
+            f"probability {probability:g}{held}"
         )
     if experiment.train.average is not None:
         notes.append(_EVALUATED[experiment.parameters].format(experiment.train.average))

@@ -9,12 +9,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import Integer
 
-from evalkit.core.contracts import Params
+from evalkit.core.contracts import Cache, Params
 from evalkit.core.errors import UserError
 from evalkit.tasks import Example
 from evalkit.training.checkpoints import Checkpoints
+from evalkit.training.passing import copied_to
 from evalkit.training.settings import Stage
-from evalkit.training.state import Sums, TrainState, params_of
+from evalkit.training.state import Sums, TrainState, params_of, streams_of
 from evalkit.training.trainer import Trainer
 
 
@@ -51,21 +52,24 @@ def refuse_non_finite(sums: Sums, trainer: Trainer, checkpoints: Checkpoints, st
 def _where(trainer: Trainer, checkpoints: Checkpoints, index: int, step: int) -> str:
     """Where the first value that is not finite comes from, as the step is taken again from the last good state."""
     state, stage = _before(trainer, checkpoints, step)
-    # With state passing, what sequences begin from is a part of the state at that step.
     params, example = params_of(state, index, "last"), _batch(trainer, stage, index, step)
     # By one device: the kernels of a whole model are not divided over the devices of a mesh.
     params = jax.device_put(params, jax.local_devices()[0])
+    begun = _begun_from(trainer, params, state, stage, index, step)
     size = trainer.step.microbatch(*example.tokens.shape)
     for start in range(0, len(example.tokens), size):
-        part = jax.tree.map(lambda leaf, at=slice(start, start + size): leaf[at], example)
-        found = first_in(trainer, params, part)
+        part, before = jax.tree.map(lambda leaf, at=slice(start, start + size): leaf[at], (example, begun))
+        found = first_in(trainer, params, part, before)
         if found is not None:
             return found
     return "it was finite when the step was taken again, so suspect the machine"
 
 
-def first_in(trainer: Trainer, params: Params, example: Example) -> str | None:
-    """The first part of a step on `example` that is not finite: of the parameters, forwards, then backwards."""
+def first_in(trainer: Trainer, params: Params, example: Example, begun: Cache | None = None) -> str | None:
+    """The first part of a step on `example` that is not finite: of the parameters, forwards, then backwards.
+
+    `begun` are the states that the sequences begin from, None for those of a model that has read nothing.
+    """
     for name in _not_finite(params):
         return f"the parameter {name} was so before it"
     model, alone = trainer.model, trainer.alone
@@ -74,12 +78,27 @@ def first_in(trainer: Trainer, params: Params, example: Example) -> str | None:
         for name, output in model.outputs(used, example.tokens, example.positions):
             if not bool(jnp.isfinite(output).all()):
                 return f"it begins in {name}"
-    loss, _, gradient = jax.jit(alone.gradient)(used, example)
+    if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(begun)):
+        return "it begins in the state of a stream, from which train.state_passing begins a sequence"
+    loss, _, gradient = jax.jit(alone.gradient)(used, example, begun)
     if not bool(jnp.isfinite(loss)):
         return "it begins in the loss"
     # The last layer's comes first on the way back.
     names = _not_finite(alone.whole.params(gradient))
     return f"it begins in the gradient of {names[-1]}" if names else None
+
+
+def _begun_from(
+    trainer: Trainer, params: Params, state: TrainState, stage: Stage, index: int, step: int
+) -> Cache | None:
+    """With state passing, the states from which the sequences of a seed begin at a step."""
+    passing = trainer.alone.passing
+    if passing is None:
+        return None
+    used = trainer.alone.whole.cast(params)
+    at, size = jnp.asarray(step, jnp.int32), trainer.alone.microbatch(passing.count, stage.length)
+    reached = passing.advance(used, streams_of(state, index), trainer.seeds[index], at, stage.length, 1, size)
+    return copied_to(reached, stage.batch_size)
 
 
 def _before(trainer: Trainer, checkpoints: Checkpoints, step: int) -> tuple[TrainState, Stage]:

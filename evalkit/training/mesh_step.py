@@ -26,7 +26,7 @@ class MeshStep(Step):
 
     def __init__(self, feed: Feed, scored: int | None, model: LanguageModel, training: Training, sizes: Sizes):
         _refuse_whole(training)
-        super().__init__(feed, scored, _share(model) if sizes.model > 1 else model, training)
+        super().__init__(feed, scored, _share(model) if sizes.model > 1 else model, training, streams=0)
         self.layout: MeshLayout = layout_of(model, sizes, training.gather, training.parameter_dtype)
 
     def fresh(self, params: Params) -> Any:

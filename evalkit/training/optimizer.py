@@ -1,5 +1,6 @@
 """Optimisers with warm-up, a schedule and clipping, and the average of parameters: all of them Optax's parts."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -35,17 +36,26 @@ def schedule(kind: str, rate: float, warmup_steps: int, steps: int, final_fracti
 
 
 def optimizer(
-    kind: str, rate: optax.Schedule, *, b1: float, b2: float, weight_decay: float, clip: float, mask: Any
+    kind: str,
+    rate: optax.Schedule,
+    *,
+    b1: float,
+    b2: float,
+    weight_decay: float,
+    clip: float,
+    mask: Any,
+    by_array: Callable[[optax.GradientTransformation], optax.GradientTransformation],
 ) -> optax.GradientTransformation:
     """Returns global-norm clipping, then the optimiser `kind`, which decays only where the tree `mask` is True.
 
     `adamw` is Optax's own (sec. 3.1 of De et al. 2024). `amsgrad` never forgets the largest mean square of a gradient
     (Reddi et al. 2018). `clipped_adamw` clips updates as Adafactor does (Shazeer & Stern 2018, sec. 6): gradients over
     the root of their mean square are scaled down to a root mean square of 1 over an array, then averaged by `b1`.
+    Parameters come as vectors of many arrays; `by_array` gives a transformation each array by itself.
     """
     if kind == "clipped_adamw":
         normalised = optax.scale_by_rms(b2, eps_in_sqrt=False, bias_correction=True)
-        direction = [normalised, optax.clip_by_block_rms(MOST_RMS), optax.ema(b1)]
+        direction = [normalised, by_array(optax.clip_by_block_rms(MOST_RMS)), optax.ema(b1)]
     else:
         direction = [(optax.scale_by_amsgrad if kind == "amsgrad" else optax.scale_by_adam)(b1=b1, b2=b2)]
     direction = [*direction, optax.add_decayed_weights(weight_decay, mask)]

@@ -126,11 +126,6 @@ class Training:
         if self.lengths is not None and (len(self.lengths) != 2 or not 1 <= self.lengths[0] <= self.lengths[1]):
             raise ValueError(f"lengths={self.lengths}; allowed: [shortest, longest] from 1, such as [1, 40], or null")
 
-    @property
-    def streams(self) -> int:
-        """How many streams `state_passing` keeps: the most by which the batch of every stage can be divided."""
-        return gcd(self.batch_size, *(stage["batch_size"] for stage in self.curriculum))
-
     def stages(self, length: int) -> list[Stage]:
         """The stages in order, the last one at the task's own `length`; they cover steps 0 to `steps`.
 
@@ -144,6 +139,10 @@ class Training:
             start = stop
         stages.append(Stage(start, self.steps, length, self.batch_size, self._shortest(length)))
         return [stage for stage in stages if stage.stop > stage.start]
+
+    def streams(self, length: int) -> int:
+        """How many streams `state_passing` keeps: the most that divide the batch of each stage; `length` is the task's."""
+        return gcd(*(stage.batch_size for stage in self.stages(length)))
 
     def _shortest(self, length: int) -> int | None:
         """The shortest length that a stage at `length` draws, None if it draws none but its own."""

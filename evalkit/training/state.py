@@ -50,6 +50,11 @@ def params_of(state: TrainState, index: int, evaluated: str) -> Params:
     return jax.tree.map(lambda leaf: _whole(leaf[index]), kept)
 
 
+def streams_of(state: TrainState, index: int) -> Cache | None:
+    """The states of the streams of one seed, as `params_of` gives its parameters."""
+    return jax.tree.map(lambda leaf: _whole(leaf[index]), state.streams)
+
+
 def _whole(leaf: Array) -> Array:
     """The array, which on a mesh is divided over the devices, on each of them; of several processes, on one device."""
     if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and not leaf.is_fully_replicated:

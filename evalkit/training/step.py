@@ -21,10 +21,16 @@ from evalkit.training.state import Sums, TrainState
 
 
 class Step:
-    """One step on a batch of `feed`, of whose sequences `scored` positions count (None: all, or a varying number)."""
+    """One step on a batch of `feed`, of whose sequences `scored` positions count (None: all, or a varying number).
 
-    def __init__(self, feed: Feed, scored: int | None, model: LanguageModel, training: Training):
+    `streams` are those of `train.state_passing`, where there are any.
+    """
+
+    def __init__(self, feed: Feed, scored: int | None, model: LanguageModel, training: Training, streams: int):
         self.feed, self.scored, self.model, self.training = feed, scored, model, training
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        self.whole = Layout(params, model.decay_mask(params), training.parameter_dtype)
+        self.layout: Layout | MeshLayout = self.whole
         rate = optimizer.schedule(
             training.schedule, training.learning_rate, training.warmup_steps, training.steps, training.final_fraction
         )
@@ -36,13 +42,11 @@ class Step:
             weight_decay=training.weight_decay,
             clip=training.clip,
             mask=MASK,
+            by_array=self.whole.by_array,
         )
-        params = jax.eval_shape(model.init, jax.random.key(0))
-        self.whole = Layout(params, model.decay_mask(params), training.parameter_dtype)
-        self.layout: Layout | MeshLayout = self.whole
         self.passing = None
         if training.state_passing is not None:
-            self.passing = StatePassing(feed, model, training.streams, training.state_passing, training.stream_facts)
+            self.passing = StatePassing(feed, model, streams, training.state_passing, training.stream_facts)
 
     def fresh(self, params: Params) -> Any:
         """The optimiser's first state."""

@@ -37,7 +37,7 @@ class Trainer:
         self.seeds = np.asarray(seeds, np.uint32)
         sizes = sizes_of(mesh)
         # The step as one device takes it by itself is looked at on a mesh, too.
-        self.alone = Step(self.feed, task.scored, model, training)
+        self.alone = Step(self.feed, task.scored, model, training, training.streams(task.length))
         self.step = self.alone if sizes is None else MeshStep(self.feed, task.scored, model, training, sizes)
         batches = [stage.batch_size for stage in training.stages(task.length)]
         self.place = Placement(self.step, sizes, len(self.seeds), batches)

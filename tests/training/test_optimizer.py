@@ -11,7 +11,7 @@ import pytest
 from evalkit.core.objective import tally
 from evalkit.tasks import Example
 from evalkit.training import optimizer
-from evalkit.training.layouts.vectors import MASK
+from evalkit.training.layouts.vectors import MASK, Layout
 from evalkit.training.optimizer import OPTIMIZERS, SCHEDULES
 
 PARAMS = {"decays": jnp.full(3, 2.0), "stays": jnp.full(2, 2.0)}
@@ -21,7 +21,9 @@ RATE = 0.1
 def made(kind: str, weight_decay: float = 0.0) -> optax.GradientTransformation:
     """An optimiser of a constant rate."""
     rate = optax.constant_schedule(RATE)
-    return optimizer.optimizer(kind, rate, b1=0.9, b2=0.98, weight_decay=weight_decay, clip=1.0, mask=MASK)
+    return optimizer.optimizer(
+        kind, rate, b1=0.9, b2=0.98, weight_decay=weight_decay, clip=1.0, mask=MASK, by_array=lambda clip: clip
+    )
 
 
 def updates_of(tx: optax.GradientTransformation, gradients: list[float]) -> list[dict[str, jax.Array]]:
@@ -73,6 +75,18 @@ def test_one_hard_answer_after_easy_ones_moves_parameters_far_by_adamw_alone() -
     }
     assert moved["adamw"] > 5
     assert moved["amsgrad"] == pytest.approx(1.0, rel=0.1) and moved["clipped_adamw"] == pytest.approx(1.0, rel=0.1)
+
+
+def test_an_update_is_clipped_by_the_array_that_is_large_and_not_by_all_of_them() -> None:
+    """A hundred arrays in one vector: the one whose gradient is far above its usual size is scaled down by itself."""
+    params = {f"w{i}": jnp.zeros(4) for i in range(100)}
+    layout = Layout(params, jax.tree.map(lambda _: True, params))
+    clip = layout.by_array(optax.clip_by_block_rms(1.0))
+    updates = layout.vectors({name: jnp.full(4, 5.0 if name == "w7" else 0.1) for name in params})
+    clipped = layout.params(clip.update(updates, clip.init(updates))[0])
+    assert {name: float(leaf[0]) for name, leaf in clipped.items()} == pytest.approx(
+        {name: 1.0 if name == "w7" else 0.1 for name in params}
+    )
 
 
 def test_an_average_has_weights_that_fall_and_sum_to_one() -> None:

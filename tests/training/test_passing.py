@@ -120,12 +120,12 @@ def test_what_cannot_be_is_refused_in_one_line(words: tuple[str, ...], said: str
 def test_there_are_as_many_streams_as_divide_the_batch_of_each_stage() -> None:
     """A user who changes the batch alone is not asked to change the recipe's curriculum as well."""
     stages = [{"length": 64, "steps": 1, "batch_size": 64}, {"length": 128, "steps": 1, "batch_size": 32}]
+    task = experiment("hawk").task
     for batch, count in ((16, 16), (64, 32), (24, 8), (15, 1)):
         training = replace(experiment("hawk").train, batch_size=batch, curriculum=stages)
-        assert training.streams == count
-        trainer = Trainer(experiment("hawk").task, shrunk("hawk"), training, [0])
+        assert training.streams(task.length) == count and training.streams(length=64) == batch
+        trainer = Trainer(task, shrunk("hawk"), training, [0])
         assert {leaf.shape[1] for leaf in jax.tree.leaves(trainer.abstract.streams)} == {count}  # of one seed
-    assert replace(experiment("hawk").train, batch_size=24, curriculum=[]).streams == 24
 
 
 def test_without_it_a_state_has_no_streams_and_a_step_reads_none() -> None:

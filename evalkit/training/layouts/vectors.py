@@ -45,6 +45,14 @@ class Layout:
         ]
         return jax.tree.unflatten(self._structure, leaves)
 
+    def by_array(self, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+        """A `transformation` without a state that looks at each array of the parameters, for vectors."""
+
+        def update(updates: Vectors, _: Vectors | None) -> Vectors:
+            return self.vectors(transformation.update(self.params(updates), optax.EmptyState())[0])
+
+        return optax.stateless(update)
+
     def gathered(self, vectors: Vectors) -> Params:
         """What a step computes the gradient by."""
         return self.cast(self.params(vectors))
