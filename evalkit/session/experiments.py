@@ -22,6 +22,7 @@ from evalkit.reports.comparison import compare
 from evalkit.reports.suite.report import write as write_suite
 from evalkit.session import logs, plan, run, suite
 from evalkit.session.plan import is_finished
+from evalkit.training.finite import NotFinite
 
 EVALUATE, STEP, RUN_FOLDER, DRY_RUN = "evaluate=", "step=", "hydra.run.dir=", "dry_run="
 
@@ -52,7 +53,8 @@ def main(overrides: Sequence[str]) -> int:
     folders = [str(composition.parse([text])[0].value()) for text in typed if text not in given]
     asked = suite.asked(given)
     words = given if asked is None else [f"experiment={asked.suite}", *asked.rest]
-    chosen = composition.compose([text for text in words if composition.chooses(composition.parse([text])[0])])
+    choices = [text for text in words if composition.chooses(composition.parse([text])[0])]
+    chosen = composition.compose([*choices, *(asked.protocol if asked is not None else ())])
     folder = Path(folders[-1]) if folders else Path("runs", chosen.choices["experiment"], chosen.config.preset)
     members = _members(chosen.config, given) if asked is None else _of_suite(chosen.config, asked)
     for member in members:
@@ -95,6 +97,8 @@ def _run_all(folder: Path, members: Sequence[Member], console: Console) -> int:
             failed.append(member.name)
             continue
         if code:
+            if member.part is not None:
+                _draw(folder, members, console)
             return code
     _draw(folder, members, console)
     if failed:
@@ -108,7 +112,7 @@ def _job(folder: Path, member: Member) -> plan.Job:
     if member.part is None:
         return plan.Job(member.name, target, member.experiment, member.evaluated)
     cell = member.name.rpartition("/")[0]
-    return plan.Job(member.name, target, member.experiment, None, cell, cell.rpartition("/")[2])
+    return plan.Job(member.name, target, member.experiment, None, cell, cell.split("/")[1])
 
 
 def _of_suite(chosen: DictConfig, asked: suite.Asked) -> list[Member]:
@@ -175,6 +179,8 @@ def _do(folder: Path, member: Member) -> int:
     target = folder / member.name
     if is_finished(target):
         return 0
+    if member.part is not None and not member.part.trials:
+        return _try(member, target)
     if member.evaluated is not None:
         if not is_finished(folder / member.evaluated):
             raise UserError(f"it evaluates {member.evaluated}, which is not finished; give the same command again")
@@ -186,6 +192,20 @@ def _do(folder: Path, member: Member) -> int:
         experiment = suite.at_chosen_rate(folder, member.part).experiment
     experiment.feed.prepare()
     return run.start(experiment, target)
+
+
+def _try(member: Member, target: Path) -> int:
+    """Trains a trial of a suite, unless it is done; one whose loss is not finite is done, and told."""
+    if suite.is_done(target):
+        return 0
+    try:
+        if (target / "config.yaml").is_file():
+            return run.resume(target, [])
+        member.experiment.feed.prepare()
+        return run.start(member.experiment, target)
+    except NotFinite as error:
+        suite.give_up(target, error)
+        raise
 
 
 def _draw(folder: Path, members: Sequence[Member], console: Console) -> None:

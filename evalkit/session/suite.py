@@ -14,14 +14,26 @@ from omegaconf import DictConfig
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration.experiment import Experiment, built
 from evalkit.core.errors import UserError
+from evalkit.record.files import write_text
 from evalkit.session.plan import is_finished
 from evalkit.session.selection import ranked, trial_of
+from evalkit.training.finite import NotFinite
 from evalkit.training.settings import Training
 
 LEVEL = 0.99
 FINAL = "final"
+NOT_FINITE = "not_finite.txt"
 KIND = "evalkit.reports.accuracy"
 """What a suite compares: its cells are read from reports of this kind."""
+
+
+PROTOCOL = "suite."
+DECIDED = {
+    "seed": "suite.seed=N for the final runs, or suite.search_seed=N for the trials",
+    "seeds": "suite.seeds=N for the final runs",
+    "train.learning_rate": "'suite.rates=[1e-3,3e-3]'",
+}
+"""What each run of a suite has from its protocol, and what to give instead."""
 
 
 class Part(NamedTuple):
@@ -34,13 +46,17 @@ class Part(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the user typed: which suite; a task, a model or a mixer of it, or None; and what goes to every run."""
+    """What the user typed: which suite; a task, a model or a mixer of it, or None; and what goes to every run.
+
+    `protocol` is what is typed of the suite itself, such as `suite.seeds=5`.
+    """
 
     suite: str
     task: str | None
     model: str | None
     mixer: str | None
     rest: list[str]
+    protocol: list[str]
 
     @property
     def own(self) -> Path | None:
@@ -49,46 +65,78 @@ class Asked(NamedTuple):
 
 
 def asked(overrides: Sequence[str]) -> Asked | None:
-    """What the words ask of a suite; None where `experiment=` names none. No run of it has these four words."""
+    """What the words ask of a suite; None where `experiment=` names none. No run of it has these four words.
+
+    Raises UserError for several of what a suite takes one of, and for what its protocol decides.
+    """
     found: dict[str, str] = {}
-    rest = []
+    rest, protocol = [], []
     for text, override in zip(overrides, composition.parse(overrides), strict=True):
         if override.key_or_group in ("task", "model", "mixer", "experiment") and composition.is_choice(override):
-            found[override.key_or_group] = str(override.value())
+            found[override.key_or_group] = "" if override.is_sweep_override() else str(override.value())
         else:
-            rest.append(text)
+            (protocol if override.key_or_group.startswith(PROTOCOL) else rest).append(text)
+    given = Asked(
+        found.get("experiment", ""), found.get("task"), found.get("model"), found.get("mixer"), rest, protocol
+    )
+    if not catalogue.is_suite(given.suite, given.own):
+        return None
     if "mixer" in found and "model" in found:
         raise UserError(f"model={found['model']} with +mixer={found['mixer']}; give one of the two")
-    given = Asked(found.get("experiment", ""), found.get("task"), found.get("model"), found.get("mixer"), rest)
-    return given if catalogue.is_suite(given.suite, given.own) else None
+    for name in ("task", "model", "mixer"):
+        if found.get(name) == "":
+            raise UserError(f"{name}= takes one name in a suite; leave it out for all, or give a command for each")
+    for key, instead in DECIDED.items():
+        typed = [text for text in rest if composition.parse([text])[0].key_or_group == key]
+        if typed:
+            raise UserError(f"{typed[-1]}: the suite's protocol decides it; give {instead}")
+    return given
 
 
 def parts(config: DictConfig, given: Asked) -> list[Part]:
     """The runs in order, cell by cell; raises UserError for a task or a model that is unknown."""
     suite = composition.plain(config)["suite"]
     tasks, models = _tasks(suite, str(config.preset), given), _models(suite, given)
+    chosen = any(composition.parse([text])[0].key_or_group == "preset" for text in given.rest)
+    rest = given.rest if chosen else [f"preset={config.preset}", *given.rest]
     found: list[Part] = []
     for task, of_task in tasks.items():
         for model, of_model in models.items():
             own = suite["models_on"].get(task, {}).get(model, [])
-            found += _cell(suite, f"{task}/{model}", [*of_task, *of_model, *own, *given.rest])
+            found += _cell(suite, f"{task}/{model}", [*of_task, *of_model, *own, *rest])
         for size, of_sizes in suite["sizes"].get(task, {}).items():
             for model in models:
                 if model in of_sizes:
-                    words = [*of_task, *models[model], *of_sizes[model], *given.rest]
+                    words = [*of_task, *models[model], *of_sizes[model], *rest]
                     trials = _trial_names(suite, f"{task}/{model}")
-                    found.append(_final(suite, f"{task}/{model}_{size}", words, trials))
+                    found.append(_final(suite, f"{task}/{model}/{size}", words, trials))
     return found
 
 
 def at_chosen_rate(folder: Path, part: Part) -> Part:
-    """A final run at the rate that its finished trials choose; raises UserError if one of them is not finished."""
-    unfinished = [name for name in part.trials if not is_finished(folder / name)]
+    """A final run at the rate that its trials choose, of those whose loss stayed a number.
+
+    Raises UserError if one of them is not finished, or none stayed a number.
+    """
+    unfinished = [name for name in part.trials if not is_done(folder / name)]
     if unfinished:
         raise UserError(f"its rate is chosen from {unfinished[0]}, which is not finished; give the same command again")
-    chosen = ranked([trial_of(folder / name, LEVEL) for name in part.trials])[0]
+    finished = [trial_of(folder / name, LEVEL) for name in part.trials if is_finished(folder / name)]
+    if not finished:
+        raise UserError("the loss was not finite at any of its rates; give lower ones as 'suite.rates=[1e-4,3e-4]'")
+    chosen = ranked(finished)[0]
     words = [*part.words, f"train.learning_rate={chosen.name.removeprefix('rate_')}"]
     return part._replace(words=words, experiment=built(words))
+
+
+def is_done(trial: Path) -> bool:
+    """Whether a trial is finished, or ended because its loss was not finite: it would do so again."""
+    return is_finished(trial) or (trial / NOT_FINITE).is_file()
+
+
+def give_up(trial: Path, error: NotFinite) -> None:
+    """Writes down that the loss of a trial was not finite."""
+    write_text(trial / NOT_FINITE, f"{error}\n")
 
 
 def _tasks(suite: Mapping[str, Any], preset: str, given: Asked) -> dict[str, list[str]]:

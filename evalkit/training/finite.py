@@ -30,8 +30,12 @@ class Inspectable(Protocol):
         ...
 
 
+class NotFinite(UserError):
+    """Training ended because its loss or gradient was no number; the same run would end so again."""
+
+
 def refuse_non_finite(sums: Sums, trainer: Trainer, checkpoints: Checkpoints, steps: int) -> None:
-    """Raises UserError that names the step, the seed, the part where it began and the last good checkpoint.
+    """Raises NotFinite that names the step, the seed, the part where it began and the last good checkpoint.
 
     `sums` are those of a dispatch of so many `steps`. With `train.skip_nonfinite` only a dispatch of which nothing is
     left is refused: then parameters no longer recover.
@@ -43,7 +47,7 @@ def refuse_non_finite(sums: Sums, trainer: Trainer, checkpoints: Checkpoints, st
         step, last = int(bad[index]), checkpoints.latest
         began = _where(trainer, checkpoints, index, step)
         kept = "no checkpoint was kept yet" if last is None else f"checkpoint {last} is kept"
-        raise UserError(
+        raise NotFinite(
             f"the loss or its gradient was not finite at step {step}, seed {trainer.seeds[index]}: {began}; {kept}; "
             "lower train.learning_rate or train.clip"
         )

@@ -141,7 +141,7 @@ class Training:
         return [stage for stage in stages if stage.stop > stage.start]
 
     def streams(self, length: int) -> int:
-        """How many streams `state_passing` keeps: the most that divide the batch of each stage; `length` is the task's."""
+        """How many streams `state_passing` keeps: the most that divide each stage's batch; `length` is the task's."""
         return gcd(*(stage.batch_size for stage in self.stages(length)))
 
     def _shortest(self, length: int) -> int | None:

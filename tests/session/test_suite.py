@@ -11,13 +11,16 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.configuration import composition
+from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.saved import from_file
 from evalkit.core.errors import UserError
 from evalkit.reports.suite import cells as suite_cells
+from evalkit.reports.kinds import COSTS
 from evalkit.reports.suite.cells import Cell, Measured, Trial, as_json, beside, from_json
 from evalkit.reports.suite.figures import figures
 from evalkit.reports.suite.tables import of_seeds, tables
 from evalkit.session import plan, run, suite
+from evalkit.training.finite import NotFinite
 from support import tiny
 
 pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
@@ -112,7 +115,7 @@ def test_every_cell_is_searched_trained_and_drawn(done: Path, capsys: pytest.Cap
         losses = [trial["seeds"][0]["validation"]["loss"] for trial in trials]
         assert config["train"]["learning_rate"] == (0.001, 0.003)[losses.index(min(losses))], "none has the level yet"
         assert from_file(out / cell / "rate_0.001" / "config.yaml").config["train"]["steps"] == 3
-    large = from_file(out / "heads" / "one_large" / "final" / "config.yaml").config
+    large = from_file(out / "heads" / "one" / "large" / "final" / "config.yaml").config
     own = from_file(out / "heads" / "one" / "final" / "config.yaml").config
     assert large["model"]["mixers"]["recurrent"]["width_rnn"] == 16
     assert large["train"]["learning_rate"] == own["train"]["learning_rate"]
@@ -162,11 +165,52 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
             "+mixer=theirs is a file of yours, mixer/theirs.yaml; give its folder as --config-dir FOLDER",
         ),
         ("-m", "experiment= has its own runs; leave -m out"),
+        ("seeds=5", "seeds=5: the suite's protocol decides it; give suite.seeds=N for the final runs"),
+        (
+            "train.learning_rate=1e-2",
+            "train.learning_rate=1e-2: the suite's protocol decides it; give 'suite.rates=[1e-3,3e-3]'",
+        ),
+        ("model=hawk,mamba", "model= takes one name in a suite; leave it out for all, or give a command for each"),
     ],
 )
 def test_what_a_suite_cannot_do_is_one_line(word: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment=suite", word]) == 2
     assert capsys.readouterr().err == f"evalkit: {told}\n"
+
+
+def test_the_protocol_is_changed_by_its_own_keys() -> None:
+    words = ["experiment=suite", "suite.seeds=5", "suite.rates=[2e-3]", "task=parity", "model=hawk"]
+    given = suite.asked(words)
+    assert given is not None and given.protocol == words[1:3] and given.rest == []
+    config = composition.compose(["experiment=suite", *given.protocol]).config
+    trial, final = suite.parts(config, given)
+    assert (trial.name, trial.experiment.train.learning_rate) == ("parity/hawk/rate_0.002", 2e-3)
+    assert final.experiment.seeds == 5 and final.experiment.preset == "cpu", "a suite's sizes are for a CPU by default"
+
+
+def test_a_rate_that_diverges_is_left_out_and_not_tried_again(
+    suite_of: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder says so; the final run takes the best of the others, and refuses if there are none."""
+    begun = run.start
+    diverging = {"rate_0.003"}
+
+    def start(experiment: Experiment, folder: Path) -> int:
+        if folder.name in diverging:
+            folder.mkdir(parents=True)
+            raise NotFinite("the loss or its gradient was not finite at step 1")
+        return begun(experiment, folder)
+
+    monkeypatch.setattr(run, "start", start)
+    assert suite_of("task=heads", "model=other") == 1
+    cell = tmp_path / "out" / "heads" / "other"
+    assert "not finite at step 1" in (cell / "rate_0.003" / "not_finite.txt").read_text()
+    assert from_file(cell / "final" / "config.yaml").config["train"]["learning_rate"] == 0.001
+    monkeypatch.setattr(run, "start", Mock(side_effect=AssertionError))
+    assert suite_of("task=heads", "model=other") == 0
+    part = suite.Part("final", [], Mock(), ("heads/other/rate_0.003",))
+    with pytest.raises(UserError, match="not finite at any of its rates"):
+        suite.at_chosen_rate(tmp_path / "out", part)
 
 
 def test_a_final_run_waits_for_its_trials(done: Path, tmp_path: Path) -> None:
@@ -209,7 +253,7 @@ def read_model(folder: Path) -> str:
 
 
 def cell(**changes) -> Cell:
-    shared = {"preset": "cpu", "parameters": 10, "state_bytes": 64, "chance": 0.1, "train_length": 8, "steps": 4}
+    shared = {"preset": "cpu", "parameters": 10, "state_bytes": 64, "flops_per_token": 5, "chance": 0.1, "train_length": 8, "steps": 4}
     measured = [Measured(8, seed, 0.995, 0.9, 1.0) for seed in (1, 2)]
     given = {
         "task": "t",
@@ -237,19 +281,34 @@ def test_beyond_the_training_length_the_longest_is_also_taken_apart() -> None:
     ]
     own = cell(measured=[*(Measured(length, 1, 0.9, 0.8, 1.0) for length in (8, 32, 64)), *spans])
     beyond = next(table for table in tables([own]) if "beyond" in table.heading)
-    assert beyond.header == ["model", "32", "64", "at 25–32", "at 57–64"]
-    assert beyond.lines == [["m", "0.900", "0.900", "0.500", "0.500"]]
+    assert beyond.header == ["model", *COSTS, "32", "64", "at 25–32", "at 57–64"]
+    assert beyond.lines == [["m", "10", "64", "5", "0.900", "0.900", "0.500", "0.500"]]
+    assert "t-position" in figures([own]) and "t-length" not in figures([own]), "a mean over positions hides chance"
 
 
 def test_tables_mark_what_every_seed_solves() -> None:
     assert (
         of_seeds([0.99, 1.0, 0.995]) == "0.995 (0.990 – 1.000) ✓" and of_seeds([0.98, 1.0]) == "0.990 (0.980 – 1.000)"
     )
-    assert of_seeds([]) == "–" and of_seeds([0.5]) == "0.500"
+    assert of_seeds([]) == "–" and of_seeds([1.0]) == "1.000", "one seed decides nothing"
     found = {table.heading: table for table in tables([cell(), cell(size="large", state_bytes=256)])}
-    assert found["Accuracy at the training length"].lines == [["m", "64", "0.995 (0.995 – 0.995) ✓"]]
-    assert [line[1] for line in found["Accuracy by the size of the state"].lines] == ["64", "256"]
+    (line,) = found["Accuracy at the training length"].lines
+    assert line == ["m", "10", "64", "5", "0.995 (0.995 – 0.995) ✓"]
+    assert [line[2] for line in found["Accuracy by the size of the state"].lines] == ["64", "256"]
     assert set(figures([cell(), cell(size="large", state_bytes=256)])) == {"t-state", "t-rate"}
+
+
+def test_a_model_whose_cost_differs_by_task_is_shown_with_the_least_and_the_most() -> None:
+    own = [cell(), cell(task="u", state_bytes=999)]
+    found = {table.heading: table for table in tables(own)}
+    assert found["Accuracy at the training length"].lines[0][:4] == ["m", "10", "64 – 999", "5"]
+
+
+def test_a_rate_at_the_edge_of_its_grid_is_marked() -> None:
+    trials = [Trial(rate, 0.5, 1.0) for rate in (0.1, 0.2, 0.3)]
+    own = [cell(trials=trials, rate=0.1), cell(model="n", trials=trials, rate=0.2)]
+    (rates,) = (table for table in tables(own) if "by learning rate" in table.heading)
+    assert [line[-1] for line in rates.lines] == ["0.1 (edge)", "0.2"]
 
 
 EVERY = [("cpu", ["model=hawk"]), ("cpu", ["task=s5"]), ("cpu", ["task=mqar"]), ("paper", ["model=mamba"])]

@@ -15,7 +15,6 @@ from evalkit.reports.points import Point
 
 KEPT = Path(__file__).with_name("kept.json")
 FINAL, TRIAL = "final", "rate_"
-SIZES = ("small", "large")
 SOLVED = 0.99
 
 
@@ -50,7 +49,7 @@ class Trial:
 class Cell:
     """One task with one model: what it costs, and what its final seeds and its trials measured.
 
-    `size` is `small` or `large` where the model has another state than its own; those have no trials.
+    `size` names another state than the model's own, such as `small`; those have no trials.
     """
 
     task: str
@@ -59,6 +58,7 @@ class Cell:
     preset: str
     parameters: int | None
     state_bytes: int | None
+    flops_per_token: int | None
     chance: float | None
     train_length: int
     steps: int
@@ -71,15 +71,20 @@ class Cell:
         return [found.accuracy for found in self.measured if (found.length, found.last) == (length, last)]
 
     @property
+    def protocol(self) -> tuple[int, int, int]:
+        """What cells of one task share: the training length, the steps and the number of seeds."""
+        return self.train_length, self.steps, len(self.trained)
+
+    @property
     def trained(self) -> list[float]:
         """The accuracy of each seed at the training length."""
         return self.at(self.train_length)
 
 
 def found_in(folder: Path) -> list[Cell]:
-    """The cells whose final run in `folder` is finished: `<task>/<model>[_small or _large]/final`."""
-    finals = sorted(path.parent for path in folder.glob(f"*/*/{FINAL}/{RESULTS}"))
-    return [_cell(final) for final in finals if record_file(final) is not None]
+    """The cells whose final run in `folder` is finished: `<task>/<model>/final`, of another size `…/<size>/final`."""
+    finals = sorted(path.parent for deep in ("*/*", "*/*/*") for path in folder.glob(f"{deep}/{FINAL}/{RESULTS}"))
+    return [_cell(final.relative_to(folder), final) for final in finals if record_file(final) is not None]
 
 
 def kept(preset: str) -> list[Cell]:
@@ -112,22 +117,23 @@ def _all(kind: type[Any], records: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [kind(**record) for record in records]
 
 
-def _cell(final: Path) -> Cell:
+def _cell(place: Path, final: Path) -> Cell:
+    """The cell of a final run, whose `place` below the suite's folder says of what it is."""
     record = read(final)
     header, summary = record.header, summarise(record)
-    name, _, size = final.parent.name.rpartition("_")
-    model, size = (name, size) if size in SIZES else (final.parent.name, None)
+    task, model, *sizes = place.parent.parts
     assert header.train_length is not None and header.preset is not None and header.steps is not None
     ends = ("length", "seed", "accuracy", "low", "high")
     ladder = [Measured(**{end: entry[end] for end in ends}) for entry in summary["extrapolation"]]
     spans = [Measured(**{end: entry[end] for end in (*ends, "first", "last")}) for entry in summary.get("spans", [])]
     return Cell(
-        task=final.parent.parent.name,
+        task=task,
         model=model,
-        size=size,
+        size=sizes[0] if sizes else None,
         preset=header.preset,
         parameters=header.parameters,
         state_bytes=header.state_bytes(),
+        flops_per_token=header.flops_per_token,
         chance=header.chance,
         train_length=header.train_length,
         steps=header.steps,

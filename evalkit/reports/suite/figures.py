@@ -1,4 +1,4 @@
-"""The figures of a suite: accuracy against state, by length with chance, and by learning rate."""
+"""The figures of a suite: accuracy against state, by length or position with chance, and by learning rate."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,18 +8,21 @@ from evalkit.reports.numbers import grouped
 from evalkit.reports.points import Curve, Point
 from evalkit.reports.suite.cells import Cell
 
-STATES, LENGTHS, RATES = "Accuracy against the size of the state", "Accuracy by length", "Accuracy by learning rate"
+STATES, RATES = "Accuracy against the size of the state", "Accuracy by learning rate"
+LENGTHS, POSITIONS = "Accuracy by length", "Accuracy by position"
 SPREAD = "Median and range over seeds; a single seed with its 95% interval."
 
 
 def figures(cells: Sequence[Cell]) -> dict[str, Drawing]:
-    """By file name: `<task>-state`, `<task>-length` and `<task>-rate`, where there is something to draw."""
+    """By file name: `<task>-state`, `-length` or `-position`, and `-rate`, where there is something to draw."""
     drawn: dict[str, Drawing] = {}
     for task, own in grouped((cell.task, cell) for cell in cells).items():
         models = [cell for cell in own if cell.size is None]
         if any(cell.size is not None for cell in own):
             drawn[f"{task}-state"] = _against_state(task, own)
-        if len({found.length for cell in models for found in cell.measured}) > 1:
+        if any(found.last is not None for cell in models for found in cell.measured):
+            drawn[f"{task}-position"] = _by_position(task, models)
+        elif len({found.length for cell in models for found in cell.measured}) > 1:
             drawn[f"{task}-length"] = _by_length(task, models)
         if any(cell.trials for cell in models):
             drawn[f"{task}-rate"] = _by_rate(task, models)
@@ -43,6 +46,26 @@ def _at_state(cell: Cell) -> Iterator[tuple[int, Point]]:
     for found in cell.measured:
         if (found.length, found.last) == (cell.train_length, None) and cell.state_bytes is not None:
             yield found.seed, Point(cell.state_bytes, found.accuracy, found.low, found.high)
+
+
+def _by_position(task: str, cells: Sequence[Cell]) -> Drawing:
+    """Of the longest sequences, at each span's last position: a mean over all would hide where chance begins."""
+    longest = max(found.length for cell in cells for found in cell.measured)
+    curves = [
+        Curve(
+            cell.model,
+            grouped(
+                (found.seed, Point(found.last, found.accuracy, found.low, found.high))
+                for found in cell.measured
+                if found.length == longest and found.last is not None
+            ),
+        )
+        for cell in cells
+    ]
+    frame = Frame(
+        f"position in a sequence of {longest:,} tokens", trained=[cells[0].train_length], chance=_chance(cells)
+    )
+    return Drawing(POSITIONS, f"{task}: {SPREAD}", length_figure(curves, frame, task))
 
 
 def _by_length(task: str, cells: Sequence[Cell]) -> Drawing:

@@ -32,6 +32,7 @@ def write(folder: Path, preset: str, console: Console) -> list[Cell]:
     notes = [LEGEND]
     if len(cells) > len(own):
         notes.append(f"{len(cells) - len(own)} of {len(cells)} cells are results that were kept, not of {folder}.")
+    notes += _trained_otherwise(own, cells)
     found, drawn = tables(cells), figures(cells)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,6 +44,21 @@ def write(folder: Path, preset: str, console: Console) -> list[Cell]:
     print_report(console, TITLE, notes, found, lead)
     say(console, f"wrote {folder / 'suite.html'}, suite.csv, suite.json and {len(drawn)} figures")
     return cells
+
+
+def _trained_otherwise(own: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[str]:
+    """A sentence a cell of `own` that has another length, steps or seeds than one of its task beside it."""
+    for cell in own:
+        other = next((c for c in cells if c.task == cell.task and c.protocol != cell.protocol), None)
+        if other is not None:
+            length, steps, seeds = cell.protocol
+            theirs = (
+                f"{other.model} has {other.train_length:,} tokens, {other.steps:,} steps, {other.protocol[2]} seeds"
+            )
+            yield (
+                f"{cell.task} · {cell.model} was trained otherwise: {length:,} tokens, {steps:,} steps, {seeds} seeds, "
+                f"where {theirs}. They cannot be compared."
+            )
 
 
 def _records(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:

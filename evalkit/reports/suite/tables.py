@@ -3,12 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from evalkit.reports.kinds import Table
+from evalkit.reports.kinds import COSTS, Table
 from evalkit.reports.numbers import DASH, grouped, shown
 from evalkit.reports.suite.cells import SOLVED, Cell
 
 MARK = " ✓"
-LEGEND = f"Median of the seeds (lowest – highest);{MARK} where every seed has {SOLVED:g} or more."
+EDGE = " (edge)"
+LEGEND = (
+    f"Median of the seeds (lowest – highest);{MARK} where there are several, and every one has {SOLVED:g} or more. "
+    f"A rate with{EDGE} is the lowest or the highest of its grid: one beyond it may be better."
+)
 
 
 def tables(cells: Sequence[Cell]) -> list[Table]:
@@ -18,20 +22,32 @@ def tables(cells: Sequence[Cell]) -> list[Table]:
 
 
 def of_seeds(values: Sequence[float]) -> str:
-    """The median with the range, and a mark where all are solved; a dash for none."""
+    """The median with the range, and a mark where there are several and all are solved; a dash for none."""
     if not values:
         return DASH
     low, high = min(values), max(values)
     spread = "" if len(values) == 1 else f" ({low:.3f} – {high:.3f})"
-    return f"{median(values):.3f}{spread}{MARK if low >= SOLVED else ''}"
+    return f"{median(values):.3f}{spread}{MARK if len(values) > 1 and low >= SOLVED else ''}"
 
 
 def _trained(cells: Sequence[Cell]) -> Table:
     tasks = list(dict.fromkeys(cell.task for cell in cells))
-    costs = {cell.model: shown(cell.state_bytes, ",") for cell in reversed(cells)}
-    header = ["model", "state bytes", *tasks]
+    costs = {model: _costs(own) for model, own in grouped((cell.model, cell) for cell in cells).items()}
     lines = _by_model(cells, tasks, lambda cell: of_seeds(cell.trained))
-    return Table("Accuracy at the training length", header, [[line[0], costs[line[0]], *line[1:]] for line in lines])
+    rows = [[line[0], *costs[line[0]], *line[1:]] for line in lines]
+    return Table("Accuracy at the training length", ["model", *COSTS, *tasks], rows)
+
+
+def _costs(cells: Sequence[Cell]) -> list[str]:
+    """The cells below `COSTS`: from the least to the most where tasks differ, in vocabulary or length."""
+    every = ((cell.parameters, cell.state_bytes, cell.flops_per_token) for cell in cells)
+    return [_from_to([number for number in numbers if number is not None]) for numbers in zip(*every, strict=True)]
+
+
+def _from_to(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return DASH
+    return " – ".join(shown(number, ",") for number in sorted({min(numbers), max(numbers)}))
 
 
 def _beyond(cells: Sequence[Cell]) -> Iterator[Table]:
@@ -44,8 +60,9 @@ def _beyond(cells: Sequence[Cell]) -> Iterator[Table]:
         if longer:
             first = {m.last: m.first for cell in own for m in cell.measured}
             names = [f"{length:,}" if last is None else f"at {first[last]}–{last}" for length, last in longer]
-            lines = [[cell.model, *(of_seeds(cell.at(*place)) for place in longer)] for cell in own]
-            yield Table(f"{task}: beyond the training length, {own[0].train_length:,}", ["model", *names], lines)
+            lines = [[cell.model, *_costs([cell]), *(of_seeds(cell.at(*place)) for place in longer)] for cell in own]
+            heading = f"{task}: beyond the training length, {own[0].train_length:,}"
+            yield Table(heading, ["model", *COSTS, *names], lines)
 
 
 def _is_shown(place: tuple[int, int | None], places: Sequence[tuple[int, int | None]], cell: Cell) -> bool:
@@ -59,18 +76,11 @@ def _states(cells: Sequence[Cell]) -> Table:
     """Accuracy by the size of the state, of the tasks that were trained with several."""
     several = {cell.task for cell in cells if cell.size is not None}
     lines = [
-        [
-            f"{cell.task} · {cell.model}",
-            shown(cell.state_bytes, ","),
-            shown(cell.parameters, ","),
-            of_seeds(cell.trained),
-        ]
+        [f"{cell.task} · {cell.model}", *_costs([cell]), of_seeds(cell.trained)]
         for cell in sorted(cells, key=lambda cell: (cell.task, cell.model, cell.state_bytes or 0))
         if cell.task in several
     ]
-    return Table(
-        "Accuracy by the size of the state", ["task and model", "state bytes", "parameters", "accuracy"], lines
-    )
+    return Table("Accuracy by the size of the state", ["task and model", *COSTS, "accuracy"], lines)
 
 
 def _rates(cells: Sequence[Cell]) -> Table:
@@ -80,7 +90,8 @@ def _rates(cells: Sequence[Cell]) -> Table:
         found = {trial.rate: trial for trial in cell.trials}
         if found:
             numbers = [shown(found[rate].accuracy if rate in found else None) for rate in rates]
-            lines.append([f"{cell.task} · {cell.model}", *numbers, f"{cell.rate:g}"])
+            edge = EDGE if len(found) > 1 and cell.rate in (min(found), max(found)) else ""
+            lines.append([f"{cell.task} · {cell.model}", *numbers, f"{cell.rate:g}{edge}"])
     header = ["task and model", *(f"rate {rate:g}" for rate in rates), "chosen"]
     return Table("Accuracy of the trials, one seed, by learning rate", header, lines)
 
