@@ -14,8 +14,8 @@ from evalkit.configuration import composition
 from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.saved import from_file
 from evalkit.core.errors import UserError
-from evalkit.reports.suite import cells as suite_cells
 from evalkit.reports.kinds import COSTS
+from evalkit.reports.suite import cells as suite_cells
 from evalkit.reports.suite.cells import Cell, Measured, Trial, as_json, beside, from_json
 from evalkit.reports.suite.figures import figures
 from evalkit.reports.suite.tables import of_seeds, tables
@@ -253,7 +253,15 @@ def read_model(folder: Path) -> str:
 
 
 def cell(**changes) -> Cell:
-    shared = {"preset": "cpu", "parameters": 10, "state_bytes": 64, "flops_per_token": 5, "chance": 0.1, "train_length": 8, "steps": 4}
+    shared = {
+        "preset": "cpu",
+        "parameters": 10,
+        "state_bytes": 64,
+        "flops_per_token": 5,
+        "chance": 0.1,
+        "train_length": 8,
+        "steps": 4,
+    }
     measured = [Measured(8, seed, 0.995, 0.9, 1.0) for seed in (1, 2)]
     given = {
         "task": "t",
