@@ -102,6 +102,14 @@ def test_validation_at_the_training_length_is_told_from_probes() -> None:
     assert learning_curve(record, 512).seeds[0][-1].value == 0.5
 
 
+def test_what_is_late_is_the_median_of_the_last_four_looks_at_a_longer_length() -> None:
+    record = run_record()
+    for number, step in enumerate((50, 100, 150, 200, 250)):
+        record.rows.extend(scores(10 * number, "validation", step, 1024, 0, NAMES))
+    found = {entry["length"]: entry for entry in summarise(record)["late"]}
+    assert found[1024] == {"length": 1024, "seed": 0, "looks": 4, "accuracy": 25 / 64} and set(found) == {512, 1024}
+
+
 def test_a_later_evaluation_replaces_an_earlier_one_and_makes_up_for_a_length_not_run() -> None:
     record = run_record(not_run=[2048])
     record.rows.extend(scores(3, "test", STEPS[-1], 64, 0, NAMES) + scores(2, "test", 9999, 2048, 0, NAMES))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from evalkit.core.rows import Record, Row, value
@@ -13,6 +14,7 @@ from evalkit.reports.points import Curve, Point
 
 SCHEMA = 1
 LEVELS = (0.5, 0.7, 0.9, 0.99, 1.0)
+LOOKS = 4
 METRICS = ("accuracy", "exact_match", "loss")
 ROUNDING = 1e-9
 
@@ -29,7 +31,8 @@ def summarise(record: Record) -> dict[str, Any]:
     (null: not reached). `area` is the area under the curve of these validations over its steps: their mean accuracy,
     which no single level decides (null: fewer than two). `extrapolation` holds a record a length and seed;
     (`low`, `high`) is the 95% Wilson interval of its accuracy, counting sequences. `spans`, where there are any, is the
-    same of positions `first` to `last`.
+    same of positions `first` to `last`. `late`, where longer lengths were looked at while training, is the median of a
+    seed's last `LOOKS` at each: one look of a few sequences says little where accuracy goes up and down.
     """
     cells = _evaluations(record, "validation", record.header.train_length)
     seeds = sorted({entry["seed"] for entry in record.rows if entry["seed"] is not None})
@@ -44,6 +47,7 @@ def summarise(record: Record) -> dict[str, Any]:
         "extrapolation": ladder,
         "not_run": _not_run(record),
         **({"spans": spans} if (spans := _spans(record)) else {}),
+        **({"late": late} if (late := _late(record)) else {}),
         "aggregate": {
             "steps_to": {level: censored_spread(steps) for level, steps in reached.items()},
             "area": spread(seed["area"] for seed in per_seed if seed["area"] is not None),
@@ -142,6 +146,17 @@ def _spans(record: Record) -> list[dict[str, Any]]:
             at = {"length": length, "first": entry["extra"]["first"], "last": last, "seed": seed}
             latest[length, last, seed] = {**at, "accuracy": finite(point.value), **ends}
     return [latest[key] for key in sorted(latest)]
+
+
+def _late(record: Record) -> list[dict[str, Any]]:
+    """One record a length and seed that was looked at while training."""
+    looks = {length: learning_curve(record, length).seeds for length in probe_lengths(record)}
+    return [
+        {"length": length, "seed": seed, "looks": len(last), "accuracy": finite(median(point.value for point in last))}
+        for length, of_seeds in looks.items()
+        for seed, points in of_seeds.items()
+        if (last := points[-LOOKS:])
+    ]
 
 
 def _not_run(record: Record) -> list[dict[str, Any]]:
