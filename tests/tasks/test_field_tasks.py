@@ -94,6 +94,23 @@ def test_gaps_of_mqar_follow_zoologys_power_law() -> None:
     assert sum(seen) == DRAWS and chisquare(seen, wanted).pvalue > UNLIKELY
 
 
+@pytest.mark.parametrize(("vocab", "length", "pairs"), [(256, 64, 8), (8192, 256, 32)])
+def test_queries_of_mqar_stand_where_zoologys_do(vocab: int, length: int, pairs: int) -> None:
+    """Zoology's own batches, with its own exponent, 0.01: their places against those of many examples of ours."""
+    labels = BATCHES[f"mqar_v{vocab}_t{length}_kv{pairs}_random_labels"]
+    task = MQAR(vocab_size=vocab, length=length, pairs=pairs)
+    keys = jax.random.split(jax.random.key(6), DRAWS // pairs)
+    masks = np.asarray(jax.jit(jax.vmap(lambda key: task.sample(key, length).mask))(keys))
+    theirs, ours = ((found[:, 2 * pairs :: 2]).sum(axis=0) for found in (labels != -100, masks))
+    assert theirs.sum() == pairs * len(labels) and ours.sum() == pairs * len(masks)
+    # Each place of a sequence has a query or not, and many have one surely: so by place, not by gap.
+    share = ours / len(masks)
+    open_to_chance = (share > 0.02) & (share < 0.98)
+    spread = np.sqrt(share * (1 - share) * (1 / len(labels) + 1 / len(masks)))
+    apart = ((theirs / len(labels) - share) / np.where(spread == 0, 1, spread))[open_to_chance]
+    assert open_to_chance.sum() > 8 and np.abs(apart).max() < 4.5 and 0.4 < np.square(apart).mean() < 2.0
+
+
 def test_tokens_of_mqar_are_distributed_as_zoologys() -> None:
     """Keys and values uniform; at places of queries a key in two of eight cases, else any token, as everywhere else."""
     task = MQAR(vocab_size=32, length=20, pairs=2)
