@@ -67,7 +67,7 @@ class Forgetting:
     def restored(self, trained: Trained, task: Recalls, params: Params, row: Callable[..., Row]) -> Iterator[Row]:
         """Rows of the same question with one possible cause of the loss undone, in every block and in each.
 
-        Beside each stands its sham, in every block: the states moved as far in random directions.
+        Beside each stands its sham: every channel moved as far, up or down by chance.
         """
         numbers = np.repeat(np.arange(self.contexts), task.answers)
         facts = np.tile(np.arange(task.answers), self.contexts)
@@ -135,7 +135,7 @@ def _queried(
         for block in [None, *blocks]:
             chosen = blocks if block is None else [block]
             found[what, block] = reader.ask(undone(what, cache, before, chosen, answers))
-        found[SHAMS[what], None] = reader.ask(sham(what, cache, before, blocks, answers))
+            found[SHAMS[what], block] = reader.ask(sham(what, cache, before, chosen, answers))
     return found
 
 
@@ -156,18 +156,16 @@ def undone(what: str, cache: Cache, before: Cache, blocks: Iterable[int], answer
 
 
 def sham(what: str, cache: Cache, before: Cache, blocks: Iterable[int], answers: int) -> Cache:
-    """A cache whose states of `blocks` are moved as far as `undone` moves them, in random directions.
+    """A cache whose states of `blocks` are moved as far as `undone` moves them, each channel up or down by chance.
 
-    For `drift` that is one direction for all facts of a context, and for `forgetting` one for each. They are the same
-    in every call, so that a repeated evaluation gives the same rows.
+    The signs are one set for all facts of a context: what moves no mean over facts moves none here either, and a few
+    channels that move far are the same ones. They are the same in every call, as a repeated evaluation wants.
     """
     changed = list(undone(what, cache, before, blocks, answers))
     for block in blocks:
         now, put_back = (c[block].h.reshape(-1, answers, c[block].h.shape[-1]) for c in (cache, changed))
-        way = jnp.linalg.norm(put_back - now, axis=-1, keepdims=True)
-        own = 1 if what == recall_rows.DRIFT_UNDONE else answers
-        direction = jax.random.normal(jax.random.key(block), (len(now), own, now.shape[-1]), now.dtype)
-        moved = now + direction * (way / jnp.linalg.norm(direction, axis=-1, keepdims=True))
+        signs = jax.random.rademacher(jax.random.key(block), (len(now), 1, now.shape[-1]), now.dtype)
+        moved = now + signs * (put_back - now)
         changed[block] = cache[block]._replace(h=moved.reshape(cache[block].h.shape))
     return tuple(changed)
 

@@ -24,7 +24,7 @@ LABELS = {
 SOLID = "Solid: measured. Dashed: by the decay of the channels that carry the fact. Thin: a seed. Thick: their median."
 UNDONE = (
     "Undone: the other tokens' part (drift) or the fact's (forgetting) of each state as it was soon after the fact. "
-    "Sham: moved as far, in random directions."
+    "Sham: each channel moved as far, up or down by chance."
 )
 DRIFTED = "How far the other tokens have moved the state, in differences that the fact makes. Thick: the median."
 

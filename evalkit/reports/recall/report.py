@@ -37,7 +37,7 @@ def tables(lines: Sequence[Line]) -> list[Table]:
     whole = ["as it is", "drift undone", "its sham", "forgetting undone", "its sham"]
     kept = ["seed", "block", "tokens to 1/e, by its decay", "measured", "drift"]
     inside = [
-        table("What lost the answers", ["seed", "at distance", *whole, "in one block"], _restored),
+        table("What lost the answers", ["seed", "at distance", *whole, "in one block", "best sham of one"], _restored),
         table("What the state holds of the fact", kept, _forgetting),
     ]
     costs = Table("What the models cost", ["model", *COSTS], [[line.label, *costs_of(line.header)] for line in lines])
@@ -102,7 +102,10 @@ def _forgetting(summary: Mapping[str, Any]) -> Rows:
 
 
 def _restored(summary: Mapping[str, Any]) -> Rows:
-    """By seed at the furthest distance; the last column is the block whose forgetting, undone alone, restores most."""
+    """By seed at the furthest distance. `in one block` is the block whose forgetting, undone alone, restores most.
+
+    It is the best of several, and so is the sham beside it.
+    """
     lines = []
     for seed, own in sorted(grouped((record["seed"], record) for record in summary["restored"]).items()):
         last = max(record["distance"] for record in own)
@@ -110,7 +113,10 @@ def _restored(summary: Mapping[str, Any]) -> Rows:
         whole = [shown(found.get((what, None))) for what in WHOLE]
         alone = {at: right for (what, at), right in found.items() if what == FORGETTING_UNDONE and at is not None}
         best = max(alone, key=lambda block: alone[block])
-        lines.append([str(seed), f"{last:,}", *whole, f"{best + 1}: {alone[best]:.3f}"])
+        shams = [right for (what, at), right in found.items() if what == FORGETTING_SHAM and at is not None]
+        lines.append(
+            [str(seed), f"{last:,}", *whole, f"{best + 1}: {alone[best]:.3f}", shown(max(shams, default=None))]
+        )
     return lines
 
 
