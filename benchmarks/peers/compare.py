@@ -17,8 +17,9 @@ STEP = {"batch": 32, "length": 256, "window": None, "scored": 1}
 
 
 def induction(model: str, batch: int, length: int, *more: str) -> list[str]:
-    """The overrides of one stage of induction heads at these sizes."""
-    return [f"model={model}", "task=induction_heads", f"task.length={length}", f"train.batch_size={batch}", *more]
+    """The overrides of one stage of induction heads at these sizes, trained as a peer is: without state passing."""
+    sizes = [f"task.length={length}", f"train.batch_size={batch}", "train.state_passing=null", "train.average=null"]
+    return [f"model={model}", "task=induction_heads", *sizes, *more]
 
 
 WINDOW = "model.mixers.attention.window"
