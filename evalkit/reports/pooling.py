@@ -18,6 +18,18 @@ FACTS = ("model", "preset", "train_length", "window", "steps", "chance", "parame
 # Sections of config.yaml that decide what a run computes; how often it logs does not.
 SECTIONS = ("task", "model", "train", "matmul_precision")
 CADENCE = ("train.log_every", "train.eval_every", "train.checkpoint_every", "train.keep_every")
+LATER = {
+    "optimizer": "adamw",
+    "label_smoothing": 0.0,
+    "average": None,
+    "skip_nonfinite": False,
+    "state_passing": None,
+    "stream_facts": 0.0,
+    "lengths": None,
+    "parameter_dtype": "float32",
+    "gather": "step",
+}
+"""Settings of `train` that older runs do not name, and what was so of them; they are the defaults."""
 BUDGET = ("steps", "train.steps", "extended")
 SHOWN = 3
 
@@ -146,7 +158,8 @@ def _described(run: Run, runs: Sequence[Run]) -> list[str]:
     differing = [name for name in settings if len({other.recipe.get(name) for other in namesakes}) > 1]
     # The configuration explains the facts: `task.length` says why `train_length` differs.
     told = [name for name in differing if "." in name] or differing
-    values = [(name, run.recipe[name]) for name in told if run.recipe.get(name)]
+    # What is not set is not said: those that set it say so.
+    values = [(name, run.recipe[name]) for name in told if run.recipe.get(name, "None") not in ("", "None")]
     distinct = [value if name == "notes" else f"{name.rpartition('.')[2]}={value}" for name, value in values]
     return [run.header.model, *distinct[:SHOWN]]
 
@@ -163,6 +176,8 @@ def _settings(config: Path) -> dict[str, str]:
         return {}
     content = renamed(OmegaConf.to_container(OmegaConf.load(config)))
     assert isinstance(content, dict)
+    if isinstance(content.get("train"), dict):
+        content["train"] = {**LATER, **content["train"]}
     settings = [pair for section in SECTIONS if section in content for pair in _flatten(section, content[section])]
     return {name: value for name, value in settings if name not in CADENCE}
 

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from matplotlib.axes import Axes
 
 from evalkit.__main__ import main
+from evalkit.configuration import catalogue
 from evalkit.configuration.account import completed
 from evalkit.configuration.saved import save
 from evalkit.core.rows import RECALL, Record, row
@@ -19,7 +21,7 @@ from evalkit.reports.accuracy.costs import against
 from evalkit.reports.accuracy.report import COLUMNS, comparison_table, tables
 from evalkit.reports.accuracy.summary import extrapolation_curve, learning_curve
 from evalkit.reports.curves import MARKERS
-from evalkit.reports.pooling import Line, find_runs, load, pool
+from evalkit.reports.pooling import LATER, Line, find_runs, load, pool
 from support.made_up_runs import falls, perfect, run_record, write_run
 from support.shrunk import experiment, shrunk
 
@@ -131,6 +133,20 @@ def test_a_run_under_old_names_is_of_the_same_recipe(tmp_path: Path) -> None:
         (folder / "config.yaml").write_text(f"model: {{_target_: {target}}}\n")
     [line] = lines(tmp_path)
     assert list(extrapolation_curve(line.record).seeds) == [0, 1]
+
+
+def test_a_run_from_before_a_setting_is_of_the_same_recipe_and_what_is_set_is_the_label(tmp_path: Path) -> None:
+    """What `LATER` says of older runs is what the defaults are."""
+    defaults = yaml.safe_load((catalogue.directory() / "config.yaml").read_text(encoding="utf-8"))["train"]
+    assert {name: defaults[name] for name in LATER} == LATER
+    older, newer, other = ({"steps": 6, **more} for more in ({}, LATER, {**LATER, "state_passing": 0.5}))
+    for seed, train in enumerate((older, newer, other)):
+        folder = write_run(tmp_path / str(seed), run_record(seeds=(seed,)))
+        (folder / "config.yaml").write_text(yaml.safe_dump({"train": train}), encoding="utf-8")
+    assert [(line.label, line.seeds) for line in lines(tmp_path)] == [
+        ("griffin", [0, 1]),
+        ("griffin · state_passing=0.5", [2]),
+    ]
 
 
 def test_notes_that_differ_stay_apart_and_are_the_label(tmp_path: Path) -> None:
