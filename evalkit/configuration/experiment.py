@@ -115,6 +115,8 @@ class Experiment:
         if self.train is not None:
             self._check_stages(self.train)
             self._check_state_passing(self.train)
+            if sizes_of(self.mesh) is not None:
+                self.train.check_divided()
         self.eval.check(self.task)
         if self.model is not None:
             self.eval.check_model(self.model)

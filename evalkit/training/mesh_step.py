@@ -21,11 +21,11 @@ class MeshStep(Step):
 
     Between dispatches the state is whole parameters and moments, each divided over the devices, so that a checkpoint
     says nothing of the mesh. Within a dispatch each device has vectors of its parts. Raises UserError for a model that
-    the mesh does not divide, and for training that looks at whole arrays.
+    the mesh does not divide, and ValueError for training that looks at whole arrays.
     """
 
     def __init__(self, feed: Feed, scored: int | None, model: LanguageModel, training: Training, sizes: Sizes):
-        _refuse_whole(training)
+        training.check_divided()
         super().__init__(feed, scored, _share(model) if sizes.model > 1 else model, training, streams=0)
         self.layout: MeshLayout = layout_of(model, sizes, training.gather, training.parameter_dtype)
 
@@ -59,14 +59,6 @@ def layout_of(model: LanguageModel, sizes: Sizes, gather: str, dtype: str) -> Me
     params = jax.eval_shape(model.init, jax.random.key(0))
     make = LayerwiseLayout if gather == "layer" else MeshLayout
     return make(params, model.decay_mask(params), sizes, dtype)
-
-
-def _refuse_whole(training: Training) -> None:
-    """Raises UserError for what looks at whole arrays, of which a device of a mesh has parts."""
-    if training.optimizer == "clipped_adamw":
-        raise UserError("train.optimizer=clipped_adamw bounds whole arrays, which a mesh divides; give adamw")
-    if training.state_passing is not None:
-        raise UserError("train.state_passing keeps whole states, which a mesh divides; make it null, or give mesh=auto")
 
 
 def _share(model: LanguageModel) -> LanguageModel:

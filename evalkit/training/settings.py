@@ -126,6 +126,15 @@ class Training:
         if self.lengths is not None and (len(self.lengths) != 2 or not 1 <= self.lengths[0] <= self.lengths[1]):
             raise ValueError(f"lengths={self.lengths}; allowed: [shortest, longest] from 1, such as [1, 40], or null")
 
+    def check_divided(self) -> None:
+        """Raises ValueError for what looks at whole arrays, of which a device of a mesh has parts."""
+        if self.optimizer == "clipped_adamw":
+            raise ValueError("train.optimizer=clipped_adamw bounds whole arrays, which a mesh divides; give adamw")
+        if self.state_passing is not None:
+            raise ValueError(
+                "train.state_passing keeps whole states, which a mesh divides; make it null, or give mesh=auto"
+            )
+
     def stages(self, length: int) -> list[Stage]:
         """The stages in order, the last one at the task's own `length`; they cover steps 0 to `steps`.
 

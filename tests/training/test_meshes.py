@@ -419,8 +419,11 @@ def test_gathering_by_layer_is_of_a_mesh() -> None:
 
 @pytest.mark.parametrize("setting", [{"optimizer": "clipped_adamw"}, {"state_passing": 0.5}])
 def test_training_that_looks_at_whole_arrays_is_of_no_mesh(setting: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"train.{next(iter(setting))}.*which a mesh divides"):
+    name, value = next(iter(setting.items()))
+    with pytest.raises(ValueError, match=f"train.{name}.*which a mesh divides"):
         trainer("r", {"data": 2, "model": 1}, **setting)
+    with pytest.raises(UserError, match=f"train.{name}.*which a mesh divides"):
+        tiny.experiment("mesh={data: 1, model: 1}", f"train.{name}={value}")
 
 
 def test_where_a_loss_on_a_mesh_is_no_number_is_told_from_its_checkpoint(tmp_path: Path) -> None:
