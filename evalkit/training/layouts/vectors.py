@@ -48,7 +48,7 @@ class Layout:
     def by_array(self, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
         """A `transformation` without a state that looks at each array of the parameters, for vectors."""
 
-        def update(updates: Vectors, _: Vectors | None) -> Vectors:
+        def update(updates: Any, _: Any) -> Any:
             return self.vectors(transformation.update(self.params(updates), optax.EmptyState())[0])
 
         return optax.stateless(update)
