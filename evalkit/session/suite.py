@@ -28,6 +28,7 @@ KIND = "evalkit.reports.accuracy"
 
 
 PROTOCOL = "suite."
+KEYS = ("rates", "search_seed", "search_share", "seed", "seeds", "tasks", "models", "models_on", "sizes")
 DECIDED = {
     "seed": "suite.seed=N for the final runs, or suite.search_seed=N for the trials",
     "seeds": "suite.seeds=N for the final runs",
@@ -96,6 +97,7 @@ def asked(overrides: Sequence[str]) -> Asked | None:
 def parts(config: DictConfig, given: Asked) -> list[Part]:
     """The runs in order, cell by cell; raises UserError for a task or a model that is unknown."""
     suite = composition.plain(config)["suite"]
+    _refuse_wrong(suite)
     tasks, models = _tasks(suite, str(config.preset), given), _models(suite, given)
     chosen = any(composition.parse([text])[0].key_or_group == "preset" for text in given.rest)
     rest = given.rest if chosen else [f"preset={config.preset}", *given.rest]
@@ -111,6 +113,18 @@ def parts(config: DictConfig, given: Asked) -> list[Part]:
                     trials = _trial_names(suite, f"{task}/{model}")
                     found.append(_final(suite, f"{task}/{model}/{size}", words, trials))
     return found
+
+
+def _refuse_wrong(suite: Mapping[str, Any]) -> None:
+    """Raises UserError for a key of the protocol that is unknown, or a value that cannot be."""
+    for name in suite:
+        if name not in KEYS:
+            raise UserError(f"suite.{name} is unknown; a suite has {', '.join(KEYS)}")
+    rates, share = suite["rates"], suite["search_share"]
+    if not isinstance(rates, list) or not rates or not all(isinstance(r, int | float) and r > 0 for r in rates):
+        raise UserError(f"suite.rates={rates}; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'")
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise UserError(f"suite.search_share={share}; allowed: above 0, up to 1")
 
 
 def at_chosen_rate(folder: Path, part: Part) -> Part:

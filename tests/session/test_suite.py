@@ -170,6 +170,8 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
             "train.learning_rate=1e-2",
             "train.learning_rate=1e-2: the suite's protocol decides it; give 'suite.rates=[1e-3,3e-3]'",
         ),
+        ("suite.rates=many", "suite.rates=many; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'"),
+        ("suite.search_share=2", "suite.search_share=2; allowed: above 0, up to 1"),
         ("model=hawk,mamba", "model= takes one name in a suite; leave it out for all, or give a command for each"),
     ],
 )
