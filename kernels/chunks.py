@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 LONGEST = 256
+# Numbers of one input that a CPU's caches hold beside all else of their chunks; measured, docs/kernels.md.
+SEGMENT = 2**17
 # exp(-100) is 0 in float32, so a stronger decay is the same; sums of at most 256 of them stay exact in `Total`.
 STRONGEST = -100.0
 GRID = 512.0
@@ -56,9 +58,39 @@ class Maps(NamedTuple):
 
 
 def chunked(steps: Steps, h0: Array, size: int) -> tuple[Array, Array]:
-    """Returns `o [b, t, h, v]` and the last state, like a loop over time; `size` is a power of two."""
+    """Returns `o [b, t, h, v]` and the last state, like a loop over time; `size` is a power of two.
+
+    On a CPU, many steps are computed in segments, one after the other: what a segment needs stays in the caches.
+    """
     length = steps.q.shape[1]
     size = min(size, max(2, 1 << (length - 1).bit_length()))
+    segments = min(-(-length // size), -(-max(steps.q.size, steps.v.size) // SEGMENT))
+    if segments == 1:
+        return _at_once(steps, h0, size)
+    in_segments = partial(_in_segments, size=size, segments=segments)
+    return lax.platform_dependent(steps, h0, cpu=in_segments, default=partial(_at_once, size=size))
+
+
+def _in_segments(steps: Steps, h0: Array, size: int, segments: int) -> tuple[Array, Array]:
+    """A loop over equal segments of time, each of whole chunks; the end is filled with steps whose keys are zero."""
+    length = steps.q.shape[1]
+    segment = -(-length // (segments * size)) * size
+
+    def cut(one: Array) -> Array:
+        one = jnp.pad(one, [(0, 0), (0, -length % segment)] + [(0, 0)] * (one.ndim - 2))
+        return jnp.moveaxis(one.reshape(one.shape[0], -1, segment, *one.shape[2:]), 1, 0)
+
+    def one_segment(state: Array, steps: Steps) -> tuple[Array, Array]:
+        o, after = _at_once(steps, state, size)
+        return after, o
+
+    last, o = lax.scan(one_segment, h0, jax.tree.map(cut, steps))
+    o = jnp.moveaxis(o, 0, 1)
+    return o.reshape(o.shape[0], -1, *o.shape[3:])[:, :length], last
+
+
+def _at_once(steps: Steps, h0: Array, size: int) -> tuple[Array, Array]:
+    length = steps.q.shape[1]
     # What is computed within chunks is computed again for the gradient: it is c numbers a step, the inputs are few.
     maps = jax.checkpoint(_maps)(_cut(steps, size))
 

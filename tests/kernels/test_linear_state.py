@@ -102,6 +102,14 @@ def test_values_and_gradients_match_float64(way: str, form: str, data: str) -> N
     agree(actual, expected, tolerance)
 
 
+@pytest.mark.parametrize("form", ["linear attention", "gated deltanet"])
+def test_segments_of_time_change_nothing(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, reset = inputs(form, "resets", steps=300)  # segments of three chunks; the last one is not full
+    monkeypatch.setattr("evalkit.kernels.chunks.SEGMENT", given.q.size // 4)
+    actual, cotangents = run("chunked", given, reset)
+    agree(actual, [*matrix_oracle.values(given, reset), *matrix_oracle.gradients(given, reset, *cotangents)])
+
+
 def test_the_oracle_s_gradient_is_that_of_its_values() -> None:
     given, reset = inputs("kda", steps=6)
     given, reset = Arguments(*(np.asarray(one, np.float64) for one in given)), reset | (np.arange(6) == 3)
