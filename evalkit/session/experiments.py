@@ -175,37 +175,34 @@ def _refuse_unreadable(folder: Path, members: Sequence[Member]) -> None:
 
 
 def _do(folder: Path, member: Member) -> int:
-    """Trains or evaluates one, unless that is done; returns its exit code. Raises UserError for a run not finished."""
+    """Trains or evaluates one, unless that is done; returns its exit code. Raises UserError for a run not finished.
+
+    A trial of a suite is done too when its loss was not finite; which is written down, and raised.
+    """
     target = folder / member.name
+    if member.part is not None and not member.part.trials:
+        try:
+            return 0 if suite.is_done(target) else _train(member.experiment, target)
+        except NotFinite as error:
+            suite.give_up(target, error)
+            raise
     if is_finished(target):
         return 0
-    if member.part is not None and not member.part.trials:
-        return _try(member, target)
     if member.evaluated is not None:
         if not is_finished(folder / member.evaluated):
             raise UserError(f"it evaluates {member.evaluated}, which is not finished; give the same command again")
         return run.evaluate(folder / member.evaluated, member.overrides, target)
+    if member.part is not None:
+        return _train(suite.at_chosen_rate(folder, member.part).experiment, target)
+    return _train(member.experiment, target)
+
+
+def _train(experiment: Experiment, target: Path) -> int:
+    """Trains in `target`, or goes on with what was begun there; returns the exit code."""
     if (target / "config.yaml").is_file():
         return run.resume(target, [])
-    experiment = member.experiment
-    if member.part is not None and member.part.trials:
-        experiment = suite.at_chosen_rate(folder, member.part).experiment
     experiment.feed.prepare()
     return run.start(experiment, target)
-
-
-def _try(member: Member, target: Path) -> int:
-    """Trains a trial of a suite, unless it is done; one whose loss is not finite is done, and told."""
-    if suite.is_done(target):
-        return 0
-    try:
-        if (target / "config.yaml").is_file():
-            return run.resume(target, [])
-        member.experiment.feed.prepare()
-        return run.start(member.experiment, target)
-    except NotFinite as error:
-        suite.give_up(target, error)
-        raise
 
 
 def _draw(folder: Path, members: Sequence[Member], console: Console) -> None:
