@@ -18,7 +18,7 @@ from evalkit.kernels.chunks import Steps
 IMPLEMENTATIONS = ("auto", "sequential", "chunked")
 CHUNK = 32  # measured, docs/kernels.md
 PIECE = 32  # steps of the loop between two states that are kept for the gradient; 16 and 64 are as fast
-SMALL = 3072  # numbers in the states of a batch, up to which the loop is faster on a CPU; measured, docs/kernels.md
+SMALL = 3072  # numbers in the states of a loop on a CPU: from 4096 on XLA fuses less of a step; docs/kernels.md
 UNROLLED = 4  # so few steps are no loop: those of a token of DeltaProduct, when it is decoded
 
 
@@ -52,7 +52,8 @@ def linear_state(
 
     `implementation` "sequential" is one loop step per time step. "chunked" is one per `chunk` time steps, a power of
     two, with products of matrices within a chunk. "auto" is "chunked", except on a CPU where key channels decay and the
-    states of the batch have at most 3,072 numbers. Up to 4 time steps are no loop, by any of them.
+    states of a sequence have at most 3,072 numbers: there it is loops of a few sequences each. Up to 4 time steps are
+    no loop, by any of them.
     Raises ValueError for shapes that do not fit, an empty time axis, an unknown implementation and another chunk.
 
     >>> q = k = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).reshape(1, 3, 1, 2)
@@ -136,10 +137,26 @@ def _over_time(steps: Steps, h0: Array, implementation: str, chunk: int) -> tupl
     if implementation == "sequential":
         return _sequential(steps, h0)
     channels = steps.log_decay is not None and steps.log_decay.shape[-1] > 1
-    if implementation == "auto" and channels and h0.size <= SMALL:
-        # A chunk's products are slowest for decays of channels, and so small a loop is all in a core's cache.
-        return lax.platform_dependent(steps, h0, cpu=_sequential, default=in_chunks)
+    if implementation == "auto" and channels and h0[0].size <= SMALL:
+        # A chunk's products are slowest for decays of channels.
+        return lax.platform_dependent(steps, h0, cpu=_in_groups, default=in_chunks)
     return in_chunks(steps, h0)
+
+
+def _in_groups(steps: Steps, h0: Array) -> tuple[Array, Array]:
+    """A loop over groups of sequences, and in each over time; a last group is filled with sequences of zeros."""
+    batch = len(h0)
+    groups = -(-batch // max(1, SMALL // h0[0].size))
+    if groups == 1:
+        return _sequential(steps, h0)
+
+    def cut(one: Array) -> Array:
+        one = jnp.pad(one, [(0, -batch % groups)] + [(0, 0)] * (one.ndim - 1))
+        return one.reshape(groups, -1, *one.shape[1:])
+
+    found = lax.map(lambda group: _sequential(*group), jax.tree.map(cut, (steps, h0)))
+    o, last = jax.tree.map(lambda one: one.reshape(-1, *one.shape[2:])[:batch], found)
+    return o, last
 
 
 def _unrolled(steps: Steps, state: Array) -> tuple[Array, Array]:

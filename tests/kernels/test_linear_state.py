@@ -1,6 +1,7 @@
 """The recurrence of a matrix against float64 NumPy and others' own arrays, and the properties that each form has."""
 
 import re
+import sys
 from pathlib import Path
 
 import jax
@@ -104,9 +105,16 @@ def test_values_and_gradients_match_float64(way: str, form: str, data: str) -> N
 
 @pytest.mark.parametrize("form", ["linear attention", "gated deltanet"])
 def test_segments_of_time_change_nothing(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, reset = inputs(form, "resets", steps=300)  # segments of three chunks; the last one is not full
+    given, reset = inputs(form, "resets", steps=300)  # four segments of three chunks; the last is not full
     monkeypatch.setattr("evalkit.kernels.chunks.SEGMENT", given.q.size // 4)
     actual, cotangents = run("chunked", given, reset)
+    agree(actual, [*matrix_oracle.values(given, reset), *matrix_oracle.gradients(given, reset, *cotangents)])
+
+
+def test_groups_of_sequences_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, reset = inputs("kda", "resets", batch=5, steps=70)  # three groups, the last one not full
+    monkeypatch.setattr(sys.modules[linear_state.__module__], "SMALL", 2 * given.h0[0].size)
+    actual, cotangents = run("auto", given, reset)
     agree(actual, [*matrix_oracle.values(given, reset), *matrix_oracle.gradients(given, reset, *cotangents)])
 
 
@@ -210,17 +218,21 @@ def test_it_maps_over_seeds_and_is_exact_in_float64(way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "batch", "looped"),
+    ("form", "small", "looped"),
     [
-        ("kda", 2, True),
-        ("gla", 38, True),
-        ("gla", 39, False),
-        ("gated deltanet", 2, False),
-        ("linear attention", 2, False),
+        ("kda", 80, True),
+        ("gla", 80, True),
+        ("gla", 79, False),
+        ("gated deltanet", 80, False),
+        ("linear attention", 80, False),
     ],
 )
-def test_on_a_cpu_the_loop_takes_small_states_whose_channels_decay(form: str, batch: int, looped: bool) -> None:
-    given, reset = inputs(form, batch=batch, steps=64)
+def test_on_a_cpu_the_loop_takes_small_states_whose_channels_decay(
+    form: str, small: int, looped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[linear_state.__module__], "SMALL", small)
+    given, reset = inputs(form, batch=1, steps=64)
+    assert given.h0.size == 80
     given, reset = jax.tree.map(jnp.asarray, (given, reset))
 
     def program(way: str) -> int:
