@@ -2,13 +2,14 @@
 
 `linear_scan` is the plain recurrence; `rglru` and `cglru` are the gated units of Hawk and Griffin, gates included;
 `sharded_linear_scan` splits a sequence over devices, `split_scan` and `across` a whole model's time.
-`linear_state` is the recurrence of a matrix, on `[b, t, h, k]`.
+`linear_state` is the recurrence of a matrix, on `[b, t, h, k]`, and `selective_scan` that of Mamba.
 """
 
 from evalkit.kernels.cglru import cglru
-from evalkit.kernels.linear_state import linear_state
+from evalkit.kernels.matrix.linear_state import linear_state
 from evalkit.kernels.rglru import gated_input, rglru
 from evalkit.kernels.scan import linear_scan
+from evalkit.kernels.selective import selective_scan
 from evalkit.kernels.sharded import SEQUENCE, across, is_split, sharded_linear_scan, split_scan
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "linear_scan",
     "linear_state",
     "rglru",
+    "selective_scan",
     "sharded_linear_scan",
     "split_scan",
 ]

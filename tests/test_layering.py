@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 # A room imports rooms on lower floors alone: never upward, never one on its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("evalkit.disk", "evalkit.processes"),
+    ("evalkit.kernels.matrix",),
     ("evalkit.kernels", "evalkit.tasks", "evalkit.tasks.text"),
     ("evalkit.models.layers", "evalkit.tasks.mad"),
     ("evalkit.models.mixers",),

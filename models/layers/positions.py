@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from evalkit.kernels import across, is_split, linear_scan, linear_state, split_scan
+from evalkit.kernels import across, is_split, linear_scan, linear_state, selective_scan, split_scan
 from evalkit.models.layers.shapes import Activations, Positions, PositionsOfAll, Rows
 
 
@@ -32,6 +32,22 @@ def scanned(
     if is_split():
         return split_scan(entering, a if reset is None else jnp.where(reset[..., None], 0.0, a), h)
     return linear_scan(entering, a, h, reset=reset)
+
+
+def selective_scanned(
+    u: Float[Array, "b t d"],
+    delta: Float[Array, "b t d"],
+    rate: Float[Array, "d n"],
+    into: Float[Array, "b t n"],
+    out: Float[Array, "b t n"],
+    positions: Positions | None,
+    h: Float[Array, "b d n"] | None,
+) -> tuple[Float[Array, "b t d"], Float[Array, "b d n"]]:
+    """Runs `kernels.selective_scan` from state `h`; position 0 resets, pads change nothing."""
+    reset = None
+    if positions is not None:
+        delta, reset = _at_tokens(delta, positions >= 0), positions == 0
+    return selective_scan(u, delta, rate, into, out, h, reset=reset)
 
 
 def matrix_scanned(

@@ -9,7 +9,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
-from evalkit.kernels.linear_state import IMPLEMENTATIONS
+from evalkit.kernels.matrix.linear_state import IMPLEMENTATIONS
 from evalkit.models.layers.decays import DECAYS, GATES
 from evalkit.models.layers.modules import CausalConv1D, Linear, RMSNorm, side_by_side
 from evalkit.models.layers.positions import after, continued, matrix_scanned

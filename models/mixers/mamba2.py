@@ -6,7 +6,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from evalkit.kernels.linear_state import IMPLEMENTATIONS
+from evalkit.kernels.matrix.linear_state import IMPLEMENTATIONS
 from evalkit.models.layers.decays import HeadDecay
 from evalkit.models.layers.modules import CausalConv1D, Linear, NoDecay, RMSNorm, side_by_side
 from evalkit.models.layers.positions import after, continued, matrix_scanned

@@ -1,4 +1,4 @@
-"""The selective state-space block of Mamba (Gu and Dao 2023, arXiv 2312.00752, sec. 3), computed by the linear scan."""
+"""The selective state-space block of Mamba (Gu and Dao 2023, arXiv 2312.00752, sec. 3)."""
 
 import math
 from typing import NamedTuple
@@ -10,8 +10,9 @@ from jax import Array
 from jaxtyping import Float
 
 from evalkit.kernels import linear_scan
+from evalkit.kernels.selective import entering
 from evalkit.models.layers.modules import CausalConv1D, Linear, NoDecay, side_by_side
-from evalkit.models.layers.positions import after, continued, scanned
+from evalkit.models.layers.positions import after, continued, selective_scanned
 from evalkit.models.layers.shapes import Activations, Positions, Rows, States
 
 SOFTPLUS = 8
@@ -118,29 +119,21 @@ class S6Block(nnx.Module):
         """See `Decaying`; there are `expand · width · states` numbers for each step."""
         u, _ = self.conv(self.input(x), None, self.init_cache(x.shape[0], 0).conv.astype(x.dtype))
         u = jax.nn.silu(u)
-        delta, step, into, _ = self._steps_and_choices(u)
-        return delta, linear_scan(_entering(step, u, into), jnp.exp(-delta))[0]
+        step, rate, into, _ = self._steps_and_choices(u)
+        delta = (step[..., None] * rate[None, None]).reshape(*step.shape[:2], -1)
+        return delta, linear_scan(entering(u.astype(jnp.float32), step, into), jnp.exp(-delta))[0]
 
     def _select(
         self, u: Activations, positions: Positions | None, h: Float[Array, "b r"]
     ) -> tuple[Activations, Float[Array, "b r"]]:
-        batch, length, _ = u.shape
-        delta, step, into, out = self._steps_and_choices(u)
-        entering = _entering(step, u, into)
-        states, last = scanned(entering, jnp.exp(-delta), positions, h)
-        states = states.reshape(batch, length, self.inner, self.states)
-        y = jnp.einsum("btdn,btn->btd", states, out) + u.astype(jnp.float32) * self.skip[...][None, None]
-        return y.astype(u.dtype), last
+        step, rate, into, out = self._steps_and_choices(u)
+        wide = u.astype(jnp.float32)
+        y, last = selective_scanned(wide, step, rate, into, out, positions, h.reshape(len(h), *rate.shape))
+        return (y + wide * self.skip[...][None, None]).astype(u.dtype), last.reshape(h.shape)
 
     def _steps_and_choices(self, u: Activations) -> tuple[Array, Array, Array, Array]:
-        """Returns δ `[b, t, inner · states]`, Δ `[b, t, inner]`, B and C `[b, t, states]`, all float32."""
+        """Returns Δ `[b, t, inner]`, −A `[inner, states]`, B and C `[b, t, states]`, all float32."""
         low, into, out = jnp.split(self.select(u), [self.rank, self.rank + self.states], axis=-1)
         step = jax.nn.softplus(self.step(low).astype(jnp.float32))
         rate = jnp.exp(self.log_rate[...]).reshape(self.inner, self.states)
-        delta = (step[..., None] * rate[None, None]).reshape(*step.shape[:2], -1)
-        return delta, step, into.astype(jnp.float32), out.astype(jnp.float32)
-
-
-def _entering(step: Float[Array, "b t d"], u: Float[Array, "b t d"], into: Float[Array, "b t n"]) -> Array:
-    """Returns what is added to each state: Δ u B."""
-    return ((step * u.astype(jnp.float32))[..., None] * into[:, :, None]).reshape(*u.shape[:2], -1)
+        return step, rate, into.astype(jnp.float32), out.astype(jnp.float32)

@@ -13,7 +13,7 @@ import pytest
 
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
-from evalkit.kernels.linear_state import linear_state
+from evalkit.kernels.matrix.linear_state import linear_state
 from evalkit.kernels.rglru import rglru
 from evalkit.session import run
 from evalkit.tasks import Example

@@ -1,7 +1,6 @@
 """The recurrence of a matrix against float64 NumPy and others' own arrays, and the properties that each form has."""
 
 import re
-import sys
 from pathlib import Path
 
 import jax
@@ -11,7 +10,7 @@ import pytest
 
 from evalkit.bench.operations import product_flops
 from evalkit.kernels import linear_state
-from evalkit.kernels.linear_state import Given, check
+from evalkit.kernels.matrix.linear_state import Given, check
 from support import matrix_oracle
 from support.kernel_oracle import gradients
 from support.matrix_oracle import Arguments
@@ -106,14 +105,14 @@ def test_values_and_gradients_match_float64(way: str, form: str, data: str) -> N
 @pytest.mark.parametrize("form", ["linear attention", "gated deltanet"])
 def test_segments_of_time_change_nothing(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given, reset = inputs(form, "resets", steps=300)  # four segments of three chunks; the last is not full
-    monkeypatch.setattr("evalkit.kernels.chunks.SEGMENT", given.q.size // 4)
+    monkeypatch.setattr("evalkit.kernels.matrix.chunks.SEGMENT", given.q.size // 4)
     actual, cotangents = run("chunked", given, reset)
     agree(actual, [*matrix_oracle.values(given, reset), *matrix_oracle.gradients(given, reset, *cotangents)])
 
 
 def test_groups_of_sequences_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     given, reset = inputs("kda", "resets", batch=5, steps=70)  # three groups, the last one not full
-    monkeypatch.setattr(sys.modules[linear_state.__module__], "SMALL", 2 * given.h0[0].size)
+    monkeypatch.setattr("evalkit.kernels.matrix.loop.SMALL", 2 * given.h0[0].size)
     actual, cotangents = run("auto", given, reset)
     agree(actual, [*matrix_oracle.values(given, reset), *matrix_oracle.gradients(given, reset, *cotangents)])
 
@@ -230,7 +229,7 @@ def test_it_maps_over_seeds_and_is_exact_in_float64(way: str) -> None:
 def test_on_a_cpu_the_loop_takes_small_states_whose_channels_decay(
     form: str, small: int, looped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[linear_state.__module__], "SMALL", small)
+    monkeypatch.setattr("evalkit.kernels.matrix.loop.SMALL", small)
     given, reset = inputs(form, batch=1, steps=64)
     assert given.h0.size == 80
     given, reset = jax.tree.map(jnp.asarray, (given, reset))

@@ -7,19 +7,16 @@ whatever the dtype of the inputs, or float64 for float64 inputs.
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float
 
-from evalkit.kernels import chunks
-from evalkit.kernels.chunks import Steps
+from evalkit.kernels.matrix import chunks
+from evalkit.kernels.matrix.chunks import Steps
+from evalkit.kernels.matrix.loop import UNROLLED, is_small, loop, loop_in_groups
 
 IMPLEMENTATIONS = ("auto", "sequential", "chunked")
 CHUNK = 32  # measured, docs/kernels.md
-PIECE = 32  # steps of the loop between two states that are kept for the gradient; 16 and 64 are as fast
-SMALL = 3072  # numbers in the states of a loop on a CPU: from 4096 on XLA fuses less of a step; docs/kernels.md
-UNROLLED = 4  # so few steps are no loop: those of a token of DeltaProduct, when it is decoded
 
 
 def linear_state(
@@ -68,11 +65,7 @@ def linear_state(
     wide = jnp.promote_types(jnp.result_type(q, k, v), jnp.float32)
     if h0 is None:
         h0 = jnp.zeros((q.shape[0], q.shape[2], q.shape[3], v.shape[3]), wide)
-    steps = _steps(given, wide)
-    if q.shape[1] <= UNROLLED:
-        o, state = _unrolled(steps, h0.astype(wide))
-    else:
-        o, state = _over_time(steps, h0.astype(wide), implementation, chunk)
+    o, state = _over_time(_steps(given, wide), h0.astype(wide), implementation, chunk)
     return o.astype(v.dtype), state
 
 
@@ -134,100 +127,27 @@ def _steps(given: Given, dtype: jnp.dtype) -> Steps:
 
 def _over_time(steps: Steps, h0: Array, implementation: str, chunk: int) -> tuple[Array, Array]:
     in_chunks = partial(chunks.chunked, size=chunk)
-    if implementation == "sequential":
+    if implementation == "sequential" or steps.q.shape[1] <= UNROLLED:
         return _sequential(steps, h0)
     channels = steps.log_decay is not None and steps.log_decay.shape[-1] > 1
-    if implementation == "auto" and channels and h0[0].size <= SMALL:
+    if implementation == "auto" and channels and is_small(h0):
         # A chunk's products are slowest for decays of channels.
         return lax.platform_dependent(steps, h0, cpu=_in_groups, default=in_chunks)
     return in_chunks(steps, h0)
 
 
-def _in_groups(steps: Steps, h0: Array) -> tuple[Array, Array]:
-    """A loop over groups of sequences, and in each over time; a last group is filled with sequences of zeros."""
-    batch = len(h0)
-    groups = -(-batch // max(1, SMALL // h0[0].size))
-    if groups == 1:
-        return _sequential(steps, h0)
-
-    def cut(one: Array) -> Array:
-        one = jnp.pad(one, [(0, -batch % groups)] + [(0, 0)] * (one.ndim - 1))
-        return one.reshape(groups, -1, *one.shape[1:])
-
-    found = lax.map(lambda group: _sequential(*group), jax.tree.map(cut, (steps, h0)))
-    o, last = jax.tree.map(lambda one: one.reshape(-1, *one.shape[2:])[:batch], found)
-    return o, last
-
-
-def _unrolled(steps: Steps, state: Array) -> tuple[Array, Array]:
-    read = []
-    for t in range(steps.q.shape[1]):
-        state, o = _step(state, jax.tree.map(lambda one, t=t: one[:, t], steps))
-        read.append(o)
-    return jnp.stack(read, axis=1), state
-
-
 def _sequential(steps: Steps, h0: Array) -> tuple[Array, Array]:
-    """A loop over pieces of time, and in each a loop over its steps; a last piece is filled with steps of zeros."""
-    length = steps.q.shape[1]
-    size = min(PIECE, length)
-
-    def cut(one: Array) -> Array:
-        one = jnp.moveaxis(jnp.pad(one, [(0, 0), (0, -length % size)] + [(0, 0)] * (one.ndim - 2)), 1, 0)
-        return one.reshape(-1, size, *one.shape[1:])
-
-    o, state = _looped(jax.tree.map(cut, steps), h0)
-    return jnp.moveaxis(o.reshape(-1, *o.shape[2:])[:length], 0, 1), state
+    return loop(_step, (), steps._replace(reset=None), steps.reset, h0)
 
 
-@jax.custom_vjp
-def _looped(pieces: Steps, h0: Array) -> tuple[Array, Array]:
-    """Returns `o` and the last state; `pieces` and `o` are `[pieces, steps, b, h, …]`."""
-    return _looped_forward(pieces, h0)[0]
+def _in_groups(steps: Steps, h0: Array) -> tuple[Array, Array]:
+    return loop_in_groups(_step, (), steps._replace(reset=None), steps.reset, h0)
 
 
-def _looped_forward(pieces: Steps, h0: Array) -> tuple[tuple[Array, Array], tuple[Steps, Array]]:
-    def piece(state: Array, steps: Steps) -> tuple[Array, tuple[Array, Array]]:
-        after, o = lax.scan(_step, state, steps)
-        return after, (o, state)
-
-    last, (o, before) = lax.scan(piece, h0, pieces)
-    return (o, last), (pieces, before)
-
-
-def _looped_backward(kept: tuple[Steps, Array], given: tuple[Array, Array]) -> tuple[Steps, Array]:
-    """The gradient of each step, from the states that are computed again, piece by piece.
-
-    JAX's own gradient of a loop writes every state, and more of its size, to memory, and reads it again.
-    """
-
-    def piece(d_state: Array, of: tuple[Steps, Array, Array]) -> tuple[Array, Steps]:
-        steps, before, d_o = of
-        _, states = lax.scan(lambda state, now: (_step(state, now)[0], state), before, steps)
-        return lax.scan(_step_backward, d_state, (states, steps, d_o), reverse=True)
-
-    (pieces, before), (d_o, d_last) = kept, given
-    d_h0, d_pieces = lax.scan(piece, d_last, (pieces, before, d_o), reverse=True)
-    return d_pieces, d_h0
-
-
-def _step_backward(d_state: Array, of: tuple[Array, Steps, Array]) -> tuple[Array, Steps]:
-    state, now, d_o = of
-
-    def step(state: Array, floats: Steps) -> tuple[Array, Array]:
-        return _step(state, floats._replace(reset=now.reset))
-
-    _, pull = jax.vjp(step, state, now._replace(reset=None))
-    return pull((d_state, d_o))
-
-
-_looped.defvjp(_looped_forward, _looped_backward)
-
-
-def _step(state: Array, now: Steps) -> tuple[Array, Array]:
+def _step(shared: tuple[()], state: Array, now: Steps, reset: Array | None) -> tuple[Array, Array]:
     """The state `[b, h, k, v]` after one step, and what is read from it."""
-    if now.reset is not None:
-        state = jnp.where(now.reset[:, None, None, None], 0, state)
+    if reset is not None:
+        state = jnp.where(reset[:, None, None, None], 0, state)
     if now.log_decay is not None:
         state = state * jnp.exp(now.log_decay)[..., None]
     value = now.v

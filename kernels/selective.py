@@ -1,0 +1,130 @@
+"""The selective recurrence of Mamba (Gu and Dao 2023, arXiv 2312.00752, eq. 2 and algorithm 2), with its gradient.
+
+Shapes: b batch, t time, d channels, n numbers of state of each channel. Products and sums are float32 whatever the
+dtype of the inputs, or float64 for float64 inputs.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Bool, Float
+
+from evalkit.kernels.matrix.loop import loop_in_groups
+from evalkit.kernels.scan import linear_scan
+from evalkit.kernels.sharded import is_split, split_scan
+
+IMPLEMENTATIONS = ("auto", "loop", "scan")
+
+
+def selective_scan(
+    u: Float[Array, "b t d"],
+    delta: Float[Array, "b t d"],
+    rate: Float[Array, "d n"],
+    into: Float[Array, "b t n"],
+    out: Float[Array, "b t n"],
+    h0: Float[Array, "b d n"] | None = None,
+    *,
+    reset: Bool[Array, "b t"] | None = None,
+    implementation: str = "auto",
+) -> tuple[Float[Array, "b t d"], Float[Array, "b d n"]]:
+    """Returns `y [b, t, d]` in the dtype of `u`, and the last state `[b, d, n]`.
+
+        h_t = exp(−delta_t rate) h_{t-1} + delta_t u_t into_t
+        y_t = out_t · h_t
+
+    `rate` is `−A`, above 0. `h0` is the state before the first step (zero if None). Where `reset` is True the state
+    before that step counts as zero. A step whose `delta` is 0 leaves the state as it is.
+
+    `implementation` "loop" computes decays, inputs and outputs within a loop over time, so no array of `b t d n`
+    numbers is ever in memory. "scan" makes such arrays and gives them to `linear_scan`, which is parallel in time.
+    "auto" is "loop" on a CPU and "scan" elsewhere. Where time is split over devices, it is `split_scan` by any.
+    Raises ValueError for another one, and for an empty time axis.
+
+    >>> one = jnp.ones((1, 3, 1))
+    >>> y, last = selective_scan(one, one, jnp.log(jnp.full((1, 1), 2.0)), one, one)
+    >>> y.ravel().tolist(), last.shape
+    ([1.0, 1.5, 1.75], (1, 1, 1))
+    """
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+    if not u.shape[1]:
+        raise ValueError(f"a recurrence needs at least one step; u has shape {u.shape}")
+    wide = jnp.promote_types(jnp.result_type(u, delta, into, out), jnp.float32)
+    if h0 is None:
+        h0 = jnp.zeros((u.shape[0], *rate.shape), wide)
+    floats = _Given(u, delta, rate, into, out, h0, reset=None)
+    given = jax.tree.map(lambda one: one.astype(wide), floats)._replace(reset=reset)
+    if is_split():
+        y, last = _by_split_scan(given)
+    elif implementation == "auto":
+        y, last = lax.platform_dependent(given, cpu=_by_loop, default=_by_scan)
+    else:
+        y, last = {"loop": _by_loop, "scan": _by_scan}[implementation](given)
+    return y.astype(u.dtype), last
+
+
+class _Given(NamedTuple):
+    """The arrays of a call, in its order."""
+
+    u: Array
+    delta: Array
+    rate: Array
+    into: Array
+    out: Array
+    h0: Array
+    reset: Array | None
+
+
+def entering(u: Float[Array, "b t d"], delta: Float[Array, "b t d"], into: Float[Array, "b t n"]) -> Array:
+    """Returns what is added to each state, `delta u into`, as `[b, t, d · n]`."""
+    return ((delta * u)[..., None] * into[:, :, None]).reshape(*u.shape[:2], -1)
+
+
+def decay(delta: Float[Array, "b t d"], rate: Float[Array, "d n"]) -> Float[Array, "b t r"]:
+    """Returns what is left of each state, `exp(−delta rate)`, as `[b, t, d · n]`."""
+    return jnp.exp(-delta[..., None] * rate[None, None]).reshape(*delta.shape[:2], -1)
+
+
+def leaving(h: Float[Array, "b t r"], out: Float[Array, "b t n"]) -> Float[Array, "b t d"]:
+    """Returns `y`, what is read from each state `[b, t, d · n]`."""
+    return jnp.einsum("btdn,btn->btd", h.reshape(*h.shape[:2], -1, out.shape[-1]), out)
+
+
+def _by_scan(given: _Given) -> tuple[Array, Array]:
+    x, left, before = _flat(given)
+    h, last = linear_scan(x, left, before, reset=given.reset)
+    return leaving(h, given.out), last.reshape(given.h0.shape)
+
+
+def _by_split_scan(given: _Given) -> tuple[Array, Array]:
+    x, left, before = _flat(given)
+    if given.reset is not None:
+        left = jnp.where(given.reset[..., None], 0, left)
+    h, last = split_scan(x, left, before)
+    return leaving(h, given.out), last.reshape(given.h0.shape)
+
+
+def _flat(given: _Given) -> tuple[Array, Array, Array]:
+    """What the linear scan takes: inputs, decays, and the first state, each with all numbers of state on one axis."""
+    before = given.h0.reshape(len(given.h0), -1)
+    return entering(given.u, given.delta, given.into), decay(given.delta, given.rate), before
+
+
+def _by_loop(given: _Given) -> tuple[Array, Array]:
+    # Channels last: a step's products are along them.
+    steps = (given.delta * given.u, given.delta, given.into, given.out)
+    y, last = loop_in_groups(_step, given.rate.T, steps, given.reset, given.h0.swapaxes(-1, -2))
+    return y, last.swapaxes(-1, -2)
+
+
+def _step(
+    rate: Array, state: Array, now: tuple[Array, Array, Array, Array], reset: Array | None
+) -> tuple[Array, Array]:
+    """The state `[b, n, d]` after one step, and what is read from it."""
+    written, delta, into, out = now
+    if reset is not None:
+        state = jnp.where(reset[:, None, None], 0, state)
+    state = jnp.exp(-delta[:, None] * rate[None]) * state + written[:, None] * into[..., None]
+    return state, (state * out[..., None]).sum(-2)
