@@ -42,6 +42,7 @@ TRAIN = (
     # The recipe's own would be two programs more to compile in each run.
     "train.state_passing=null",
     "train.average=null",
+    "train.schedule=cosine",
 )
 # As many rows as validation takes at a time: the training length is evaluated by the same program.
 EVAL = ("eval.lengths=[16,32]", "eval.sequences=4", "eval.batch_size=8", "eval.during=[]")
