@@ -56,12 +56,12 @@ def selective_scan(
         h0 = jnp.zeros((u.shape[0], *rate.shape), wide)
     floats = _Given(u, delta, rate, into, out, h0, reset=None)
     given = jax.tree.map(lambda one: one.astype(wide), floats)._replace(reset=reset)
-    if is_split():
-        y, last = _by_split_scan(given)
-    elif implementation == "auto":
-        y, last = lax.platform_dependent(given, cpu=_by_loop, default=_by_scan)
+    if implementation == "scan" or is_split():
+        y, last = _by_scan(given)
+    elif implementation == "loop":
+        y, last = _by_loop(given)
     else:
-        y, last = {"loop": _by_loop, "scan": _by_scan}[implementation](given)
+        y, last = lax.platform_dependent(given, cpu=_by_loop, default=_by_scan)
     return y.astype(u.dtype), last
 
 
@@ -82,34 +82,15 @@ def entering(u: Float[Array, "b t d"], delta: Float[Array, "b t d"], into: Float
     return ((delta * u)[..., None] * into[:, :, None]).reshape(*u.shape[:2], -1)
 
 
-def decay(delta: Float[Array, "b t d"], rate: Float[Array, "d n"]) -> Float[Array, "b t r"]:
-    """Returns what is left of each state, `exp(−delta rate)`, as `[b, t, d · n]`."""
-    return jnp.exp(-delta[..., None] * rate[None, None]).reshape(*delta.shape[:2], -1)
-
-
-def leaving(h: Float[Array, "b t r"], out: Float[Array, "b t n"]) -> Float[Array, "b t d"]:
-    """Returns `y`, what is read from each state `[b, t, d · n]`."""
-    return jnp.einsum("btdn,btn->btd", h.reshape(*h.shape[:2], -1, out.shape[-1]), out)
-
-
 def _by_scan(given: _Given) -> tuple[Array, Array]:
-    x, left, before = _flat(given)
-    h, last = linear_scan(x, left, before, reset=given.reset)
-    return leaving(h, given.out), last.reshape(given.h0.shape)
-
-
-def _by_split_scan(given: _Given) -> tuple[Array, Array]:
-    x, left, before = _flat(given)
-    if given.reset is not None:
-        left = jnp.where(given.reset[..., None], 0, left)
-    h, last = split_scan(x, left, before)
-    return leaving(h, given.out), last.reshape(given.h0.shape)
-
-
-def _flat(given: _Given) -> tuple[Array, Array, Array]:
-    """What the linear scan takes: inputs, decays, and the first state, each with all numbers of state on one axis."""
-    before = given.h0.reshape(len(given.h0), -1)
-    return entering(given.u, given.delta, given.into), decay(given.delta, given.rate), before
+    """All decays and inputs are arrays, `[b, t, d · n]`, and so are all states."""
+    batch, length, channels = given.u.shape
+    left = jnp.exp(-given.delta[..., None] * given.rate[None, None]).reshape(batch, length, -1)
+    scan = split_scan if is_split() else linear_scan
+    written = entering(given.u, given.delta, given.into)
+    h, last = scan(written, left, given.h0.reshape(batch, -1), reset=given.reset)
+    y = jnp.einsum("btdn,btn->btd", h.reshape(batch, length, channels, -1), given.out)
+    return y, last.reshape(given.h0.shape)
 
 
 def _by_loop(given: _Given) -> tuple[Array, Array]:

@@ -29,13 +29,19 @@ def is_split() -> bool:
 
 
 def split_scan(
-    x: Float[Array, "b t d"], a: Float[Array, "b t d"], h0: Float[Array, "b d"] | None
+    x: Float[Array, "b t d"],
+    a: Float[Array, "b t d"],
+    h0: Float[Array, "b d"] | None = None,
+    *,
+    reset: Bool[Array, "b t"] | None = None,
 ) -> tuple[Float[Array, "b t d"], Float[Array, "b d"]]:
     """Returns the states of this device's part of time, and the last of all; `h0` is the state before all of it.
 
     As `linear_scan`, without a gradient of its own. Where time is not split, there is no such part.
     """
     accumulate = jnp.promote_types(x.dtype, jnp.float32)
+    if reset is not None:
+        a = jnp.where(reset[..., None], jnp.zeros((), a.dtype), a)
     if h0 is None:
         h0 = jnp.zeros((x.shape[0], x.shape[2]), accumulate)
     wide = (value.astype(accumulate) for value in (x, a, h0))

@@ -29,9 +29,8 @@ def scanned(
     if positions is not None:
         pad = (positions < 0)[..., None]
         a, entering, reset = jnp.where(pad, 1.0, a), jnp.where(pad, 0.0, entering), positions == 0
-    if is_split():
-        return split_scan(entering, a if reset is None else jnp.where(reset[..., None], 0.0, a), h)
-    return linear_scan(entering, a, h, reset=reset)
+    scan = split_scan if is_split() else linear_scan
+    return scan(entering, a, h, reset=reset)
 
 
 def selective_scanned(
