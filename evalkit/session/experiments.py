@@ -177,7 +177,7 @@ def _refuse_unreadable(folder: Path, members: Sequence[Member]) -> None:
 def _do(folder: Path, member: Member) -> int:
     """Trains or evaluates one, unless that is done; returns its exit code. Raises UserError for a run not finished.
 
-    A trial of a suite is done too when its loss was not finite; which is written down, and raised.
+    A trial of a suite whose loss is not finite is done as well: that is written down, and raised.
     """
     target = folder / member.name
     if member.part is not None and not member.part.trials:

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from evalkit.kernels.matrix.loop import in_pieces
+
 LONGEST = 256
 # Numbers of one input that a CPU's caches hold beside all else of their chunks; measured, docs/kernels.md.
 SEGMENT = 2**17
@@ -76,15 +78,11 @@ def _in_segments(steps: Steps, h0: Array, size: int, segments: int) -> tuple[Arr
     length = steps.q.shape[1]
     segment = -(-length // (segments * size)) * size
 
-    def cut(one: Array) -> Array:
-        one = jnp.pad(one, [(0, 0), (0, -length % segment)] + [(0, 0)] * (one.ndim - 2))
-        return jnp.moveaxis(one.reshape(one.shape[0], -1, segment, *one.shape[2:]), 1, 0)
-
     def one_segment(state: Array, steps: Steps) -> tuple[Array, Array]:
         o, after = _at_once(steps, state, size)
         return after, o
 
-    last, o = lax.scan(one_segment, h0, jax.tree.map(cut, steps))
+    last, o = lax.scan(one_segment, h0, jax.tree.map(partial(in_pieces, axis=1, size=segment), steps))
     o = jnp.moveaxis(o, 0, 1)
     return o.reshape(o.shape[0], -1, *o.shape[3:])[:, :length], last
 
@@ -104,15 +102,9 @@ def _at_once(steps: Steps, h0: Array, size: int) -> tuple[Array, Array]:
 
 def _cut(steps: Steps, size: int) -> Steps:
     """Time is cut into chunks, `[n, b, h, c, …]`; a last one is filled with steps whose keys are zero."""
-    extra = -steps.q.shape[1] % size
-
-    def cut(one: Array) -> Array:
-        one = jnp.pad(one, [(0, 0), (0, extra)] + [(0, 0)] * (one.ndim - 2))
-        return one.reshape(one.shape[0], -1, size, *one.shape[2:])
-
-    reset = None if steps.reset is None else cut(steps.reset).swapaxes(0, 1)[:, :, None]
-    each = jax.tree.map(lambda one: cut(one).transpose(1, 0, 3, 2, 4), steps._replace(reset=None))
-    return each._replace(reset=reset)
+    cut = jax.tree.map(partial(in_pieces, axis=1, size=size), steps)
+    reset = None if cut.reset is None else cut.reset[:, :, None]
+    return jax.tree.map(lambda one: one.swapaxes(2, 3), cut._replace(reset=None))._replace(reset=reset)
 
 
 def _joined(o: Array, length: int) -> Array:

@@ -3,6 +3,7 @@
 Shapes: b batch, t time. A state is `[b, …]`, what is read at each step `[b, t, …]`.
 """
 
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -40,8 +41,7 @@ def loop(step: Step, shared: Any, steps: Any, reset: Array | None, state: Array)
     size = min(PIECE, length)
 
     def cut(one: Array) -> Array:
-        one = jnp.moveaxis(jnp.pad(one, [(0, 0), (0, -length % size)] + [(0, 0)] * (one.ndim - 2)), 1, 0)
-        return one.reshape(-1, size, *one.shape[1:])
+        return in_pieces(one, 1, size).swapaxes(1, 2)
 
     read, last = _looped(step, shared, jax.tree.map(cut, steps), jax.tree.map(cut, reset), state)
     return jnp.moveaxis(read.reshape(-1, *read.shape[2:])[:length], 0, 1), last
@@ -50,20 +50,24 @@ def loop(step: Step, shared: Any, steps: Any, reset: Array | None, state: Array)
 def loop_in_groups(step: Step, shared: Any, steps: Any, reset: Array | None, state: Array) -> tuple[Array, Array]:
     """The same for groups of sequences, one after the other, so that a group's states are small; for a CPU.
 
-    A last group is filled with sequences of zeros.
+    A last group is filled with sequences of zeros. So few steps as are no loop are taken for the whole batch.
     """
-    batch = len(state)
+    batch, length = jax.tree.leaves(steps)[0].shape[:2]
     groups = -(-batch // max(1, SMALL // state[0].size))
-    if groups == 1:
+    if groups == 1 or length <= UNROLLED:
         return loop(step, shared, steps, reset, state)
-
-    def cut(one: Array) -> Array:
-        one = jnp.pad(one, [(0, -batch % groups)] + [(0, 0)] * (one.ndim - 1))
-        return one.reshape(groups, -1, *one.shape[1:])
-
+    cut = partial(in_pieces, axis=0, size=-(-batch // groups))
     found = lax.map(lambda group: loop(step, shared, *group), jax.tree.map(cut, (steps, reset, state)))
     read, last = jax.tree.map(lambda one: one.reshape(-1, *one.shape[2:])[:batch], found)
     return read, last
+
+
+def in_pieces(one: Array, axis: int, size: int) -> Array:
+    """Pieces of `size` along `axis`, on a new first axis; the last one is filled with zeros."""
+    widths = [(0, 0)] * one.ndim
+    widths[axis] = (0, -one.shape[axis] % size)
+    padded = jnp.pad(one, widths)
+    return jnp.moveaxis(padded.reshape(*one.shape[:axis], -1, size, *one.shape[axis + 1 :]), axis, 0)
 
 
 def _unrolled(step: Step, shared: Any, steps: Any, reset: Array | None, state: Array) -> tuple[Array, Array]:

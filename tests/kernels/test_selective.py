@@ -66,11 +66,23 @@ def test_both_forms_have_the_same_values_and_gradients(steps: int, monkeypatch: 
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-12 * np.abs(wanted).max())
 
 
-def test_no_array_has_a_state_for_every_step() -> None:
+@pytest.mark.parametrize(("way", "large"), [("auto", False), ("scan", True)])
+def test_on_a_cpu_no_array_has_a_state_for_every_step(way: str, large: bool) -> None:
     given, reset = inputs()
-    program = jax.jit(lambda *given: selective_scan(*given, reset=jnp.asarray(reset))[0].sum())
+    program = jax.jit(lambda *given: selective_scan(*given, reset=jnp.asarray(reset), implementation=way)[0].sum())
     text = program.lower(*given).compile().as_text()
-    assert f"[{BATCH},{STEPS},{CHANNELS * STATES}]" not in text and f"[{BATCH},{STEPS},{CHANNELS},{STATES}]" not in text
+    shapes = f"[{BATCH},{STEPS},{CHANNELS * STATES}]", f"[{BATCH},{STEPS},{CHANNELS},{STATES}]"
+    assert any(shape in text for shape in shapes) == large
+
+
+def test_a_token_of_a_batch_is_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evalkit.kernels.matrix.loop.SMALL", CHANNELS * STATES)  # a group each, were there groups
+
+    def program(steps: int) -> str:
+        given, _ = inputs(steps=steps)
+        return str(jax.make_jaxpr(lambda *given: selective_scan(*given, implementation="loop"))(*given))
+
+    assert "scan" not in program(1) and "scan" in program(STEPS)
 
 
 def test_what_cannot_be_is_refused_in_one_line() -> None:
