@@ -189,7 +189,7 @@ def _refuse_dry_run(overrides: Sequence[str]) -> None:
     """Raises UserError for `dry_run=` where there is no list to show."""
     asked = [text for text in overrides if text.lstrip("+").startswith("dry_run=")]
     if asked and not _is_whole_experiment(overrides):
-        raise UserError(f"{asked[0]} lists the runs of experiment=…; --cfg job shows the settings of one run")
+        raise UserError(f"{asked[0]} lists the runs of experiment=… without model=; --cfg job shows one run's settings")
 
 
 def _refuse_distributed(overrides: Sequence[str], multirun: bool) -> None:
