@@ -25,6 +25,8 @@ def check(implementation: Implementation, x: Array) -> None:
     if x.shape[1] == 0:
         raise ValueError(f"a recurrence needs at least one step; x has shape {x.shape}")
     pallas = isinstance(implementation, Kernel) or implementation in KERNELS
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"a recurrence takes floating-point inputs, not {x.dtype}")
     if pallas and x.dtype not in SERVED:
         raise ValueError(f"a Pallas kernel takes float32 and bfloat16, not {x.dtype}; use implementation='sequential'")
 

@@ -32,8 +32,14 @@ class Blocks(NamedTuple):
 
 
 def kernel(blocks: Blocks | None = None, *, interpret: bool = False) -> Kernel:
-    """Returns the kernel with these blocks; `interpret` runs it on any platform, slowly, for tests."""
-    return Kernel(partial(_walk, blocks=blocks or Blocks(), interpret=interpret), gates)
+    """Returns the kernel with these blocks; `interpret` runs it on any platform, slowly, for tests.
+
+    Raises ValueError for blocks that are no multiples of a tile.
+    """
+    blocks = blocks or Blocks()
+    if blocks.steps % PACKED or blocks.channels % LANES or min(blocks) < 1:
+        raise ValueError(f"{blocks}; allowed: steps a multiple of {PACKED}, channels of {LANES}")
+    return Kernel(partial(_walk, blocks=blocks, interpret=interpret), gates)
 
 
 @partial(jax.jit, static_argnames=("run", "reverse", "dtypes", "blocks", "interpret"))

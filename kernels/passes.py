@@ -98,7 +98,9 @@ class Linear:
         planes = len(rows) // 2
         return float32(rows[:planes]), float32(rows[planes:])
 
-    def outputs(self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes):
+    def outputs(
+        self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
+    ) -> tuple[Rows, Rows]:
         return after, ()
 
 
@@ -113,7 +115,9 @@ class LinearGradient:
         a = a.astype(jnp.float32)
         return (a,), (a * dh.astype(jnp.float32),)
 
-    def outputs(self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes):
+    def outputs(
+        self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
+    ) -> tuple[Rows, Rows]:
         g = before[0] + rows[1].astype(jnp.float32)
         return (g, g * previous[0]), ()
 
@@ -133,7 +137,9 @@ class Gated:
         gates = gates_with_reset(self.arithmetic, recurrence, entry, rate, reset, self.unit_reset)
         return (without(gates.a, reset),), (gates.scale * gates.i * x.astype(jnp.float32),)
 
-    def outputs(self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes):
+    def outputs(
+        self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
+    ) -> tuple[Rows, Rows]:
         return after, ()
 
 
@@ -150,7 +156,9 @@ class GatedGradient:
         ((a,), _) = Gated(self.arithmetic, self.unit_reset).coefficients(tuple(forward), per_channel)
         return (a,), (a * dh.astype(jnp.float32),)
 
-    def outputs(self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes):
+    def outputs(
+        self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
+    ) -> tuple[Rows, Rows]:
         dh, x, recurrence, entry, *flags = rows
         (rate,) = per_channel
         reset = flags[0] != 0 if flags else None
@@ -179,7 +187,9 @@ class ComplexGated:
         gates = gates_with_reset(self.arithmetic, recurrence, entry, rate, reset, self.unit_reset)
         return turned(gates, angle, reset), scaled(gates.scale * gates.i, float32((x_re, x_im)))
 
-    def outputs(self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes):
+    def outputs(
+        self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
+    ) -> tuple[Rows, Rows]:
         return after, ()
 
 
@@ -199,7 +209,9 @@ class ComplexGatedGradient:
         a, _ = ComplexGated(self.arithmetic, self.unit_reset).coefficients(forward, per_channel)
         return conjugate(a), times(conjugate(a), float32(dh))
 
-    def outputs(self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes):
+    def outputs(
+        self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
+    ) -> tuple[Rows, Rows]:
         dh_re, dh_im, x_re, x_im, recurrence, entry, *flags = rows
         rate, angle = per_channel
         reset = flags[0] != 0 if flags else None

@@ -89,7 +89,7 @@ def _by_scan(given: _Given) -> tuple[Array, Array]:
     scan = split_scan if is_split() else linear_scan
     written = entering(given.u, given.delta, given.into)
     h, last = scan(written, left, given.h0.reshape(batch, -1), reset=given.reset)
-    y = jnp.einsum("btdn,btn->btd", h.reshape(batch, length, channels, -1), given.out)
+    y = jnp.einsum("btdn,btn->btd", h.reshape(batch, length, channels, -1), given.out, precision=lax.Precision.HIGHEST)
     return y, last.reshape(given.h0.shape)
 
 

@@ -1,4 +1,4 @@
-"""Passes over time on an NVIDIA GPU, by Pallas with Triton: any number of steps, any width.
+"""Passes over time on an NVIDIA GPU, by Pallas with Triton, for any number of steps and any width.
 
 A program takes one row of the batch and a block of channels. It keeps the carry in registers and loops over time, with
 its loads a few steps ahead of its arithmetic. Where batch and width are too small to fill the GPU, time is cut into

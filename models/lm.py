@@ -13,6 +13,8 @@ from evalkit.models.layers.modules import GatedMLP, NoDecay, RMSNorm
 from evalkit.models.layers.products import product_transposed
 from evalkit.models.layers.shapes import Activations, Logits, Places, Positions, States, Tokens
 from evalkit.models.layers.shares import SUM, shared, summed
+from evalkit.models.mixers.attention import MQA
+from evalkit.models.mixers.rglru import TwoBranches
 
 # Up to this vocabulary a product with one-hot rows is faster than a gather, whose gradient is a slow scatter-add.
 ONE_HOT_UP_TO = 64
@@ -50,6 +52,11 @@ class ResidualBlock(nnx.Module):
         `axis` is that of the devices that share the block, as in `layers.shares`.
         """
         mixed, cache = self.mixer(shared(self.mixer_norm(x), axis), positions, cache)
+        if (mixed.shape, mixed.dtype) != (x.shape, x.dtype):
+            raise ValueError(
+                f"{type(self.mixer).__name__} gives {mixed.dtype} {mixed.shape}; it is added to what it was given, so "
+                f"give {x.dtype} {x.shape}"
+            )
         x = x + summed(mixed, axis)
         if at is not None:  # before the MLP, so that it is computed at these positions only
             x = jnp.take_along_axis(x, at[..., None], axis=1)
@@ -166,6 +173,12 @@ class LanguageModel(nnx.Module):
             if not isinstance(block.mixer, Split):
                 raise ValueError(f"{type(block.mixer).__name__} cannot have its time split over devices")
             block.mixer.check_split(steps)
+
+    def check_divided(self) -> None:
+        """Raises ValueError for a mixer that no rule of a mesh was written for, whatever its parameters are called."""
+        for block in self.blocks:
+            if not isinstance(block.mixer, (MQA, TwoBranches)):
+                raise ValueError(f"no rule divides {type(block.mixer).__name__} over the model axis; give model: 1")
 
     def flops(self, length: int) -> int:
         """See `Counted`: the embedding and the head, every block, and the last norm."""

@@ -43,6 +43,7 @@ class Model:
     _flops: Callable[[int], int]
     check_split: Callable[[int], None]
     """Raises ValueError if its time cannot be split over devices, so many tokens each (`kernels.sharded`)."""
+    _check_divided: Callable[[], None]
 
     def apply(
         self,
@@ -63,8 +64,9 @@ class Model:
         """Returns this model as each device of the mesh axis `axis` computes it, inside `jax.shard_map`.
 
         Its parameters are a share of the heads, channels and blocks; what a mixer or an MLP gives is summed over the
-        axis. Norms and the embedding are whole on every device.
+        axis. Norms and the embedding are whole on every device. Raises ValueError for a mixer that cannot be shared.
         """
+        self._check_divided()
         return replace(self, module=partial(_over, self.module, axis))
 
     def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
@@ -198,6 +200,7 @@ def build(
         _init_cache=abstract.init_cache,
         _flops=abstract.flops,
         check_split=abstract.check_split,
+        _check_divided=abstract.check_divided,
     )
 
 

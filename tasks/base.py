@@ -20,6 +20,15 @@ class Example(NamedTuple):
     positions: Int[Array, "*b t"] | None = None
 
 
+def letter(token: int) -> str:
+    """Returns a token as text: the first 26 are letters, the others numbers.
+
+    >>> letter(0), letter(26)
+    ('a', '26')
+    """
+    return chr(ord("a") + token) if token < 26 else str(token)
+
+
 def distinct(key: Key[Array, ""], count: int, of: int) -> Int[Array, " count"]:
     """Draws `count` different numbers below `of` in random order, all such sequences equally likely."""
     # Floyd's sampling (Bentley & Floyd 1987), because shuffling all numbers would take longer than the model's step.

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example
+from evalkit.tasks.base import Example, letter
 
 SPECIAL = 3
 SYMBOLS = "$|."
@@ -77,7 +77,7 @@ class Copying:
     def _symbol(self, token: int) -> str:
         if token >= self.letters:
             return SYMBOLS[token - self.letters]
-        return chr(ord("a") + token) if token < 26 else str(token)
+        return letter(token)
 
     def _letters(self, length: int) -> int:
         """Returns the letters of the string; raises ValueError for a length that is none of a string twice."""

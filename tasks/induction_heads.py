@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example
+from evalkit.tasks.base import Example, letter
 
 TRIGGERS = ("uniform", "prefix", "fixed")
 LOSSES = ("answer", "all")
@@ -69,6 +69,8 @@ class InductionHeads:
             raise ValueError(f"triggers={self.triggers}; allowed: 1 or more")
         if self.trigger == "fixed" and self.triggers != 1:
             raise ValueError(f"trigger=fixed with triggers={self.triggers}; allowed: triggers=1, or trigger=uniform")
+        if self.fixed_place < 0:
+            raise ValueError(f"fixed_place={self.fixed_place}; allowed: 0 or more")
         self._check_length(self.length)
 
     @property
@@ -136,7 +138,7 @@ class InductionHeads:
 
     def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
         """Returns `tokens` as text: ordinary tokens as letters (numbers past z), the special one as a star."""
-        return " ".join("★" if token == self.special else _letter(int(token)) for token in tokens)
+        return " ".join("★" if token == self.special else letter(int(token)) for token in tokens)
 
     def _places(self, key: Key[Array, ""], length: int) -> Int[Array, " triggers"]:
         """Draws places of the special token, at least two apart, so that none overwrites the answer of another."""
@@ -160,7 +162,3 @@ class InductionHeads:
                 f"length={length} is too short for trigger={self.trigger}, triggers={self.triggers}; "
                 f"use a length of at least {(needed + 3) * (2 if self.trigger == 'prefix' else 1)}"
             )
-
-
-def _letter(token: int) -> str:
-    return chr(ord("a") + token) if token < 26 else str(token)

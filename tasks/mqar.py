@@ -16,7 +16,7 @@ FILLER = 0
 
 @dataclass(frozen=True, kw_only=True)
 class MQAR:
-    """`pairs` keys, each with its value after it; then every key once more, whose value is the answer at that place.
+    """`pairs` keys, each with its value after it. Then every key stands once more, and its value is the answer there.
 
     The definition is zoology's (`multiquery_ar`, one pass). Keys are different tokens from 1 to V/2 − 1, values
     different ones from V/2 to V − 1. After the pairs, every second position may hold a query. Query i stands at the

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example
+from evalkit.tasks.base import Example, letter
 
 KEYS = ("suffix", "prefix")
 SPECIAL = 2
@@ -115,7 +115,7 @@ class NgramLookup:
     def _symbol(self, token: int) -> str:
         if token >= self.letters:
             return "$|"[token - self.letters]
-        return chr(ord("a") + token) if token < 26 else str(token)
+        return letter(token)
 
     def _letters(self, length: int) -> int:
         """Returns the letters of the string; raises ValueError if they do not hold the n-gram and its answer."""

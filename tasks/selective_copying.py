@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example
+from evalkit.tasks.base import Example, letter
 
 LAYOUTS = ("markers", "mad", "lm")
 NOISE = 0
@@ -108,7 +108,7 @@ class SelectiveCopying:
             return "·"
         if token == self.marker:
             return "▮"
-        return chr(ord("a") + token - 1) if token <= 26 else str(token)
+        return letter(token - 1) if token <= 26 else str(token)
 
     def _answer_inputs(self, data: Int[Array, " n"]) -> Int[Array, " n"]:
         if self.layout == "markers":

@@ -25,6 +25,7 @@ from evalkit.record.tracking import WandbSettings
 from evalkit.tasks.text import Text
 from evalkit.training import connection
 from evalkit.training.layouts.sizes import sizes_of
+from evalkit.training.optimizer import COSINE, SCHEDULES
 from evalkit.training.passing import check_bounded
 from evalkit.training.settings import Training
 from evalkit.training.state import EVALUATED
@@ -108,6 +109,8 @@ class Experiment:
         one_of(self, "parameters", EVALUATED)
         if self.checkpoint is not None and self.parameters != EVALUATED[0]:
             raise ValueError(f"parameters={self.parameters}: a checkpoint has those of its own run; leave it out")
+        if self.checkpoint is not None and sizes_of(self.mesh) is not None:
+            raise ValueError(f"mesh={self.mesh} divides training, and a checkpoint is trained already; leave it out")
         if self.checkpoint is None and self.dtype != DTYPES[0]:
             raise ValueError(f"dtype={self.dtype} is of a checkpoint's activations; give model.dtype={self.dtype}")
         if self.data["path"] is not None and "path" not in self.config["task"]:
@@ -344,6 +347,11 @@ def _refuse_typed(composed: Composed) -> None:
     warmup, steps = train.get("warmup_steps", 0), train.get("steps", 0)
     if "train.warmup_steps" in composed.typed and warmup > steps:
         raise UserError(f"train.warmup_steps={warmup}, but training ends at train.steps={steps}; give fewer, or 0")
+    kind = train.get("schedule")
+    if "train.final_fraction" in composed.typed and kind in SCHEDULES and kind != COSINE:
+        raise UserError(
+            f"train.final_fraction is where a cosine ends, but train.schedule={kind}; give train.schedule={COSINE}"
+        )
     lengths, longest = train.get("lengths"), task.get("length")
     if "train.lengths" in composed.typed and lengths and len(lengths) == 2 and lengths[1] != longest:
         raise UserError(

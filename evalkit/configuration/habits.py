@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 _DEVICE = "the device is JAX's: set JAX_PLATFORMS=cpu, cuda or tpu before the command"
 _NO_DROPOUT = "models here have no dropout; leave it out"
+_DEPTH = "n_layers n_layer num_layers layers depth num_hidden_layers blocks n_blocks"
 _KEYS: Mapping[str, str] = {
     "train.learning_rate": "lr learning_rate rate max_lr peak_lr",
     "train.steps": "epochs epoch num_epochs n_epochs max_epochs steps max_steps num_steps n_steps iters iterations",
@@ -12,6 +13,7 @@ _KEYS: Mapping[str, str] = {
     "train.weight_decay": "wd decay weight_decay l2",
     "train.clip": "grad_clip gradient_clip clip_grad max_grad_norm",
     "train.schedule": "scheduler lr_scheduler lr_schedule",
+    "train.optimizer": "optimizer optim optimiser",
     "train.b1": "beta1 adam_beta1",
     "train.b2": "beta2 adam_beta2",
     "train.microbatch": "grad_accum accumulate gradient_accumulation_steps accumulate_grad_batches micro_batch_size",
@@ -19,7 +21,6 @@ _KEYS: Mapping[str, str] = {
     "train.eval_every": "eval_steps eval_interval val_every",
     "train.log_every": "logging_steps log_interval",
     "hydra.run.dir": "output_dir outdir out out_dir output save_dir logdir log_dir run_dir folder dir",
-    "model.pattern": "n_layers n_layer num_layers layers depth num_hidden_layers blocks n_blocks",
     "model.width": "d_model dim hidden_size hidden_dim n_embd embed_dim emb_dim width",
     "model.mlp_expansion": "mlp_ratio ffn_dim d_ff intermediate_size",
     "model.mixers.attention.heads": "n_heads n_head num_heads num_attention_heads heads",
@@ -44,7 +45,7 @@ HABITS: Mapping[str, str] = {
     **{word: key for key, words in _KEYS.items() for word in words.split()},
     **dict.fromkeys(("device", "devices", "gpu", "gpus", "cuda", "accelerator", "n_gpus", "num_gpus"), _DEVICE),
     **dict.fromkeys(("dropout", "p_dropout", "attn_dropout", "resid_dropout", "hidden_dropout"), _NO_DROPOUT),
-    **dict.fromkeys(("optimizer", "optim", "optimiser"), "AdamW is the one optimiser; its settings are train.…"),
+    **dict.fromkeys(_DEPTH.split(), "give model.depth=6 for as many blocks, or another model.pattern"),
     **dict.fromkeys(("fp16", "bf16", "amp"), "give model.dtype=bfloat16"),
     **dict.fromkeys(
         ("num_workers", "n_workers", "workers"), "batches are made in the compiled step or read beside it; leave it out"

@@ -16,7 +16,7 @@ from evalkit.contract.evaluations import (
 from evalkit.contract.models import OF_ONE_MIXER, QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES, ModelUnderCheck
 from evalkit.contract.promises import BrokenPromise, Promise, broken
 from evalkit.contract.tasks import PROMISES_OF_TASKS, TaskUnderCheck
-from evalkit.core.contracts import LanguageModel, Params, Silent, Task, Trained, go_on
+from evalkit.core.contracts import LanguageModel, Params, Silent, Task, Trained, never_interrupt
 from evalkit.core.rows import row
 
 OURS = "evalkit."
@@ -141,7 +141,7 @@ def _untrained(experiment: Experiment, looked_at: ModelUnderCheck) -> Trained:
         seeds=[experiment.seed],
         step=0,
         make_row=partial(row, run="check", task=experiment.task_name, model=experiment.model_name),
-        check_interrupt=go_on,
+        check_interrupt=never_interrupt,
         progress=Silent(),
         feed=experiment.feed,
         tokenizer=experiment.feed.tokenizer,

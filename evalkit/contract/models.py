@@ -186,11 +186,11 @@ def _cache(subject: ModelUnderCheck) -> str | None:
     return None
 
 
-@promised("parameters", "init(key) is a nested dictionary of float arrays")
+@promised("parameters", "init(key) is a nested dictionary of float32 arrays")
 def _parameters(subject: ModelUnderCheck) -> str | None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(subject.shapes):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return f"{jax.tree_util.keystr(path)} is {leaf.dtype}"
+        if leaf.dtype != jnp.float32:
+            return f"{jax.tree_util.keystr(path)} is {leaf.dtype}; train.parameter_dtype is for training in bfloat16"
     return None if jax.tree.leaves(subject.shapes) else "it has none"
 
 

@@ -38,9 +38,13 @@ class TaskUnderCheck:
         return str(traced.jaxpr), [np.asarray(constant) for constant in traced.consts]
 
 
-@promised("numbers", "vocab_size and length are whole numbers, answer_length and version too, scored one or None")
+@promised("numbers", "vocab_size, length, answer_length, version and scored are whole numbers, and the task has a hash")
 def _numbers(subject: TaskUnderCheck) -> str | None:
     task = subject.task
+    try:
+        hash(task)
+    except TypeError as error:
+        return f"it cannot be hashed ({error}); make it a frozen dataclass, with tuples for lists and arrays"
     for name, least in (("vocab_size", 2), ("length", 1), ("answer_length", 0), ("version", 0)):
         value = getattr(task, name)
         if not isinstance(value, Integral) or isinstance(value, bool) or value < least:

@@ -122,7 +122,7 @@ AnyTask = Any
 
 NO_ORDINARY = (
     "train.state_passing: this task does not say what an ordinary token is (a method `ordinary`); make it null, or "
-    "give task=induction_heads"
+    "give task=induction_heads or task=selective_copying"
 )
 UNTRAINED = "no model is trained on this task; give checkpoint=FOLDER to evaluate one on it"
 
@@ -330,7 +330,7 @@ class Silent:
         """Says nothing."""
 
 
-def go_on() -> None:
+def never_interrupt() -> None:
     """In place of a look at the signals: what is short is not interrupted."""
 
 

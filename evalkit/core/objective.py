@@ -27,10 +27,14 @@ class Tally(NamedTuple):
         return Tally(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
     def scores(self) -> dict[str, Float[Array, " b"]]:
-        """Returns mean loss (nats), mean accuracy and whole-answer exact match of each sequence."""
+        """Returns mean loss (nats), mean accuracy and whole-answer exact match of each sequence.
+
+        A sequence without a scored position, such as a document of one token, has a loss of 0.
+        """
+        scored = jnp.maximum(self.scored, 1)
         return {
-            "loss": self.loss / self.scored,
-            "accuracy": self.correct / self.scored,
+            "loss": self.loss / scored,
+            "accuracy": self.correct / scored,
             "exact_match": (self.correct == self.scored).astype(jnp.float32),
         }
 

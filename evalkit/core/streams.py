@@ -127,4 +127,7 @@ def _has(task: Task, length: int) -> bool:
 def _padded(task: Task, length: int, longest: int, key: Array) -> Example:
     """Draws an example at `length`, with padding after it up to `longest`."""
     example = task.sample(key, length)
-    return Example(*(jnp.pad(field, (0, longest - length)) for field in example[:3]))
+    after = (0, longest - length)
+    positions = None if example.positions is None else jnp.pad(example.positions, after, constant_values=-1)
+    tokens, targets, mask = (jnp.pad(field, after) for field in example[:3])
+    return Example(tokens, targets, mask, positions)

@@ -32,7 +32,7 @@ class Recall(Evaluation):
     The `interval` is looked at every 32 contexts.
 
     Forgetting: `pairs` of contexts of `pair_length` tokens differ in nothing but a fact at their beginning. Their
-    states from `told_at` tokens later on tell which channels of a recurrence carry the fact, and how fast these forget.
+    states from `first_check` tokens on tell which channels of a recurrence carry the fact, and how fast they forget.
     In `contexts` of each answer the states are restored, in part, to what they were then, and the question is repeated.
 
     Raises ValueError for a value that cannot be.
@@ -45,7 +45,7 @@ class Recall(Evaluation):
       interval (accuracy): reading ends once the 95% interval of every distance is at most this wide; null: never early.
       pairs (pairs): pairs of contexts that differ in the fact alone, to see what the state forgets.
       pair_length (tokens): tokens of each context of a pair.
-      told_at (tokens): tokens after the fact from which on the states of a pair are compared.
+      first_check (tokens): tokens after the fact from which on the states of a pair are compared.
       contexts (contexts): contexts of each answer whose states are restored in part.
       chunk (tokens): tokens of each sequence that are in memory at a time.
       batch_size (sequences): sequences that are in memory at a time.
@@ -60,7 +60,7 @@ class Recall(Evaluation):
     interval: float | None = 0.1
     pairs: int = 16
     pair_length: int = 16384
-    told_at: int = 64
+    first_check: int = 64
     contexts: int = 4
     chunk: int = 256
     batch_size: int = 8
@@ -74,8 +74,10 @@ class Recall(Evaluation):
         if not all(self.distances_after(before) for before in self.before):
             raise ValueError(f"distances={self.distances} do not fit into length={self.length}; give a longer length")
         between_or_null(self, 0, 1, "interval")
-        if not SETTLING <= self.told_at < self.pair_length - 1:
-            raise ValueError(f"told_at={self.told_at}; allowed: from {SETTLING}, below pair_length={self.pair_length}")
+        if not SETTLING <= self.first_check < self.pair_length - 1:
+            raise ValueError(
+                f"first_check={self.first_check}; allowed: from {SETTLING}, below pair_length={self.pair_length}"
+            )
 
     @property
     def pieces(self) -> int:
@@ -101,7 +103,7 @@ class Recall(Evaluation):
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of every seed: what is recalled, then what is forgotten and restored, where a state decays."""
         assert isinstance(trained.task, Recalls)
-        forgetting = Forgetting(self.pair_length, self.told_at, self.pairs, self.contexts, self.chunk)
+        forgetting = Forgetting(self.pair_length, self.first_check, self.pairs, self.contexts, self.chunk)
         for params, row in trained.each(split="test"):
             for before in self.before:
                 yield from self._recalled(trained, trained.task, params, row, before)

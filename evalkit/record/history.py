@@ -63,8 +63,8 @@ def command_line() -> str:
 def pasteable(*words: str) -> str:
     """A command of ours as it can be pasted into a shell, lists in quotes.
 
-    >>> pasteable("evaluate=runs/a", "eval.lengths=[64,128]")
-    "python -m evalkit evaluate=runs/a 'eval.lengths=[64,128]'"
+    >>> pasteable("evaluate", "runs/a", "eval.lengths=[64,128]")
+    "python -m evalkit evaluate runs/a 'eval.lengths=[64,128]'"
     """
     return shlex.join(["python", "-m", "evalkit", *words])
 

@@ -24,17 +24,21 @@ MOVED: Mapping[str, str] = {
     "tasks.text.Text": "evalkit.tasks.text.Text",
 }
 """Exact old names of constructors, so that a user's own, such as `models.mine.Block`, stays what it is."""
+SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "evalkit.evaluations.recall.Recall": {"told_at": "first_check"},
+}
+"""By the present name of a constructor, what older runs call its settings, and what they are called now."""
 
 
 def renamed(content: Any) -> Any:
-    """A saved configuration, as plain data, whose every `_target_` has the constructor's present name.
+    """A saved configuration, as plain data, with the present name of every constructor and of its settings.
 
     >>> renamed({"model": {"_target_": "models.build"}, "task": {"_target_": "tasks.mine.Task"}})
     {'model': {'_target_': 'evalkit.models.build'}, 'task': {'_target_': 'tasks.mine.Task'}}
     """
     if isinstance(content, Mapping):
-        return {
-            key: MOVED.get(value, value) if key == "_target_" and isinstance(value, str) else renamed(value)
-            for key, value in content.items()
-        }
+        target = content.get("_target_")
+        now = MOVED.get(target, target) if isinstance(target, str) else target
+        names = SETTINGS.get(now, {}) if isinstance(now, str) else {}
+        return {names.get(key, key): now if key == "_target_" else renamed(value) for key, value in content.items()}
     return [renamed(value) for value in content] if isinstance(content, list) else content

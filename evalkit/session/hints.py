@@ -9,7 +9,7 @@ from evalkit.reports.writer import PAGE
 
 def resume_hint(folder: Path) -> str:
     """How to go on with a run that was stopped."""
-    return f"go on with: {pasteable(f'resume={near(folder)}')}"
+    return f"go on with: {pasteable('resume', str(near(folder)))}"
 
 
 def next_commands(experiment: Experiment, folder: Path) -> list[str]:
@@ -18,8 +18,8 @@ def next_commands(experiment: Experiment, folder: Path) -> list[str]:
     if experiment.checkpoint is not None:
         return [_report(folder), compare]
     _, training = experiment.trained
-    again = pasteable(f"evaluate={near(folder)}", *_further(experiment))
-    more = pasteable(f"resume={near(folder)}", f"train.steps={2 * training.steps}")
+    again = pasteable("evaluate", str(near(folder)), *_further(experiment))
+    more = pasteable("resume", str(near(folder)), f"train.steps={2 * training.steps}")
     return [_report(folder), f"evaluate: {again}", f"resume:   {more}", compare]
 
 

@@ -199,7 +199,7 @@ def _refuse_other_evaluation(experiment: Experiment, folder: Path, overrides: Se
     before = from_file(folder / "config.yaml", packages=experiment.allow_targets)
     if experiment.config["eval"] != before.config["eval"]:
         settings = [text for text in overrides if not text.startswith("train.")]
-        command = pasteable(f"evaluate={near(folder)}", *settings)
+        command = pasteable("evaluate", str(near(folder)), *settings)
         raise UserError(f"{folder} is finished, and its results stay; for other ones give {command}")
 
 

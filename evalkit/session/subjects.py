@@ -13,7 +13,7 @@ from evalkit.configuration.experiment import Experiment, written
 from evalkit.configuration.notes import notes_of
 from evalkit.configuration.saved import from_file
 from evalkit.core import devices, trust
-from evalkit.core.contracts import Feed, Pretrained, Progress, Silent, Trained, go_on
+from evalkit.core.contracts import Feed, Pretrained, Progress, Silent, Trained, never_interrupt
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Header, Row
 from evalkit.core.trust import refuse_elsewhere
@@ -71,7 +71,7 @@ def of_state(
         seeds=seeds,
         step=step,
         make_row=session.make_row,
-        check_interrupt=session.watch.check if interruptible else go_on,
+        check_interrupt=session.watch.check if interruptible else never_interrupt,
         progress=progress or Silent(),
         feed=feed,
         tokenizer=feed.tokenizer,

@@ -171,7 +171,7 @@ class Checkpoints:
         return TrainState(**self._orbax.restore(folder, args=items)["state"])
 
     def _remove(self, step: int) -> None:
-        """Away by its name at once: what a kill leaves of it is no checkpoint."""
+        """Deletes a checkpoint. It is renamed first, so that a kill leaves no half of one under its name."""
         folder, gone = self.path / str(step), self.path / f"{UNFINISHED}{step}-removed"
         if folder.exists():
             folder.rename(gone)

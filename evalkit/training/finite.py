@@ -37,12 +37,13 @@ class NotFinite(UserError):
 def refuse_non_finite(sums: Sums, trainer: Trainer, checkpoints: Checkpoints, steps: int) -> None:
     """Raises NotFinite that names the step, the seed, the part where it began and the last good checkpoint.
 
-    `sums` are those of a dispatch of so many `steps`. With `train.skip_nonfinite` only a dispatch of which nothing is
-    left is refused: then parameters no longer recover.
+    `sums` are those of a dispatch of so many `steps`. With `train.skip_nonfinite` only a dispatch of `train.log_every`
+    steps of which nothing is left is refused: then parameters no longer recover.
     """
-    bad = np.asarray(sums.bad_step)
-    if trainer.training.skip_nonfinite:
-        bad = np.where(np.asarray(sums.bad_steps) == steps, bad, -1)
+    bad, training = np.asarray(sums.bad_step), trainer.training
+    if training.skip_nonfinite:
+        lost = (np.asarray(sums.bad_steps) == steps) & (steps == training.log_every)
+        bad = np.where(lost, bad, -1)
     for index in np.flatnonzero(bad >= 0)[:1].tolist():
         step, last = int(bad[index]), checkpoints.latest
         began = _where(trainer, checkpoints, index, step)
@@ -59,7 +60,7 @@ def _where(trainer: Trainer, checkpoints: Checkpoints, index: int, step: int) ->
     params, example = params_of(state, index, "last"), _batch(trainer, stage, index, step)
     # By one device: the kernels of a whole model are not divided over the devices of a mesh.
     params = jax.device_put(params, jax.local_devices()[0])
-    begun = _begun_from(trainer, params, state, stage, index, step)
+    begun = _begun_from(trainer, params, state, stage, index, step, example.tokens.shape[1])
     size = trainer.step.microbatch(*example.tokens.shape)
     for start in range(0, len(example.tokens), size):
         part, before = jax.tree.map(lambda leaf, at=slice(start, start + size): leaf[at], (example, begun))
@@ -93,15 +94,15 @@ def first_in(trainer: Trainer, params: Params, example: Example, begun: Cache | 
 
 
 def _begun_from(
-    trainer: Trainer, params: Params, state: TrainState, stage: Stage, index: int, step: int
+    trainer: Trainer, params: Params, state: TrainState, stage: Stage, index: int, step: int, tokens: int
 ) -> Cache | None:
-    """With state passing, the states from which the sequences of a seed begin at a step."""
+    """With state passing, the states from which the sequences of a seed, of so many `tokens`, begin at a step."""
     passing = trainer.alone.passing
     if passing is None:
         return None
     used = trainer.alone.whole.cast(params)
-    at, size = jnp.asarray(step, jnp.int32), trainer.alone.microbatch(passing.count, stage.length)
-    reached = passing.advance(used, streams_of(state, index), trainer.seeds[index], at, stage.length, 1, size)
+    at, size = jnp.asarray(step, jnp.int32), trainer.alone.microbatch(passing.count, tokens)
+    reached = passing.advance(used, streams_of(state, index), trainer.seeds[index], at, tokens, 1, size)
     return copied_to(reached, stage.batch_size)
 
 

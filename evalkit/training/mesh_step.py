@@ -65,4 +65,7 @@ def _share(model: LanguageModel) -> LanguageModel:
     """The model as one device of the model axis computes it."""
     if not isinstance(model, Divisible):
         raise UserError(f"no rule divides a {type(model).__name__} over the model axis; give a mesh with model: 1")
-    return model.over(MODEL_AXIS)
+    try:
+        return model.over(MODEL_AXIS)
+    except ValueError as error:
+        raise UserError(f"mesh: {error}") from error

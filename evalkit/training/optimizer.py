@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-SCHEDULES = ("cosine", "constant", "wsd")
+SCHEDULES = (COSINE := "cosine", "constant", "wsd")
 OPTIMIZERS = ("adamw", "amsgrad", "clipped_adamw")
 DECAYING = 0.2
 """The share of steps over which `wsd` falls."""
@@ -23,7 +23,7 @@ def schedule(kind: str, rate: float, warmup_steps: int, steps: int, final_fracti
     """
     warmup = min(warmup_steps, steps - 1)
     rise = optax.linear_schedule(0.0, rate, warmup) if warmup else optax.constant_schedule(rate)
-    if kind == "cosine":
+    if kind == COSINE:
         return optax.join_schedules(
             [rise, optax.cosine_decay_schedule(rate, steps - warmup, alpha=final_fraction)], [warmup]
         )

@@ -49,7 +49,7 @@ class Training:
         probability; null: from nothing.
       stream_facts: the probability that what a stream reads at a step holds a fact.
       skip_nonfinite: whether a step whose loss or gradient is not finite changes nothing and is counted in the rows
-        (`skipped`), where training would end.
+        (`skipped`), where training would end. After `log_every` of them in a row it ends.
       log_every (steps): steps between two rows of loss and accuracy.
       eval_every (steps): steps between two validations; a multiple of `log_every`.
       checkpoint_every (steps): steps between two checkpoints, of which the last two stay; a multiple of `log_every`.
@@ -103,6 +103,8 @@ class Training:
                 raise ValueError(
                     f"{name}={getattr(self, name)} is no multiple of log_every={self.log_every}; make it one"
                 )
+        if self.skip_nonfinite and self.log_every == 1:
+            raise ValueError("skip_nonfinite=True skips no step with log_every=1; give log_every=2 or more")
         if self.keep_every is not None and (self.keep_every < 1 or self.keep_every % self.checkpoint_every):
             raise ValueError(
                 f"keep_every={self.keep_every}; allowed: multiples of checkpoint_every={self.checkpoint_every}, or null"
@@ -112,10 +114,12 @@ class Training:
         one_of(self, "parameter_dtype", DTYPES)
         one_of(self, "gather", GATHERS)
         between_or_null(self, 0, 1, "average", "state_passing")
+        if not 0 <= self.final_fraction <= 1:
+            raise ValueError(f"final_fraction={self.final_fraction}; allowed: from 0 to 1")
         for name in ("b1", "b2", "label_smoothing", "stream_facts"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: from 0, below 1")
-        if self.warmup_steps < 0 or self.weight_decay < 0:
+        if self.warmup_steps < 0 or not 0 <= self.weight_decay < float("inf"):
             raise ValueError(f"warmup_steps={self.warmup_steps}, weight_decay={self.weight_decay}; allowed: 0 or more")
         at_least_or_null(self, 1, "stop_when_solved", "microbatch")
         for stage in self.curriculum:

@@ -40,7 +40,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def none(cls) -> "Sums":
-        """Of no steps of one seed."""
+        """Returns the sums of one seed over no steps."""
         return cls(jnp.zeros(()), jnp.zeros(()), jnp.full((), -1, jnp.int32), jnp.zeros((), jnp.int32))
 
 

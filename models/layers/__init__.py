@@ -19,7 +19,7 @@ from evalkit.models.layers.modules import (
     gelu_times,
     side_by_side,
 )
-from evalkit.models.layers.positions import after, continued, matrix_scanned, scanned
+from evalkit.models.layers.positions import after, continued, matrix_scanned, scanned, selective_scanned
 from evalkit.models.layers.shapes import Activations, Positions, Rows, States, Tokens
 
 __all__ = [
@@ -43,5 +43,6 @@ __all__ = [
     "gelu_times",
     "matrix_scanned",
     "scanned",
+    "selective_scanned",
     "side_by_side",
 ]

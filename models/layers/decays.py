@@ -1,9 +1,11 @@
-"""How the decay α of a matrix state comes from a token, and what its output is multiplied by.
+"""How the decay of a state starts, how that of a matrix state comes from a token, and what its output is multiplied by.
 
-Each part has a map `into`, which is taken of the token beside the mixer's other maps, and makes the rest of its result.
+Each module here has a map `into`. The mixer computes it with its own maps of the token, in one product, and the module
+is called with the result.
 """
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,18 @@ GLA_POWER = 1 / 16
 """GLA's decay is a sigmoid to this power, so that it starts near 1 (Yang et al. 2023, sec. 4.4)."""
 SOFTPLUS = 8
 """What a softplus does of an element beside its exp and log: the floating-point operations of one evaluation."""
+
+
+def first_decays(rngs: nnx.Rngs, count: int, decay_range: Sequence[float], power: float = 1.0) -> NoDecay:
+    """Returns Λ, the logits of decays `a` of which `a^power` is uniform in `decay_range` (De et al. 2024, sec. 2.4).
+
+    Raises ValueError for an impossible range.
+    """
+    low, high = decay_range
+    if not 0 < low < high < 1:
+        raise ValueError(f"decay_range={tuple(decay_range)}; allowed: 0 < low < high < 1")
+    a = jax.random.uniform(rngs.params(), (count,), minval=low, maxval=high) ** (1 / power)
+    return NoDecay(jnp.log(a) - jnp.log1p(-a))
 
 
 def first_rates(rngs: nnx.Rngs, count: int) -> NoDecay:

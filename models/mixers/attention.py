@@ -78,6 +78,8 @@ class MQA(nnx.Module):
     ):
         rotated = head_dim * rope_fraction
         _refuse_sizes(heads, head_dim, window, rotated if rope else None)
+        if not rope_base > 1:
+            raise ValueError(f"rope_base={rope_base}; allowed: above 1")
         if cache_dtype not in CACHE_DTYPES:
             raise ValueError(f"cache_dtype={cache_dtype!r}; allowed: {', '.join(CACHE_DTYPES)}")
         self.heads, self.head_dim, self.window = heads, head_dim, window

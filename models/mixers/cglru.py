@@ -12,6 +12,7 @@ from jaxtyping import Float
 from evalkit.kernels import cglru
 from evalkit.kernels.dispatch import IMPLEMENTATIONS
 from evalkit.kernels.gates import CLOSED, GATES, TURN
+from evalkit.models.layers.decays import first_decays
 from evalkit.models.layers.modules import BlockDiagonalLinear, NoDecay
 from evalkit.models.layers.shapes import Activations, Positions
 from evalkit.models.mixers.rglru import C, TwoBranches
@@ -42,17 +43,14 @@ class CGLRU(nnx.Module):
                 f"gate_blocks={gate_blocks} does not divide the {width / 2:g} complex channels of width {width}; "
                 f"use a divisor of {width // 2}"
             )
-        (low, high), (least, most) = decay_range, angle_range
-        if not 0 < low < high < 1:
-            raise ValueError(f"decay_range={tuple(decay_range)}; allowed: 0 < low < high < 1")
+        least, most = angle_range
         if not least <= most:
             raise ValueError(f"angle_range={tuple(angle_range)}; allowed: low <= high, in radians")
         if implementation not in IMPLEMENTATIONS:
             raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
         self.implementation = implementation
         self.gates = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
-        a = jax.random.uniform(rngs.params(), (width // 2,), minval=low, maxval=high) ** (1 / C)
-        self.decay = NoDecay(jnp.log(a) - jnp.log1p(-a))  # Λ, the logit of |a|
+        self.decay = first_decays(rngs, width // 2, decay_range, C)  # Λ, the logit of |a|
         self.angle = NoDecay(jax.random.uniform(rngs.params(), (width // 2,), minval=least, maxval=most) / C)  # θ
 
     def __call__(
@@ -125,7 +123,3 @@ class ComplexRecurrentBlock(TwoBranches):
             implementation=implementation,
         )
         super().__init__(width, unit, width_rnn=width_rnn, conv_width=conv_width, rngs=rngs)
-
-    def check_split(self, steps: int) -> None:
-        """Raises ValueError: a complex recurrence is computed by one device."""
-        raise ValueError("a complex recurrence cannot have its time split over devices")

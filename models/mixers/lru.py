@@ -8,7 +8,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from evalkit.models.layers.modules import NoDecay
+from evalkit.models.layers.decays import first_decays
 from evalkit.models.layers.positions import scanned
 from evalkit.models.layers.shapes import Activations, Positions
 from evalkit.models.mixers.rglru import TwoBranches
@@ -23,11 +23,7 @@ class LRU(nnx.Module):
     """
 
     def __init__(self, width: int, *, rngs: nnx.Rngs, decay_range: tuple[float, float] | list[float] = (0.9, 0.999)):
-        low, high = decay_range
-        if not 0 < low < high < 1:
-            raise ValueError(f"decay_range={tuple(decay_range)}; allowed: 0 < low < high < 1")
-        a = jax.random.uniform(rngs.params(), (width,), minval=low, maxval=high)
-        self.decay = NoDecay(jnp.log(a) - jnp.log1p(-a))  # Λ, the logit of a
+        self.decay = first_decays(rngs, width, decay_range)  # Λ, the logit of a
 
     def __call__(
         self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
@@ -42,6 +38,9 @@ class LRU(nnx.Module):
     def flops(self, length: int) -> int:
         """See `Counted`: the scaled input and the recurrence."""
         return length * self.decay.shape[0] * (1 + 2)
+
+    def check_split(self, steps: int) -> None:
+        """See `Split`: of the device before it needs the state alone."""
 
     def forgetting(self, x: Activations) -> Activations:
         """Returns δ = −log a, the same at every step."""

@@ -13,13 +13,14 @@ from jaxtyping import Float
 from evalkit.kernels import gated_input, rglru
 from evalkit.kernels.dispatch import IMPLEMENTATIONS
 from evalkit.kernels.gates import CLOSED, GATES
+from evalkit.models.layers.decays import first_decays
+from evalkit.models.layers.mixer import Split
 from evalkit.models.layers.modules import (
     DENSE_UP_TO,
     GELU_TIMES,
     BlockDiagonalLinear,
     CausalConv1D,
     Linear,
-    NoDecay,
     gelu_times,
     matmul,
     side_by_side,
@@ -58,9 +59,6 @@ class RGLRU(nnx.Module):
         unit_reset: bool = False,
         implementation: str = "auto",
     ):
-        low, high = decay_range
-        if not 0 < low < high < 1:
-            raise ValueError(f"decay_range={tuple(decay_range)}; allowed: 0 < low < high < 1")
         if decay_power <= 0:
             raise ValueError(f"decay_power={decay_power}; allowed: above 0")
         if implementation not in IMPLEMENTATIONS:
@@ -69,8 +67,7 @@ class RGLRU(nnx.Module):
         self.implementation = implementation
         self.recurrence_gate = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
         self.input_gate = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
-        a = jax.random.uniform(rngs.params(), (width,), minval=low, maxval=high) ** (1 / decay_power)
-        self.decay = NoDecay(jnp.log(a) - jnp.log1p(-a))  # Λ, the logit of a
+        self.decay = first_decays(rngs, width, decay_range, decay_power)  # Λ, the logit of a
 
     def flops(self, length: int) -> int:
         """See `Counted`: both gates and their maps, the scaled input, and the recurrence."""
@@ -101,6 +98,9 @@ class RGLRU(nnx.Module):
         """Returns the decay `a` and the scaled, gated input of the recurrence, both float32 (eqs. 1–4)."""
         recurrence, entry = self._before_sigmoid(x)
         return gated_input(recurrence, entry, x, self._rate())
+
+    def check_split(self, steps: int) -> None:
+        """See `Split`: of the device before it needs the state alone."""
 
     def forgetting(self, x: Activations) -> Activations:
         """Returns δ = −log a = c · softplus(−Λ) · r of every step and channel (eqs. 1, 3 and 6), float32."""
@@ -151,7 +151,6 @@ class TwoBranches(nnx.Module):
     Options:
       width_rnn (channels): the width of the recurrence, D_rnn in the paper, about 4/3 of the model's width.
       conv_width (tokens): tokens that the convolution sees, the present one included.
-      bias: whether the linear maps and the convolution have biases, as in RecurrentGemma; the paper's have none.
     """
 
     window: int | None = None
@@ -202,8 +201,11 @@ class TwoBranches(nnx.Module):
         )
 
     def check_split(self, steps: int) -> None:
-        """See `Split`: of the device before it needs the last inputs of the convolution, and its state."""
+        """See `Split`: the convolution needs the last inputs of the device before; the unit says what it needs."""
+        if not isinstance(self.rglru, Split):
+            raise ValueError(f"{type(self.rglru).__name__} cannot have its time split over devices")
         self.conv.check_split(steps)
+        self.rglru.check_split(steps)
 
     def flops(self, length: int) -> int:
         """See `Counted`: the three maps, the convolution, the unit, and the product of both branches."""
@@ -213,7 +215,8 @@ class TwoBranches(nnx.Module):
     def decays(self, x: Activations) -> tuple[States, States]:
         """See `Decaying`."""
         u, _ = self.conv(self.input(x), None, self.init_cache(x.shape[0], 0).conv.astype(x.dtype))
-        return self.rglru.forgetting(u), self.rglru(u, None, None)[0]
+        positions = continued(jnp.zeros(x.shape[0], jnp.int32), x.shape[1]) if self.unit_reset else None
+        return self.rglru.forgetting(u), self.rglru(u, positions, None)[0]
 
 
 class RecurrentBlock(TwoBranches):
@@ -222,6 +225,7 @@ class RecurrentBlock(TwoBranches):
     Raises ValueError if `gate_blocks` does not divide `width_rnn`.
 
     Options, beside those of `TwoBranches`:
+      bias: whether the linear maps and the convolution have biases, as in RecurrentGemma; the paper's have none.
       gate_blocks (blocks): blocks of the gates' block-diagonal matrices; must divide `width_rnn`.
       decay_range: the lowest and the highest start of the decay to the power of `decay_power`.
       decay_power (exponent): see `decay_range`; 8 in the paper, 2 in RecurrentGemma.

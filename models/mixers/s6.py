@@ -11,12 +11,10 @@ from jaxtyping import Float
 
 from evalkit.kernels import linear_scan
 from evalkit.kernels.selective import entering
+from evalkit.models.layers.decays import SOFTPLUS
 from evalkit.models.layers.modules import CausalConv1D, Linear, NoDecay, side_by_side
 from evalkit.models.layers.positions import after, continued, selective_scanned
 from evalkit.models.layers.shapes import Activations, Positions, Rows, States
-
-SOFTPLUS = 8
-"""What a softplus does of an element beside its exp and log: the floating-point operations of one evaluation."""
 
 
 class S6Cache(NamedTuple):
@@ -104,6 +102,10 @@ class S6Block(nnx.Module):
             conv=jnp.zeros((batch, self.conv.taps - 1, self.inner), jnp.float32),
             next_position=jnp.zeros((batch,), jnp.int32),
         )
+
+    def check_split(self, steps: int) -> None:
+        """See `Split`: of the device before it needs the last inputs of the convolution, and its state."""
+        self.conv.check_split(steps)
 
     def flops(self, length: int) -> int:
         """See `Counted`: maps and convolution, then of each number of state its δ, input, recurrence and output.

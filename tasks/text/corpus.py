@@ -104,8 +104,8 @@ class Corpus:
     def tails(self, fraction: float) -> "Corpus":
         """The last `fraction` of every document: what `heads` leaves out.
 
-        Of many documents so short that this is less than 128 tokens of each, rather some as a whole, so that their
-        share is `fraction` too; which of them, their content alone decides.
+        Where documents are so short that this is less than 128 tokens of each, some are taken as a whole, and make up
+        the same `fraction`. Their content alone decides which.
         """
         return self._view(self._cuts(fraction), self.ends)
 
@@ -280,7 +280,7 @@ def _write_beside(documents: Documents, tokenizer: Tokenizer, place: Path) -> No
 
 
 def _move(new: Path, place: Path) -> None:
-    """To where it is looked for; where another process was faster, its own stays."""
+    """Moves what is at `new` to `place`; what another process has put there before stays."""
     for _ in range(2):
         try:
             os.replace(new, place)

@@ -20,7 +20,7 @@ from evalkit.tasks.text.tokenizers import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Source):
-    """Documents: say each next token. Windows of the training texts to train on, whole held-out documents to be read.
+    """Documents: say each next token. A model is trained on windows of some texts, and reads whole others.
 
     A window packs what follows in the texts: at the first token of a document the position is 0, so that nothing of
     the document before it is seen, and that token is not asked for.
@@ -53,7 +53,7 @@ class Text(Source):
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's."""
+        """The size of the tokenizer's vocabulary."""
         return self.tokenizer_.vocab_size
 
     @cached_property
@@ -119,7 +119,7 @@ class Text(Source):
         return (self._held_out if held_out else self._training).hashes
 
     def bytes_per_token(self) -> float:
-        """Of what is kept for validation."""
+        """The bytes of text for each token of what is kept for validation."""
         return self._tails.bytes_per_token
 
     def describe(self, tokens: Integer[np.ndarray, " t"]) -> str:

@@ -185,7 +185,9 @@ def test_what_is_built_holds_plain_data() -> None:
         ("train.lr=1", ["'train.lr'", "'train.learning_rate'"]),
         ("batch_size=4", ["'train.batch_size'"]),
         ("epochs=4", ["'train.steps'"]),
-        ("n_layers=4", ["'model.pattern'"]),
+        ("n_layers=4", ["unknown key 'n_layers'; give model.depth=6"]),
+        ("optimizer=sgd", ["'train.optimizer'"]),
+        ("train.final_fraction=0.5", ["train.final_fraction is where a cosine ends, but train.schedule=constant"]),
         ("output_dir=x", ["'hydra.run.dir'"]),
         ("device=cuda", ["JAX_PLATFORMS=cpu, cuda or tpu"]),
         ("model.dropout=0.1", ["no dropout"]),
@@ -232,6 +234,7 @@ def test_wrong_input_is_one_line(override: str, said: Sequence[str]) -> None:
         (("task=selective_copying", "model=mqa", "task.data_tokens=2000"), ["task.data_tokens=2000", "1024"]),
         (("task=books", "model=mqa", "data.path=/nope"), ["data.path=/nope is no folder", "heldout-*.txt"]),
         (("task=books", "model=mqa", "task.tokenizer=gpt2"), ["task.tokenizer=gpt2; allowed: the path of"]),
+        (("task=books", "checkpoint=x", "mesh={data: 2, model: 1}"), ["divides training", "leave it out"]),
         (("task=books", "checkpoint=x", "preset=cpu"), ["preset=cpu, but checkpoint=x is trained already"]),
     ],
 )

@@ -173,3 +173,9 @@ def test_a_run_under_old_names_is_the_same_run(tmp_path: Path) -> None:
     assert "_target_: models.build\n" in text
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     assert saving.from_file(tmp_path / "config.yaml").config == whole
+
+
+def test_a_setting_that_was_renamed_is_read_by_its_old_name() -> None:
+    old = {"_target_": "evalkit.recall.Recall", "told_at": 64, "pairs": 16}
+    assert renamed(old) == {"_target_": "evalkit.evaluations.recall.Recall", "first_check": 64, "pairs": 16}
+    assert renamed({"_target_": "mine.Recall", "told_at": 64}) == {"_target_": "mine.Recall", "told_at": 64}

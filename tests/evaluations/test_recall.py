@@ -337,7 +337,7 @@ def test_what_the_decay_predicts_is_a_norm_over_channels() -> None:
         ({"distances": [1, 9]}, r"distances=\[1, 9\]; allowed: numbers from 2, or null"),
         ({"distances": [9], "length": 12, "before": [5]}, r"distances=\[9\] do not fit into length=12"),
         ({"interval": 0.0}, "interval=0.0; allowed: between 0 and 1, or null"),
-        ({"told_at": 16383}, "told_at=16383; allowed: from 16, below pair_length=16384"),
+        ({"first_check": 16383}, "first_check=16383; allowed: from 16, below pair_length=16384"),
     ],
 )
 def test_an_impossible_evaluation_is_refused(settings: dict, words: str) -> None:

@@ -133,10 +133,15 @@ def test_nothing_is_refused_while_some_steps_are_skipped_and_others_are_not(
     trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finite, "_where", lambda *given: "it begins somewhere")
-    skipping = Trainer(trainer.task, trainer.model, dataclasses.replace(trainer.training, skip_nonfinite=True), [0, 1])
+    cadence = dict.fromkeys(("log_every", "eval_every", "checkpoint_every"), 2)
+    training = dataclasses.replace(trainer.training, skip_nonfinite=True, **cadence)
+    skipping = Trainer(trainer.task, trainer.model, training, [0, 1])
     finite.refuse_non_finite(bad_at(2, 1), skipping, Checkpoints(tmp_path), 2)
+    finite.refuse_non_finite(bad_at(2, 1), skipping, Checkpoints(tmp_path), 1)  # a stage ended after one step
     with pytest.raises(UserError, match="not finite at step 2"):
         finite.refuse_non_finite(bad_at(2, 2), skipping, Checkpoints(tmp_path), 2)
+    with pytest.raises(UserError, match="skips no step with"):
+        tiny.experiment("train.skip_nonfinite=true", "train.log_every=1")
 
 
 def overflowing(monkeypatch: pytest.MonkeyPatch, steps: list[int]) -> None:

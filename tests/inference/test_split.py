@@ -26,7 +26,7 @@ CHUNK = WINDOW  # the shortest part of a device that local attention takes
 LENGTH = 77  # two turns of all devices, and a third in which the second device's part ends in padding
 TOLERANCE = 1e-5
 SPLIT = ("hawk", "griffin")
-MORE = ("hawk_ungated", "hawk_convex", "mingru", "mqa_local")
+MORE = ("hawk_ungated", "hawk_convex", "mingru", "mqa_local", "mamba")
 
 
 def example(vocab_size: int, restarts: bool) -> Example:
@@ -107,7 +107,7 @@ def test_one_device_reads_it_all() -> None:
         ("mqa", 64, "global attention needs all earlier tokens on every device"),
         ("griffin", WINDOW - 1, f"attention has window={WINDOW}, more than the {WINDOW - 1} tokens of a device"),
         ("hawk", 2, "conv_width=4 reaches beyond the 2 tokens of a device"),
-        ("hawk_complex", 64, "a complex recurrence cannot have its time split over devices"),
+        ("hawk_complex", 64, "CGLRU cannot have its time split over devices"),
         ("gla", 64, "MatrixStateBlock cannot have its time split over devices"),
     ],
 )

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
@@ -370,3 +371,51 @@ def test_a_mixer_that_is_not_recurrent_is_one_part_with_its_window() -> None:
     model = model_of("griffin")
     names = {part.name: part.times for part in model.parts(params_of("griffin"), 1, 8)}
     assert names["MQA, window 8"] == 1 and {"scan", "gates", "conv", "linear maps", "head"} <= set(names)
+
+
+@pytest.mark.parametrize("spoilt", [lambda y: y[..., :1], lambda y: y.astype(jnp.float16)], ids=["width", "dtype"])
+def test_a_mixer_gives_what_can_be_added_to_its_input(spoilt) -> None:
+    """A width of 1 would be added to every channel, and another dtype would change that of all blocks after it."""
+
+    class Spoilt(MQA):
+        def __call__(self, x, positions, cache):
+            y, cache = super().__call__(x, positions, cache)
+            return spoilt(y), cache
+
+    mixer = partial(Spoilt, heads=1, head_dim=8)
+    model = build(vocab_size=VOCABULARY, width=8, pattern="a", mixers={"a": mixer})
+    with pytest.raises(
+        ValueError, match=r"Spoilt gives .*; it is added to what it was given, so give float32 \(2, 30, 8\)"
+    ):
+        jax.eval_shape(model.apply, jax.eval_shape(model.init, jax.random.key(0)), tokens_of())
+
+
+def test_another_mixer_with_the_parameters_of_attention_is_not_divided_like_it() -> None:
+    """Grouped queries have two keys a layer; the rule of multi-query attention would give each device all of both."""
+
+    class Grouped(nnx.Module):
+        window = None
+
+        def __init__(self, width, *, rngs):
+            self.query, self.output = (nnx.Linear(width, width, rngs=rngs) for _ in range(2))
+            self.key, self.value = (nnx.Linear(width, 2, rngs=rngs) for _ in range(2))
+
+        def __call__(self, x, positions, cache):
+            return self.output(self.query(x)), cache
+
+        def init_cache(self, batch, length):
+            return jnp.zeros((batch, 0))
+
+    model = build(vocab_size=VOCABULARY, width=8, pattern="a", mixers={"a": Grouped})
+    with pytest.raises(ValueError, match="no rule divides Grouped over the model axis; give model: 1"):
+        model.over("model")
+    assert model_of("griffin").over("model") is not None
+
+
+@pytest.mark.parametrize("unit_reset", [False, True])
+def test_the_states_that_decay_are_those_of_the_model(unit_reset: bool) -> None:
+    """With `unit_reset` the first token enters unscaled, in the states that `eval=recall` looks at as well."""
+    block = RecurrentBlock(16, width_rnn=16, gate_blocks=4, unit_reset=unit_reset, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (2, 3, 16))
+    _, cache = block(x, None, block.init_cache(2, 0))
+    np.testing.assert_allclose(block.decays(x)[1][:, -1], cache.h, rtol=1e-5)

@@ -149,7 +149,7 @@ def test_a_stop_after_every_dispatch_changes_nothing(
         for step in (2, 4):
             assert Checkpoints(folder).latest == step
             assert run.resume(folder, []) == 130
-    assert f"go on with: python -m evalkit resume={folder}" in capsys.readouterr().out
+    assert f"go on with: python -m evalkit resume {folder}" in capsys.readouterr().out
     assert run.resume(folder, []) == 0
     assert_same(folder, short)
 
@@ -168,7 +168,7 @@ def trained_alike(folder: Path, short: Path) -> None:
 
 
 FINISHED = "is finished: nothing is left to do"
-INSTEAD = "its results stay; for other ones give python -m evalkit evaluate="
+INSTEAD = "its results stay; for other ones give python -m evalkit evaluate "
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_what_resuming_does(
     if code == 0:
         ends = printed.out.splitlines()[-4:]
         assert ends[0] == f"report:   {folder / 'report.html'}"
-        assert ends[1].startswith(f"evaluate: python -m evalkit evaluate={folder} 'eval.lengths=[")
-        assert ends[2] == f"resume:   python -m evalkit resume={folder} train.steps=12"
+        assert ends[1].startswith(f"evaluate: python -m evalkit evaluate {folder} 'eval.lengths=[")
+        assert ends[2] == f"resume:   python -m evalkit resume {folder} train.steps=12"
         assert ends[3] == f"compare:  python -m evalkit compare {folder} OTHER_RUN"
     if kept is None:
         assert tiny.files(folder) == before

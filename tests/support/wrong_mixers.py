@@ -360,6 +360,13 @@ class HasWholeNumbers(MinGRU):
         self.table = nnx.Param(jnp.arange(width))
 
 
+@breaks("parameters")
+class HasHalfParameters(MinGRU):
+    def __init__(self, width, *, rngs):
+        super().__init__(width, rngs=rngs)
+        self.gate = nnx.Linear(width, width, param_dtype=jnp.bfloat16, rngs=rngs)
+
+
 @breaks("same key")
 class StartsAnywhere(MinGRU):
     def __init__(self, width, *, rngs):

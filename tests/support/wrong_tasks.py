@@ -1,6 +1,6 @@
 """A right task, and many wrong ways to write one: each breaks one promise, which `WRONG` names beside it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -197,6 +197,13 @@ class ChanceIsAPercentage(Parity):
 @breaks("numbers")
 class TheVocabularyIsAFloat(Parity):
     vocab_size: float = 2.5
+
+
+@breaks("numbers")
+class CannotBeHashed(Parity):
+    """A list, as a YAML file gives it, where a program is looked up by its task."""
+
+    places: list[int] = field(default_factory=lambda: [1, 2])
 
 
 @breaks("numbers")

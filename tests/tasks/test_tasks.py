@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -189,3 +190,18 @@ def test_the_first_batch_is_what_it_always_was(name: str) -> None:
 def test_an_impossible_task_is_refused(make, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+class Documents(InductionHeads):
+    """Two documents in a sequence, by its positions."""
+
+    def sample(self, key, length):
+        return super().sample(key, length)._replace(positions=jnp.arange(length) % (length // 2))
+
+
+def test_positions_of_a_shorter_sequence_stay_and_padding_is_told() -> None:
+    positions = streams.train_batch(Documents(vocab_size=8, length=16), 0, 0, 8, 16, 8).positions
+    assert positions is not None
+    for row in np.asarray(positions):
+        tokens = int((row >= 0).sum())
+        assert row.tolist() == [*(np.arange(tokens) % (tokens // 2)).tolist(), *[-1] * (16 - tokens)]

@@ -82,6 +82,8 @@ def test_a_tally_counts_scored_positions_only_and_adds_up() -> None:
 
 
 def test_exact_match_wants_every_answer() -> None:
+    none = Tally(jnp.zeros(1), jnp.zeros(1), jnp.zeros(1)).scores()
+    assert float(none["loss"][0]) == 0, "a document of one token has nothing that is scored"
     scores = Tally(jnp.zeros(2), jnp.array([16.0, 15.0]), jnp.array([16.0, 16.0])).scores()
     assert scores["exact_match"].tolist() == [1.0, 0.0]
     assert scores["accuracy"].tolist() == [1.0, 15 / 16]

@@ -30,7 +30,7 @@ def tables(lines: Sequence[Line]) -> list[Table]:
     before, by_seed = "tokens before the fact", ["seed", "half-way to chance at distance"]
     lost = ["seed", "distance", "answers lost", "accuracy of the others"]
     shared = [
-        table(DISTANCE, [before, "distance to the window", "accuracy", "range over seeds", "seeds"], _reach),
+        table(DISTANCE, [before, "distance from the window", "mean accuracy", "range over seeds", "seeds"], _reach),
         table("Where accuracy is lost", [before, *by_seed], _half_way),
         table("Which answers are lost", [before, *lost], _answers),
     ]
