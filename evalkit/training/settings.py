@@ -48,8 +48,8 @@ class Training:
       state_passing: sequences begin from states of streams of ordinary tokens, each begun anew at a step with this
         probability; null: from nothing.
       stream_facts: the probability that what a stream reads at a step holds a fact.
-      skip_nonfinite: whether a step whose loss or gradient is not finite changes nothing and is counted in the rows
-        (`skipped`), where training would end. After `log_every` of them in a row it ends.
+      skip_nonfinite: whether a step whose loss or gradient is not finite is left out and counted (`skipped`), where
+        training would end; after `log_every` in a row it ends.
       log_every (steps): steps between two rows of loss and accuracy.
       eval_every (steps): steps between two validations; a multiple of `log_every`.
       checkpoint_every (steps): steps between two checkpoints, of which the last two stay; a multiple of `log_every`.
