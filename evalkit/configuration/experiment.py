@@ -347,8 +347,8 @@ def _refuse_typed(composed: Composed) -> None:
     warmup, steps = train.get("warmup_steps", 0), train.get("steps", 0)
     if "train.warmup_steps" in composed.typed and warmup > steps:
         raise UserError(f"train.warmup_steps={warmup}, but training ends at train.steps={steps}; give fewer, or 0")
-    kind = train.get("schedule")
-    if "train.final_fraction" in composed.typed and kind in SCHEDULES and kind != COSINE:
+    kind, before = train.get("schedule"), (composed.base.get("train") or {}).get("final_fraction")
+    if train.get("final_fraction") != before and kind in SCHEDULES and kind != COSINE:
         raise UserError(
             f"train.final_fraction is where a cosine ends, but train.schedule={kind}; give train.schedule={COSINE}"
         )

@@ -34,7 +34,7 @@ class Extrapolation(Evaluation):
       long_sequences (sequences): sequences scored at lengths from `long_from` on.
       long_from (tokens): the shortest length that takes `long_sequences`.
       max_length (tokens): longer ones are marked not run, since a global cache grows with length; null: no limit.
-      chunk (tokens): tokens of each sequence that are in memory at a time.
+      chunk (tokens): tokens of each sequence that are in memory at a time; with `span`, that many.
       batch_size (sequences): sequences that are in memory at a time.
       during (tokens): lengths to test at while training.
       during_sequences (sequences): sequences at each length of `during`.
