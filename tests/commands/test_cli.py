@@ -14,6 +14,7 @@ from subprocess import PIPE
 import pytest
 import yaml
 from hydra.core.singleton import Singleton
+from hydra.core.utils import setup_globals
 
 from evalkit.__main__ import main
 from evalkit.commands import VERBS
@@ -33,6 +34,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     """Hydra keeps its state and its log files open between runs; each test here starts and ends without."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["evalkit"])
+    setup_globals()  # or the state before the first test is one without Hydra's resolvers
     root, state = logging.getLogger(), Singleton.get_state()
     handlers, level = root.handlers[:], root.level
     yield
