@@ -8,13 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
-from evalkit.models.layers.mixer import Cache, Decaying, Mixer, Split, flops_of, refuse_no_mixer
+from evalkit.models.layers.mixer import Cache, Decaying, Divided, Mixer, Split, flops_of, refuse_no_mixer
 from evalkit.models.layers.modules import GatedMLP, NoDecay, RMSNorm
 from evalkit.models.layers.products import product_transposed
 from evalkit.models.layers.shapes import Activations, Logits, Places, Positions, States, Tokens
 from evalkit.models.layers.shares import SUM, shared, summed
-from evalkit.models.mixers.attention import MQA
-from evalkit.models.mixers.rglru import TwoBranches
 
 # Up to this vocabulary a product with one-hot rows is faster than a gather, whose gradient is a slow scatter-add.
 ONE_HOT_UP_TO = 64
@@ -177,8 +175,9 @@ class LanguageModel(nnx.Module):
     def check_divided(self) -> None:
         """Raises ValueError for a mixer that no rule of a mesh was written for, whatever its parameters are called."""
         for block in self.blocks:
-            if not isinstance(block.mixer, (MQA, TwoBranches)):
+            if not isinstance(block.mixer, Divided):
                 raise ValueError(f"no rule divides {type(block.mixer).__name__} over the model axis; give model: 1")
+            block.mixer.check_divided()
 
     def flops(self, length: int) -> int:
         """See `Counted`: the embedding and the head, every block, and the last norm."""

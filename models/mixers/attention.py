@@ -77,9 +77,7 @@ class MQA(nnx.Module):
         cache_dtype: str = "float32",
     ):
         rotated = head_dim * rope_fraction
-        _refuse_sizes(heads, head_dim, window, rotated if rope else None)
-        if not rope_base > 1:
-            raise ValueError(f"rope_base={rope_base}; allowed: above 1")
+        _refuse_sizes(heads, head_dim, window, rotated if rope else None, rope_base)
         if cache_dtype not in CACHE_DTYPES:
             raise ValueError(f"cache_dtype={cache_dtype!r}; allowed: {', '.join(CACHE_DTYPES)}")
         self.heads, self.head_dim, self.window = heads, head_dim, window
@@ -151,6 +149,9 @@ class MQA(nnx.Module):
         keys, values = stored.keys.astype(queries.dtype), stored.values.astype(queries.dtype)
         return attend(queries, keys, values, marks, self.window, aligned=aligned)
 
+    def check_divided(self) -> None:
+        """See `Divided`: each device has some of the query heads, and all of the one key and value."""
+
     def check_split(self, steps: int) -> None:
         """See `Split`: a device needs the window of the device before, and no more."""
         if self.window is None:
@@ -188,7 +189,7 @@ class MQA(nnx.Module):
         return jnp.concatenate([turned, x[..., self.rotated :]], axis=-1)
 
 
-def _refuse_sizes(heads: int, head_dim: int, window: int | None, rotated: float | None) -> None:
+def _refuse_sizes(heads: int, head_dim: int, window: int | None, rotated: float | None, rope_base: float) -> None:
     """Raises ValueError for sizes that cannot be; `rotated` channels of a head turn, None: RoPE is off."""
     if heads < 1 or head_dim < 1:
         raise ValueError(f"heads={heads}, head_dim={head_dim}; allowed: 1 or more of each")
@@ -197,6 +198,8 @@ def _refuse_sizes(heads: int, head_dim: int, window: int | None, rotated: float 
             f"head_dim={head_dim} x rope_fraction={rotated / head_dim:g} = {rotated:g} channels to rotate; "
             f"use an even number of 2 to {head_dim}, or rope=false"
         )
+    if not rope_base > 1:
+        raise ValueError(f"rope_base={rope_base}; allowed: above 1")
     if window is not None and window < 1:
         raise ValueError(f"window={window}; allowed: 1 or more, or null for global attention")
 

@@ -200,6 +200,9 @@ class TwoBranches(nnx.Module):
             next_position=jnp.zeros((batch,), jnp.int32),
         )
 
+    def check_divided(self) -> None:
+        """See `Divided`: each device has some of the channels."""
+
     def check_split(self, steps: int) -> None:
         """See `Split`: the convolution needs the last inputs of the device before; the unit says what it needs."""
         if not isinstance(self.rglru, Split):
