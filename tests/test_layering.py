@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,13 @@ def test_every_file_is_in_a_room() -> None:
 
 def test_a_room_imports_lower_floors_alone_through_conf_too() -> None:
     assert list(refusals()) == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Within a room neither, and not by an import inside a function."""
+    known = files()
+    arrows = {name: {found for found in imports(path) if found in known} - {name} for name, path in known.items()}
+    assert len(list(TopologicalSorter(arrows).static_order())) == len(known)  # CycleError names the circle
 
 
 @pytest.mark.parametrize("room", sorted(set(FLOOR) - A_FILE_EACH))

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from evalkit.commands import resume
-from evalkit.commands.resume import run_folder
 
 ABOUT = """\
 Evaluate a run again, without training, into RUN/evaluate/<time>. RUN may be an archive.
@@ -26,18 +25,3 @@ EXAMPLES = (
 def main(arguments: Sequence[str]) -> int:
     """Evaluates a run again and returns the exit code; raises UserError if it cannot."""
     return resume.on_run("evaluate", arguments, ABOUT, EXAMPLES)
-
-
-def existing(folder: str, overrides: Sequence[str]) -> int:
-    """Evaluates the run in `folder`, with `overrides` of its evaluation, its task or `step=`."""
-    path = run_folder(folder, "evaluate")
-    from evalkit.session import run
-
-    return run.evaluate(path, list(overrides))
-
-
-def changeable() -> Sequence[str]:
-    """The keys that may be changed."""
-    from evalkit.configuration.saved import EVALUABLE
-
-    return EVALUABLE

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from evalkit.commands import run
 from evalkit.commands.guide import HELP, Page
 from evalkit.core.errors import UserError
 
@@ -27,29 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     return on_run("resume", arguments, ABOUT, EXAMPLES)
 
 
-def existing(folder: str, overrides: Sequence[str]) -> int:
-    """Goes on with the run in `folder`, with `overrides` of what may change."""
-    path = run_folder(folder, "resume")
-    from evalkit.configuration.composition import value_of
-    from evalkit.training import connection
-
-    with connection.connected(value_of(overrides, "distributed", False)):
-        from evalkit.session import run
-
-        return run.resume(path, list(overrides))
-
-
-def changeable() -> Sequence[str]:
-    """The keys that may be changed."""
-    from evalkit.configuration.saved import RESUMABLE
-
-    return RESUMABLE
-
-
 def on_run(verb: str, arguments: Sequence[str], about: str, examples: Sequence[str]) -> int:
     """Hands `VERB RUN …` to the one place that reads settings, as `VERB=RUN …`; `--help` prints the verb's page."""
-    from evalkit.commands import run
-
     if set(arguments) & set(HELP):
         page = Page(verb, about, *examples, usage="RUN [key=value …]")
         page.add_argument("run", metavar="RUN", help=f"the folder of a run; {verb}=RUN says the same")
@@ -60,15 +40,3 @@ def on_run(verb: str, arguments: Sequence[str], about: str, examples: Sequence[s
     if not first or first.startswith("-") or ("=" in first and not Path(first).exists()):
         raise UserError(f"{verb} needs the folder of a run first, such as {verb} runs/<task>/<model>/<time>")
     return run.main([f"{verb}={first}", *arguments[1:]])
-
-
-def run_folder(folder: str, verb: str) -> Path:
-    """The folder of a run, JAX ready for it; raises UserError, naming the `verb`, for what is none."""
-    path = Path(folder.strip("'\"")).expanduser()
-    if not (path / "config.yaml").is_file():
-        state = "has no config.yaml, so it is no run" if path.is_dir() else "does not exist"
-        raise UserError(f"{path} {state}; give the folder of a run, such as {verb}=runs/<task>/<model>/<time>")
-    from evalkit.core import devices
-
-    devices.use_every_core()
-    return path

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from evalkit.commands import evaluate, guide, resume, sweep
+from evalkit.commands import existing, guide, sweep
 from evalkit.configuration import catalogue
 from evalkit.core.errors import UserError
 
@@ -33,8 +33,7 @@ EXAMPLES = (
     "task=phonebook checkpoint=google/recurrentgemma-2b dtype=bfloat16",
     "--cfg job -p train task=induction_heads model=griffin",
 )
-EXISTING = {"resume": resume, "evaluate": evaluate}
-FOLDERS = (*EXISTING, "hydra.run.dir", "hydra.sweep.dir")
+FOLDERS = (*existing.VERBS, "hydra.run.dir", "hydra.sweep.dir")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,15 +54,15 @@ def main(arguments: Sequence[str]) -> int:
     if flags.info or flags.hydra_help or flags.shell_completion:
         return _answered_by_hydra(flags)
     _refuse_no_folder(overrides)
-    existing = [text for text in overrides if text.partition("=")[0] in EXISTING]
-    if existing:
-        verb, _, folder = existing[0].partition("=")
-        if len(existing) > 1 or flags.multirun:
+    named = [text for text in overrides if text.partition("=")[0] in existing.VERBS]
+    if named:
+        verb, _, folder = named[0].partition("=")
+        if len(named) > 1 or flags.multirun:
             raise UserError(f"{verb}=RUN takes one run at a time; give one {verb}=, without -m")
-        rest = [text for text in overrides if text not in existing]
+        rest = [text for text in overrides if text not in named]
         if flags.cfg is not None:
-            return _show_existing(flags, EXISTING[verb].run_folder(folder, verb), EXISTING[verb].changeable(), rest)
-        return EXISTING[verb].existing(folder, rest)
+            return _show_existing(flags, existing.run_folder(folder, verb), existing.changeable(verb), rest)
+        return existing.go_on(verb, folder, rest)
     if flags.cfg is not None:
         return _show(flags)
     _refuse_dry_run(overrides)
