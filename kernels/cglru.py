@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from evalkit.kernels.dispatch import Implementation, check, dispatch
+from evalkit.kernels.dispatch import Implementation, check, check_shapes, dispatch
 from evalkit.kernels.gates import Gates, complex_gate_gradients, gates, gates_with_reset, turned
 from evalkit.kernels.passes import ComplexGated, ComplexGatedGradient, Kernel
 from evalkit.kernels.planes import Planes, conjugate, float32, scaled, times
@@ -40,7 +40,7 @@ def cglru(
 
     `h0` is the state before the first step (zero if None). Where `reset` is True the state before that step counts as
     zero; with `unit_reset` the root is 1 there as well. In the gradient, the slope of the root in `|a|²` is capped at
-    1000. `implementation` and errors are those of `linear_scan`; raises ValueError also if `d` is not 2 n.
+    1000. `implementation` and errors are those of `linear_scan`; `d` is 2 n.
 
     >>> x, gate = jnp.ones((1, 4, 6)), jnp.zeros((1, 4, 3))
     >>> h, last = cglru(x, gate, gate, rate=jnp.full(3, -0.1), angle=jnp.full(3, 0.3))
@@ -48,10 +48,15 @@ def cglru(
     ((1, 4, 6), (1, 6))
     """
     check(implementation, x)
-    if x.shape[2] != 2 * recurrence.shape[2]:
-        raise ValueError(f"x has {x.shape[2]} channels, the gates {recurrence.shape[2]}; give x twice as many as them")
+    if x.shape[2] % 2:
+        raise ValueError(f"x has {x.shape[2]} channels; a state needs two, a real and an imaginary one")
+    states = x.shape[2] // 2
+    rows, state, gate = x.shape[:2], (x.shape[0], x.shape[2]), (*x.shape[:2], states)
+    of_gates = {"recurrence": (recurrence, gate), "entry": (entry, gate)}
+    of_channels = {"rate": (rate, (states,)), "angle": (angle, (states,))}
+    check_shapes(of_gates | of_channels | {"h0": (h0, state), "reset": (reset, rows)}, "x", x)
     if h0 is None:
-        h0 = jnp.zeros((x.shape[0], x.shape[2]), jnp.float32)
+        h0 = jnp.zeros(state, jnp.float32)
     flags = None if reset is None else reset.astype(jnp.int32)
     rate, angle, h0 = (value.astype(jnp.float32) for value in (rate, angle, h0))
     return _cglru(Inputs(x, recurrence, entry, rate, angle, h0, flags), unit_reset, implementation)

@@ -1,6 +1,6 @@
 """Chooses an implementation: the caller's, or the best one for the platform that a program is lowered for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,8 @@ def check(implementation: Implementation, x: Array) -> None:
     """Raises ValueError for an unknown implementation, a dtype that it does not take, or an empty time axis."""
     if not isinstance(implementation, Kernel) and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+    if x.ndim != 3:
+        raise ValueError(f"x has shape {x.shape}; it must be [batch, time, channels]")
     if x.shape[1] == 0:
         raise ValueError(f"a recurrence needs at least one step; x has shape {x.shape}")
     pallas = isinstance(implementation, Kernel) or implementation in KERNELS
@@ -29,6 +31,16 @@ def check(implementation: Implementation, x: Array) -> None:
         raise ValueError(f"a recurrence takes floating-point inputs, not {x.dtype}")
     if pallas and x.dtype not in SERVED:
         raise ValueError(f"a Pallas kernel takes float32 and bfloat16, not {x.dtype}; use implementation='sequential'")
+
+
+def check_shapes(others: Mapping[str, tuple[Array | None, tuple[int, ...]]], name: str, first: Array) -> None:
+    """Raises ValueError where one of `others`, an array and its shape beside `first`, called `name`, has another.
+
+    Without it an array may be broadcast unseen by a scan, and read beyond its end by a kernel.
+    """
+    for other, (value, shape) in others.items():
+        if value is not None and value.shape != shape:
+            raise ValueError(f"{other} has shape {value.shape}; with {name} {first.shape} it must be {shape}")
 
 
 def dispatch(

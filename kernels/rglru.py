@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from evalkit.kernels.dispatch import Implementation, check, dispatch
+from evalkit.kernels.dispatch import Implementation, check, check_shapes, dispatch
 from evalkit.kernels.gates import gate_gradients, gates, gates_with_reset, without
 from evalkit.kernels.passes import Gated, GatedGradient, Kernel
 from evalkit.kernels.sharded import is_split, split_scan
@@ -44,8 +44,11 @@ def rglru(
     ((1, 4, 2), True)
     """
     check(implementation, x)
+    rows, state = x.shape[:2], (x.shape[0], x.shape[2])
+    of_gates = {"recurrence": (recurrence, x.shape), "entry": (entry, x.shape), "rate": (rate, x.shape[2:])}
+    check_shapes(of_gates | {"h0": (h0, state), "reset": (reset, rows)}, "x", x)
     if h0 is None:
-        h0 = jnp.zeros((x.shape[0], x.shape[2]), jnp.float32)
+        h0 = jnp.zeros(state, jnp.float32)
     flags = None if reset is None else reset.astype(jnp.int32)
     inputs = Inputs(x, recurrence, entry, rate.astype(jnp.float32), h0.astype(jnp.float32), flags)
     if is_split():

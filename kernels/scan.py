@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from evalkit.kernels.dispatch import Implementation, check, dispatch
+from evalkit.kernels.dispatch import Implementation, check, check_shapes, dispatch
 from evalkit.kernels.passes import Kernel, Linear, LinearGradient
 from evalkit.kernels.xla import Scan, adjoint
 
@@ -30,19 +30,21 @@ def linear_scan(
     `h0` is the state before the first step (zero if None). Where `reset` is True the state before that step counts as
     zero. With `reverse` time runs from the last step to the first, and the last state is the one at step 0.
     `implementation` is one of `kernels.dispatch.IMPLEMENTATIONS`, or a kernel with blocks of its own
-    (`kernels.triton.kernel`); the default follows the platform. Raises ValueError for an empty time axis, an unknown
-    implementation, or one that does not take these shapes or this dtype.
+    (`kernels.triton.kernel`); the default follows the platform. Raises ValueError for other shapes, as nothing is
+    broadcast, an empty time axis, an unknown implementation, or one that does not take these shapes or this dtype.
 
     >>> h, last = linear_scan(jnp.ones((1, 3, 1)), jnp.full((1, 3, 1), 0.5))
     >>> h.ravel().tolist(), last.ravel().tolist()
     ([1.0, 1.5, 1.75], [1.75])
     """
     check(implementation, x)
+    rows, state = x.shape[:2], (x.shape[0], x.shape[2])
+    check_shapes({"a": (a, x.shape), "h0": (h0, state), "reset": (reset, rows)}, "x", x)
     accumulate = _accumulation_dtype(x)
     if reset is not None:
         a = jnp.where(reset[..., None], jnp.zeros((), a.dtype), a)
     if h0 is None:
-        h0 = jnp.zeros((x.shape[0], x.shape[2]), accumulate)
+        h0 = jnp.zeros(state, accumulate)
     return _scan(x, a, h0.astype(accumulate), reverse, implementation)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float
 
+from evalkit.kernels.dispatch import check_shapes
 from evalkit.kernels.matrix.loop import loop_in_groups
 from evalkit.kernels.scan import linear_scan
 from evalkit.kernels.sharded import is_split, split_scan
@@ -40,7 +41,7 @@ def selective_scan(
     `implementation` "loop" computes decays, inputs and outputs within a loop over time, so no array of `b t d n`
     numbers is ever in memory. "scan" makes such arrays and gives them to `linear_scan`, which is parallel in time.
     "auto" is "loop" on a CPU and "scan" elsewhere. Where time is split over devices, it is `split_scan` by any.
-    Raises ValueError for another one, and for an empty time axis.
+    Raises ValueError for another one, for an empty time axis, and for other shapes: nothing is broadcast.
 
     >>> one = jnp.ones((1, 3, 1))
     >>> y, last = selective_scan(one, one, jnp.log(jnp.full((1, 1), 2.0)), one, one)
@@ -49,11 +50,18 @@ def selective_scan(
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+    if u.ndim != 3:
+        raise ValueError(f"u has shape {u.shape}; it must be [batch, time, channels]")
     if not u.shape[1]:
         raise ValueError(f"a recurrence needs at least one step; u has shape {u.shape}")
+    states = rate.shape[-1]
+    of_states = (*u.shape[:2], states)
+    in_time = {"delta": (delta, u.shape), "into": (into, of_states), "out": (out, of_states)}
+    state = (u.shape[0], u.shape[2], states)
+    check_shapes(in_time | {"rate": (rate, state[1:]), "h0": (h0, state), "reset": (reset, u.shape[:2])}, "u", u)
     wide = jnp.promote_types(jnp.result_type(u, delta, into, out), jnp.float32)
     if h0 is None:
-        h0 = jnp.zeros((u.shape[0], *rate.shape), wide)
+        h0 = jnp.zeros(state, wide)
     floats = _Given(u, delta, rate, into, out, h0, reset=None)
     given = jax.tree.map(lambda one: one.astype(wide), floats)._replace(reset=reset)
     if implementation == "scan" or is_split():

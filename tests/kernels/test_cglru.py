@@ -334,7 +334,7 @@ def test_what_cannot_be_is_refused() -> None:
     given = Given(*map(jnp.asarray, inputs(3, 4)))
     with pytest.raises(ValueError, match="at least one step"):
         cglru(given.x[:, :0], given.recurrence[:, :0], given.entry[:, :0], given.rate, given.angle)
-    with pytest.raises(ValueError, match="x has 7 channels, the gates 4"):
+    with pytest.raises(ValueError, match="x has 7 channels; a state needs two"):
         cglru(given.x[..., :7], *given[1:5])
     with pytest.raises(ValueError, match="allowed: auto, sequential, associative"):
         cglru(*given, implementation="fastest")

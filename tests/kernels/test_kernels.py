@@ -1,5 +1,6 @@
 """The linear scan and its gradients against float64 NumPy, and the properties that any implementation must have."""
 
+import inspect
 import itertools
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evalkit.kernels import linear_scan
+from evalkit.kernels import cglru, linear_scan, rglru, selective_scan
 from support.kernel_oracle import (
     ALL,
     MATRIX,
@@ -160,3 +161,33 @@ def test_what_cannot_be_is_refused():
         linear_scan(x, x)
     with pytest.raises(ValueError, match="allowed: auto, sequential, associative, triton"):
         linear_scan(jnp.zeros((1, 2, 3)), jnp.zeros((1, 2, 3)), implementation="fastest")
+
+
+ROW, GATE, STATES = (2, 3, 4), (2, 3, 2), (2, 3, 5)
+SHAPES = {
+    linear_scan: {"x": ROW, "a": ROW, "h0": (2, 4), "reset": (2, 3)},
+    rglru: {"x": ROW, "recurrence": ROW, "entry": ROW, "rate": (4,), "h0": (2, 4), "reset": (2, 3)},
+    cglru: {"x": ROW, "recurrence": GATE, "entry": GATE, "rate": (2,), "angle": (2,), "h0": (2, 4), "reset": (2, 3)},
+    selective_scan: {
+        **{"u": ROW, "delta": ROW, "rate": (4, 5), "into": STATES, "out": STATES},
+        **{"h0": (2, 4, 5), "reset": (2, 3)},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [(operation, name) for operation, shapes in SHAPES.items() for name in shapes],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_nothing_is_broadcast(operation, name):
+    """An axis of 1 would go through unseen, and a kernel would read beyond its end."""
+    shapes = SHAPES[operation]
+    plain = inspect.unwrap(operation)  # without the type checker of the tests, as a user has it
+    given = {of: jnp.zeros(shape, bool if of == "reset" else jnp.float32) for of, shape in shapes.items()}
+    plain(**given)
+    for axis in range(len(shapes[name])):
+        one = (*shapes[name][:axis], 1, *shapes[name][axis + 1 :])
+        with pytest.raises(ValueError) as refused:
+            plain(**given | {name: given[name][tuple(slice(length) for length in one)]})
+        assert any(words in str(refused.value) for words in ("it must be (", "a state needs two"))
