@@ -172,6 +172,7 @@ def compose(overrides: Sequence[str]) -> Composed:
     admit(composed.config, composition.trusted(overrides))
     hold(composed.config, composed.base)
     _refuse_typed(composed)
+    _refuse_rare_looks(composed)
     plain = composition.plain(composed.config)  # resuming and evaluating need not be told again
     trust.remember(trust.strangers(plain).values())
     trust.remember_folders(written(plain))
@@ -365,6 +366,17 @@ def _refuse_typed(composed: Composed) -> None:
                     f"train.curriculum has a stage of length={stage['length']}, but task.length={task['length']}; "
                     "stages come before it, so give shorter ones"
                 )
+
+
+def _refuse_rare_looks(composed: Composed) -> None:
+    """Raises UserError for looks while training that no validation meets, or fewer of them than were asked for."""
+    train, evaluation = (composition.plain(composed.config).get(name) or {} for name in ("train", "eval"))
+    validated, looked = train.get("eval_every"), evaluation.get("during_every")
+    if validated and looked and evaluation.get("during") and looked % validated:
+        raise UserError(
+            f"eval.during_every={looked}, but models are validated every train.eval_every={validated} steps; "
+            f"give a multiple of {validated}"
+        )
 
 
 @contextmanager

@@ -38,7 +38,7 @@ class Extrapolation(Evaluation):
       batch_size (sequences): sequences that are in memory at a time.
       during (tokens): lengths to test at while training.
       during_sequences (sequences): sequences at each length of `during`.
-      during_every (steps): `during` is tested at steps that are multiples of this; null: at every validation.
+      during_every (steps): `during` is tested this often, a multiple of `train.eval_every`; null: at every validation.
       interval (accuracy): a length ends early once its 95% interval is at most this wide; null: never.
       marks (accuracy): a length does not end early while one of these is inside its 95% interval.
       reset_every (tokens): a control: every state is forgotten after so many tokens; null: never.

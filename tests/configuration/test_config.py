@@ -207,6 +207,7 @@ def test_what_is_built_holds_plain_data() -> None:
         ("train.lengths=[0,256]", ["train.lengths=[0, 256]; allowed"]),
         ("train.lengths=40", ["train.lengths=40", "list of int or null"]),
         ("train.eval_every=3", ["train.eval_every=3 is no multiple of train.log_every=25"]),
+        ("eval.during_every=250", ["eval.during_every=250, but models are validated every train.eval_every=100 steps"]),
         ("train.steps=[1,2", ["cannot read", "'train.steps=[a,b]'"]),
         ("data.path=/a/b[1].txt", ["type 'data.path=\"/a/b[1].txt\"', quotes within quotes"]),
         ("data.path='a", ["every quote needs its other half"]),
