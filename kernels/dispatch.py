@@ -19,7 +19,7 @@ SERVED = (jnp.float32, jnp.bfloat16, jnp.int32)  # the dtypes that kernels take:
 
 
 def check(implementation: Implementation, x: Array) -> None:
-    """Raises ValueError for an unknown implementation, a dtype that it does not take, or an empty time axis."""
+    """Raises ValueError for an unknown implementation, a dtype or shape that it does not take, or no time at all."""
     if not isinstance(implementation, Kernel) and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
     if x.ndim != 3:
