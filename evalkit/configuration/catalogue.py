@@ -47,6 +47,15 @@ def headline(group: str, option: str, own: Path | None = None) -> str:
     return PRESETS[option] if group == "preset" else ""
 
 
+def recipes(experiment: str, own: Path | None = None) -> dict[str, list[str]]:
+    """The models that an experiment has recipes of, by preset: `experiment/<experiment>/<preset>/<model>.yaml`."""
+    places = {place for folder in _folders(own) for place in (folder / "experiment" / experiment).glob("*/*.yaml")}
+    models: dict[str, list[str]] = {}
+    for preset, model in sorted({(place.parent.name, place.stem) for place in places}):
+        models.setdefault(preset, []).append(model)
+    return models
+
+
 def packages(own: Path) -> list[str]:
     """The packages that the YAML of the user's `own` folder names by `_target_`."""
     # As deep as recipes lie: the folder may be that of a whole repository.

@@ -172,7 +172,6 @@ def compose(overrides: Sequence[str]) -> Composed:
     admit(composed.config, composition.trusted(overrides))
     hold(composed.config, composed.base)
     _refuse_typed(composed)
-    _refuse_rare_looks(composed)
     plain = composition.plain(composed.config)  # resuming and evaluating need not be told again
     trust.remember(trust.strangers(plain).values())
     trust.remember_folders(written(plain))
@@ -210,7 +209,18 @@ def held_experiment(config: DictConfig) -> Experiment:
     plain, built = _parts(config)
     capacity.refuse_too_large(capacity.of_training(plain, built))
     capacity.refuse_too_large(capacity.of_evaluation(built))
-    return _assembled(plain, built)
+    experiment = _assembled(plain, built)
+    refuse_rare_looks(experiment)
+    return experiment
+
+
+def refuse_rare_looks(experiment: Experiment) -> None:
+    """Raises UserError for looks while training at steps where no model is validated; a finished run may have them."""
+    try:
+        if experiment.train is not None:
+            experiment.eval.check_looks(experiment.train.eval_every)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def evaluated_experiment(config: DictConfig) -> Experiment:
@@ -327,15 +337,17 @@ def model_of(node: Mapping[str, Any], vocab_size: int) -> LanguageModel:
 def _refuse_missing(composed: Composed) -> None:
     """Raises UserError for a run without a task or a model, or of a figure whose protocol chose no recipe for it."""
     config, choices = composed.config, composed.choices
+    own = next((Path(str(place)[7:]) for place in composed.hydra["searchpath"]), None)
     for group in ("task", "model") if not OmegaConf.select(config, "checkpoint") else ():
         if choices.get(group) is None:
-            own = next((Path(str(place)[7:]) for place in composed.hydra["searchpath"]), None)
             allowed = " or ".join(f"{group}={name}" for name in catalogue.options(group, own))
             raise UserError(f"{group} is missing; give {allowed}")
     if config.selected_by == "":
+        has = catalogue.recipes(choices["experiment"], own)
+        given = [f"preset={preset} with model={' or '.join(models)}" for preset, models in has.items()]
         raise UserError(
             f"{choices['experiment']} has no recipe conf/experiment/{choices['experiment@_global_']}.yaml, "
-            f"which its protocol chooses; give a preset or a model that has one, or your own settings and selected_by=…"
+            f"which its protocol chooses; give {', or '.join([*given, 'your own settings and selected_by=…'])}"
         )
 
 
@@ -366,17 +378,6 @@ def _refuse_typed(composed: Composed) -> None:
                     f"train.curriculum has a stage of length={stage['length']}, but task.length={task['length']}; "
                     "stages come before it, so give shorter ones"
                 )
-
-
-def _refuse_rare_looks(composed: Composed) -> None:
-    """Raises UserError for looks while training that no validation meets, or fewer of them than were asked for."""
-    train, evaluation = (composition.plain(composed.config).get(name) or {} for name in ("train", "eval"))
-    validated, looked = train.get("eval_every"), evaluation.get("during_every")
-    if validated and looked and evaluation.get("during") and looked % validated:
-        raise UserError(
-            f"eval.during_every={looked}, but models are validated every train.eval_every={validated} steps; "
-            f"give a multiple of {validated}"
-        )
 
 
 @contextmanager

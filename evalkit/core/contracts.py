@@ -422,6 +422,10 @@ class Evaluation(ABC):
         """Raises ValueError if it asks of `model` what that cannot do, before anything is written."""
         return None
 
+    def check_looks(self, eval_every: int) -> None:
+        """Raises ValueError if its looks while training are at steps (units: steps) where no model is validated."""
+        return None
+
     def check_tokens(self, task: AnyTask, tokenizer: Tokenizer) -> None:
         """Raises ValueError if it asks what the tokens of a checkpoint cannot give, before anything is written."""
         return None

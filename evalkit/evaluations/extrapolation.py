@@ -1,6 +1,6 @@
 """Accuracy against length: does a model trained on 256 tokens still work on 16,384?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import jax.numpy as jnp
@@ -93,6 +93,14 @@ class Extrapolation(Evaluation):
         if self.devices == SEQUENCE:
             refuse_unsplit(model, self.chunk)
 
+    def check_looks(self, eval_every: int) -> None:
+        """Raises ValueError for a `during_every` that is no multiple of `eval_every` (steps): looks would be rarer."""
+        if self.during and self.during_every is not None and self.during_every % eval_every:
+            raise ValueError(
+                f"eval.during_every={self.during_every}, but models are validated every train.eval_every={eval_every} "
+                f"steps; give a multiple of {eval_every}"
+            )
+
     def held(self) -> list[tuple[str, int, int]]:
         """A batch at the longest length that is run, and at the longest that is looked at while training."""
         ladders = {"lengths": [*filter(self._runs, self.lengths)], "during": self.during}
@@ -116,21 +124,12 @@ class Extrapolation(Evaluation):
                 sequences = self.sequences if length < self.long_from else self.long_sequences
                 yield from self.score(trained, "test", length, sequences)
             else:
-                yield from self._left_out(trained, length)
-
-    def _left_out(self, trained: Trained, length: int) -> Iterator[Row]:
-        extra = {"not_run": f"longer than eval.max_length={self.max_length}"}
-        for _, row in trained.each(split="test", length=length):
-            yield row(metric="accuracy", count=0, extra=extra)
+                extra = {"not_run": f"longer than eval.max_length={self.max_length}"}
+                for _, row in trained.each(split="test", length=length):
+                    yield row(metric="accuracy", count=0, extra=extra)
 
     def _runs(self, length: int) -> bool:
         return self.max_length is None or length <= self.max_length
-
-    def _enough(self, total: float, count: int) -> bool:
-        if self.interval is None:
-            return False
-        low, high = wilson(min(total, count), count)
-        return high - low <= self.interval and not any(low < mark < high for mark in self.marks)
 
     def score(self, trained: Trained, split: str, length: int, sequences: int) -> Iterator[Row]:
         """One row a seed and metric: its model on the first `sequences` held-out sequences of `split` at `length`.
@@ -152,7 +151,7 @@ class Extrapolation(Evaluation):
     ) -> tuple[dict[str, float], int]:
         """The sum of each metric over the sequences, and how many they are; `spans` gets those of every span."""
         stream = streams.TEST if split == "test" else streams.VALIDATION
-        looks = split == "test" and self.interval is not None
+        interval = self.interval if split == "test" else None
         totals: dict[str, float] = {}
         done = 0
         while done < sequences:
@@ -161,16 +160,25 @@ class Extrapolation(Evaluation):
             if self.reset_every is not None:
                 example = example._replace(positions=_restarting(example.tokens.shape, self.reset_every))
             # A last batch that is not full keeps its shape, and the program with it; sequences beyond are left out.
-            used = min(self.batch_size, sequences - done, LOOK_EVERY - done % LOOK_EVERY if looks else sequences)
+            left = sequences - done if interval is None else min(sequences - done, LOOK_EVERY - done % LOOK_EVERY)
+            used = min(self.batch_size, left)
             read = split_tallies if self.devices == SEQUENCE else stream_tallies
             tallies = read(trained.model, params, example, spans.every or self.chunk, trained.check_interrupt)
             for metric, values in spans.last_of(tallies, used).scores().items():
                 totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())
             done += used
             trained.progress.describe(length, done, sequences)
-            if looks and done % LOOK_EVERY == 0 and self._enough(totals["accuracy"], done):
+            if interval is None or done % LOOK_EVERY:
+                continue
+            if _is_narrow(totals["accuracy"], done, interval, self.marks):
                 break
         return totals, done
+
+
+def _is_narrow(total: float, count: int, interval: float, marks: Sequence[float]) -> bool:
+    """Whether the 95 % interval of `total` right of `count` is at most `interval` wide, with no mark inside it."""
+    low, high = wilson(min(total, count), count)
+    return high - low <= interval and not any(low < mark < high for mark in marks)
 
 
 def _restarting(shape: tuple[int, ...], every: int) -> Array:

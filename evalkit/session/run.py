@@ -20,7 +20,7 @@ from evalkit.checkpoints import archives
 from evalkit.checkpoints.archives import is_archive
 from evalkit.checkpoints.loading import restore, trainer_of
 from evalkit.configuration.composition import typed
-from evalkit.configuration.experiment import Experiment, refuse_used, written
+from evalkit.configuration.experiment import Experiment, refuse_rare_looks, refuse_used, written
 from evalkit.configuration.notes import notes_of
 from evalkit.configuration.saved import EVALUABLE, RESUMABLE, from_file, save
 from evalkit.contract.experiment import hold
@@ -241,6 +241,7 @@ def _go_on(experiment: Experiment, folder: Path, own: Path) -> int:
 
     The record is written in `own`, which is `folder` for who speaks for all.
     """
+    refuse_rare_looks(experiment)
     _announce(experiment, folder)
     trainer = trainer_of(experiment)
     refuse_full(folder, trainer)

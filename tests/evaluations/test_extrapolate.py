@@ -11,7 +11,7 @@ from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core import streams
 from evalkit.core.objective import tally
-from evalkit.evaluations.extrapolation import Extrapolation
+from evalkit.evaluations.extrapolation import Extrapolation, _is_narrow
 from evalkit.inference import streaming
 from evalkit.inference.streaming import stream_tally
 from evalkit.tasks import Example
@@ -119,10 +119,8 @@ def test_memory_does_not_grow_with_length(model: str) -> None:
 )
 def test_sampling_stops_when_the_interval_is_narrow_and_off_the_marks(right: float, needed: int) -> None:
     """381 sequences without an error put Wilson's interval above 0.99: looked at every 32, that is 384."""
-    evaluation = Extrapolation(lengths=[8], interval=0.1)
-    looks = range(32, 1025, 32)
-    assert next((n for n in looks if evaluation._enough(right * n, n)), 1024) == needed
-    assert not Extrapolation(lengths=[8])._enough(1024.0, 1024), "without an interval all are taken"
+    marks = Extrapolation(lengths=[8]).marks
+    assert next((n for n in range(32, 1025, 32) if _is_narrow(right * n, n, 0.1, marks)), 1024) == needed
 
 
 def test_longer_lengths_are_looked_at_now_and_then() -> None:
@@ -141,9 +139,9 @@ def test_a_ladder_that_stops_early_has_the_rows_of_a_shorter_one() -> None:
     stopped = rows_of(held, Extrapolation(**settings, sequences=1000, interval=0.2))
     (count,) = {entry["count"] for entry in stopped}
     assert count in (32, 64, 96)
-    assert [entry["total"] for entry in stopped] == pytest.approx(
-        [entry["total"] for entry in rows_of(held, Extrapolation(**settings, sequences=count))]
-    )
+    shorter = rows_of(held, Extrapolation(**settings, sequences=count))
+    assert {entry["count"] for entry in shorter} == {count}, "without an interval all are taken"
+    assert [entry["total"] for entry in stopped] == pytest.approx([entry["total"] for entry in shorter])
 
 
 @pytest.mark.parametrize("model", ["griffin", *(pytest.param(name, marks=ALL) for name in ("hawk", "mqa"))])

@@ -211,6 +211,7 @@ def test_a_figure_with_recipes_of_its_own_takes_no_other(capsys: pytest.CaptureF
         assert main(["experiment=fig6b", "preset=text", *model]) == 2
         said = capsys.readouterr().err
         assert "fig6b has no recipe conf/experiment/fig6b/text/hawk.yaml, which its protocol chooses" in said
+        assert "; give preset=cpu with model=griffin or hawk or" in said
 
 
 @pytest.mark.parametrize(

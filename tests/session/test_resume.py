@@ -270,6 +270,13 @@ def test_another_model_or_task_or_seed_is_refused(copy: Path, change: str) -> No
     assert tiny.files(copy) == before
 
 
+def test_looks_that_no_validation_meets_are_refused_before_anything_is_written(stopped: Path) -> None:
+    before = tiny.files(stopped)
+    with pytest.raises(UserError, match=r"eval.during_every=3, but models are validated every train.eval_every=2 "):
+        run.resume(stopped, ["eval.during=[16]", "eval.during_every=3"])
+    assert tiny.files(stopped) == before
+
+
 @pytest.mark.slow
 def test_a_broken_newest_checkpoint_falls_back_to_the_one_before(
     short: Path, copy: Path, caplog: pytest.LogCaptureFixture
