@@ -155,8 +155,8 @@ MUTATIONS = (
     Mutation(
         "last_batch_counted_whole",
         "evalkit/evaluations/extrapolation.py",
-        "min(self.batch_size, sequences - done, LOOK_EVERY",
-        "min(self.batch_size, sequences, LOOK_EVERY",
+        "used = min(self.batch_size, left)",
+        "used = min(self.batch_size, left + done)",
         "tests/evaluations",
     ),
     Mutation(
