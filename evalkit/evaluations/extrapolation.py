@@ -168,15 +168,15 @@ class Extrapolation(Evaluation):
                 totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())
             done += used
             trained.progress.describe(length, done, sequences)
-            if interval is None or done % LOOK_EVERY:
-                continue
-            if _is_narrow(totals["accuracy"], done, interval, self.marks):
+            if done % LOOK_EVERY == 0 and _is_narrow(totals["accuracy"], done, interval, self.marks):
                 break
         return totals, done
 
 
-def _is_narrow(total: float, count: int, interval: float, marks: Sequence[float]) -> bool:
+def _is_narrow(total: float, count: int, interval: float | None, marks: Sequence[float]) -> bool:
     """Whether the 95 % interval of `total` right of `count` is at most `interval` wide, with no mark inside it."""
+    if interval is None:
+        return False
     low, high = wilson(min(total, count), count)
     return high - low <= interval and not any(low < mark < high for mark in marks)
 

@@ -1,7 +1,6 @@
 """Figures of curves: a ladder of lengths (fig. 6b's axes), or a line a seed by training step (fig. 6a's) or length."""
 
 import io
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +35,8 @@ from evalkit.reports.canvas import (
 )
 from evalkit.reports.points import Curve, Point
 
+LINE = 9.5
+"""What a line of a small label takes, in points."""
 Dashes = str | tuple[int, tuple[float, ...]]
 # Okabe and Ito's colours, which colour-blind readers tell apart; markers differ too, for print in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B6B6B")
@@ -93,6 +94,7 @@ def length_figure(curves: Sequence[Curve], frame: Frame, title: str = "", notes:
         _scale(axes, frame, [end for point in points for end in (point.low, point.value, point.high)])
         for index, curve in enumerate(curves):
             _draw_ladder(axes, curve, index, shift=axes.transData if curve.banded else _shift(axes, index, len(curves)))
+        _say_not_run(axes, [(end, _look(index)["color"]) for index, curve in enumerate(curves) for end in _ends(curve)])
         finish(axes, title, notes, [_key(index, curve.label) for index, curve in enumerate(curves)], rows)
         return figure
 
@@ -223,11 +225,9 @@ def _draw_ladder(axes: Axes, curve: Curve, index: int, shift: Transform) -> None
         axes.fill_between(x, low, high, color=colour, alpha=0.17, linewidth=0, transform=shift, zorder=2)
     else:
         _draw_intervals(axes, next(iter(curve.seeds.values())), colour, shift)
-    beyond = [length for length in curve.not_run if length > x[-1]]
-    if beyond:
+    for end in _ends(curve):
         face = {"markerfacecolor": "white", "markeredgecolor": colour, "markeredgewidth": 1.3}
-        axes.plot(x[-1:], middle[-1:], marker=marker, markersize=5.6, **face, **{**style, "zorder": 4})
-        _say_not_run(axes, x[-1], middle[-1], colour, length_label(x[-1]))
+        axes.plot(end.x, end.value, marker=marker, markersize=5.6, **face, **{**style, "zorder": 4})
 
 
 def _draw_intervals(axes: Axes, points: Sequence[Point], colour: str, shift: Transform) -> None:
@@ -238,19 +238,39 @@ def _draw_intervals(axes: Axes, points: Sequence[Point], colour: str, shift: Tra
             axes.plot(point.x, end, marker="_", ms=4, mew=1.0, color=colour, alpha=0.65, transform=shift, zorder=2.5)
 
 
-def _say_not_run(axes: Axes, x: float, y: float, colour: str, last: str) -> None:
-    at_right_edge = axes.transLimits.transform((math.log2(x), y))[0] > 0.75
-    axes.annotate(
-        f"not run beyond {raised(last)}",
-        (x, y),
-        (-8 if at_right_edge else 8, -12 if at_right_edge or y > 0.5 else 5),
-        textcoords="offset points",
-        ha="right" if at_right_edge else "left",
-        fontsize=7,
-        color=colour,
-        path_effects=[withStroke(linewidth=2.5, foreground="white")],
-        zorder=6,
-    )
+def _ends(curve: Curve) -> list[Point]:
+    """The last point of a curve whose longer lengths were not run; empty for any other."""
+    last = [Point(*found) for found in curve.over_seeds()[-1:]]
+    return [point for point in last if any(length > point.x for length in curve.not_run)]
+
+
+def _say_not_run(axes: Axes, ends: Sequence[tuple[Point, str]]) -> None:
+    """Says at each end, in its colour, that the curve was not run beyond it.
+
+    In the upper half it stands below the end, in the lower half above; further off where it would cover another.
+    """
+    height = axes.get_window_extent().height * 72 / axes.figure.dpi  # in points, as the offsets are
+    placed: dict[tuple[float, bool], float] = {}
+    within = axes.transScale + axes.transLimits
+    heights = [float(within.transform((end.x, end.value))[1]) for end, _ in ends]
+    for above, (end, colour) in sorted(zip(heights, ends, strict=True), key=lambda found: -abs(found[0] - 0.5)):
+        at_right_edge, upper = within.transform((end.x, end.value))[0] > 0.75, above > 0.5
+        way = -1 if upper else 1
+        place = above * height + (-12 if at_right_edge or upper else 5)
+        before = placed.get((end.x, upper))
+        place = place if before is None else way * max(way * place, way * before + LINE)
+        placed[end.x, upper] = place
+        axes.annotate(
+            f"not run beyond {raised(length_label(end.x))}",
+            (end.x, end.value),
+            (-8 if at_right_edge else 8, place - above * height),
+            textcoords="offset points",
+            ha="right" if at_right_edge else "left",
+            fontsize=7,
+            color=colour,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            zorder=6,
+        )
 
 
 def _draw_seeds(axes: Axes, curve: Curve, lw: float, **look: Any) -> Line2D:

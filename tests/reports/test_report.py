@@ -6,6 +6,8 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +252,21 @@ def test_a_figure_draws_no_point_outside_the_paper(tmp_path: Path) -> None:
     assert svg(figure, "a-").startswith("<svg")
     with pytest.raises(UserError, match=r"cannot write .*missing"):
         save(figure, tmp_path / "missing" / "figure.png")
+
+
+@pytest.mark.parametrize("ends", [(0.062, 0.078, 0.09), (1.0, 0.99, 0.97), (0.52, 0.48)])
+def test_what_was_not_run_is_said_of_each_curve_where_none_covers_another(ends: Sequence[float]) -> None:
+    curves = [
+        Curve(f"curve {end}", {0: [Point(256, 1.0, 0.9, 1.0, 64), Point(4096, end, end, end, 64)]}, [65536])
+        for end in ends
+    ]
+    others = [Curve("other", {0: [Point(256, 1.0, 0.9, 1.0, 64), Point(65536, 0.7, 0.6, 0.8, 64)]})]
+    figure = length_figure([*curves, *others], Frame(trained=[256]))
+    settle(figure)
+    told = [text for text in figure.axes[0].texts if text.get_text().startswith("not run beyond")]
+    boxes = sorted((text.get_window_extent().y0, text.get_window_extent().y1) for text in told)
+    assert len({text.get_color() for text in told}) == len(boxes) == len(ends)
+    assert all(below[1] < above[0] for below, above in pairwise(boxes))
 
 
 @pytest.mark.parametrize("curves", [7, 32])
