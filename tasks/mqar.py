@@ -67,7 +67,8 @@ class MQAR:
             raise ValueError(f"fewest_pairs={self.fewest_pairs}; allowed: 1 to pairs={self.pairs}, or null")
         if not self.power_a > 0:
             raise ValueError(f"power_a={self.power_a}; allowed: above 0")
-        self._slots(self.length)
+        # Held-out sequences have all pairs.
+        (self if self.fewest_pairs is None else self.judged)._slots(self.length)
 
     @property
     def scored(self) -> int:
@@ -136,8 +137,8 @@ class MQAR:
         if self.fewest_pairs is None:
             return jnp.ones((pairs,), bool)
         counts = [self.fewest_pairs << i for i in range((pairs // self.fewest_pairs).bit_length())]
-        # Folded in, so that what is drawn else is as without it.
-        chosen = jax.random.randint(jax.random.fold_in(key, self.pairs), (), 0, len(counts))
+        # Folded in, so that what is drawn else is as without it; 0 to 3 are the keys that `sample` splits off.
+        chosen = jax.random.randint(jax.random.fold_in(key, max(self.pairs, 4)), (), 0, len(counts))
         return jnp.arange(pairs) < jnp.asarray(counts)[chosen]
 
     def _most(self, length: int) -> int:

@@ -90,8 +90,8 @@ class Drawn(Feed):
             streams.check_length(self.task, n)
 
     def check_answers(self, length: int) -> None:
-        """Every length that the task can have has answers."""
-        self.check_length(length)
+        """Every length that held-out sequences can have has answers."""
+        streams.check_length(self.judged, length)
 
     def illustrate(self, seed: int, length: int | None) -> Illustration:
         """Each token as a symbol, and below it the answer that is due there."""

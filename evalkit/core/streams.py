@@ -19,6 +19,9 @@ INIT, TRAIN, VALIDATION, TEST, RECALL, ORDINARY = range(6)
 LENGTH = 2**31
 # Folded into the key of a step's ordinary tokens for which streams begin anew.
 ANEW = 2**31
+# Folded into the key of a stream's ordinary tokens for its fact: smaller numbers are keys that the task draws from,
+# since `split` gives those of `fold_in`.
+WHETHER, PLACE, ANSWER = range(2**31, 2**31 + 3)
 MOST_LENGTHS = 8
 """Lengths that a training draws from: each is a sampler of its own, which takes half a second to compile."""
 
@@ -82,7 +85,7 @@ def ordinary_batch(task: Any, seed: ArrayLike, step: ArrayLike, count: int, leng
         tokens = task.ordinary(key, length)
         if not facts:
             return tokens
-        whether, place, answer = (jax.random.fold_in(key, number) for number in range(3))
+        whether, place, answer = (jax.random.fold_in(key, number) for number in (WHETHER, PLACE, ANSWER))
         planted = task.plant(
             key, length, jax.random.randint(place, (), 0, length - 1), jax.random.randint(answer, (), 0, task.answers)
         )

@@ -109,7 +109,8 @@ class MQA(nnx.Module):
         if cache is None:
             # Leaving segments out skips a comparison of every query with every key.
             seen = None if positions is None else segments
-            y = attend(queries, keys, values, Marks(where, where, seen, seen), self.window, aligned=True)
+            among = partial(attend, queries, keys, values, Marks(where, where, seen, seen), self.window)
+            y = _in_order(among, positions) if self.window is not None else among(aligned=True)
             return self.output(y.reshape(batch, steps, -1)), None
         new = entries(cache, keys, values, where, segments)
         if self.window is not None and (steps > 1 or positions is not None):
@@ -234,6 +235,20 @@ class Marks(NamedTuple):
         cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=count, axis=1)
         segments = None if self.key_segments is None else cut(self.key_segments)
         return self._replace(key_positions=cut(self.key_positions), key_segments=segments)
+
+
+def _in_order(among: Callable[..., Queries], positions: Positions | None) -> Queries:
+    """Attends to a band of keys, or to all where pads between tokens put keys of the window out of the band."""
+    if positions is None:
+        return among(aligned=True)
+    return jax.lax.cond(_interrupted(positions), partial(among, aligned=False), partial(among, aligned=True))
+
+
+def _interrupted(positions: PositionsOfAll) -> Bool[Array, ""]:
+    """Whether any row has pads between its tokens, and not before and after them alone."""
+    there = positions >= 0
+    begins = there & ~jnp.pad(there, ((0, 0), (1, 0)))[:, :-1]
+    return (begins.sum(axis=1) > 1).any()
 
 
 def attend(queries: Queries, keys: Keys, values: Keys, marks: Marks, window: int | None, *, aligned: bool) -> Queries:

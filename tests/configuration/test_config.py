@@ -233,6 +233,10 @@ def test_wrong_input_is_one_line(override: str, said: Sequence[str]) -> None:
         ),
         (("task=induction_heads", "model=mqa,hawk"), ["-m"]),
         (("task=selective_copying", "model=mqa", "task.data_tokens=2000"), ["task.data_tokens=2000", "1024"]),
+        (  # held-out sequences have all pairs, whatever training has
+            ("task=mqar", "model=hawk", "task.length=64", "task.fewest_pairs=2", "eval.lengths=[16,64]"),
+            ["length=16 is too short for pairs=8; use a length of at least 32"],
+        ),
         (("task=books", "model=mqa", "data.path=/nope"), ["data.path=/nope is no folder", "heldout-*.txt"]),
         (("task=books", "model=mqa", "task.tokenizer=gpt2"), ["task.tokenizer=gpt2; allowed: the path of"]),
         (("task=books", "checkpoint=x", "mesh={data: 2, model: 1}"), ["divides training", "leave it out"]),

@@ -43,6 +43,20 @@ def test_rows_that_pause_at_different_tokens_are_as_if_alone(window: int) -> Non
     assert at.min() > 7 and len(set(at)) > 1
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_more_pads_between_tokens_than_a_window_hide_none_of_its_keys(cached: bool) -> None:
+    x, one = inputs(2, 120), mixer(7)
+    call = jax.jit(one.__call__)
+    whole, _ = call(x, None, None)
+    there = np.r_[0:60, 140:200]
+    positions, given = np.full((2, 200), -1, np.int32), np.zeros((2, 200, WIDTH), np.float32)
+    positions[:, there], given[:, there] = np.arange(120), x
+    positions[1], given[1, :120] = np.arange(200), x[1]  # the other row has no pads
+    y, _ = call(given, positions, one.init_cache(2, 200) if cached else None)
+    np.testing.assert_allclose(y[0, there], whole[0], atol=1e-5)
+    np.testing.assert_allclose(y[1, :120], whole[1], atol=1e-5)
+
+
 def test_what_lies_beyond_the_filled_blocks_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their slots are poisoned: read, they would make every output NaN, whatever their weight."""
     monkeypatch.setattr(attention, "KEYS_AT_A_TIME", BLOCK)

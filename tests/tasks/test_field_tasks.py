@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from scipy.stats import chisquare
+from scipy.stats import chi2_contingency, chisquare
 
 from evalkit.core import streams
 from evalkit.core.batches import Drawn
@@ -77,6 +77,15 @@ def many(task: MQAR) -> np.ndarray:
     """So many examples' tokens."""
     keys = jax.random.split(jax.random.key(5), DRAWS)
     return np.asarray(jax.jit(jax.vmap(lambda key: task.sample(key, task.length).tokens))(keys))
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 8])
+def test_how_many_pairs_there_are_says_nothing_of_the_fillers(pairs: int) -> None:
+    task = MQAR(vocab_size=64, length=64, pairs=pairs, fewest_pairs=1)
+    examples = jax.jit(jax.vmap(lambda key: task.sample(key, 64)))(jax.random.split(jax.random.key(0), 4096))
+    counts, first = np.asarray(examples.mask).sum(axis=1), np.asarray(examples.tokens)[:, 2 * pairs]
+    odd_or_even = [np.bincount(first[counts == count] % 2) for count in np.unique(counts)]
+    assert len(odd_or_even) > 1 and chi2_contingency(odd_or_even).pvalue > UNLIKELY
 
 
 def test_gaps_of_mqar_follow_zoologys_power_law() -> None:

@@ -160,6 +160,7 @@ def test_the_first_batch_is_what_it_always_was(name: str) -> None:
         (lambda: SelectiveCopying(layout="x"), "allowed: markers, mad, lm"),
         (lambda: SelectiveCopying(vocab_size=3), "allowed: at least 4"),
         (lambda: MQAR(length=30), "length=30 is too short for pairs=8; use a length of at least 32"),
+        (lambda: MQAR(length=31, fewest_pairs=1), "length=31 is too short for pairs=8; use a length of at least 32"),
         (lambda: MQAR(pairs=0), "pairs=0; allowed: 1 or more"),
         (lambda: MQAR(vocab_size=16), "vocab_size=16 has 7 keys; use at least 18 for pairs=8"),
         (lambda: MQAR(power_a=0), "power_a=0; allowed: above 0"),
