@@ -115,7 +115,8 @@ class Extrapolation(Evaluation):
         if self.during_every is not None and (trained.step or 0) % self.during_every:
             return
         for length in self.during:
-            yield from self.score(trained, "validation", length, self.during_sequences)
+            if length != trained.train_length:  # validation has it, on more sequences
+                yield from self.score(trained, "validation", length, self.during_sequences)
 
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of the whole ladder, shortest first; what is left out says why."""
@@ -169,6 +170,7 @@ class Extrapolation(Evaluation):
             done += used
             trained.progress.describe(length, done, sequences)
             if done % LOOK_EVERY == 0 and _is_narrow(totals["accuracy"], done, interval, self.marks):
+                trained.progress.describe(length, done, done)
                 break
         return totals, done
 

@@ -127,6 +127,7 @@ class Recall(Evaluation):
                 right[at] += np.bincount(facts[hit[:used] > 0], minlength=task.answers)
             trained.progress.describe(self.length, done + used, self.sequences)
             if (done + used) % LOOK_EVERY == 0 and self._narrow(right.sum(axis=1), done + used):
+                trained.progress.describe(self.length, done + used, done + used)
                 break
         for distance, of_each in zip(distances, right, strict=True):
             yield row(

@@ -30,7 +30,7 @@ LATER = {
     "gather": "step",
 }
 """Settings of `train` that older runs do not name, and what was so of them; they are the defaults."""
-BUDGET = ("steps", "train.steps", "extended")
+BUDGET = ("steps", "train.steps", "extended", "measured")
 SHOWN = 3
 
 
@@ -122,7 +122,12 @@ def load(folder: Path, name: str | None = None) -> Run:
     facts = {name: str(getattr(record.header, name)) for name in FACTS} | {"notes": "; ".join(notes)}
     if extensions:
         facts["extended"] = str(extensions[0].before)
-    return Run(folder, record, facts | _settings(folder / "config.yaml"), name)
+    settings = _settings(folder / "config.yaml")
+    measured = max((entry["step"] for entry in record.rows if entry["split"] == "test" and entry["step"]), default=None)
+    # Training that ends once it is solved ends where it does; what else was measured before the end is a checkpoint.
+    if measured not in (None, record.header.steps) and settings.get("train.stop_when_solved", "None") == "None":
+        facts["measured"] = str(measured)
+    return Run(folder, record, facts | settings, name)
 
 
 def pool(runs: Sequence[Run]) -> list[Line]:
@@ -132,10 +137,23 @@ def pool(runs: Sequence[Run]) -> list[Line]:
     lines = []
     for label, group in zip(labels, groups.values(), strict=True):
         if _seeds_repeat(group) or labels.count(label) > 1:
-            lines += [Line(f"{label} · {run.header.run}", [run]) for run in group]
+            namesakes = [
+                run for other, alike in zip(labels, groups.values(), strict=True) if other == label for run in alike
+            ]
+            lines += [Line(f"{label} · {_own_name(run, namesakes)}", [run]) for run in group]
         else:
             lines.append(Line(label, group))
     return lines
+
+
+def _own_name(run: Run, namesakes: Sequence[Run]) -> str:
+    """The run's name; where others have it too, as much of the end of its folder's path as tells it from theirs."""
+    others = [other for other in namesakes if other is not run and other.header.run == run.header.run]
+    if not others:
+        return run.header.run
+    parts, taken = run.folder.resolve().parts, [other.folder.resolve().parts for other in others]
+    ends = (parts[-depth:] for depth in range(1, len(parts)))
+    return "/".join(next((end for end in ends if all(other[-len(end) :] != end for other in taken)), parts))
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
@@ -144,12 +162,13 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
 
 
 def _budget(run: Run, runs: Sequence[Run]) -> str:
-    """The steps it was trained for where they are not the same for all, or where they were raised later."""
-    extended, steps = run.recipe.get("extended"), run.header.steps
+    """The steps it was trained for where they are not the same for all, or were raised later; an earlier checkpoint."""
+    extended, measured, steps = run.recipe.get("extended"), run.recipe.get("measured"), run.header.steps
+    at = "" if measured is None else f" · at step {int(measured):,}"
     told = {other.header.steps for other in runs}
     if steps is None or (len(told) == 1 and extended is None):
-        return ""
-    return f" · {steps:,} steps" + ("" if extended is None else f", first {int(extended):,}")
+        return at
+    return f" · {steps:,} steps" + ("" if extended is None else f", first {int(extended):,}") + at
 
 
 def _described(run: Run, runs: Sequence[Run]) -> list[str]:

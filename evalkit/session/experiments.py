@@ -186,15 +186,28 @@ def _do(folder: Path, member: Member) -> int:
         except NotFinite as error:
             suite.give_up(target, error)
             raise
+    if member.part is not None:
+        chosen = suite.at_chosen_rate(folder, member.part).experiment
+        _refuse_other_rate(target, chosen)
+        return 0 if is_finished(target) else _train(chosen, target)
     if is_finished(target):
         return 0
     if member.evaluated is not None:
         if not is_finished(folder / member.evaluated):
             raise UserError(f"it evaluates {member.evaluated}, which is not finished; give the same command again")
         return run.evaluate(folder / member.evaluated, member.overrides, target)
-    if member.part is not None:
-        return _train(suite.at_chosen_rate(folder, member.part).experiment, target)
     return _train(member.experiment, target)
+
+
+def _refuse_other_rate(target: Path, chosen: Experiment) -> None:
+    """Raises UserError for a final run that was begun at another rate than its trials choose now."""
+    if (target / "config.yaml").is_file():
+        begun, wanted = (of.trained[1].learning_rate for of in (from_file(target / "config.yaml"), chosen))
+        if begun != wanted:
+            raise UserError(
+                f"{target} was begun at the rate {begun:g}, and its trials choose {wanted:g} now; "
+                f"remove that folder, or give another {RUN_FOLDER}FOLDER"
+            )
 
 
 def _train(experiment: Experiment, target: Path) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -50,11 +51,10 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
                 refuse_non_finite(sums, trainer, checkpoints, steps)
                 session.timing.setdefault("first_dispatch", time.perf_counter() - began)
                 step += steps
-                sequences = steps * stage.batch_size
-                total = sequences * len(trainer.seeds)
-                tokens += total * (stage.length + task.answer_length)
-                session.write(_rows(session, sums, step, stage, steps))
-                progress.update(step, float(sums.loss.sum()) / total, float(sums.accuracy.sum()) / total, tokens)
+                tokens += steps * stage.batch_size * len(trainer.seeds) * (stage.length + task.answer_length)
+                rows = _rows(session, sums, step, stage, steps)
+                session.write(rows)
+                progress.update(step, _mean(rows, "loss"), _mean(rows, "accuracy"), tokens)
                 last = step == training.steps
                 if step % training.eval_every == 0 or last:
                     solved = solved + 1 if validate(session, state, step) else 0
@@ -77,6 +77,13 @@ def validate(session: Session, state: TrainState, step: int) -> bool:
     rows = list(VALIDATION.score(subject, "validation", experiment.task.length, training.validation_sequences))
     session.write([*rows, *experiment.eval.probe(subject)])
     return all(value(entry) >= SOLVED for entry in rows if entry["metric"] == "accuracy")
+
+
+def _mean(rows: Sequence[Row], metric: str) -> float:
+    """Over the sequences of all seeds; those of steps that were skipped are not counted."""
+    found = [entry for entry in rows if entry["metric"] == metric]
+    count = sum(entry["count"] or 0 for entry in found)
+    return sum(entry["total"] or 0.0 for entry in found) / count if count else float("nan")
 
 
 def _is_solved(trainer: Trainer, solved: int) -> bool:

@@ -47,10 +47,11 @@ def select(folder: Path, level: float) -> dict[str, list[Trial]]:
 
 def ranked(trials: Sequence[Trial]) -> list[Trial]:
     """The trials, the best first."""
-    fewest = min((trial.tokens for trial in trials if trial.finished and trial.tokens is not None), default=0)
+    whole = [trial for trial in trials if trial.finished and trial.loss is not None]
+    fewest = min((trial.tokens for trial in whole if trial.tokens is not None), default=0)
 
     def place(trial: Trial) -> tuple[float, ...]:
-        if not trial.finished or trial.loss is None:
+        if trial not in whole or trial.loss is None:
             return (3,)
         if trial.tokens is None:
             return (2, trial.loss)

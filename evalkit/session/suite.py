@@ -15,6 +15,7 @@ from evalkit.configuration import catalogue, composition
 from evalkit.configuration.experiment import Experiment, built
 from evalkit.core.errors import UserError
 from evalkit.record.files import write_text
+from evalkit.reports.suite.cells import NOT_FINITE
 from evalkit.session.plan import is_finished
 from evalkit.session.selection import ranked, trial_of
 from evalkit.training.finite import NotFinite
@@ -22,7 +23,6 @@ from evalkit.training.settings import Training
 
 LEVEL = 0.99
 FINAL = "final"
-NOT_FINITE = "not_finite.txt"
 KIND = "evalkit.reports.accuracy"
 """What a suite compares: its cells are read from reports of this kind."""
 
@@ -109,7 +109,8 @@ def parts(config: DictConfig, given: Asked) -> list[Part]:
         for size, of_sizes in suite["sizes"].get(task, {}).items():
             for model in models:
                 if model in of_sizes:
-                    words = [*of_task, *models[model], *of_sizes[model], *rest]
+                    own = suite["models_on"].get(task, {}).get(model, [])
+                    words = [*of_task, *models[model], *own, *of_sizes[model], *rest]
                     trials = _trial_names(suite, f"{task}/{model}")
                     found.append(_final(suite, f"{task}/{model}/{size}", words, trials))
     return found

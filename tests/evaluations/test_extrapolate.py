@@ -1,7 +1,9 @@
 """Streamed evaluation: chunks change nothing, sequences are counted once, and memory does not grow with length."""
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -126,8 +128,9 @@ def test_sampling_stops_when_the_interval_is_narrow_and_off_the_marks(right: flo
 def test_longer_lengths_are_looked_at_now_and_then() -> None:
     """At step 7."""
     trained = trained_of(tiny("hawk", "induction_heads"))
-    for every, seen in ((None, [40, 80]), (7, [40, 80]), (2, [])):
-        evaluation = Extrapolation(lengths=[40], during=[40, 80], during_sequences=2, during_every=every, chunk=40)
+    for every, seen in ((None, [60, 80]), (7, [60, 80]), (2, [])):
+        # The training length, 40, is what validation measures.
+        evaluation = Extrapolation(lengths=[40], during=[40, 60, 80], during_sequences=2, during_every=every, chunk=20)
         found = list(evaluation.probe(trained))
         assert [entry["length"] for entry in found if entry["metric"] == "accuracy"] == seen
         assert all(entry["split"] == "validation" for entry in found)
@@ -136,9 +139,12 @@ def test_longer_lengths_are_looked_at_now_and_then() -> None:
 def test_a_ladder_that_stops_early_has_the_rows_of_a_shorter_one() -> None:
     held = tiny("hawk", "induction_heads")  # untrained: at chance, so soon decided
     settings = {"lengths": [40], "chunk": 40, "batch_size": 24}
-    stopped = rows_of(held, Extrapolation(**settings, sequences=1000, interval=0.2))
+    progress = Mock()
+    trained = replace(trained_of(held), progress=progress)
+    stopped = list(Extrapolation(**settings, sequences=1000, interval=0.2).run(trained))
     (count,) = {entry["count"] for entry in stopped}
     assert count in (32, 64, 96)
+    progress.describe.assert_called_with(40, count, count)  # that the length is done
     shorter = rows_of(held, Extrapolation(**settings, sequences=count))
     assert {entry["count"] for entry in shorter} == {count}, "without an interval all are taken"
     assert [entry["total"] for entry in stopped] == pytest.approx([entry["total"] for entry in shorter])

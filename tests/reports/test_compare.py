@@ -127,6 +127,25 @@ def test_recipes_that_differ_stay_apart_and_say_how(tmp_path: Path) -> None:
     ]
 
 
+def test_runs_of_one_name_and_recipe_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for place, right in (("a", falls), ("b", perfect), ("c", perfect)):
+        write_run(tmp_path / place / "hawk", run_record("hawk", name="hawk", seeds=(0, 1, 2), test=right))
+    found = lines(tmp_path)
+    assert [line.label for line in found] == ["hawk · a/hawk", "hawk · b/hawk", "hawk · c/hawk"]
+    assert len(tables(found)[-1].lines) == 3, "each pair is tested"
+
+
+def test_an_earlier_checkpoint_is_no_seed_of_the_whole_training(tmp_path: Path) -> None:
+    header, rows = run_record(seeds=(0,), test=falls)
+    early = [entry if entry["split"] != "test" else {**entry, "step": 50} for entry in rows]
+    write_run(tmp_path / "early", Record(header, early))
+    write_run(tmp_path / "whole", run_record(seeds=(1,), test=perfect))
+    assert [(line.label, line.seeds) for line in lines(tmp_path)] == [("griffin · at step 50", [0]), ("griffin", [1])]
+    for place in ("early", "whole"):  # where training ends once it is solved, each seed has a step of its own
+        (tmp_path / place / "config.yaml").write_text("train: {stop_when_solved: 3}\n")
+    assert [line.seeds for line in lines(tmp_path)] == [[0, 1]]
+
+
 def test_a_run_under_old_names_is_of_the_same_recipe(tmp_path: Path) -> None:
     for seed, target in enumerate(("models.build", "evalkit.models.build")):
         folder = write_run(tmp_path / str(seed), run_record(name=f"run-{seed}", seeds=(seed,)))

@@ -142,6 +142,34 @@ def test_spans_of_positions_have_a_table() -> None:
     assert (table.header, table.lines) == (["positions up to", "20", "40"], [["griffin", "0.900", "0.200"]])
 
 
+def test_spans_stand_beside_those_of_sequences_as_long(tmp_path: Path) -> None:
+    """Of the longest length that all lines have; a table a length where they share none."""
+
+    def line(label: str, *lengths: int) -> Line:
+        record = run_record(seeds=(0,))
+        for length in lengths:
+            place: dict[str, Any] = {"split": "test", "length": length, "step": 150, "seed": 0, "position": 20}
+            scored = {"total": 100 // length, "count": 10, "extra": {"first": 1}}
+            record.rows.append(row(**NAMES, **place, metric="accuracy", **scored))
+        return Line(label, [Run(Path(), record, {})])
+
+    (table,) = span_tables([line("a", 20, 40), line("b", 20)])
+    assert table.heading.endswith("of 20 tokens") and table.lines == [["a", "0.500"], ["b", "0.500"]]
+    first, second = span_tables([line("a", 40), line("b", 20)])
+    assert (first.lines, second.lines) == ([["b", "0.500"]], [["a", "0.200"]])
+
+
+def test_of_two_validations_at_one_step_the_one_on_more_sequences_counts() -> None:
+    """An older run looked at its training length, too."""
+    header, rows = run_record(seeds=(0,))
+    looks = [
+        {**entry, "total": 0.0, "count": 1}
+        for entry in rows
+        if (entry["split"], entry["length"]) == ("validation", header.train_length)
+    ]
+    assert looks and summarise(Record(header, [*rows, *looks])) == summarise(Record(header, rows))
+
+
 def test_the_median_over_seeds_can_ask_for_every_seed() -> None:
     both, one = Point(1, 0.5, 0, 1, 9), Point(2, 1.0, 0, 1, 9)
     curve = Curve("", {0: [both, one], 1: [Point(1, 0.7, 0, 1, 9)]})

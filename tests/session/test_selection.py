@@ -35,6 +35,8 @@ def test_what_never_got_there_comes_behind_and_what_failed_last() -> None:
     unfinished = trial("u", 1, 0.0, finished=False)
     assert order(unfinished, lost, trial("y", None, 2.0), trial("x", None, 1.0), trial("a", 10**9, 3.0))[:3] == "axy"
     assert order(trial("x", None, 1.0), unfinished) == "xu"
+    both = trial("b", 200, 0.5), trial("c", 210, 0.1)
+    assert order(*both) == order(*both, lost)[:2] == "cb", "what failed changed which of the others is the best"
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """`experiment=suite`: rates are searched, the chosen one trains fresh seeds, and all is drawn beside what is kept."""
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from evalkit.configuration.saved import from_file
 from evalkit.core.errors import UserError
 from evalkit.reports.kinds import COSTS
 from evalkit.reports.suite import cells as suite_cells
-from evalkit.reports.suite.cells import Cell, Measured, Trial, as_json, beside, from_json
+from evalkit.reports.suite.cells import Cell, Measured, Trial, as_json, beside, found_in, from_json
 from evalkit.reports.suite.figures import figures
 from evalkit.reports.suite.tables import of_seeds, tables
 from evalkit.session import plan, run, suite
@@ -142,6 +143,24 @@ def test_again_nothing_is_trained(
     assert "nothing is left to train" in said and "heads/one finished" in said
 
 
+def test_a_final_run_at_another_rate_than_its_trials_choose_now_is_refused(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(done / "out", tmp_path / "out")
+    final = tmp_path / "out" / "heads" / "one" / "final"
+    chosen = from_file(final / "config.yaml").config["train"]["learning_rate"]
+    (other,) = {0.001, 0.003} - {chosen}
+    before = tiny.files(final)
+    assert begin(tmp_path, "task=heads", "model=one", f"suite.rates=[{other}]") == 1
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert f"was begun at the rate {chosen:g}, and its trials choose {other:g} now; remove that folder" in said
+    assert tiny.files(final) == before
+    (tmp_path / "out" / "heads" / "one" / "rate_0.01").mkdir()
+    (tmp_path / "out" / "heads" / "one" / "rate_0.01" / "not_finite.txt").touch()
+    (own,) = (found for found in found_in(tmp_path / "out") if (found.model, found.size) == ("one", None))
+    assert {trial.rate: trial.accuracy is None for trial in own.trials} == {0.001: False, 0.003: False, 0.01: True}
+
+
 def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
     suite_of: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +232,15 @@ def test_a_rate_that_diverges_is_left_out_and_not_tried_again(
     part = suite.Part("final", [], Mock(), ("heads/other/rate_0.003",))
     with pytest.raises(UserError, match="not finite at any of its rates"):
         suite.at_chosen_rate(tmp_path / "out", part)
+
+
+def test_another_size_is_of_the_same_model_on_its_task(done: Path) -> None:
+    words = ["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']", "task=heads", "model=other", *SETTINGS]
+    config, given = composition.compose(words[:2]).config, suite.asked(words)
+    assert given is not None
+    config.suite.sizes.heads.large = {"other": ["model.mixers.recurrent.width_rnn=16"]}
+    own, large = (part.experiment.config["model"] for part in suite.parts(config, given) if part.trials)
+    assert own["mlp_expansion"] == large["mlp_expansion"] == 2
 
 
 def test_a_final_run_waits_for_its_trials(done: Path, tmp_path: Path) -> None:
@@ -319,6 +347,9 @@ def test_a_rate_at_the_edge_of_its_grid_is_marked() -> None:
     own = [cell(trials=trials, rate=0.1), cell(model="n", trials=trials, rate=0.2)]
     (rates,) = (table for table in tables(own) if "by learning rate" in table.heading)
     assert [line[-1] for line in rates.lines] == ["0.1 (edge)", "0.2"]
+    diverged = [*trials[:2], Trial(0.3, None, None)]
+    (rates,) = (table for table in tables([cell(trials=diverged, rate=0.2)]) if "by learning rate" in table.heading)
+    assert rates.lines[0][1:] == ["0.500", "0.500", "–", "0.2"], "a rate that diverged was tried"
 
 
 EVERY = [("cpu", ["model=hawk"]), ("cpu", ["task=s5"]), ("cpu", ["task=mqar"]), ("paper", ["model=mamba"])]

@@ -55,7 +55,7 @@ def run_record(
             rows += scores(learns(step, seed) // 2, "validation", step, 512, seed, names)
     for length in LADDER:
         for seed in seeds:
-            rows += scores(test(length, seed), "test", STEPS[-1], length, seed, names)
+            rows += scores(test(length, seed), "test", told["steps"], length, seed, names)
     reason = {"not_run": "quadratic"}
     left = [row(**names, split="test", length=length, metric="accuracy", count=0, extra=reason) for length in not_run]
     return Record(Header(**told), rows + left)

@@ -20,7 +20,7 @@ OF_ONE = LEVELS[2:]
 """What the table of a single run shows of its levels."""
 LOSS = ".3g"
 BY_LENGTH, TRAINING = "Accuracy by evaluation length", "While training"
-BY_POSITION = "Accuracy by position in the longest sequences"
+BY_POSITION = "Accuracy by position in sequences of"
 SPREAD = "Median and range over seeds; a single seed with its 95% interval."
 TESTS = "Which is higher, by the exact two-sided test of Mann and Whitney over seeds"
 VALIDATION = "Validation accuracy at the training length against training steps."
@@ -100,15 +100,20 @@ def ladder_table(summary: Mapping[str, Any]) -> Table:
 
 
 def span_tables(lines: Sequence[Line]) -> list[Table]:
-    """A row a line, a column a span of the longest sequences, the median over seeds; no table without spans."""
-    rows: dict[str, dict[int, str]] = {}
-    for line in lines:
-        spans = summarise(line.record).get("spans", [])
-        longest = max((span["length"] for span in spans), default=0)
-        found = grouped((span["last"], span["accuracy"]) for span in spans if span["length"] == longest)
-        if found:
-            rows[line.label] = {last: shown(median(values)) for last, values in found.items() if None not in values}
-    return [by_column(BY_POSITION, "positions up to", rows)] if rows else []
+    """A row a line, a column a span, the median over seeds; no table without spans.
+
+    All are of the longest sequences that every line has; where they share no length, each is of its own longest.
+    """
+    spans = {line.label: summarise(line.record).get("spans", []) for line in lines}
+    lengths = {label: {span["length"] for span in found} for label, found in spans.items() if found}
+    shared = set.intersection(*lengths.values()) if lengths else set[int]()
+    tables: dict[int, dict[str, dict[int, str]]] = {}
+    for label, own in lengths.items():
+        at = max(shared or own)
+        found = grouped((span["last"], span["accuracy"]) for span in spans[label] if span["length"] == at)
+        cells = {last: shown(median(values)) for last, values in found.items() if None not in values}
+        tables.setdefault(at, {})[label] = cells
+    return [by_column(f"{BY_POSITION} {at:,} tokens", "positions up to", rows) for at, rows in sorted(tables.items())]
 
 
 def steps_table(summary: Mapping[str, Any]) -> Table:

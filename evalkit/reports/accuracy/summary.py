@@ -82,13 +82,19 @@ def probe_lengths(record: Record) -> list[int]:
 
 
 def _evaluations(record: Record, split: str, length: int | None = None) -> Cells:
-    """Those of `split` that counted something and have an accuracy; of equal rows the last."""
+    """Those of `split` that counted something and have an accuracy; of equal rows the last.
+
+    Of validations it is the one on most sequences: older runs looked at the training length, too, on fewer.
+    """
     cells: dict[tuple[int, int, int], dict[str, Row]] = {}
     for entry in record.rows:
         wanted = entry["split"] == split and entry["task"] == record.header.task and entry["position"] is None
         if wanted and entry["count"] and entry["length"] is not None and length in (None, entry["length"]):
             key = (entry["seed"] or 0, entry["length"], entry["step"] or 0)
-            cells.setdefault(key, {})[entry["metric"]] = entry
+            cell = cells.setdefault(key, {})
+            before = cell.get(entry["metric"])
+            if before is None or split == "test" or entry["count"] >= (before["count"] or 0):
+                cell[entry["metric"]] = entry
     return {key: cells[key] for key in sorted(cells) if "accuracy" in cells[key]}
 
 

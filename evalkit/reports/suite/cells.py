@@ -15,6 +15,8 @@ from evalkit.reports.points import Point
 
 KEPT = Path(__file__).with_name("kept.json")
 FINAL, TRIAL = "final", "rate_"
+NOT_FINITE = "not_finite.txt"
+"""What a trial whose loss was not finite leaves in place of results."""
 SOLVED = 0.99
 
 
@@ -139,14 +141,20 @@ def _cell(place: Path, final: Path) -> Cell:
         steps=header.steps,
         rate=_rate(final),
         measured=[*ladder, *spans],
-        trials=[_trial(path.parent) for path in sorted(final.parent.glob(f"{TRIAL}*/{RESULTS}"))],
+        trials=_trials(final.parent),
     )
 
 
+def _trials(cell: Path) -> list[Trial]:
+    """The trials that are done, those whose loss was not finite among them."""
+    done = {path.parent for name in (RESULTS, NOT_FINITE) for path in cell.glob(f"{TRIAL}*/{name}")}
+    return [_trial(folder) for folder in sorted(done)]
+
+
 def _trial(folder: Path) -> Trial:
-    seeds = summarise(read(folder))["seeds"]
-    last = seeds[0]["validation"] if seeds else None
     rate = float(folder.name.removeprefix(TRIAL))
+    seeds = summarise(read(folder))["seeds"] if (folder / RESULTS).is_file() else []
+    last = seeds[0]["validation"] if seeds else None
     return Trial(rate, last and last["accuracy"], last and last["loss"])
 
 
