@@ -111,12 +111,11 @@ class Extrapolation(Evaluation):
         return [] if self.reset_every is None else [f"every state forgotten every {self.reset_every:,} tokens"]
 
     def probe(self, trained: Trained) -> Iterator[Row]:
-        """Rows of the few lengths looked at while training."""
+        """Rows of the few lengths looked at while training; validation has that of training, on more sequences."""
         if self.during_every is not None and (trained.step or 0) % self.during_every:
             return
-        for length in self.during:
-            if length != trained.train_length:  # validation has it, on more sequences
-                yield from self.score(trained, "validation", length, self.during_sequences)
+        for length in (length for length in self.during if length != trained.train_length):
+            yield from self.score(trained, "validation", length, self.during_sequences)
 
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of the whole ladder, shortest first; what is left out says why."""
@@ -153,8 +152,7 @@ class Extrapolation(Evaluation):
         """The sum of each metric over the sequences, and how many they are; `spans` gets those of every span."""
         stream = streams.TEST if split == "test" else streams.VALIDATION
         interval = self.interval if split == "test" else None
-        totals: dict[str, float] = {}
-        done = 0
+        totals, done = dict[str, float](), 0
         while done < sequences:
             trained.check_interrupt()
             example = trained.feed.held_out(stream, done, self.batch_size, length)
