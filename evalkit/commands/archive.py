@@ -7,6 +7,7 @@ from evalkit.commands.guide import Page
 
 PURPOSE = """\
 Keep the record and the last parameters of a finished run: small enough to lie beside its results.
+With --step its parameters are those of that step; its record stays that of the whole training.
 evaluate=FOLDER, evalkit.load(FOLDER) and compare read it as they read the run; resuming takes the run itself."""
 
 
@@ -22,4 +23,6 @@ def main(arguments: Sequence[str]) -> int:
     archive(given.run, given.folder, given.step)
     size = sum(path.stat().st_size for path in given.folder.rglob("*") if path.is_file())
     print(f"written to {given.folder} ({size / 2**20:.1f} MiB)")
+    if given.step is not None:
+        print(f"its record and figures are of the whole training; evaluate={given.folder} measures step {given.step:,}")
     return 0

@@ -27,6 +27,8 @@ def main(arguments: Sequence[str]) -> int:
 
     settings = {name: value for name, _, value in (word.partition("=") for word in given.runs) if name in SETTINGS}
     folders = [Path(word) for word in given.runs if word.partition("=")[0] not in SETTINGS]
+    for word in (str(folder) for folder in folders if "=" in str(folder) and not folder.exists()):
+        raise UserError(f"{word} is no folder, and rows takes no such setting; it takes {', '.join(SETTINGS)}")
     if not folders:
         raise UserError("rows needs the folder of a run, such as rows runs/<task>/<model>/<time>")
     text = tidy.as_csv(tidy.records(find_runs(folders), settings.get("split"), settings.get("metric")))

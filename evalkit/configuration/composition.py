@@ -263,8 +263,11 @@ def _around_mixer(options: Sequence[str]) -> list[str]:
     if models:
         raise UserError(f"{models[-1]} with {mixers[-1]}; give one of the two")
     name, folder = mixers[-1].removeprefix(MIXER), own_folder(options)
-    if folder is None or not (folder / "mixer" / f"{name}.yaml").is_file():
+    if folder is None:
         raise UserError(f"{mixers[-1]} is a file of yours, mixer/{name}.yaml; give its folder as --config-dir FOLDER")
+    if not (folder / "mixer" / f"{name}.yaml").is_file():
+        found = " or ".join(f"+mixer={path.stem}" for path in sorted((folder / "mixer").glob("*.yaml")))
+        raise UserError(f"{mixers[-1]}: {folder} has no mixer/{name}.yaml; give {found or 'that file'}")
     rest = [text for text in options if text not in mixers]
     return [*rest, f"model={AROUND}", f"+mixer@model.mixers.mixer={name}"]
 

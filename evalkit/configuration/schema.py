@@ -117,7 +117,8 @@ def constructor(node: Node, path: str) -> Callable[..., Any]:
         found = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         reason = first_line(error)
-        raise UserError(f"{path}._target_={target} cannot be imported: {reason}") from error
+        place = "; install it, or stand in its folder" if isinstance(error, ModuleNotFoundError) else ""
+        raise UserError(f"{path}._target_={target} cannot be imported: {reason}{place}") from error
     if not callable(found):
         raise UserError(f"{path}._target_={target} is a {type(found).__name__}; name a class or a function in it")
     refuse_borrowed(target, path, found)

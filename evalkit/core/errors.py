@@ -61,4 +61,5 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"cannot write {path}: {reason}; free space or choose another folder") from error
+        remedy = "make the folder that it names" if isinstance(error, FileNotFoundError) else "free space"
+        raise UserError(f"cannot write {path}: {reason}; {remedy} or choose another folder") from error

@@ -114,7 +114,7 @@ class Extrapolation(Evaluation):
         """Rows of the few lengths looked at while training; validation has that of training, on more sequences."""
         if self.during_every is not None and (trained.step or 0) % self.during_every:
             return
-        for length in (length for length in self.during if length != trained.train_length):
+        for length in (length for length in dict.fromkeys(self.during) if length != trained.train_length):
             yield from self.score(trained, "validation", length, self.during_sequences)
 
     def run(self, trained: Trained) -> Iterator[Row]:

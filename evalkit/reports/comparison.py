@@ -81,7 +81,8 @@ def _draw(
     write_text(out / "compare.html", page.page(f"{title}: {labels}", f"{len(runs)} runs compared", parts, data))
     write_text(out / "compare.csv", as_csv(kind.records(lines)))
     print_report(console, title, notes, tables)
-    say(console, f"wrote {out / 'compare.html'}, {', '.join(f'{name}.png' for name in drawings)}, compare.csv")
+    files = [str(out / "compare.html"), *(f"{name}.png" for name in drawings), "compare.csv"]
+    say(console, f"wrote {', '.join(files)}")
 
 
 def _completed(runs: Sequence[Run], complete: Complete, at: int | None) -> list[Run]:

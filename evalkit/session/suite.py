@@ -29,6 +29,14 @@ KIND = "evalkit.reports.accuracy"
 
 PROTOCOL = "suite."
 KEYS = ("rates", "search_seed", "search_share", "seed", "seeds", "tasks", "models", "models_on", "sizes")
+OPTIONAL = ("models_on", "sizes")
+WORDS = {
+    "tasks": (2, "{cpu: {mine: [task=parity]}}"),
+    "models": (1, "{mine: [model=hawk]}"),
+    "models_on": (2, "{parity: {mine: [model.width=32]}}"),
+    "sizes": (3, "{parity: {small: {mine: [model.width=32]}}}"),
+}
+"""What has lists of words, how many names deep, and an example."""
 DECIDED = {
     "seed": "suite.seed=N for the final runs, or suite.search_seed=N for the trials",
     "seeds": "suite.seeds=N for the final runs",
@@ -96,7 +104,7 @@ def asked(overrides: Sequence[str]) -> Asked | None:
 
 def parts(config: DictConfig, given: Asked) -> list[Part]:
     """The runs in order, cell by cell; raises UserError for a task or a model that is unknown."""
-    suite = composition.plain(config)["suite"]
+    suite = {**{name: {} for name in OPTIONAL}, **composition.plain(config)["suite"]}
     _refuse_wrong(suite)
     tasks, models = _tasks(suite, str(config.preset), given), _models(suite, given)
     chosen = any(composition.parse([text])[0].key_or_group == "preset" for text in given.rest)
@@ -121,11 +129,24 @@ def _refuse_wrong(suite: Mapping[str, Any]) -> None:
     for name in suite:
         if name not in KEYS:
             raise UserError(f"suite.{name} is unknown; a suite has {', '.join(KEYS)}")
+    missing = [name for name in KEYS if name not in suite]
+    if missing:
+        raise UserError(f"suite.{missing[0]} is missing; a suite has {', '.join(KEYS)}")
+    for name, (depth, example) in WORDS.items():
+        if not _has_words(suite[name], depth):
+            raise UserError(f"suite.{name}={suite[name]}; allowed: lists of words, such as {name}: {example}")
     rates, share = suite["rates"], suite["search_share"]
     if not isinstance(rates, list) or not rates or not all(isinstance(r, int | float) and r > 0 for r in rates):
         raise UserError(f"suite.rates={rates}; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'")
     if not isinstance(share, int | float) or not 0 < share <= 1:
         raise UserError(f"suite.search_share={share}; allowed: above 0, up to 1")
+
+
+def _has_words(value: Any, depth: int) -> bool:
+    """Whether there are lists of words below so many names."""
+    if depth:
+        return isinstance(value, Mapping) and all(_has_words(below, depth - 1) for below in value.values())
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
 def at_chosen_rate(folder: Path, part: Part) -> Part:

@@ -171,6 +171,7 @@ def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
     assert main(["archive", str(folder), str(kept / "config.yaml")]) == 2
     assert "cannot write" in one_line(capsys.readouterr().err)
     assert main(["archive", str(folder), str(tmp_path / "at"), "--step", "4"]) == 0
+    assert "its record and figures are of the whole training" in capsys.readouterr().out
     with np.load(tmp_path / "at" / "parameters" / "seed-1.npz") as arrays:
         assert arrays["step"] == 4
     (folder / "results.json").unlink()

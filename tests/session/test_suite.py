@@ -190,6 +190,12 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
             "train.learning_rate=1e-2: the suite's protocol decides it; give 'suite.rates=[1e-3,3e-3]'",
         ),
         ("suite.rates=many", "suite.rates=many; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'"),
+        ("suite.models=3", "suite.models=3; allowed: lists of words, such as models: {mine: [model=hawk]}"),
+        (
+            "suite.sizes=many",
+            "suite.sizes=many; allowed: lists of words, such as sizes: {parity: {small: {mine: [model.width=32]}}}",
+        ),
+        ("~suite.tasks", f"suite.tasks is missing; a suite has {', '.join(suite.KEYS)}"),
         ("suite.search_share=2", "suite.search_share=2; allowed: above 0, up to 1"),
         ("model=hawk,mamba", "model= takes one name in a suite; leave it out for all, or give a command for each"),
     ],
@@ -232,6 +238,16 @@ def test_a_rate_that_diverges_is_left_out_and_not_tried_again(
     part = suite.Part("final", [], Mock(), ("heads/other/rate_0.003",))
     with pytest.raises(UserError, match="not finite at any of its rates"):
         suite.at_chosen_rate(tmp_path / "out", part)
+
+
+def test_a_suite_of_ones_own_needs_no_other_sizes(tmp_path: Path) -> None:
+    own = SUITE[: SUITE.index("  models_on:")]
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(own.lstrip())
+    words = ["experiment=mine", f"hydra.searchpath=['file://{tmp_path}']", "task=heads", "model=one", *SETTINGS]
+    config, given = composition.compose(words[:2]).config, suite.asked(words)
+    assert given is not None
+    assert [part.name for part in suite.parts(config, given)][-1] == "heads/one/final"
 
 
 def test_another_size_is_of_the_same_model_on_its_task(done: Path) -> None:
