@@ -266,7 +266,7 @@ def _around_mixer(options: Sequence[str]) -> list[str]:
     if folder is None:
         raise UserError(f"{mixers[-1]} is a file of yours, mixer/{name}.yaml; give its folder as --config-dir FOLDER")
     if not (folder / "mixer" / f"{name}.yaml").is_file():
-        found = " or ".join(f"+mixer={path.stem}" for path in sorted((folder / "mixer").glob("*.yaml")))
+        found = " or ".join(f"{MIXER}{option}" for option in catalogue.options("mixer", folder))
         raise UserError(f"{mixers[-1]}: {folder} has no mixer/{name}.yaml; give {found or 'that file'}")
     rest = [text for text in options if text not in mixers]
     return [*rest, f"model={AROUND}", f"+mixer@model.mixers.mixer={name}"]

@@ -423,7 +423,7 @@ class Evaluation(ABC):
         return None
 
     def check_looks(self, eval_every: int) -> None:
-        """Raises ValueError if its looks while training are at steps (units: steps) where no model is validated."""
+        """Raises ValueError if it looks at models where none is validated: that is every `eval_every` steps."""
         return None
 
     def check_tokens(self, task: AnyTask, tokenizer: Tokenizer) -> None:

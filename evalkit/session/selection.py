@@ -51,7 +51,7 @@ def ranked(trials: Sequence[Trial]) -> list[Trial]:
     fewest = min((trial.tokens for trial in whole if trial.tokens is not None), default=0)
 
     def place(trial: Trial) -> tuple[float, ...]:
-        if trial not in whole or trial.loss is None:
+        if not trial.finished or trial.loss is None:
             return (3,)
         if trial.tokens is None:
             return (2, trial.loss)

@@ -15,14 +15,13 @@ from evalkit.configuration import catalogue, composition
 from evalkit.configuration.experiment import Experiment, built
 from evalkit.core.errors import UserError
 from evalkit.record.files import write_text
-from evalkit.reports.suite.cells import NOT_FINITE
+from evalkit.reports.suite.cells import FINAL, NOT_FINITE
 from evalkit.session.plan import is_finished
 from evalkit.session.selection import ranked, trial_of
 from evalkit.training.finite import NotFinite
 from evalkit.training.settings import Training
 
 LEVEL = 0.99
-FINAL = "final"
 KIND = "evalkit.reports.accuracy"
 """What a suite compares: its cells are read from reports of this kind."""
 
@@ -144,7 +143,7 @@ def _refuse_wrong(suite: Mapping[str, Any]) -> None:
 
 def _has_words(value: Any, depth: int) -> bool:
     """Whether there are lists of words below so many names."""
-    if depth:
+    if depth > 0:
         return isinstance(value, Mapping) and all(_has_words(below, depth - 1) for below in value.values())
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
