@@ -83,12 +83,13 @@ def measure(
     refuse_beyond_positions("length", length)
     sizes = _sizes(mesh, gather)
     machine = Machine(memory_gb * GB, bandwidth_gb_per_s * GB, tflops * 1e12)
+    built = [sized.built(vocab_size) for sized in models]
+    on_a_device = [_on_a_device(model, sizes, gather) for model in built]  # before anything is said, as it may refuse
     rows = []
-    for sized in models:
-        model = sized.built(vocab_size)
+    for sized, model, kept in zip(models, built, on_a_device, strict=True):
         said(f"{sized.name} {sized.words}")
         first, *others = _rows(sized, model, machine, length, batch, vocab_size, bytes)
-        rows += [first | _on_a_device(model, sizes, gather), *others]
+        rows += [first | kept, *others]
     shown = {"length": length, "batch": batch, "vocab_size": vocab_size, "bytes_of_a_number": bytes}
     limits = {"memory_gb": memory_gb, "bandwidth_gb_per_s": bandwidth_gb_per_s, "tflops": tflops}
     return {**shown, **limits, "machine_flops_per_byte": machine.flops / machine.bandwidth, "rows": rows}
