@@ -30,14 +30,17 @@ def verify(config: Node, base: Node, root: Settings) -> None:
     _verify_node(config, base, "", root, lambda: list(_dotted(base, "", root)))
 
 
-def unknown(key: str, valid: Sequence[str]) -> str:
-    """What is said of a key that is none of the `valid` ones: the one that is likely meant, or why there is none."""
+def unknown(key: str, valid: Sequence[str], giver: str = "") -> str:
+    """What is said of a key that is none of the `valid` ones: the one that is likely meant, or why there is none.
+
+    `giver` says who gave it, where that was not the user.
+    """
     name = key.rpartition(".")[2]
     meant = HABITS.get(key) or HABITS.get(name, "")
     if " " in meant:
-        return f"unknown key {key!r}; {meant}"
+        return f"unknown key {key!r}{giver}; {meant}"
     held = meant if meant in valid or meant.startswith("hydra.") else ""
-    return f"unknown key {key!r}; the nearest valid one is {held or nearest(key, valid)!r}"
+    return f"unknown key {key!r}{giver}; the nearest valid one is {held or nearest(key, valid)!r}"
 
 
 def nearest(key: str, valid: Sequence[str]) -> str:
@@ -71,7 +74,7 @@ def _verify_node(node: Node, base: Any, path: str, settings: Settings | None, va
         if name in INSTRUCTIONS:
             continue
         if not _is_known(name, value, known, settings):
-            raise UserError(unknown(key, valid()))
+            raise UserError(unknown(key, valid(), ", which a chosen YAML file gives" if name in known else ""))
         annotation = (settings or {}).get(name, Any)
         _verify_value(key, value, known.get(name), annotation)
         if isinstance(value, Mapping) and not _is_plain(annotation):

@@ -18,7 +18,18 @@ from evalkit.reports.pooling import Line, Run
 FUNCTIONS = ("summarise", "tables", "figures", "records")
 # Rows of an evaluation are taken for so long, since it may go on for hours.
 SECONDS, MOST = 20.0, 64
-METHODS = {"run": 1, "probe": 1, "verdict": 1, "limits": 1, "check": 1, "kept": 1, "check_tokens": 2}
+METHODS = {
+    "run": 1,
+    "probe": 1,
+    "verdict": 1,
+    "limits": 1,
+    "check": 1,
+    "check_model": 1,
+    "check_looks": 1,
+    "check_tokens": 2,
+    "held": 0,
+    "kept": 1,
+}
 
 
 class EvaluationUnderCheck:
@@ -56,7 +67,7 @@ def _evaluation(subject: EvaluationUnderCheck) -> str | None:
         try:
             inspect.signature(method).bind(*range(count))
         except TypeError as error:
-            return f"{name} cannot be called with {count} argument{'s' * (count > 1)}: {error}"
+            return f"{name} cannot be called with {count} argument{'s' * (count != 1)}: {error}"
     if not inspect.isgeneratorfunction(inspect.unwrap(type(found).run)):
         return "run is no generator; let it yield each row as it is measured"
     return None

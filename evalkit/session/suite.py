@@ -111,16 +111,19 @@ def parts(config: DictConfig, given: Asked) -> list[Part]:
     found: list[Part] = []
     for task, of_task in tasks.items():
         for model, of_model in models.items():
-            own = suite["models_on"].get(task, {}).get(model, [])
-            found += _cell(suite, f"{task}/{model}", [*of_task, *of_model, *own, *rest])
+            found += _cell(suite, f"{task}/{model}", [*of_task, *of_model, *_own(suite, task, model), *rest])
         for size, of_sizes in suite["sizes"].get(task, {}).items():
             for model in models:
                 if model in of_sizes:
-                    own = suite["models_on"].get(task, {}).get(model, [])
-                    words = [*of_task, *models[model], *own, *of_sizes[model], *rest]
+                    words = [*of_task, *models[model], *_own(suite, task, model), *of_sizes[model], *rest]
                     trials = _trial_names(suite, f"{task}/{model}")
                     found.append(_final(suite, f"{task}/{model}/{size}", words, trials))
     return found
+
+
+def _own(suite: Mapping[str, Any], task: str, model: str) -> list[str]:
+    """What a model has in one task alone."""
+    return suite["models_on"].get(task, {}).get(model, [])
 
 
 def _refuse_wrong(suite: Mapping[str, Any]) -> None:

@@ -294,6 +294,14 @@ def test_a_recipe_of_no_preset_is_refused_rather_than_left_out(own: Path) -> Non
     assert "recipe/mine/mine.yaml" in message and "move it to recipe/mine/paper/mine.yaml" in message
 
 
+def test_a_key_that_a_file_misspells_is_said_to_be_the_files(own: Path) -> None:
+    recipe(own / "recipe" / "mine" / "paper" / "mine.yaml", 701)
+    path = own / "recipe" / "mine" / "paper" / "mine.yaml"
+    path.write_text(path.read_text().replace("steps", "stepz"), encoding="utf-8")
+    message = refusal("task=mine", "model=mine", f"hydra.searchpath=['file://{own}']")
+    assert "'train.stepz', which a chosen YAML file gives; the nearest valid one is 'train.steps'" in message
+
+
 def test_a_model_of_ones_own_takes_what_a_preset_sets_for_every_model(own: Path) -> None:
     search = f"hydra.searchpath=['file://{own}']"
     ours = built("task=selective_copying", "model=hawk", "preset=cpu")

@@ -153,7 +153,7 @@ def test_other_settings_in_the_same_folder_are_refused(
         (
             EXPERIMENT.replace("seed=1", "train.learning_rat=1e-3"),
             [],
-            "the nearest valid one is 'train.learning_rate'",
+            "run other: unknown key 'train.learning_rat'; the nearest valid one is 'train.learning_rate'",
         ),
         (EXPERIMENT.split("runs:")[0], [], "names no runs"),
         (EXPERIMENT, ["-m"], "experiment= has its own runs; leave -m out"),
