@@ -204,4 +204,5 @@ def _settings(config: Path) -> dict[str, str]:
 def _flatten(name: str, value: Any) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
         return [pair for key in value for pair in _flatten(f"{name}.{key}", value[key])]
-    return [(name, str(value))]
+    # A list as it is typed: it may stand in a label.
+    return [(name, f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value))]

@@ -127,6 +127,16 @@ def test_recipes_that_differ_stay_apart_and_say_how(tmp_path: Path) -> None:
     ]
 
 
+def test_a_list_stands_in_a_label_as_it_is_typed(tmp_path: Path) -> None:
+    for name, pattern in (("a", "[recurrent]"), ("b", "[recurrent, recurrent]")):
+        folder = write_run(tmp_path / name, run_record("hawk", name=name))
+        (folder / "config.yaml").write_text(f"model: {{pattern: {pattern}}}\n")
+    assert [line.label for line in lines(tmp_path)] == [
+        "hawk · pattern=[recurrent]",
+        "hawk · pattern=[recurrent,recurrent]",
+    ]
+
+
 def test_runs_of_one_name_and_recipe_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     for place, right in (("a", falls), ("b", perfect), ("c", perfect)):
         write_run(tmp_path / place / "hawk", run_record("hawk", name="hawk", seeds=(0, 1, 2), test=right))
