@@ -57,6 +57,18 @@ class LimitsNothing(CountsSeeds):
         return []
 
 
+@breaks("evaluation")
+class LooksWithoutACadence(CountsSeeds):
+    def check_looks(self):
+        return None
+
+
+@breaks("evaluation")
+class HoldsOfATask(CountsSeeds):
+    def held(self, task):
+        return []
+
+
 @breaks("kind")
 class HasNoKind(Evaluation):
     run = CountsSeeds.run
