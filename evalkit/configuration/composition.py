@@ -167,6 +167,7 @@ def apply(config: DictConfig, values: Sequence[Override]) -> None:
             if override.is_delete():
                 _delete(config, override)
             else:
+                _refuse_list_of_keys(config, override)
                 OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
 
 
@@ -201,6 +202,8 @@ def _as_it_is_typed(word: str) -> str:
     key, equals, value = word.partition("=")
     if not equals or not key:
         return "give key=value"
+    if value.startswith("[") and value.endswith("]") and "=" in value:
+        return f'in a list a word with an equals sign takes quotes, as in \'{key}=["a=1","b=2"]\''
     if value[:1] in "[{" and value:
         return f"a list is '{key}=[a,b]', a mapping '{key}={{a: 1}}', with both brackets"
     quotes = {"'", '"'} & set(value)
@@ -351,6 +354,13 @@ def _refuse_unknown_hydra_keys(parsed: Sequence[Override], base: DictConfig) -> 
         key = override.key_or_group
         if not override.is_add() and not override.is_delete() and key not in valid:
             raise UserError(unknown(key, valid))
+
+
+def _refuse_list_of_keys(config: DictConfig, override: Override) -> None:
+    """Raises UserError for a list in place of a mapping, which OmegaConf cannot merge."""
+    key = override.key_or_group
+    if isinstance(override.value(), list) and isinstance(OmegaConf.select(config, key), DictConfig):
+        raise UserError(f"{override.input_line}: {key} is a mapping, not a list; give '{key}={{a: 1}}'")
 
 
 def _delete(config: DictConfig, override: Override) -> None:

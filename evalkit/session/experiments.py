@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.text import Text
 
@@ -16,6 +16,7 @@ from evalkit.configuration import catalogue, composition
 from evalkit.configuration.account import completed
 from evalkit.configuration.experiment import Experiment, built
 from evalkit.configuration.saved import EVALUABLE, changed, from_file
+from evalkit.configuration.schema import unknown
 from evalkit.core.errors import UserError
 from evalkit.processes.interrupt import STOPPED
 from evalkit.record.history import pasteable
@@ -26,6 +27,7 @@ from evalkit.session.plan import is_finished
 from evalkit.training.finite import NotFinite
 
 EVALUATE, STEP, RUN_FOLDER, DRY_RUN = "evaluate=", "step=", "hydra.run.dir=", "dry_run="
+GROUPS = ("runs", "controls")
 
 
 class Member(NamedTuple):
@@ -46,18 +48,22 @@ class Member(NamedTuple):
 def main(overrides: Sequence[str]) -> int:
     """Runs what is missing of the experiment that `overrides` name; returns 0, or the code of a run that stopped.
 
-    A list of the runs and an estimate come first; with `dry_run=true` that is all. A run that fails does not keep the
-    others from running; the code is then 1. Raises UserError for what cannot be run, before anything is written.
+    A list of the runs and an estimate come first; with `dry_run=true` that is all. `~runs.NAME` leaves one of them out,
+    and `+runs.NAME=["model=…"]` adds one. A run that fails does not keep the others from running; the code is then 1.
+    Raises UserError for what cannot be run, before anything is written.
     """
     dry, typed = _dry_run(overrides)
     given = [text for text in typed if not text.lstrip("+").startswith(RUN_FOLDER)]
     folders = [str(composition.parse([text])[0].value()) for text in typed if text not in given]
     asked = suite.asked(given)
     words = given if asked is None else [f"experiment={asked.suite}", *asked.rest]
+    of_runs = [text for text in words if _is_of_runs(text)]
+    words = [text for text in words if text not in of_runs]
     choices = [text for text in words if composition.chooses(composition.parse([text])[0])]
-    chosen = composition.compose([*choices, *(asked.protocol if asked is not None else ())])
+    chosen = composition.compose([*choices, *of_runs, *(asked.protocol if asked is not None else ())])
+    _refuse_unknown_runs(chosen, of_runs)
     folder = Path(folders[-1]) if folders else Path("runs", chosen.choices["experiment"], chosen.config.preset)
-    members = _members(chosen.config, given) if asked is None else _of_suite(chosen.config, asked)
+    members = _members(chosen.config, words) if asked is None else _of_suite(chosen.config, asked)
     for member in members:
         _refuse_begun_otherwise(folder, member)
     console = Console(quiet=members[0].experiment.quiet)
@@ -83,6 +89,19 @@ def _dry_run(overrides: Sequence[str]) -> tuple[bool, list[str]]:
     if not all(isinstance(value, bool) for value in values):
         raise UserError(f"{asked[-1]}; allowed: dry_run=true or dry_run=false")
     return any(values[-1:]), [text for text in overrides if text not in asked]
+
+
+def _is_of_runs(text: str) -> bool:
+    """Whether a word says which runs there are, as `~runs.NAME` does."""
+    return composition.parse([text])[0].key_or_group.partition(".")[0] in GROUPS
+
+
+def _refuse_unknown_runs(chosen: composition.Composed, words: Sequence[str]) -> None:
+    """Raises UserError for a word of a run that the experiment has not, and that does not add it."""
+    known = list(composition.paths({group: chosen.base[group] for group in GROUPS}))
+    for override in composition.parse(words):
+        if not (override.is_add() or override.is_delete() or override.key_or_group in known):
+            raise UserError(f"{unknown(override.key_or_group, known)}; or add it: +{override.input_line}")
 
 
 def _run_all(folder: Path, members: Sequence[Member], console: Console) -> int:
@@ -157,11 +176,18 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:
-    """Group, name and overrides of each run, those that train first."""
+    """Group, name and words of each run, those that train first; raises UserError for what are no words."""
     plans = []
-    for group in ("runs", "controls"):
-        named = OmegaConf.to_container(chosen[group])
-        assert isinstance(named, Mapping)
+    for group, named in ((group, composition.plain(chosen)[group]) for group in GROUPS):
+        if not isinstance(named, Mapping):
+            raise UserError(
+                f"""{group}={named}; give the words of each run, such as '{group}={{mine: ["model=hawk"]}}'"""
+            )
+        for name, planned in named.items():
+            if not isinstance(planned, list) or not all(isinstance(text, str) for text in planned):
+                raise UserError(
+                    f"""{group}.{name}={planned}; give a list of words, such as '{group}.{name}=["model=hawk"]'"""
+                )
         plans += [(group, str(name), planned) for name, planned in named.items()]
     return sorted(plans, key=lambda found: any(text.startswith(EVALUATE) for text in found[2]))
 
@@ -235,7 +261,7 @@ def _draw(folder: Path, members: Sequence[Member], console: Console) -> None:
     if any(member.part is not None for member in members):
         write_suite(folder, members[0].experiment.preset, console)
         return
-    for group in ("runs", "controls"):
+    for group in GROUPS:
         drawn = [folder / m.name for m in members if m.group == group and is_finished(folder / m.name)]
         if drawn:
             compare(drawn, folder / group, console, {path: path.name for path in drawn}, complete=completed)

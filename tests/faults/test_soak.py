@@ -1,6 +1,7 @@
 """A hundred thousand steps take no more memory, handles or time than ten thousand."""
 
 import json
+import math
 import subprocess
 import sys
 from itertools import pairwise
@@ -30,11 +31,18 @@ SETTINGS = (
 
 
 # With fewer steps what is not yet settled weighs more: the programs of the first evaluation, Python's own pools.
+# A look's time is a third of a second there, which whatever else the machine does can double: the long run judges it.
 @pytest.mark.parametrize(
-    ("steps", "count", "most"), [(2_000, 20, 0.05), pytest.param(100_000, 100, 0.02, marks=faults.ALL_COUNTS)]
+    ("steps", "count", "most", "slower"),
+    [(2_000, 20, 0.05, math.inf), pytest.param(100_000, 100, 0.02, 1.15, marks=faults.ALL_COUNTS)],
 )
-def test_memory_handles_and_the_time_of_a_step_stay(tmp_path: Path, steps: int, count: int, most: float) -> None:
-    """`count` looks, one at each checkpoint; `most` is how much memory may grow after the first tenth."""
+def test_memory_handles_and_the_time_of_a_step_stay(
+    tmp_path: Path, steps: int, count: int, most: float, slower: float
+) -> None:
+    """`count` looks, one at each checkpoint; `most` is how much memory may grow after the first tenth.
+
+    A step may take `slower` times as long.
+    """
     every = [f"train.{name}_every={steps // count}" for name in ("eval", "checkpoint")]
     out, words = tmp_path / "looks.json", [*SETTINGS, *every, f"train.steps={steps}"]
     command = [sys.executable, "-m", "support.soaking", str(tmp_path / "run"), str(out), *words]
@@ -53,7 +61,7 @@ def test_memory_handles_and_the_time_of_a_step_stay(tmp_path: Path, steps: int, 
     assert max(one.handles for one in rest) <= first.handles + 1
     # XLA and TensorStore begin some threads of their pools late; one a checkpoint would be a leak.
     assert max(one.threads for one in rest) <= first.threads + count // 4
-    assert late <= 1.15 * early
+    assert late <= slower * early
     assert tiny.last_step(tiny.read(tmp_path / "run").rows) == steps
 
 

@@ -111,6 +111,16 @@ def test_a_dry_run_lists_the_runs_with_their_hours_and_writes_nothing(
     assert tiny.files(tmp_path / "out") == before
 
 
+def test_the_words_say_which_runs_there_are(
+    experiment: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was left out was trained all the same, and one that was added was not."""
+    assert experiment("~runs.other", '+runs.mine=["model=griffin","seed=2"]', "dry_run=true") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "one to do 0 of 6" in said and "mine to do 0 of 6" in said and "other" not in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_a_step_takes_is_measured() -> None:
     seconds = plan._seconds_measured(tiny.experiment())
     assert math.isfinite(seconds) and seconds > 0
@@ -159,6 +169,19 @@ def test_other_settings_in_the_same_folder_are_refused(
         (EXPERIMENT, ["-m"], "experiment= has its own runs; leave -m out"),
         (EXPERIMENT, ["eval.lengths=[0]"], "length 0"),
         (EXPERIMENT.replace("reset_every=8", "reset_evry=8"), [], "the nearest valid one is 'eval.reset_every'"),
+        (EXPERIMENT, ["~runs.two"], "~runs.two deletes what is not there"),
+        (EXPERIMENT, ["~runs.one"], "forgetful evaluates one, which is not trained in this experiment: other"),
+        (EXPERIMENT, ["~runs.one", "~runs.other", "~controls.forgetful"], "names no runs"),
+        (EXPERIMENT, ["runs.one=griffin"], "runs.one=griffin; give a list of words, such as 'runs.one=["),
+        (EXPERIMENT, ["+runs.mine=[{model: griffin}]"], "; give a list of words"),
+        (
+            EXPERIMENT,
+            ['runs.two=["model=griffin"]'],
+            "unknown key 'runs.two'; the nearest valid one is 'runs.one'; or add it",
+        ),
+        (EXPERIMENT, ["+runs.mine=[model=griffin]"], "in a list a word with an equals sign takes quotes"),
+        (EXPERIMENT, ["runs=3"], "give the words of each run, such as 'runs={mine: ["),
+        (EXPERIMENT, ["runs=[one]"], "runs is a mapping, not a list"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(
