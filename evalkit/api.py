@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 
 from evalkit.checkpoints.archives import is_archive
-from evalkit.checkpoints.loading import Run, load
+from evalkit.checkpoints.loading import Run, load, named_folder
 from evalkit.configuration.account import completed
 from evalkit.configuration.composition import trusted
 from evalkit.configuration.experiment import compose, prepared, refuse_used
@@ -53,7 +53,7 @@ def train(
     your own. Raises UserError, before anything is written, for what cannot be; KeyboardInterrupt when it was stopped,
     its state saved: `evalkit.resume(folder)` goes on.
     """
-    where = None if folder is None else _place(folder)
+    where = None if folder is None else named_folder(folder)
     own = {"task": task, "model": model, "hydra.run.dir": where}
     given = {name: value for name, value in own.items() if value is not None}
     overrides = overrides_of({**_search(config_dir), **given, **named, **_settings(settings)})
@@ -73,7 +73,7 @@ def resume(run: Folder, *, settings: Mapping[str, Any] | None = None, **named: A
 
     Raises UserError for what cannot go on, and KeyboardInterrupt as `train` does.
     """
-    place = _place(run)
+    place = named_folder(run)
     overrides = overrides_of({**named, **_settings(settings)})
     with _as_if(f"resume={place}", *overrides):
         devices.use_every_core()
@@ -99,13 +99,13 @@ def evaluate(
     where it writes, by default `<run>/evaluate/<time>`; `config_dir` has tasks and evaluations of your own. Raises
     UserError for what cannot be evaluated, and KeyboardInterrupt when it was stopped.
     """
-    source = _place(run)
+    source = named_folder(run)
     at = run.step if step is None and isinstance(run, Run) and not is_archive(source) else step
     own = {**_search(config_dir), **({} if at is None else {"step": at})}
     overrides = overrides_of({**own, **named, **_settings(settings)})
     with _as_if(f"evaluate={source}", *overrides):
         devices.use_every_core()
-        place = session.new_evaluation(source) if folder is None else _place(folder)
+        place = session.new_evaluation(source) if folder is None else named_folder(folder)
         refuse_used(place)
         _ended(session.evaluate(source, overrides, place), place, AGAIN)
     packages = trusted(overrides)
@@ -130,7 +130,7 @@ def compare(
     `"cache_bytes"` or `"flops"`, a figure more has the accuracy `at` a length, by default the training length, against
     that cost of the models. Raises UserError for runs that cannot be compared.
     """
-    out = None if folder is None else _place(folder)
+    out = None if folder is None else named_folder(folder)
     if x not in (None, *comparison.X):
         raise UserError(f"x={x!r}; allowed: {', '.join(comparison.X)}, or None for no figure more")
     if x is None and at is not None:
@@ -157,7 +157,10 @@ def _folders(runs: Iterable[Folder | Iterable[Folder]]) -> list[Path]:
     """Runs as they were given, one by one or in lists; raises UserError for none."""
     found: list[Path] = []
     for run in runs:
-        found += [_place(run)] if isinstance(run, str | os.PathLike) else _folders(run)
+        if isinstance(run, str | os.PathLike) or not isinstance(run, Iterable):
+            found.append(named_folder(run))
+        else:
+            found += _folders(run)
     if not found:
         raise UserError("no run is given; give folders of runs, such as runs/<task>/<model>/<time>")
     return found
@@ -170,18 +173,11 @@ def _settings(settings: Any) -> Mapping[str, Any]:
     return settings or {}
 
 
-def _place(folder: Folder) -> Path:
-    """A folder as it is named; raises UserError for one without a name, which would be the current one."""
-    if not os.fspath(folder).strip():
-        raise UserError(f"{folder!r} names no folder; give one, such as runs/<task>/<model>/<time>")
-    return Path(folder).expanduser()
-
-
 def _search(directory: Folder | None) -> dict[str, list[str]]:
     """The setting that adds a folder of configurations; raises UserError for what is none."""
     if directory is None:
         return {}
-    place = _place(directory)
+    place = named_folder(directory)
     if not place.is_dir():
         raise UserError(
             f"config_dir={str(directory)!r} is no folder; give one with task/, model/ or other groups in it"

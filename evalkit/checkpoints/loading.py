@@ -76,7 +76,7 @@ def load(
     were named before. Raises UserError for others, for a folder that is no run, a run without a checkpoint, a seed that
     it did not train, and a step that was not kept.
     """
-    folder = Path(run).expanduser()
+    folder = named_folder(run)
     experiment = from_file(folder / "config.yaml", packages=allow_targets)
     model, _ = experiment.trained
     seeds = experiment.all_seeds
@@ -86,6 +86,13 @@ def load(
     chosen = seeds[0] if seed is None else seed
     params = params_of(state, seeds.index(chosen), experiment.parameters)
     return Run(folder, model, params, experiment.task, dict(experiment.config), chosen, at)
+
+
+def named_folder(folder: Any) -> Path:
+    """A folder as it is named; raises UserError for what is no name, or an empty one: that would be the current one."""
+    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder).strip():
+        raise UserError(f"{folder!r} names no folder; give one, such as runs/<task>/<model>/<time>")
+    return Path(folder).expanduser()
 
 
 def trainer_of(experiment: Experiment) -> Trainer:

@@ -55,6 +55,15 @@ def place_of(error: BaseException) -> str:
 
 
 @contextmanager
+def said_of(name: str) -> Iterator[None]:
+    """A `UserError` in the block says of which of several it is."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+
+
+@contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns an `OSError` in the block (a full disk, no permission) into a `UserError` naming `path` and the reason."""
     try:

@@ -3,8 +3,7 @@
 The same command again leaves finished runs alone and goes on with one that was stopped.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from evalkit.configuration.account import completed
 from evalkit.configuration.experiment import Experiment, built
 from evalkit.configuration.saved import EVALUABLE, changed, from_file
 from evalkit.configuration.schema import unknown
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, said_of
 from evalkit.processes.interrupt import STOPPED
 from evalkit.record.history import pasteable
 from evalkit.reports.comparison import compare
@@ -149,7 +148,7 @@ def _members(chosen: DictConfig, given: Sequence[str]) -> list[Member]:
         own = [text for text in planned if not text.startswith(EVALUATE)]
         if evaluated is None:
             typed = [*own, *given]
-            with _named(name):
+            with said_of(f"run {name}"):
                 members[name] = Member(group, name, typed, None, built(typed))
             continue
         trained = [member.name for member in members.values() if member.evaluated is None]
@@ -157,22 +156,13 @@ def _members(chosen: DictConfig, given: Sequence[str]) -> list[Member]:
             known = ", ".join(trained)
             raise UserError(f"{name} evaluates {evaluated}, which is not trained in this experiment: {known}")
         settings = [text for text in own if not text.startswith(STEP)]
-        with _named(name):
+        with said_of(f"run {name}"):
             experiment = changed(members[evaluated].experiment.config, settings, EVALUABLE)
         members[name] = Member(group, name, own, evaluated, experiment)
     if not any(member.group == "runs" for member in members.values()):
         allowed = " or ".join(f"experiment={name}" for name in catalogue.options("experiment"))
         raise UserError(f"{' '.join(given)} names no runs; give {allowed}")
     return list(members.values())
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Says of which run an error is: its settings are those of the experiment and those that were typed."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"run {name}: {error}") from error
 
 
 def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:

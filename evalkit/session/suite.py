@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration.experiment import Experiment, built
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, said_of
 from evalkit.record.files import write_text
 from evalkit.reports.suite.cells import FINAL, NOT_FINITE
 from evalkit.session.plan import is_finished
@@ -203,7 +203,8 @@ def _models(suite: Mapping[str, Any], given: Asked) -> dict[str, list[str]]:
 
 def _cell(suite: Mapping[str, Any], name: str, words: Sequence[str]) -> Iterator[Part]:
     """The trials of a cell, then its final run."""
-    experiment = built(words)
+    with said_of(f"cell {name}"):
+        experiment = built(words)
     if experiment.eval.kind != KIND:
         raise UserError(f"{words[0]} is not judged by accuracy, as a suite's tasks are; choose one that is generated")
     _, training = experiment.trained
@@ -234,7 +235,8 @@ def _shortened(training: Training, length: int, share: float) -> list[str]:
 
 def _final(suite: Mapping[str, Any], name: str, words: Sequence[str], trials: tuple[str, ...]) -> Part:
     own = [*words, f"seed={suite['seed']}", f"seeds={suite['seeds']}"]
-    return Part(f"{name}/{FINAL}", own, built(own), trials)
+    with said_of(f"cell {name}"):
+        return Part(f"{name}/{FINAL}", own, built(own), trials)
 
 
 def _trial_names(suite: Mapping[str, Any], cell: str) -> tuple[str, ...]:

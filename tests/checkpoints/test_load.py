@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import evalkit
 from evalkit import api
 from evalkit.__main__ import main
 from evalkit.checkpoints import pretrained
+from evalkit.checkpoints.loading import named_folder
 from evalkit.core import streams
 from evalkit.core.errors import UserError
 from evalkit.session import run
@@ -72,6 +74,18 @@ def test_the_first_seed_is_loaded_unless_another_is_asked_for(folder: Path) -> N
         evalkit.load(folder, 6)
     with pytest.raises(UserError, match=r"step=7 was not kept in .*; kept: 60"):
         evalkit.load(folder, step=7)
+
+
+@pytest.mark.parametrize("given", [None, "", " ", 3])
+def test_what_names_no_folder_is_one_line(given: Any) -> None:
+    with pytest.raises(UserError, match=r"names no folder; give one, such as runs/"):
+        named_folder(given)
+
+
+@pytest.mark.parametrize("read", [evalkit.load, evalkit.rows, evalkit.resume, evalkit.evaluate])
+def test_every_call_refuses_an_empty_name(read: Callable[[str], object]) -> None:
+    with pytest.raises(UserError, match=r"names no folder"):
+        read("")
 
 
 @pytest.mark.slow

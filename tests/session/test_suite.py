@@ -181,7 +181,8 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
         ("task=books", "task=books is not judged by accuracy, as a suite's tasks are; choose one that is generated"),
         (
             "+mixer=theirs",
-            "+mixer=theirs is a file of yours, mixer/theirs.yaml; give its folder as --config-dir FOLDER",
+            "cell mqar/theirs: +mixer=theirs is a file of yours, mixer/theirs.yaml; "
+            "give its folder as --config-dir FOLDER",
         ),
         ("-m", "experiment= has its own runs; leave -m out"),
         ("seeds=5", "seeds=5: the suite's protocol decides it; give suite.seeds=N for the final runs"),
@@ -196,6 +197,14 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
             "suite.sizes=many; allowed: lists of words, such as sizes: {parity: {small: {mine: [model.width=32]}}}",
         ),
         ("~suite.tasks", f"suite.tasks is missing; a suite has {', '.join(suite.KEYS)}"),
+        (
+            '+suite.models_on.s3.hawk=["model.widht=32"]',
+            "cell s3/hawk: unknown key 'model.widht'; the nearest valid one is 'model.width'",
+        ),
+        (
+            'suite.sizes.mqar.small.mamba=["model.widht=32"]',
+            "cell mqar/mamba/small: unknown key 'model.widht'; the nearest valid one is 'model.width'",
+        ),
         ("suite.search_share=2", "suite.search_share=2; allowed: above 0, up to 1"),
         ("model=hawk,mamba", "model= takes one name in a suite; leave it out for all, or give a command for each"),
     ],
