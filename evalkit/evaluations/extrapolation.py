@@ -166,9 +166,9 @@ class Extrapolation(Evaluation):
             for metric, values in spans.last_of(tallies, used).scores().items():
                 totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())
             done += used
-            trained.progress.describe(length, done, sequences)
-            if done % LOOK_EVERY == 0 and _is_narrow(totals["accuracy"], done, interval, self.marks):
-                trained.progress.describe(length, done, done)
+            enough = done % LOOK_EVERY == 0 and _is_narrow(totals["accuracy"], done, interval, self.marks)
+            trained.progress.describe(length, done, done if enough else sequences)
+            if enough:
                 break
         return totals, done
 

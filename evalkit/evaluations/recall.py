@@ -125,9 +125,10 @@ class Recall(Evaluation):
             queried += np.bincount(facts, minlength=task.answers)
             for at, hit in enumerate(self._answers(trained, params, tokens, answers, task.query, before)):
                 right[at] += np.bincount(facts[hit[:used] > 0], minlength=task.answers)
-            trained.progress.describe(self.length, done + used, self.sequences)
-            if (done + used) % LOOK_EVERY == 0 and self._narrow(right.sum(axis=1), done + used):
-                trained.progress.describe(self.length, done + used, done + used)
+            done += used
+            enough = done % LOOK_EVERY == 0 and self._narrow(right.sum(axis=1), done)
+            trained.progress.describe(self.length, done, done if enough else self.sequences)
+            if enough:
                 break
         for distance, of_each in zip(distances, right, strict=True):
             yield row(

@@ -144,10 +144,18 @@ def test_a_ladder_that_stops_early_has_the_rows_of_a_shorter_one() -> None:
     stopped = list(Extrapolation(**settings, sequences=1000, interval=0.2).run(trained))
     (count,) = {entry["count"] for entry in stopped}
     assert count in (32, 64, 96)
-    progress.describe.assert_called_with(40, count, count)  # that the length is done
+    assert _ends(progress) == [(40, count, count)], "the length is done, once"
+    progress.reset_mock()
+    list(Extrapolation(**settings, sequences=count, interval=0.2).run(trained))
+    assert _ends(progress) == [(40, count, count)], "narrow at its last sequence, which is one end, not two"
     shorter = rows_of(held, Extrapolation(**settings, sequences=count))
     assert {entry["count"] for entry in shorter} == {count}, "without an interval all are taken"
     assert [entry["total"] for entry in stopped] == pytest.approx([entry["total"] for entry in shorter])
+
+
+def _ends(progress: Mock) -> list[tuple[int, ...]]:
+    """The calls by which a length is told to be done."""
+    return [call.args for call in progress.describe.call_args_list if call.args[1] == call.args[2]]
 
 
 @pytest.mark.parametrize("model", ["griffin", *(pytest.param(name, marks=ALL) for name in ("hawk", "mqa"))])
