@@ -57,7 +57,7 @@ class Experiment:
       preset: the size, one of the choices above.
       data.path: a folder with the text of `task=books` or `task=arxiv`, or with the data sets of `task=downstream`.
       paper: the paper's values of settings where a recipe or preset has others; shown with the results.
-      runs: the settings of each run of an experiment; `~runs.NAME` leaves one out, and `'+runs.NAME=["model=hawk"]'`
+      runs: the settings of each run of an experiment; `'~runs.NAME'` leaves one out, and `'+runs.NAME=["model=hawk"]'`
         adds one.
       controls: the settings of each run that an experiment's claim needs besides.
       scale: the sizes of the row of table 2 that `scale=…` chose; without one the model's own YAML says its size.
