@@ -57,6 +57,8 @@ def main(overrides: Sequence[str]) -> int:
     asked = suite.asked(given)
     words = given if asked is None else [f"experiment={asked.suite}", *asked.rest]
     of_runs = [text for text in words if _is_of_runs(text)]
+    if of_runs and asked is not None:
+        raise UserError(f"{of_runs[0]}: a suite has cells, not runs; give task= and model= for one of them")
     words = [text for text in words if text not in of_runs]
     choices = [text for text in words if composition.chooses(composition.parse([text])[0])]
     chosen = composition.compose([*choices, *of_runs, *(asked.protocol if asked is not None else ())])
@@ -168,7 +170,8 @@ def _members(chosen: DictConfig, given: Sequence[str]) -> list[Member]:
 def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:
     """Group, name and words of each run, those that train first; raises UserError for what are no words."""
     plans = []
-    for group, named in ((group, composition.plain(chosen)[group]) for group in GROUPS):
+    settings = composition.plain(chosen, resolve=False)
+    for group, named in ((group, settings[group]) for group in GROUPS):
         if not isinstance(named, Mapping):
             raise UserError(
                 f"""{group}={named}; give the words of each run, such as '{group}={{mine: ["model=hawk"]}}'"""

@@ -205,6 +205,10 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
             'suite.sizes.mqar.small.mamba=["model.widht=32"]',
             "cell mqar/mamba/small: unknown key 'model.widht'; the nearest valid one is 'model.width'",
         ),
+        (
+            '+runs.mine=["model=hawk"]',
+            '+runs.mine=["model=hawk"]: a suite has cells, not runs; give task= and model= for one of them',
+        ),
         ("suite.search_share=2", "suite.search_share=2; allowed: above 0, up to 1"),
         ("model=hawk,mamba", "model= takes one name in a suite; leave it out for all, or give a command for each"),
     ],
