@@ -171,7 +171,7 @@ def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:
     """Group, name and words of each run, those that train first; raises UserError for what are no words."""
     plans = []
     settings = composition.plain(chosen, resolve=False)
-    for group, named in ((group, settings[group]) for group in GROUPS):
+    for group, named in ((group, settings.get(group, {})) for group in GROUPS):
         if not isinstance(named, Mapping):
             raise UserError(
                 f"""{group}={named}; give the words of each run, such as '{group}={{mine: ["model=hawk"]}}'"""

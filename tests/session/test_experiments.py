@@ -172,6 +172,7 @@ def test_other_settings_in_the_same_folder_are_refused(
         (EXPERIMENT, ["~runs.two"], "~runs.two deletes what is not there"),
         (EXPERIMENT, ["~runs.one"], "forgetful evaluates one, which is not trained in this experiment: other"),
         (EXPERIMENT, ["~runs.one", "~runs.other", "~controls.forgetful"], "names no runs"),
+        (EXPERIMENT, ["~runs", "~controls"], "names no runs"),
         (EXPERIMENT, ["runs.one=griffin"], "runs.one=griffin; give a list of words, such as 'runs.one=["),
         (EXPERIMENT, ["+runs.mine=[{model: griffin}]"], "; give a list of words"),
         (
