@@ -369,8 +369,8 @@ def _refuse_typed(composed: Composed) -> None:
     lengths, longest = train.get("lengths"), task.get("length")
     if "train.lengths" in composed.typed and lengths and len(lengths) == 2 and lengths[1] != longest:
         raise UserError(
-            f"train.lengths={lengths}, but the longest is task.length={longest}; give one number for both, such as "
-            f"'train.lengths=[{lengths[0]},{longest}]'"
+            f"train.lengths={lengths}, but the longest is task.length={longest}; allowed: "
+            f"'train.lengths=[SHORTEST,{longest}]', or another task.length"
         )
     if "train.curriculum" in composed.typed:
         for stage in train["curriculum"]:

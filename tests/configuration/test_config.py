@@ -200,7 +200,7 @@ def test_what_is_built_holds_plain_data() -> None:
         ("eval.lengths=[]", ["eval.lengths=[] measures nothing"]),
         ("train.warmup_steps=3001", ["train.warmup_steps=3001, but training ends at train.steps=3000"]),
         ("train.curriculum=[{length: 256, steps: 5, batch_size: 2}]", ["a stage of length=256, but task.length=256"]),
-        ("train.lengths=[1,40]", ["train.lengths=[1, 40], but the longest is task.length=256", "[1,256]"]),
+        ("train.lengths=[1,40]", ["train.lengths=[1, 40], but the longest is task.length=256", "[SHORTEST,256]"]),
         ("train.lengths=[2,256]", ["length=2 is too short"]),
         ("train.lengths=[9]", ["train.lengths=[9]; allowed: [shortest, longest] from 1", "or null"]),
         ("train.lengths=[9,4]", ["train.lengths=[9, 4], but the longest is task.length=256"]),
