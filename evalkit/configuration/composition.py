@@ -318,6 +318,10 @@ def _name(config: DictConfig) -> None:
             config.task_name = choices.get("task")
         model = choices.get("mixer@model.mixers.mixer", choices.get("model"))
         config.model_name = model if checkpoint is None else Path(str(checkpoint)).name
+    for name in NAMES:
+        if "/" in str(config[name]):
+            # A run is named and found by them, and a folder of runs has one folder for each.
+            raise UserError(f"{config[name]!r} has a slash; put its file right into the folder {name[: -len('_name')]}")
 
 
 def _refuse_unfit(override: Override) -> None:

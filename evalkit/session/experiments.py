@@ -189,10 +189,11 @@ def _refuse_begun_otherwise(folder: Path, member: Member) -> None:
     """Raises UserError for a run that was begun in `folder` with other settings."""
     path = folder / member.name / "config.yaml"
     if path.is_file():
-        wanted = run.deciding(member.experiment)
+        wanted, packages = run.deciding(member.experiment), member.experiment.allow_targets
         if member.part is not None and member.part.trials:
-            wanted["train"]["learning_rate"] = run.deciding(from_file(path))["train"]["learning_rate"]
-        other = run.begun_with_other(path.parent, wanted)
+            begun = from_file(path, packages=packages)
+            wanted["train"]["learning_rate"] = run.deciding(begun)["train"]["learning_rate"]
+        other = run.begun_with_other(path.parent, wanted, packages)
         if other is not None:
             raise UserError(f"{path.parent} was begun with another {other}; give another {RUN_FOLDER}FOLDER")
 
@@ -233,7 +234,8 @@ def _do(folder: Path, member: Member) -> int:
 def _refuse_other_rate(target: Path, chosen: Experiment) -> None:
     """Raises UserError for a final run that was begun at another rate than its trials choose now."""
     if (target / "config.yaml").is_file():
-        begun, wanted = (of.trained[1].learning_rate for of in (from_file(target / "config.yaml"), chosen))
+        before = from_file(target / "config.yaml", packages=chosen.allow_targets)
+        begun, wanted = (of.trained[1].learning_rate for of in (before, chosen))
         if begun != wanted:
             raise UserError(
                 f"{target} was begun at the rate {begun:g}, and its trials choose {wanted:g} now; "
@@ -244,7 +246,7 @@ def _refuse_other_rate(target: Path, chosen: Experiment) -> None:
 def _train(experiment: Experiment, target: Path) -> int:
     """Trains in `target`, or goes on with what was begun there; returns the exit code."""
     if (target / "config.yaml").is_file():
-        return run.resume(target, [])
+        return run.resume(target, [], experiment.allow_targets)
     experiment.feed.prepare()
     return run.start(experiment, target)
 

@@ -76,12 +76,13 @@ def start(experiment: Experiment, folder: Path) -> int:
         return _trained(experiment, own, trainer, kept, state, {"compilation": compilation})
 
 
-def resume(folder: Path, overrides: Sequence[str]) -> int:
+def resume(folder: Path, overrides: Sequence[str], packages: Sequence[str] = ()) -> int:
     """Goes on exactly where the run in `folder` stopped, with its own config; a finished run stays as it is.
 
-    More `train.steps` than before train a finished run further. Raises UserError if it cannot go on.
+    More `train.steps` than before train a finished run further. Its code may be of these `packages`, which the user has
+    named. Raises UserError if it cannot go on.
     """
-    experiment = _heard(from_file(folder / "config.yaml", overrides, RESUMABLE))
+    experiment = _heard(from_file(folder / "config.yaml", overrides, RESUMABLE, packages))
     connection.refuse_unconnected(experiment.distributed)
     refuse_elsewhere(folder, written(experiment.config), typed(overrides))
     devices.use_precision(experiment.matmul_precision)
@@ -116,10 +117,11 @@ def start_or_resume(experiment: Experiment, folder: Path) -> int:
     if not (folder / "config.yaml").is_file():
         refuse_used(folder)
         return start(experiment, folder)
-    other = begun_with_other(folder, deciding(experiment))
+    packages = experiment.allow_targets
+    other = begun_with_other(folder, deciding(experiment), packages)
     if other is not None:
         raise UserError(f"{folder} was begun with another {other}; give another hydra.sweep.dir or hydra.sweep.subdir")
-    return resume(folder, [])
+    return resume(folder, [], packages)
 
 
 def deciding(experiment: Experiment) -> dict[str, Any]:
@@ -128,12 +130,12 @@ def deciding(experiment: Experiment) -> dict[str, Any]:
     return {**{key: experiment.config[key] for key in DECIDING}, "train": asdict(training)}
 
 
-def begun_with_other(folder: Path, wanted: Mapping[str, Any]) -> str | None:
+def begun_with_other(folder: Path, wanted: Mapping[str, Any], packages: Sequence[str]) -> str | None:
     """The first setting that the run in `folder` was begun with and that is another in `wanted`, as of `deciding`.
 
-    None if there is none; a run that was given more steps stays itself.
+    None if there is none; a run that was given more steps stays itself. Its code may be of these `packages`.
     """
-    begun, steps = deciding(from_file(folder / "config.yaml")), wanted["train"]["steps"]
+    begun, steps = deciding(from_file(folder / "config.yaml", packages=packages)), wanted["train"]["steps"]
     fewer, begun["train"]["steps"] = begun["train"]["steps"] < steps, steps
     other = [key for key in DECIDING if begun[key] != wanted[key]]
     return next(iter(other), "train.steps" if fewer else None)

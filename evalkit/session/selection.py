@@ -60,9 +60,13 @@ def ranked(trials: Sequence[Trial]) -> list[Trial]:
     return sorted(trials, key=place)
 
 
-def trial_of(folder: Path, level: float) -> Trial:
-    """What the rows of one trial say, for one of `LEVELS`; raises UserError for what is no run, or of several seeds."""
-    experiment, seeds = from_file(folder / "config.yaml"), summarise(read(folder))["seeds"]
+def trial_of(folder: Path, level: float, packages: Sequence[str] = ()) -> Trial:
+    """What the rows of one trial say, for one of `LEVELS`; its code may be of these `packages`.
+
+    Raises UserError for what is no run, or of several seeds.
+    """
+    experiment = from_file(folder / "config.yaml", packages=packages)
+    seeds = summarise(read(folder))["seeds"]
     if len(seeds) > 1:
         raise UserError(f"{folder} has {len(seeds)} seeds; a trial has one")
     validation = seeds[0]["validation"] if seeds else None

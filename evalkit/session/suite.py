@@ -140,8 +140,16 @@ def _refuse_wrong(suite: Mapping[str, Any]) -> None:
     rates, share = suite["rates"], suite["search_share"]
     if not isinstance(rates, list) or not rates or not all(isinstance(r, int | float) and r > 0 for r in rates):
         raise UserError(f"suite.rates={rates}; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'")
+    if len({f"{rate:g}" for rate in rates}) < len(rates):
+        raise UserError(f"suite.rates={rates} has a rate twice, to six digits; give each once")
     if not isinstance(share, int | float) or not 0 < share <= 1:
         raise UserError(f"suite.search_share={share}; allowed: above 0, up to 1")
+    search, first, seeds = suite["search_seed"], suite["seed"], suite["seeds"]
+    if all(isinstance(number, int) for number in (search, first, seeds)) and first <= search < first + seeds:
+        raise UserError(
+            f"suite.search_seed={search} is one of the {seeds} final seeds from suite.seed={first}, which are to be "
+            "fresh; give another"
+        )
 
 
 def _has_words(value: Any, depth: int) -> bool:
@@ -159,7 +167,8 @@ def at_chosen_rate(folder: Path, part: Part) -> Part:
     unfinished = [name for name in part.trials if not is_done(folder / name)]
     if unfinished:
         raise UserError(f"its rate is chosen from {unfinished[0]}, which is not finished; give the same command again")
-    finished = [trial_of(folder / name, LEVEL) for name in part.trials if is_finished(folder / name)]
+    packages = part.experiment.allow_targets
+    finished = [trial_of(folder / name, LEVEL, packages) for name in part.trials if is_finished(folder / name)]
     if not finished:
         raise UserError("the loss was not finite at any of its rates; give lower ones as 'suite.rates=[1e-4,3e-4]'")
     chosen = ranked(finished)[0]
@@ -192,6 +201,8 @@ def _tasks(suite: Mapping[str, Any], preset: str, given: Asked) -> dict[str, lis
 
 def _models(suite: Mapping[str, Any], given: Asked) -> dict[str, list[str]]:
     known: dict[str, list[str]] = suite["models"]
+    if given.mixer in known:
+        raise UserError(f"+mixer={given.mixer} is also a model of the suite; give the file of your mixer another name")
     if given.mixer is not None:
         return {given.mixer: [f"+mixer={given.mixer}"]}
     if given.model is None:
@@ -234,9 +245,15 @@ def _shortened(training: Training, length: int, share: float) -> list[str]:
 
 
 def _final(suite: Mapping[str, Any], name: str, words: Sequence[str], trials: tuple[str, ...]) -> Part:
+    """The fresh seeds; the training length, by which a cell is judged, is among the lengths of evaluation."""
     own = [*words, f"seed={suite['seed']}", f"seeds={suite['seeds']}"]
     with said_of(f"cell {name}"):
-        return Part(f"{name}/{FINAL}", own, built(own), trials)
+        experiment = built(own)
+        length, asked = experiment.task.length, experiment.config["eval"]["lengths"]
+        if length not in asked:
+            own.append(f"eval.lengths={[length, *asked]}".replace(" ", ""))
+            experiment = built(own)
+    return Part(f"{name}/{FINAL}", own, experiment, trials)
 
 
 def _trial_names(suite: Mapping[str, Any], cell: str) -> tuple[str, ...]:

@@ -3,8 +3,10 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import jax
@@ -15,10 +17,12 @@ from evalkit.configuration import composition
 from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.saved import from_file
 from evalkit.core.errors import UserError
+from evalkit.record.history import Work
 from evalkit.reports.kinds import COSTS
 from evalkit.reports.suite import cells as suite_cells
 from evalkit.reports.suite.cells import Cell, Measured, Trial, as_json, beside, found_in, from_json
 from evalkit.reports.suite.figures import figures
+from evalkit.reports.suite.report import trained_otherwise
 from evalkit.reports.suite.tables import of_seeds, tables
 from evalkit.session import plan, run, suite
 from evalkit.training.finite import NotFinite
@@ -210,6 +214,16 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
             '+runs.mine=["model=hawk"]: a suite has cells, not runs; give task= and model= for one of them',
         ),
         ("suite.search_share=2", "suite.search_share=2; allowed: above 0, up to 1"),
+        (
+            "suite.rates=[1e-3,1.0000001e-3]",
+            "suite.rates=[0.001, 0.0010000001] has a rate twice, to six digits; give each once",
+        ),
+        (
+            "suite.search_seed=2002",
+            "suite.search_seed=2002 is one of the 3 final seeds from suite.seed=2000, which are to be fresh; "
+            "give another",
+        ),
+        ("+mixer=hawk", "+mixer=hawk is also a model of the suite; give the file of your mixer another name"),
         ("model=hawk,mamba", "model= takes one name in a suite; leave it out for all, or give a command for each"),
     ],
 )
@@ -339,6 +353,35 @@ def test_a_cell_of_ones_own_takes_the_place_of_a_kept_one() -> None:
     assert [(found.model, found.size, found.steps) for found in beside(own, others)] == [
         ("a", None, 4), ("b", None, 9), ("b", "large", 4), ("c", None, 4)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{"steps": 9}, {"chance": 0.2}, {"typed": ["task.pairs=16"]}])
+def test_a_cell_that_wastrained_otherwise_than_another_of_its_task_is_told(changes: dict[str, Any]) -> None:
+    """Else A5 would stand beside parity as one of its models, and 16 pairs beside 64."""
+    assert not list(trained_otherwise([cell(model="b")], [cell(model="a"), cell(model="b")]))
+    own = cell(model="b", **changes)
+    told = list(trained_otherwise([own], [cell(model="a"), own]))
+    assert len(told) == 1 and told[0].startswith("t · b was trained otherwise") and "where a has 8 tokens" in told[0]
+
+
+def test_a_cell_is_what_its_run_came_to_be(done: Path, tmp_path: Path) -> None:
+    """Its steps are those that it was given in the end, and its words those of the command that began it."""
+    folder = shutil.copytree(done / "out" / "heads", tmp_path / "heads")
+    final = next(folder.glob("*/final"))
+    begun = Work("python -m evalkit experiment=suite task=mqar +mixer=m task.pairs=16 model.width=8", 0, 6, "constant")
+    further = Work("python -m evalkit resume runs/m train.steps=9", 4, 9, "constant")
+    (final / "history.json").write_text(json.dumps([asdict(begun), asdict(further)]))
+    [found] = (one for one in found_in(tmp_path) if one.model == final.parent.name and one.size is None)
+    assert (found.steps, found.typed) == (9, ["task.pairs=16"])
+
+
+def test_a_final_run_is_also_asked_at_its_training_length() -> None:
+    """By which its cell is judged: the suite's own ladder is of the suite's length."""
+    words = ["experiment=suite", "task=mqar", "model=deltanet", "task.length=128", "task.pairs=32"]
+    given = suite.asked([*words, "train.curriculum=[]"])
+    assert given is not None
+    finals = [part for part in suite.parts(composition.compose(words[:1]).config, given) if part.trials]
+    assert [list(part.experiment.config["eval"]["lengths"]) for part in finals] == 3 * [[128, 256, 512]]
 
 
 def test_beyond_the_training_length_the_longest_is_also_taken_apart() -> None:

@@ -1,6 +1,7 @@
 """What a suite's report is made of: a cell is one task with one model of one state size, its seeds and its trials."""
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from evalkit.core.rows import read, record_file
+from evalkit.record import history
 from evalkit.record.files import RESULTS
 from evalkit.reports.accuracy.summary import summarise
 from evalkit.reports.points import Point
@@ -18,6 +20,7 @@ FINAL, TRIAL = "final", "rate_"
 NOT_FINITE = "not_finite.txt"
 """What a trial whose loss was not finite leaves in place of results."""
 SOLVED = 0.99
+CHANGING = ("task.", "train.", "eval.", "suite.")
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class Trial:
 class Cell:
     """One task with one model: what it costs, and what its final seeds and its trials measured.
 
-    `size` names another state than the model's own, such as `small`; those have no trials.
+    `size` names another state than the model's own, such as `small`; those have no trials. `typed` are the words of its
+    command that changed the suite's task, training or protocol.
     """
 
     task: str
@@ -67,15 +71,16 @@ class Cell:
     rate: float
     measured: Sequence[Measured]
     trials: Sequence[Trial]
+    typed: Sequence[str] = ()
 
     def at(self, length: int, last: int | None = None) -> list[float]:
         """The accuracy of each seed at one length, or at positions up to `last` of it."""
         return [found.accuracy for found in self.measured if (found.length, found.last) == (length, last)]
 
     @property
-    def protocol(self) -> tuple[int, int, int]:
-        """What cells of one task share: the training length, the steps and the number of seeds."""
-        return self.train_length, self.steps, len(self.trained)
+    def protocol(self) -> tuple[int, int, int, float | None, tuple[str, ...]]:
+        """What cells of one task share: training length, steps, number of seeds, chance, and what was typed."""
+        return self.train_length, self.steps, len(self.trained), self.chance, tuple(self.typed)
 
     @property
     def trained(self) -> list[float]:
@@ -121,7 +126,7 @@ def _all(kind: type[Any], records: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 def _cell(place: Path, final: Path) -> Cell:
     """The cell of a final run, whose `place` below the suite's folder says of what it is."""
-    record = read(final)
+    record = history.record_of(final)
     header, summary = record.header, summarise(record)
     task, model, *sizes = place.parent.parts
     assert header.train_length is not None and header.preset is not None and header.steps is not None
@@ -142,6 +147,7 @@ def _cell(place: Path, final: Path) -> Cell:
         rate=_rate(final),
         measured=[*ladder, *spans],
         trials=_trials(final.parent),
+        typed=_typed(final),
     )
 
 
@@ -156,6 +162,13 @@ def _trial(folder: Path) -> Trial:
     seeds = summarise(read(folder))["seeds"] if (folder / RESULTS).is_file() else []
     last = seeds[0]["validation"] if seeds else None
     return Trial(rate, last and last["accuracy"], last and last["loss"])
+
+
+def _typed(final: Path) -> list[str]:
+    """What the command that began a run changed of the suite, whose own words are in no command."""
+    first = next(iter(history.read(final)), None)
+    words = shlex.split(first.command) if first is not None else []
+    return [word for word in words if word.lstrip("+~").startswith(CHANGING)]
 
 
 def _rate(final: Path) -> float:

@@ -32,7 +32,7 @@ def write(folder: Path, preset: str, console: Console) -> list[Cell]:
     notes = [LEGEND]
     if len(cells) > len(own):
         notes.append(f"{len(cells) - len(own)} of {len(cells)} cells are results that were kept, not of {folder}.")
-    notes += _trained_otherwise(own, cells)
+    notes += trained_otherwise(own, cells)
     found, drawn = tables(cells), figures(cells)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,19 +46,28 @@ def write(folder: Path, preset: str, console: Console) -> list[Cell]:
     return cells
 
 
-def _trained_otherwise(own: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[str]:
-    """A sentence a cell of `own` that has another length, steps or seeds than one of its task beside it."""
+def trained_otherwise(own: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[str]:
+    """A sentence a cell of `own` that was trained or asked otherwise than one of its task beside it."""
     for cell in own:
         other = next((c for c in cells if c.task == cell.task and c.protocol != cell.protocol), None)
         if other is not None:
-            length, steps, seeds = cell.protocol
-            theirs = (
-                f"{other.model} has {other.train_length:,} tokens, {other.steps:,} steps, {other.protocol[2]} seeds"
-            )
             yield (
-                f"{cell.task} · {cell.model} was trained otherwise: {length:,} tokens, {steps:,} steps, {seeds} seeds, "
-                f"where {theirs}. They cannot be compared."
+                f"{cell.task} · {cell.model} was trained otherwise: {_trained(cell)}, where {other.model} has "
+                f"{_trained(other)}. They cannot be compared."
             )
+
+
+def _trained(cell: Cell) -> str:
+    """
+    >>> from evalkit.reports.suite.cells import kept
+    >>> _trained(kept("cpu")[0])
+    '40 tokens, 1,500 steps, 3 seeds, chance 0.5'
+    """
+    length, steps, seeds, chance, typed = cell.protocol
+    said = [f"{length:,} tokens", f"{steps:,} steps", f"{seeds} seeds"]
+    if chance is not None:
+        said.append(f"chance {chance:.3g}")
+    return ", ".join([*said, *typed])
 
 
 def _records(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
