@@ -194,6 +194,12 @@ def _parameters(subject: ModelUnderCheck) -> str | None:
     return None if jax.tree.leaves(subject.shapes) else "it has none"
 
 
+@promised("account", "flops(length) is a whole number of operations, 0 or more")
+def _account(subject: ModelUnderCheck) -> str | None:
+    told = subject.model.flops(TOKENS)
+    return None if type(told) is int and told >= 0 else f"it is {told!r}"
+
+
 @promised("finite", "the logits of fresh parameters are finite")
 def _finite(subject: ModelUnderCheck) -> str | None:
     bad = np.argwhere(~np.isfinite(subject.logits).all(axis=-1))
@@ -377,7 +383,7 @@ def _same_key(subject: ModelUnderCheck) -> str | None:
 
 
 QUICK_PROMISES_OF_MODELS: tuple[tuple[Promise, ...], ...] = (
-    (_parameters, _shapes, _cache),
+    (_parameters, _shapes, _cache, _account),
     (_finite,),
     (_batch,),
     (_causality, _chunks, _padding, _resets),

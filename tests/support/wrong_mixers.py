@@ -185,6 +185,23 @@ class IsComplex(After):
         return y * 1j
 
 
+@breaks("account")
+class KeepsItsFlopsAsANumber(MinGRU):
+    flops = 7
+
+
+@breaks("account")
+class CountsHalfAnOperation(MinGRU):
+    def flops(self, length):
+        return length / 2
+
+
+@breaks("account")
+class CountsWithoutALength(MinGRU):
+    def flops(self):
+        return 7
+
+
 @breaks("finite")
 class TakesALogarithm(After):
     def spoilt(self, x, y):
