@@ -321,7 +321,8 @@ def _name(config: DictConfig) -> None:
     for name in NAMES:
         if "/" in str(config[name]):
             # A run is named and found by them, and a folder of runs has one folder for each.
-            raise UserError(f"{config[name]!r} has a slash; put its file right into the folder {name[: -len('_name')]}")
+            group = name.removesuffix("_name")
+            raise UserError(f"{config[name]!r} has a slash; name a file that lies right in the folder {group}")
 
 
 def _refuse_unfit(override: Override) -> None:

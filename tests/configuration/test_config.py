@@ -192,6 +192,7 @@ def test_what_is_built_holds_plain_data() -> None:
         ("device=cuda", ["JAX_PLATFORMS=cpu, cuda or tpu"]),
         ("model.dropout=0.1", ["no dropout"]),
         ("modle=griffin", ["'modle'", "'model'"]),
+        ("model=scaled/hawk", ["'scaled/hawk' has a slash; name a file that lies right in the folder model"]),
         ("task.length=100000000", ["task.length=100000000 takes at least", "iB", "this machine has"]),
         ("eval.lengths=[99999999999]", ["99,999,999,999 tokens takes at least 838 GiB"]),
         ("eval.lengths=[2000000000]", ["8 sequences of 2,000,000,000 tokens (eval.lengths) takes at least 134 GiB"]),
