@@ -87,7 +87,7 @@ def test_it_goes_on_with_a_run_that_was_stopped(experiment: Callable[..., int], 
     called: list[Path] = []
     with pytest.MonkeyPatch.context() as patch:
         original = run.resume
-        patch.setattr(run, "resume", lambda folder, rest: (called.append(folder), original(folder, rest))[1])
+        patch.setattr(run, "resume", lambda folder, *rest: (called.append(folder), original(folder, *rest))[1])
         assert experiment() == 0
     assert called == [tmp_path / "out" / "other"]
     assert from_file(called[0] / "config.yaml").seed == 1
