@@ -370,7 +370,8 @@ def test_a_cell_is_what_its_run_came_to_be(done: Path, tmp_path: Path) -> None:
     """Its steps are those that it was given in the end, and its words those of the command that began it."""
     folder = shutil.copytree(done / "out" / "heads", tmp_path / "heads")
     final = next(folder.glob("*/final"))
-    begun = Work("python -m evalkit experiment=suite task=mqar +mixer=m task.pairs=16 model.width=8", 0, 6, "constant")
+    typed = "task=mqar +mixer=m task.pairs=16 model.width=8 '~suite.sizes.mqar'"
+    begun = Work(f"python -m evalkit experiment=suite {typed}", 0, 6, "constant")
     further = Work("python -m evalkit resume runs/m train.steps=9", 4, 9, "constant")
     (final / "history.json").write_text(json.dumps([asdict(begun), asdict(further)]))
     [found] = (one for one in found_in(tmp_path) if one.model == final.parent.name and one.size is None)

@@ -21,6 +21,8 @@ NOT_FINITE = "not_finite.txt"
 """What a trial whose loss was not finite leaves in place of results."""
 SOLVED = 0.99
 CHANGING = ("task.", "train.", "eval.", "suite.")
+LEAVING_OUT = ("~suite.sizes", "~suite.tasks", "~suite.models.")
+"""Words that leave cells out, and change none."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _typed(final: Path) -> list[str]:
     """What the command that began a run changed of the suite, whose own words are in no command."""
     first = next(iter(history.read(final)), None)
     words = shlex.split(first.command) if first is not None else []
-    return [word for word in words if word.lstrip("+~").startswith(CHANGING)]
+    return [word for word in words if word.lstrip("+~").startswith(CHANGING) and not word.startswith(LEAVING_OUT)]
 
 
 def _rate(final: Path) -> float:
