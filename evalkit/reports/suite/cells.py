@@ -169,7 +169,11 @@ def _trial(folder: Path) -> Trial:
 def _typed(final: Path) -> list[str]:
     """What the command that began a run changed of the suite, whose own words are in no command."""
     first = next(iter(history.read(final)), None)
-    words = shlex.split(first.command) if first is not None else []
+    command = "" if first is None else first.command
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quote is left open in what was edited, or masked
+        words = command.split()
     return [word for word in words if word.lstrip("+~").startswith(CHANGING) and not word.startswith(LEAVING_OUT)]
 
 

@@ -58,7 +58,8 @@ def trained_otherwise(own: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[st
 
 
 def _trained(cell: Cell) -> str:
-    """
+    """How a cell was trained, in words.
+
     >>> from evalkit.reports.suite.cells import kept
     >>> _trained(kept("cpu")[0])
     '40 tokens, 1,500 steps, 3 seeds, chance 0.5'
