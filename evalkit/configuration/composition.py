@@ -186,7 +186,9 @@ def one_line() -> Iterator[None]:
         yield
     except MissingConfigException as error:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        raise UserError(f"{group}={name} does not exist; choose one of {', '.join(error.options or [])}") from error
+        own = ", or give a mixer of your own as +mixer=NAME" if group == "model" else ""
+        options = ", ".join(error.options or [])
+        raise UserError(f"{group}={name} does not exist; choose one of {options}{own}") from error
     except OverrideParseException as error:
         raise UserError(f"cannot read {error.override!r}; {_as_it_is_typed(str(error.override))}") from error
     except MarkedYAMLError as error:

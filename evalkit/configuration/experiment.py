@@ -209,7 +209,7 @@ def held_experiment(config: DictConfig) -> Experiment:
     """As `experiment`, of what is to be run here: raises UserError for what this machine cannot hold, too."""
     plain, built = _parts(config)
     capacity.refuse_too_large(capacity.of_training(plain, built))
-    capacity.refuse_too_large(capacity.of_evaluation(built))
+    _refuse_large_caches(plain, built)
     experiment = _assembled(plain, built)
     refuse_rare_looks(experiment)
     return experiment
@@ -227,8 +227,14 @@ def refuse_rare_looks(experiment: Experiment) -> None:
 def evaluated_experiment(config: DictConfig) -> Experiment:
     """As `held_experiment`, of a run that was trained already, maybe on a larger machine."""
     plain, built = _parts(config)
-    capacity.refuse_too_large(capacity.of_evaluation(built))
+    _refuse_large_caches(plain, built)
     return _assembled(plain, built)
+
+
+def _refuse_large_caches(plain: Mapping[str, Any], built: Mapping[str, Any]) -> None:
+    """Raises UserError for an evaluation that needs more memory, and for a mixer's `init_cache` that fails."""
+    with explained(plain["model"] or {}, "model"):
+        capacity.refuse_too_large(capacity.of_evaluation(built))
 
 
 def _parts(config: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -331,6 +337,8 @@ def _model(plain: Mapping[str, Any], task: Any) -> LanguageModel | None:
 def model_of(node: Mapping[str, Any], vocab_size: int) -> LanguageModel:
     """The model that `Experiment.config["model"]` describes; raises UserError with its constructor's own message."""
     _locate_all(node, "model")
+    for name, mixer in (node.get("mixers") or {}).items():
+        constructor(mixer if isinstance(mixer, Mapping) else {}, f"model.mixers.{name}")
     with explained(node, "model"):
         return instantiate(node, _convert_="all")(vocab_size=vocab_size)
 

@@ -46,6 +46,7 @@ HABITS: Mapping[str, str] = {
     **dict.fromkeys(("device", "devices", "gpu", "gpus", "cuda", "accelerator", "n_gpus", "num_gpus"), _DEVICE),
     **dict.fromkeys(("dropout", "p_dropout", "attn_dropout", "resid_dropout", "hidden_dropout"), _NO_DROPOUT),
     **dict.fromkeys(_DEPTH.split(), "give model.depth=6 for as many blocks, or another model.pattern"),
+    "mixer": "give a mixer of your own as +mixer=NAME with --config-dir FOLDER, where FOLDER/mixer/NAME.yaml is",
     **dict.fromkeys(("fp16", "bf16", "amp"), "give model.dtype=bfloat16"),
     **dict.fromkeys(
         ("num_workers", "n_workers", "workers"), "batches are made in the compiled step or read beside it; leave it out"

@@ -2,15 +2,16 @@
 
 import difflib
 import inspect
-import pkgutil
 import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from evalkit.configuration.habits import HABITS
-from evalkit.core.errors import UserError, first_line
+from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.trust import refuse_borrowed
 
 Node = Mapping[str, Any]
@@ -113,19 +114,47 @@ def settings_of(node: Node, path: str) -> Settings:
 def constructor(node: Node, path: str) -> Callable[..., Any]:
     """What `node` names by its `_target_`; raises UserError if there is none or it cannot be imported."""
     if "_target_" not in node:
-        example = "evalkit.models.build" if path == "model" else "mine.Task"
+        example = "mine.Mixer" if path.startswith("model.") else "mine.Task"
+        example = "evalkit.models.build" if path == "model" else example
         raise UserError(f"{path} has no _target_; name what it builds, such as _target_: {example}")
     target = str(node["_target_"])
     try:
-        found = pkgutil.resolve_name(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        reason = first_line(error)
-        place = "; install it, or stand in its folder" if isinstance(error, ModuleNotFoundError) else ""
-        raise UserError(f"{path}._target_={target} cannot be imported: {reason}{place}") from error
+        found = _named(target)
+    except (Exception, SystemExit) as error:  # whatever a file of the user's may raise
+        raise UserError(f"{path}._target_={target} cannot be imported: {_reason(error)}") from error
     if not callable(found):
         raise UserError(f"{path}._target_={target} is a {type(found).__name__}; name a class or a function in it")
     refuse_borrowed(target, path, found)
     return found
+
+
+def _named(target: str) -> Any:
+    """What a dotted name stands for; an import that fails within a module on the way is that error."""
+    name, *rest = target.split(".")
+    found = import_module(name)
+    while rest:
+        inner = f"{name}.{rest[0]}"
+        try:
+            found = import_module(inner)
+        except ModuleNotFoundError as error:
+            if error.name != inner:
+                raise
+            break
+        name = inner
+        rest.pop(0)
+    for attribute in rest:
+        found = getattr(found, attribute)
+    return found
+
+
+def _reason(error: BaseException) -> str:
+    """Why an import failed, where in the user's file, and what to do where that is known."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({Path(error.filename or '').name}:{error.lineno})"
+    told = first_line(error) + place_of(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"{told}; install it, or stand in its folder"
+    return told if isinstance(error, ImportError | AttributeError | ValueError) else f"{type(error).__name__}: {told}"
 
 
 def _given(node: Node, path: str) -> tuple[str, ...]:
@@ -141,11 +170,29 @@ def _refuse_missing(node: Node, path: str) -> None:
         return
     called, skipped = called_by(constructor(node, path))
     parameters = list(inspect.signature(called).parameters.values())[skipped:]
+    _refuse_not_given(node, path, parameters)
     for parameter in parameters:
         named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if named and parameter.default is parameter.empty and parameter.name not in {*node, *_given(node, path)}:
             key = f"{path}.{parameter.name}"
             raise UserError(f"{key} is missing and has no default; give {key}=…")
+
+
+def _refuse_not_given(node: Node, path: str, parameters: Sequence[inspect.Parameter]) -> None:
+    """Raises UserError for a model or a mixer that is not called with what it is given when it is built."""
+    if path != "model" and not path.startswith("model.mixers."):
+        return
+    names, later = {parameter.name for parameter in parameters}, _given({"_partial_": True}, path)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    if not takes_any and not names.issuperset(later):
+        kind = path.partition(".")[0] if path == "model" else "mixer"
+        takes = ", ".join(parameter.name for parameter in parameters) or "nothing"
+        raise UserError(
+            f"{path}._target_={node['_target_']} takes {takes}; a {kind} is built with {' and '.join(later)}, "
+            "so name its arguments so"
+        )
+    if not node.get("_partial_"):
+        raise UserError(f"{path} gets {' and '.join(later)} when it is built; add _partial_: true to its YAML")
 
 
 def annotations(function: Callable[..., Any]) -> Settings:

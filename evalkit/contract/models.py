@@ -310,7 +310,7 @@ def _at(subject: ModelUnderCheck) -> str | None:
     return subject.differ(some[0], subject.logits[0, at[0]])
 
 
-@promised("length", "what holds of a few tokens holds of many: causality, and chunks through the cache")
+@promised("length", "what holds of a few tokens holds of many: causality, chunks through the cache, resets and pads")
 def _long(subject: ModelUnderCheck) -> str | None:
     length = subject.length
     first, other = np.random.default_rng(2).integers(0, subject.vocab_size, (2, length))
@@ -323,7 +323,26 @@ def _long(subject: ModelUnderCheck) -> str | None:
             return f"of {length} tokens, when those from position {cut} on are replaced, {found}"
     sizes = [TOKENS * 2] * (length // (TOKENS * 2))
     found = subject.differ(subject.through_cache(tokens[:2], None, sizes)[0], logits[0])
-    return None if found is None else f"of {length} tokens in chunks of {TOKENS * 2} {found}"
+    if found is not None:
+        return f"of {length} tokens in chunks of {TOKENS * 2} {found}"
+    return _long_documents(subject, tokens[0], logits[0], sizes)
+
+
+def _long_documents(
+    subject: ModelUnderCheck, tokens: np.ndarray, logits: np.ndarray, sizes: Sequence[int]
+) -> str | None:
+    """Two documents after pads, each the beginning of `tokens`, must have the `logits` that it has alone."""
+    length, second = len(tokens), len(tokens) // 2 + ODD_CHUNK
+    row = np.concatenate([tokens[:LEFT], tokens[: second - LEFT], tokens[: length - second]])[None]
+    where = np.concatenate([np.full(LEFT, -1), np.arange(second - LEFT), np.arange(length - second)])[None]
+    at_once, _ = _precise(subject.cached, subject.params, row, where.astype(np.int32))
+    in_chunks = subject.through_cache(row, where.astype(np.int32), sizes)
+    for how, found in (("", at_once[0]), (f", in chunks of {TOKENS * 2}", in_chunks[0])):
+        for start, stop in ((LEFT, second), (second, length)):
+            differs = subject.differ(found[start:stop], logits[: stop - start])
+            if differs is not None:
+                return f"of {length} tokens{how}, in the document that begins at {start} after {LEFT} pads, {differs}"
+    return None
 
 
 @promised("window", "with a window, a position sees no more than that many latest positions, itself among them")
@@ -357,7 +376,7 @@ def _gradients_of_later(subject: ModelUnderCheck) -> str | None:
     return f"position {at} has one at {', '.join(map(str, later[:5]))}" if len(later) else None
 
 
-@promised("gradients", "the gradients of all parameters are finite")
+@promised("gradients", "the gradients of all parameters are finite, and each parameter has some")
 def _gradients(subject: ModelUnderCheck) -> str | None:
     def loss(params: Params) -> Array:
         return (subject.model.apply(params, jnp.asarray(subject.tokens[:2]))[0] ** 2).mean()
@@ -365,7 +384,9 @@ def _gradients(subject: ModelUnderCheck) -> str | None:
     found = jax.jit(jax.grad(loss), compiler_options=RUNS_ONCE)(subject.params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(found):
         if not np.isfinite(np.asarray(leaf)).all():
-            return f"that of {jax.tree_util.keystr(path)} is not"
+            return f"that of {jax.tree_util.keystr(path)} is not finite"
+        if not np.asarray(leaf).any():
+            return f"that of {jax.tree_util.keystr(path)} is zero: nothing of it is learned, and it counts as one"
     return None
 
 

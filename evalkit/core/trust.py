@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,19 @@ def strangers(content: Any) -> dict[str, str]:
     """What plain data names by `_target_` that is none of evalkit's, by its dotted key."""
     found = {path: str(node["_target_"]) for path, node in nodes(content)}
     return {path: target for path, target in found.items() if package_of(target) != OURS}
+
+
+def code_of(content: Any) -> dict[str, str]:
+    """The SHA-256 of each module's file that plain data names something of, by the module, evalkit's own left out."""
+    found = {}
+    for target in strangers(content).values():
+        name = target.rpartition(".")[0]
+        while name and name not in sys.modules:
+            name = name.rpartition(".")[0]
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and Path(file).is_file():
+            found[name] = sha256(Path(file).read_bytes()).hexdigest()
+    return found
 
 
 def refuse_unnamed(content: Any, packages: Iterable[str], where: str = "") -> None:

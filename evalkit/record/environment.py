@@ -1,7 +1,9 @@
 """Describes what a result was measured on: versions, device, code, command."""
 
+import json
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,24 @@ from evalkit.core.devices import cores
 from evalkit.record.history import command_line
 
 PACKAGES = ("griffin-evalkit", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "hydra-core", "wandb")
+OWN_CODE = "own_code"
 
 
-def describe(matmul_precision: str) -> dict[str, Any]:
-    """Returns the content of `environment.json`."""
+def changed_code(folder: Path, own_code: Mapping[str, str]) -> str | None:
+    """Which of these modules had another file when the run in `folder` was trained, in words; None where none had.
+
+    Older runs do not say.
+    """
+    try:
+        before = json.loads((folder / "environment.json").read_text(encoding="utf-8")).get(OWN_CODE, {})
+    except (OSError, ValueError, AttributeError):
+        return None
+    other = [name for name, digest in own_code.items() if before.get(name, digest) != digest]
+    return f"note: {', '.join(other)} was changed since {folder} was trained" if other else None
+
+
+def describe(matmul_precision: str, own_code: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Returns the content of `environment.json`; `own_code` are the sums of the user's modules that the run names."""
     device = jax.local_devices()[0]
     return {
         "command": command_line(),
@@ -28,6 +44,7 @@ def describe(matmul_precision: str) -> dict[str, Any]:
         "matmul_precision": matmul_precision,
         "versions": {name: _version(name) for name in PACKAGES},
         "git": _git(),
+        OWN_CODE: dict(own_code or {}),
     }
 
 

@@ -16,10 +16,14 @@ from evalkit.configuration.account import completed
 from evalkit.configuration.experiment import Experiment, built
 from evalkit.configuration.saved import EVALUABLE, changed, from_file
 from evalkit.configuration.schema import unknown
+from evalkit.contract.experiment import hold_model, is_ours
 from evalkit.core.errors import UserError, said_of
+from evalkit.core.trust import code_of
 from evalkit.processes.interrupt import STOPPED
+from evalkit.record import environment
 from evalkit.record.history import pasteable
 from evalkit.reports.comparison import compare
+from evalkit.reports.suite.cells import kept
 from evalkit.reports.suite.report import write as write_suite
 from evalkit.session import logs, plan, run, suite
 from evalkit.session.plan import is_finished
@@ -27,6 +31,7 @@ from evalkit.training.finite import NotFinite
 
 EVALUATE, STEP, RUN_FOLDER, DRY_RUN = "evaluate=", "step=", "hydra.run.dir=", "dry_run="
 GROUPS = ("runs", "controls")
+SUITE = "suite"
 
 
 class Member(NamedTuple):
@@ -71,6 +76,8 @@ def main(overrides: Sequence[str]) -> int:
     again = f"go on with the whole experiment: {pasteable(*typed)}"
     try:
         with logs.shown(console):
+            _say_changed(folder, members, console)
+            _hold_models(folder, members, console)
             plan.show([_job(folder, member) for member in members], console)
             if not dry:
                 _refuse_unreadable(folder, members)
@@ -139,7 +146,7 @@ def _job(folder: Path, member: Member) -> plan.Job:
 def _of_suite(chosen: DictConfig, asked: suite.Asked) -> list[Member]:
     """The runs of a suite, which is drawn as a whole."""
     found = suite.parts(chosen, asked)
-    return [Member("suite", part.name, part.words, None, part.experiment, part) for part in found]
+    return [Member(asked.suite, part.name, part.words, None, part.experiment, part) for part in found]
 
 
 def _members(chosen: DictConfig, given: Sequence[str]) -> list[Member]:
@@ -198,6 +205,27 @@ def _refuse_begun_otherwise(folder: Path, member: Member) -> None:
             raise UserError(f"{path.parent} was begun with another {other}; give another {RUN_FOLDER}FOLDER")
 
 
+def _say_changed(folder: Path, members: Sequence[Member], console: Console) -> None:
+    """Says of the first run that is there already, and was trained with other code of the user's, that it was."""
+    for member in members:
+        changed = environment.changed_code(folder / member.name, code_of(member.experiment.config))
+        if changed:
+            console.print(Text(f"{changed}; remove that folder to train it anew", style="yellow"), soft_wrap=True)
+            return
+
+
+def _hold_models(folder: Path, members: Sequence[Member], console: Console) -> None:
+    """Raises BrokenPromise for a model of the user's that is wrong: it is looked at once, before hours of training."""
+    looked_at = []
+    for member in members:
+        model = member.experiment.config["model"]
+        left = member.evaluated is None and not is_finished(folder / member.name)
+        if left and not is_ours(model) and model not in looked_at:
+            looked_at.append(model)
+            console.print(f"looking at what model={member.experiment.model_name} promises …", highlight=False)
+            hold_model(member.experiment)
+
+
 def _refuse_unreadable(folder: Path, members: Sequence[Member]) -> None:
     """Raises UserError if the data of the first run to do is not there: all runs read the same as a rule."""
     for member in members:
@@ -254,7 +282,9 @@ def _train(experiment: Experiment, target: Path) -> int:
 def _draw(folder: Path, members: Sequence[Member], console: Console) -> None:
     """One comparison of the runs, and one of the controls; of a suite its own report."""
     if any(member.part is not None for member in members):
-        write_suite(folder, members[0].experiment.preset, console)
+        preset = members[0].experiment.preset
+        # What is installed with evalkit is of its own suite, whose words another one need not have.
+        write_suite(folder, preset, console, kept(preset) if members[0].group == SUITE else [])
         return
     for group in GROUPS:
         drawn = [folder / m.name for m in members if m.group == group and is_finished(folder / m.name)]

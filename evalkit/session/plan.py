@@ -27,8 +27,8 @@ SPEED = ("batch_size", "microbatch", "log_every")
 class Job(NamedTuple):
     """A run that an experiment has; `evaluates` names the one that it measures, None for one that trains.
 
-    Runs with the same `line` are shown as one. Those with the same `pace` take as long over a token; None: those whose
-    settings are the same.
+    Runs with the same `line` are shown as one. Those with the same `pace` are taken to need as long for a token; None:
+    those whose settings are the same.
     """
 
     name: str

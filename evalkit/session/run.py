@@ -28,7 +28,7 @@ from evalkit.core import devices
 from evalkit.core.contracts import Trained, Verdict
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import Record, offset_after, read, record_file
-from evalkit.core.trust import refuse_elsewhere
+from evalkit.core.trust import code_of, refuse_elsewhere
 from evalkit.processes import peers
 from evalkit.record import environment, history
 from evalkit.record.files import RESULTS
@@ -165,8 +165,9 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
         history.add(target, Work(history.command_line()), before=history.read(folder))
         following = after_evaluation(folder, target)
         with Session(experiment, target, offset=0, resume_hint=AGAIN, next_commands=following) as session:
-            if unknown:
-                session.say(unknown)
+            for note in (unknown, environment.changed_code(folder, code_of(experiment.config))):
+                if note:
+                    session.say(note)
 
             def work() -> Verdict:
                 _announce(experiment, target)
@@ -235,7 +236,17 @@ def new_evaluation(run: Path) -> Path:
 
 def _fresh(experiment: Experiment, trainer: Trainer) -> TrainState:
     """Where training begins; raises BrokenPromise while its program is still being compiled."""
-    return trainer.start(lambda state: hold(experiment, params_of(state, 0, experiment.parameters)))
+
+    def look(state: TrainState) -> None:
+        hold(experiment, params_of(state, 0, experiment.parameters))
+
+    try:
+        return trainer.start(look)
+    except UserError:
+        raise
+    except Exception:
+        look(trainer.init())  # which says in one line what is wrong with a model that cannot even be traced
+        raise
 
 
 def _go_on(experiment: Experiment, folder: Path, own: Path) -> int:
@@ -245,6 +256,9 @@ def _go_on(experiment: Experiment, folder: Path, own: Path) -> int:
     """
     refuse_rare_looks(experiment)
     _announce(experiment, folder)
+    changed = environment.changed_code(folder, code_of(experiment.config))
+    if changed:
+        say(console_of(experiment), changed)
     trainer = trainer_of(experiment)
     refuse_full(folder, trainer)
     with closing(Checkpoints(folder, trainer.training.keep_every)) as checkpoints:

@@ -16,6 +16,7 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.core.contracts import Verdict
 from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import FILE, Header, Row, RowLog, row
+from evalkit.core.trust import code_of
 from evalkit.processes import peers
 from evalkit.processes.interrupt import Interrupted, Watch
 from evalkit.record import environment
@@ -131,7 +132,7 @@ class Session:
         )
 
     def _describe_machine(self) -> None:
-        facts = environment.describe(self.experiment.matmul_precision)
+        facts = environment.describe(self.experiment.matmul_precision, code_of(self.experiment.config))
         write_text(self.folder / "environment.json", json.dumps(facts, indent=2) + "\n")
 
     def _report(self, verdict: Verdict) -> None:

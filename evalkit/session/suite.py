@@ -4,8 +4,9 @@ A cell is a task with a model. Its trials train one seed for a share of the step
 training length alone. Then the chosen rate trains fresh seeds. Further state sizes of a model take its rate.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +16,12 @@ from evalkit.configuration import catalogue, composition
 from evalkit.configuration.experiment import Experiment, built
 from evalkit.core.errors import UserError, said_of
 from evalkit.record.files import write_text
-from evalkit.reports.suite.cells import FINAL, NOT_FINITE
+from evalkit.reports.suite.cells import FINAL, NOT_FINITE, SOLVED, TRIAL
 from evalkit.session.plan import is_finished
 from evalkit.session.selection import ranked, trial_of
 from evalkit.training.finite import NotFinite
 from evalkit.training.settings import Training
 
-LEVEL = 0.99
 KIND = "evalkit.reports.accuracy"
 """What a suite compares: its cells are read from reports of this kind."""
 
@@ -105,7 +105,9 @@ def parts(config: DictConfig, given: Asked) -> list[Part]:
     """The runs in order, cell by cell; raises UserError for a task or a model that is unknown."""
     suite = {**{name: {} for name in OPTIONAL}, **composition.plain(config)["suite"]}
     _refuse_wrong(suite)
+    _refuse_misspelt(suite, given)
     tasks, models = _tasks(suite, str(config.preset), given), _models(suite, given)
+    _refuse_one_size(suite, tasks, models, given)
     chosen = any(composition.parse([text])[0].key_or_group == "preset" for text in given.rest)
     rest = given.rest if chosen else [f"preset={config.preset}", *given.rest]
     found: list[Part] = []
@@ -119,6 +121,33 @@ def parts(config: DictConfig, given: Asked) -> list[Part]:
                     trials = _trial_names(suite, f"{task}/{model}")
                     found.append(_final(suite, f"{task}/{model}/{size}", words, trials))
     return found
+
+
+def _refuse_misspelt(suite: Mapping[str, Any], given: Asked) -> None:
+    """Raises UserError for a typed `suite.models_on.TASK.MODEL` or `suite.sizes.TASK.SIZE.MODEL` of no such name."""
+    tasks = {name for of_preset in suite["tasks"].values() for name in of_preset}
+    for text in given.protocol:
+        _, key, *names = composition.parse([text])[0].key_or_group.split(".")
+        if key not in OPTIONAL:
+            continue
+        places = {0: ("task", tasks | set(catalogue.options("task", given.own)))}
+        places[WORDS[key][0] - 1] = ("model", set(suite["models"]) | set(catalogue.options("model", given.own)))
+        for place, (kind, known) in places.items():
+            if names[place:] and names[place] not in known:
+                allowed = ", ".join(sorted(known))
+                raise UserError(f"{text}: {names[place]} is no {kind} of the suite; give one of {allowed}")
+
+
+def _refuse_one_size(suite: Mapping[str, Any], tasks: Iterable[str], models: Iterable[str], given: Asked) -> None:
+    """Raises UserError for a typed setting that the further sizes have of their own: they would all be the same."""
+    for task, model in itertools.product(tasks, models):
+        words = [word for of_sizes in suite["sizes"].get(task, {}).values() for word in of_sizes.get(model, [])]
+        sized = {override.key_or_group for override in composition.parse(words)}
+        for text in given.rest:
+            if composition.parse([text])[0].key_or_group in sized:
+                raise UserError(
+                    f"{text}: the sizes of {task} set it as well; leave them out with '~suite.sizes.{task}'"
+                )
 
 
 def _own(suite: Mapping[str, Any], task: str, model: str) -> list[str]:
@@ -137,6 +166,10 @@ def _refuse_wrong(suite: Mapping[str, Any]) -> None:
     for name, (depth, example) in WORDS.items():
         if not _has_words(suite[name], depth):
             raise UserError(f"suite.{name}={suite[name]}; allowed: lists of words, such as {name}: {example}")
+    for preset, tasks in suite["tasks"].items():
+        for name, words in tasks.items():
+            if not words:
+                raise UserError(f"suite.tasks.{preset}.{name} is empty; give its words, such as [task=parity]")
     rates, share = suite["rates"], suite["search_share"]
     if not isinstance(rates, list) or not rates or not all(isinstance(r, int | float) and r > 0 for r in rates):
         raise UserError(f"suite.rates={rates}; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'")
@@ -168,11 +201,11 @@ def at_chosen_rate(folder: Path, part: Part) -> Part:
     if unfinished:
         raise UserError(f"its rate is chosen from {unfinished[0]}, which is not finished; give the same command again")
     packages = part.experiment.allow_targets
-    finished = [trial_of(folder / name, LEVEL, packages) for name in part.trials if is_finished(folder / name)]
+    finished = [trial_of(folder / name, SOLVED, packages) for name in part.trials if is_finished(folder / name)]
     if not finished:
         raise UserError("the loss was not finite at any of its rates; give lower ones as 'suite.rates=[1e-4,3e-4]'")
     chosen = ranked(finished)[0]
-    words = [*part.words, f"train.learning_rate={chosen.name.removeprefix('rate_')}"]
+    words = [*part.words, f"train.learning_rate={chosen.name.removeprefix(TRIAL)}"]
     return part._replace(words=words, experiment=built(words))
 
 
@@ -193,7 +226,7 @@ def _tasks(suite: Mapping[str, Any], preset: str, given: Asked) -> dict[str, lis
         raise UserError(f"the suite has no tasks at preset={preset}; give preset={' or preset='.join(suite['tasks'])}")
     if given.task is None:
         return known
-    chosen = {name: words for name, words in known.items() if given.task in (name, words[0].removeprefix("task="))}
+    chosen = {name: words for name, words in known.items() if given.task == name or f"task={given.task}" in words}
     if not chosen and given.task not in catalogue.options("task", given.own):
         raise UserError(f"task={given.task} is none of the suite's ({', '.join(known)}), and no other task")
     return chosen or {given.task: [f"task={given.task}"]}
@@ -217,7 +250,8 @@ def _cell(suite: Mapping[str, Any], name: str, words: Sequence[str]) -> Iterator
     with said_of(f"cell {name}"):
         experiment = built(words)
     if experiment.eval.kind != KIND:
-        raise UserError(f"{words[0]} is not judged by accuracy, as a suite's tasks are; choose one that is generated")
+        task = next((word for word in words if word.startswith("task=")), name)
+        raise UserError(f"{task} is not judged by accuracy, as a suite's tasks are; choose one that is generated")
     _, training = experiment.trained
     search = [
         f"seed={suite['search_seed']}",
@@ -257,4 +291,4 @@ def _final(suite: Mapping[str, Any], name: str, words: Sequence[str], trials: tu
 
 
 def _trial_names(suite: Mapping[str, Any], cell: str) -> tuple[str, ...]:
-    return tuple(f"{cell}/rate_{rate:g}" for rate in suite["rates"])
+    return tuple(f"{cell}/{TRIAL}{rate:g}" for rate in suite["rates"])

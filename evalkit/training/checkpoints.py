@@ -7,7 +7,9 @@ import logging
 import shutil
 import sys
 import warnings
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,6 +125,8 @@ class Checkpoints:
         for step in steps:
             try:
                 return Restored(step, *self._read(step, abstract, layout))
+            except UserError:
+                raise
             except Exception as error:  # Orbax raises a different type for each way a checkpoint can be broken
                 # The others may be waiting within Orbax for this process, which then cannot go on to an older one.
                 if peers.lost(error) or (peers.several() and not isinstance(error, sums.Damaged)):
@@ -140,6 +144,8 @@ class Checkpoints:
             raise UserError(f"step={step} was not kept in {self.path}; kept: {', '.join(map(str, steps))}")
         try:
             return self._read(step, abstract, layout)[0]
+        except UserError:
+            raise
         except Exception as error:  # as in restore
             reason = first_line(error)[:200]
             raise UserError(f"checkpoint {step} in {self.path} cannot be read ({reason}); give another step") from error
@@ -154,12 +160,15 @@ class Checkpoints:
         meta = self._orbax.restore(folder, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]  # type: ignore[call-arg]
         if not summed and meta.get(SUMMED):
             raise sums.Damaged(f"{sums.FILE} is missing")
-        if has_vectors(abstract) == (MOMENTS not in meta):
-            return self._state(folder, abstract), meta
-        other, form = (as_parameters, as_vectors) if has_vectors(abstract) else (as_vectors, as_parameters)
-        state = form(self._state(folder, jax.eval_shape(lambda state: other(state, layout), abstract)), layout)
-        where = jax.tree.map(lambda leaf: leaf.sharding or jax.local_devices()[0], abstract)
-        return jax.device_put(jax.tree.map(np.asarray, state), where), meta
+        try:
+            return _in_form(partial(self._state, folder), abstract, layout, meta), meta
+        except ValueError as error:
+            if not summed:
+                raise
+            raise UserError(
+                f"{folder} is whole, but its parameters are not those of the model now ({first_line(error)[:99]}); "
+                "its code was changed since: put that back, or start a new run in another folder"
+            ) from error
 
     def _state(self, folder: Path, abstract: TrainState) -> TrainState:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -183,6 +192,18 @@ class Checkpoints:
             return
         for left in self.path.glob(f"{UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _in_form(
+    read: Callable[[TrainState], TrainState], abstract: TrainState, layout: Layout, meta: Mapping[str, Any]
+) -> TrainState:
+    """The state in the form of `abstract`, moments as vectors or not, whichever was written."""
+    if has_vectors(abstract) == (MOMENTS not in meta):
+        return read(abstract)
+    other, form = (as_parameters, as_vectors) if has_vectors(abstract) else (as_vectors, as_parameters)
+    state = form(read(jax.eval_shape(lambda state: other(state, layout), abstract)), layout)
+    where = jax.tree.map(lambda leaf: leaf.sharding or jax.local_devices()[0], abstract)
+    return jax.device_put(jax.tree.map(np.asarray, state), where)
 
 
 def _summed(folder: Path) -> bool:

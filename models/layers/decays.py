@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
-from evalkit.models.layers.modules import Linear, NoDecay
+from evalkit.models.layers.modules import BiasedLater, Linear, NoDecay, add_bias
 from evalkit.models.layers.shapes import Activations
 
 RATES = (1.0, 16.0)
@@ -52,7 +52,7 @@ class HeadDecay(nnx.Module):
     """One decay a head, `log α = −A Δ` with the step `Δ = softplus(x W + b)` (Dao and Gu 2024; Yang et al. 2024)."""
 
     def __init__(self, width: int, heads: int, head_dim: int, rank: int, *, rngs: nnx.Rngs):
-        self.into = Linear(width, heads, bias=True, rngs=rngs)
+        self.into = BiasedLater(width, heads, bias=True, rngs=rngs)
         self.into.bias = first_steps(rngs, heads)
         self.log_rate = first_rates(rngs, heads)
 
@@ -66,7 +66,8 @@ class HeadDecay(nnx.Module):
 
     def steps(self, projected: Activations) -> Float[Array, "b t h"]:
         """Returns Δ, float32."""
-        return jax.nn.softplus(projected.astype(jnp.float32))
+        assert self.into.bias is not None
+        return jax.nn.softplus(add_bias(projected.astype(jnp.float32), self.into.bias[...]))
 
     def of_steps(self, steps: Float[Array, "b t h"]) -> Float[Array, "b t h"]:
         """Returns log α of the steps Δ."""
@@ -85,7 +86,7 @@ class ChannelDecay(nnx.Module):
 
     def __call__(self, projected: Activations) -> Float[Array, "b t h k"]:
         """Returns log α, float32."""
-        steps = jax.nn.softplus(self.up(projected).astype(jnp.float32))
+        steps = jax.nn.softplus(self.up.in_float32(projected))
         return -jnp.exp(self.log_rate[...])[None, None, :, None] * _in_heads(steps, self.heads)
 
     def flops(self, length: int) -> int:
@@ -104,7 +105,7 @@ class SigmoidDecay(nnx.Module):
 
     def __call__(self, projected: Activations) -> Float[Array, "b t h k"]:
         """Returns log α, float32."""
-        return _in_heads(GLA_POWER * jax.nn.log_sigmoid(self.up(projected).astype(jnp.float32)), self.heads)
+        return _in_heads(GLA_POWER * jax.nn.log_sigmoid(self.up.in_float32(projected)), self.heads)
 
     def flops(self, length: int) -> int:
         """See `Counted`: both maps, and of each channel its sigmoid's logarithm and its power."""

@@ -4,6 +4,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -52,6 +53,12 @@ def refuse_no_mixer(mixer: Any) -> Mixer:
     window = mixer.window
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise ValueError(f"{name} has window={window!r}; {REQUIRED}")
+    if not isinstance(mixer, nnx.Module):
+        raise ValueError(f"{name} is no flax.nnx.Module, in which its parameters are found; make it a subclass of that")
+    for path, value in nnx.iter_graph(mixer):
+        if isinstance(value, jax.Array | np.ndarray):
+            place = ".".join(map(str, (name, *path)))
+            raise ValueError(f"{place} is an array and no parameter; make it nnx.Param(...), or compute it in __call__")
     return mixer
 
 

@@ -97,6 +97,18 @@ class Linear(nnx.Module):
         """Returns the product `y` plus the bias, if there is one."""
         return y if self.bias is None else add_bias(y, self.bias[...])
 
+    def in_float32(self, x: Float[Array, "*n i"]) -> Float[Array, "*n o"]:
+        """Returns the same in float32, where bfloat16 would round a bias far from zero alike on every token."""
+        return self.with_bias(matmul(x, self.kernel[...]).astype(jnp.float32))
+
+
+class BiasedLater(Linear):
+    """A linear map with a bias that its owner adds, in float32."""
+
+    def with_bias(self, y: Float[Array, "*n o"]) -> Float[Array, "*n o"]:
+        """Returns `y`."""
+        return y
+
 
 def side_by_side(x: Float[Array, "*n i"], *maps: Linear) -> list[Float[Array, "*n _"]]:
     """Applies several linear maps to the same `x`, in one matrix product."""

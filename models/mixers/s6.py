@@ -136,6 +136,6 @@ class S6Block(nnx.Module):
     def _steps_and_choices(self, u: Activations) -> tuple[Array, Array, Array, Array]:
         """Returns Δ `[b, t, inner]`, −A `[inner, states]`, B and C `[b, t, states]`, all float32."""
         low, into, out = jnp.split(self.select(u), [self.rank, self.rank + self.states], axis=-1)
-        step = jax.nn.softplus(self.step(low).astype(jnp.float32))
+        step = jax.nn.softplus(self.step.in_float32(low))
         rate = jnp.exp(self.log_rate[...]).reshape(self.inner, self.states)
         return step, rate, into.astype(jnp.float32), out.astype(jnp.float32)

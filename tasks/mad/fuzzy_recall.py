@@ -21,8 +21,9 @@ class FuzzyRecall:
     """In-context recall with motifs: a key is one to three different tokens in order, and so is a value.
 
     Values of a sequence are drawn anew, and a key that returns has the value that it had before. The key at the end
-    stood before; its first place is uniform. Padding before the sequence fills it up. With keys of a to d and values of
-    1 to 4, an example is `· a b 3 1 c 2 a b 3 1`, and the answers are `3 1` after the second `a b`.
+    stood before; its first place is uniform, unless it came by chance before that. Padding before the sequence fills it
+    up. With keys of a to d and values of 1 to 4, an example is `· a b 3 1 c 2 a b 3 1`, and the answers are `3 1` after
+    the second `a b`.
 
     As in MAD, training has keys of every size, and held-out sequences have the longest alone. In short sequences MAD
     may never show the key that it asks for; here it is always there. MAD's noise among motifs, 0 in its benchmark, is
@@ -65,6 +66,11 @@ class FuzzyRecall:
                     f"{name}={getattr(self, name)}; allowed: 1 to {max(room, 0)}, the tokens for it "
                     f"with vocab_size={self.vocab_size}"
                 )
+        if (self.keys + 1) ** self.k_motif_size > 2**31:
+            raise ValueError(
+                f"k_motif_size={self.k_motif_size} with vocab_size={self.vocab_size} has more than 2^31 keys, which "
+                "32-bit numbers cannot tell apart; give a smaller one"
+            )
         self._check_length(self.length)
 
     @property

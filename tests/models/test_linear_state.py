@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from evalkit.configuration import composition
 from evalkit.configuration import experiment as config
-from evalkit.models.layers.decays import HeadDecay
+from evalkit.models.layers.decays import ChannelDecay, HeadDecay
 from evalkit.models.layers.mixer import Decaying
 from evalkit.models.mixers.linear_state import MatrixStateBlock
 from evalkit.models.mixers.mamba2 import Mamba2Block
@@ -275,3 +275,15 @@ def test_what_a_mingru_forgets_is_what_its_state_does() -> None:
 def test_an_impossible_block_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         MatrixStateBlock(WIDTH, rngs=nnx.Rngs(0), **{"heads": 2, "head_dim": 4, **settings})
+
+
+@pytest.mark.parametrize("kind", [HeadDecay, ChannelDecay])
+def test_in_bfloat16_the_bias_of_a_step_is_not_rounded(kind: Any) -> None:
+    """It lies where bfloat16 has steps of 2%, and its rounding would be the same on every token."""
+    decay = kind(64, 4, 16, 16, rngs=nnx.Rngs(0))
+    tokens = 0.3 * jax.random.normal(jax.random.key(1), (2, 256, 64))
+    exact = decay(decay.into(tokens))
+    rounded = decay(decay.into(tokens.astype(jnp.bfloat16)))
+    assert rounded.dtype == jnp.float32
+    off = np.asarray((rounded / exact - 1).reshape(512, -1)).mean(axis=0)
+    assert np.abs(off).max() < 2e-3

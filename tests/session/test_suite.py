@@ -25,7 +25,7 @@ from evalkit.reports.suite.cells import Cell, Measured, Trial, as_json, beside, 
 from evalkit.reports.suite.figures import figures
 from evalkit.reports.suite.report import trained_otherwise
 from evalkit.reports.suite.tables import of_seeds, tables
-from evalkit.session import plan, run, suite
+from evalkit.session import experiments, plan, run, suite
 from evalkit.training.finite import NotFinite
 from support import tiny
 
@@ -224,6 +224,12 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
             "suite.search_seed=2002 is one of the 3 final seeds from suite.seed=2000, which are to be fresh; "
             "give another",
         ),
+        (
+            "model.mixers.recurrent.width_rnn=32",
+            "model.mixers.recurrent.width_rnn=32: the sizes of mqar set it as well; leave them out with "
+            "'~suite.sizes.mqar'",
+        ),
+        ("suite.tasks.cpu.parity=[]", "suite.tasks.cpu.parity is empty; give its words, such as [task=parity]"),
         ("+mixer=hawk", "+mixer=hawk is also a model of the suite; give the file of your mixer another name"),
         ("model=hawk,mamba", "model= takes one name in a suite; leave it out for all, or give a command for each"),
     ],
@@ -231,6 +237,35 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
 def test_what_a_suite_cannot_do_is_one_line(word: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment=suite", word]) == 2
     assert capsys.readouterr().err == f"evalkit: {told}\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ('+suite.models_on.partiy.hawk=["model.width=32"]', "partiy is no task of the suite; give one of "),
+        ('+suite.models_on.parity.hwak=["model.width=32"]', "hwak is no model of the suite; give one of "),
+        ('+suite.sizes.mqar.tiny.hwak=["model.width=32"]', "hwak is no model of the suite; give one of "),
+    ],
+)
+def test_a_misspelt_name_of_what_is_changed_is_one_line(
+    word: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["experiment=suite", word]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"evalkit: {word}: {told}") and "hawk" in said
+
+
+def test_a_task_is_found_wherever_its_word_stands() -> None:
+    words = [
+        "experiment=suite",
+        '+suite.tasks.cpu.mine=["task.length=16","task=copying"]',
+        "task=copying",
+        "model=hawk",
+    ]
+    given = suite.asked(words)
+    assert given is not None
+    config = composition.compose(["experiment=suite", *given.protocol]).config
+    assert {part.name.split("/")[0] for part in suite.parts(config, given)} == {"copying", "mine"}
 
 
 def test_the_protocol_is_changed_by_its_own_keys() -> None:
@@ -314,13 +349,25 @@ def test_a_mixer_from_outside_is_checked_run_and_drawn_beside_what_is_kept(
     kept = tmp_path / "kept.json"
     kept.write_text((done / "out" / "suite.json").read_text())
     monkeypatch.setattr(suite_cells, "KEPT", kept)
+    monkeypatch.setattr(experiments, "SUITE", "mine")  # as if this one came with evalkit
     monkeypatch.setenv("XDG_STATE_HOME", os.devnull)  # what was named is kept nowhere, as with a read-only home
     assert begin(tmp_path, "+mixer=average", "task=heads", *small) == 0
     said = capsys.readouterr().out
     assert "average" in said and "other" in said and "3 of 4 cells are results that were kept" in " ".join(said.split())
     assert read_model(tmp_path / "out" / "heads" / "average" / "final") == "average"
+    monkeypatch.setattr(experiments, "SUITE", "another")
+    assert begin(tmp_path, "+mixer=average", "task=heads", *small) == 0
+    assert "results that were kept" not in capsys.readouterr().out, "another suite may train otherwise"
     assert begin(tmp_path, "+mixer=average", "model=hawk", "task=heads") == 2
     assert "give one of the two" in capsys.readouterr().err
+    wrong = MIXER.replace(
+        "return self.output(", "h = h + x[:, 40:41].sum(axis=1, keepdims=True)\n        return self.output("
+    )
+    (tmp_path / "theirs" / "far.py").write_text(wrong.lstrip())
+    (tmp_path / "conf" / "mixer" / "far.yaml").write_text(YAML.replace("average", "far"))
+    assert begin(tmp_path, "+mixer=far", "task=heads", *small) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("evalkit: model=far breaks 'length'") and "rate_" not in told.out
 
 
 def read_model(folder: Path) -> str:
@@ -371,6 +418,7 @@ def test_a_cell_is_what_its_run_came_to_be(done: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(done / "out" / "heads", tmp_path / "heads")
     final = next(folder.glob("*/final"))
     typed = "task=mqar +mixer=m task.pairs=16 model.width=8 '~suite.sizes.mqar'"
+    typed += " '+suite.models.mine=[model=hawk]'"  # which adds a cell, and changes none
     begun = Work(f"python -m evalkit experiment=suite {typed}", 0, 6, "constant")
     further = Work("python -m evalkit resume runs/m train.steps=9", 4, 9, "constant")
     (final / "history.json").write_text(json.dumps([asdict(begun), asdict(further)]))

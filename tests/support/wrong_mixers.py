@@ -365,6 +365,21 @@ class KeepsSixtyTokens(MinGRU):
         return jnp.zeros((batch, self.width)), jnp.zeros(batch, jnp.int32)
 
 
+@breaks("length")
+class ForgetsPositionsOfManyTokens(MinGRU):
+    """A faster path for many tokens, in which documents and pads were forgotten."""
+
+    def recurrence(self, x, positions, h):
+        return super().recurrence(x, None if x.shape[1] >= 60 else positions, h)
+
+
+@breaks("gradients")
+class HasAParameterOfNoUse(MinGRU):
+    def __init__(self, width, *, rngs):
+        super().__init__(width, rngs=rngs)
+        self.more = nnx.Linear(width, width, rngs=rngs)
+
+
 @breaks("window")
 class SeesMoreThanItsWindow(MinGRU):
     window = 4
@@ -446,6 +461,31 @@ class NoWidth(MinGRU):
         super().__init__(8, rngs=rngs)
 
 
+class NoModule:
+    window = None
+
+    def __init__(self, width, *, rngs):
+        self.map = nnx.Linear(width, width, rngs=rngs)
+
+    def __call__(self, x, positions, cache):
+        return self.map(x), cache
+
+    def init_cache(self, batch, length):
+        return jnp.zeros((batch, 1))
+
+
+class KeepsAnArray(MinGRU):
+    def __init__(self, width, *, rngs):
+        super().__init__(width, rngs=rngs)
+        self.scale = jnp.linspace(0.1, 0.9, width)
+
+
+class KeepsANumPyArray(MinGRU):
+    def __init__(self, width, *, rngs):
+        super().__init__(width, rngs=rngs)
+        self.gate.scale = np.linspace(0.1, 0.9, width)
+
+
 class Misspelt(MinGRU):
     def __init__(self, width, *, rngs):
         super().__init__(width, rngs=rngs)
@@ -459,6 +499,9 @@ UNBUILT = {
     "WindowOfAWord": (WindowOfAWord, "WindowOfAWord has window='8'"),
     "WindowOfNothing": (WindowOfNothing, "WindowOfNothing has window=0"),
     "NotCalled": (NotCalled, "NotCalled has no __call__"),
+    "NoModule": (NoModule, "NoModule is no flax.nnx.Module"),
+    "KeepsAnArray": (KeepsAnArray, "KeepsAnArray.scale is an array and no parameter"),
+    "KeepsANumPyArray": (KeepsANumPyArray, "KeepsANumPyArray.gate.scale is an array and no parameter"),
     "NoRngs": (NoRngs, "unexpected keyword argument 'rngs'"),
     "NoWidth": (NoWidth, "unexpected keyword argument 'width'"),
     "Misspelt": (Misspelt, "'Liner' (wrong_mixers.py:"),

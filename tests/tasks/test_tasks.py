@@ -182,6 +182,10 @@ def test_the_first_batch_is_what_it_always_was(name: str) -> None:
         (lambda: InContextRecall(loss="some"), "allowed: all, answer"),
         (lambda: FuzzyRecall(length=12), "length=12 is too short .* at least 13"),
         (lambda: FuzzyRecall(k_motif_size=8), "k_motif_size=8; allowed: 1 to 7"),
+        (
+            lambda: FuzzyRecall(vocab_size=32, k_motif_size=9),
+            "k_motif_size=9 with vocab_size=32 has more than 2.31 keys",
+        ),
         (lambda: FuzzyRecall(key_sizes="some"), "allowed: any, longest"),
         (lambda: Memorisation(length=3), "length=3; allowed: even, at least 2"),
         (lambda: Memorisation(map_seed=-1), "map_seed=-1; allowed: 0 or more"),

@@ -21,8 +21,8 @@ NOT_FINITE = "not_finite.txt"
 """What a trial whose loss was not finite leaves in place of results."""
 SOLVED = 0.99
 CHANGING = ("task.", "train.", "eval.", "suite.")
-LEAVING_OUT = ("~suite.sizes", "~suite.tasks", "~suite.models.")
-"""Words that leave cells out, and change none."""
+OTHER_CELLS = ("~suite.sizes", "~suite.tasks", "~suite.models.", "+suite.models.", "+suite.sizes.")
+"""Words that leave cells out or add some, and change none."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Cell:
     @property
     def protocol(self) -> tuple[int, int, int, float | None, tuple[str, ...]]:
         """What cells of one task share: training length, steps, number of seeds, chance, and what was typed."""
-        return self.train_length, self.steps, len(self.trained), self.chance, tuple(self.typed)
+        return self.train_length, self.steps, len(self.trained), self.chance, tuple(sorted(self.typed))
 
     @property
     def trained(self) -> list[float]:
@@ -174,7 +174,7 @@ def _typed(final: Path) -> list[str]:
         words = shlex.split(command)
     except ValueError:  # a quote is left open in what was edited, or masked
         words = command.split()
-    return [word for word in words if word.lstrip("+~").startswith(CHANGING) and not word.startswith(LEAVING_OUT)]
+    return [word for word in words if word.lstrip("+~").startswith(CHANGING) and not word.startswith(OTHER_CELLS)]
 
 
 def _rate(final: Path) -> float:

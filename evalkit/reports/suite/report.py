@@ -11,7 +11,7 @@ from evalkit.core.errors import writing
 from evalkit.core.tidy import as_csv
 from evalkit.record.files import write_text
 from evalkit.reports import page
-from evalkit.reports.suite.cells import Cell, as_json, beside, found_in, kept
+from evalkit.reports.suite.cells import Cell, as_json, beside, found_in
 from evalkit.reports.suite.figures import figures
 from evalkit.reports.suite.tables import LEGEND, tables
 from evalkit.reports.writer import print_report, say, sections
@@ -19,8 +19,8 @@ from evalkit.reports.writer import print_report, say, sections
 TITLE = "Suite"
 
 
-def write(folder: Path, preset: str, console: Console) -> list[Cell]:
-    """Writes the report of the finished cells in `folder`, beside those that are kept of the same preset.
+def write(folder: Path, preset: str, console: Console, others: Sequence[Cell]) -> list[Cell]:
+    """Writes the report of the finished cells in `folder`, beside `others`, which are those that are kept of `preset`.
 
     A cell of this folder takes the place of a kept one. Returns all that are shown.
     """
@@ -28,7 +28,7 @@ def write(folder: Path, preset: str, console: Console) -> list[Cell]:
     if not own:
         say(console, f"no cell of {folder} is finished yet")
         return []
-    cells = beside(own, kept(preset))
+    cells = beside(own, others)
     notes = [LEGEND]
     if len(cells) > len(own):
         notes.append(f"{len(cells) - len(own)} of {len(cells)} cells are results that were kept, not of {folder}.")
