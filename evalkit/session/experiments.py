@@ -117,6 +117,10 @@ def _run_all(folder: Path, members: Sequence[Member], console: Console) -> int:
     errors = Console(stderr=True) if console.quiet else console
     failed = []
     for number, member in enumerate(members, 1):
+        trials = () if member.part is None else member.part.trials
+        if any(name in failed and not suite.is_done(folder / name) for name in trials):
+            failed.append(member.name)  # its rate cannot be chosen, and why was said of the trial
+            continue
         console.print(Text(f"{folder / member.name} ({number} of {len(members)})", style="bold"), soft_wrap=True)
         try:
             code = _do(folder, member)

@@ -37,7 +37,7 @@ class S6Block(nnx.Module):
       expand (× width): the number of channels of the state-space model.
       states (numbers): numbers of state of each channel.
       conv_width (tokens): tokens that the convolution sees, the present one included.
-      step_rank (numbers): numbers that a token's step Δ is computed from; null: width / 16.
+      step_rank (numbers): numbers that a token's step Δ is computed from; null: width / 16, rounded up.
       step_range: the lowest and the highest step Δ at the start.
 
     >>> y, _ = S6Block(16, states=4, rngs=nnx.Rngs(0))(jnp.zeros((1, 4, 16)), None, None)

@@ -303,6 +303,16 @@ def test_a_rate_that_diverges_is_left_out_and_not_tried_again(
         suite.at_chosen_rate(tmp_path / "out", part)
 
 
+def test_a_final_run_whose_trials_failed_is_not_begun(
+    suite_of: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "start", Mock(side_effect=UserError("no such text")))
+    assert suite_of("task=heads", "model=other") == 1
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert said.count("no such text") == 2 and "which is not finished" not in said
+    assert said.endswith("failed: heads/other/rate_0.001, heads/other/rate_0.003, heads/other/final")
+
+
 def test_a_suite_of_ones_own_needs_no_other_sizes(tmp_path: Path) -> None:
     own = SUITE[: SUITE.index("  models_on:")]
     (tmp_path / "experiment").mkdir()
