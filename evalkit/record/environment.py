@@ -4,6 +4,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ OWN_CODE = "own_code"
 def changed_code(folder: Path, own_code: Mapping[str, str]) -> str | None:
     """Which of these modules had another file when the run in `folder` was trained, in words; None where none had.
 
-    Older runs do not say.
+    Older runs do not say, and neither does a damaged file.
     """
-    try:
-        before = json.loads((folder / "environment.json").read_text(encoding="utf-8")).get(OWN_CODE, {})
-    except (OSError, ValueError, AttributeError):
+    before: Any = {}
+    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+        before = json.loads((folder / "environment.json").read_text(encoding="utf-8"))[OWN_CODE]
+    if not isinstance(before, dict):
         return None
     other = [name for name, digest in own_code.items() if before.get(name, digest) != digest]
     return f"note: {', '.join(other)} was changed since {folder} was trained" if other else None

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from evalkit.__main__ import main
+from evalkit.record.environment import changed_code
 from support import tiny
 
 MIXER = """
@@ -130,6 +131,10 @@ def test_a_run_whose_code_was_changed_since_says_so(
     file.write_text(MIXER.replace("return h, None", "return 0.5 * h, None"))
     assert main(again) == 0
     assert "note: changed.mixer was changed since run was trained" in " ".join(capsys.readouterr().out.split())
+    facts = tmp_path / "run" / "environment.json"
+    for damaged in ("[" * 100_000, "[]", '{"own_code": ["changed.mixer"]}', "{"):
+        facts.write_text(damaged)
+        assert changed_code(tmp_path / "run", {"changed.mixer": "another"}) is None
     file.write_text(MIXER.replace("rngs=rngs)\n", "rngs=rngs, bias=True)\n"))
     for name in [name for name in sys.modules if name.partition(".")[0] == "changed"]:
         monkeypatch.delitem(sys.modules, name)

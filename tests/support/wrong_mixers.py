@@ -405,6 +405,9 @@ class StartsAnywhere(MinGRU):
         super().__init__(width, rngs=rngs)
         self.scale = nnx.Param(jnp.asarray(np.random.default_rng().normal(size=width).astype(np.float32)))
 
+    def recurrence(self, x, positions, h):
+        return super().recurrence(x * self.scale[...], positions, h)
+
 
 class NoInitCache(nnx.Module):
     window = None
