@@ -406,7 +406,7 @@ class StartsAnywhere(MinGRU):
         self.scale = nnx.Param(jnp.asarray(np.random.default_rng().normal(size=width).astype(np.float32)))
 
     def recurrence(self, x, positions, h):
-        return super().recurrence(x * self.scale[...], positions, h)
+        return super().recurrence(x * self.scale[...][None, None], positions, h)
 
 
 class NoInitCache(nnx.Module):
