@@ -337,7 +337,8 @@ def _model(plain: Mapping[str, Any], task: Any) -> LanguageModel | None:
 def model_of(node: Mapping[str, Any], vocab_size: int) -> LanguageModel:
     """The model that `Experiment.config["model"]` describes; raises UserError with its constructor's own message."""
     _locate_all(node, "model")
-    for name, mixer in (node.get("mixers") or {}).items():
+    mixers = node.get("mixers") if node.get("_target_") == trust.BUILD else None  # another model's are its own affair
+    for name, mixer in (mixers or {}).items():
         constructor(mixer if isinstance(mixer, Mapping) else {}, f"model.mixers.{name}")
     with explained(node, "model"):
         return instantiate(node, _convert_="all")(vocab_size=vocab_size)

@@ -179,19 +179,19 @@ def _refuse_missing(node: Node, path: str) -> None:
 
 
 def _refuse_not_given(node: Node, path: str, parameters: Sequence[inspect.Parameter]) -> None:
-    """Raises UserError for a model or a mixer that is not called with what it is given when it is built."""
+    """Raises UserError for a model or a mixer that names otherwise what it is given when built, or needs it at once."""
     if path != "model" and not path.startswith("model.mixers."):
         return
-    names, later = {parameter.name for parameter in parameters}, _given({"_partial_": True}, path)
+    later = _given({"_partial_": True}, path)
+    takes = [parameter.name for parameter in parameters]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    if not takes_any and not names.issuperset(later):
-        kind = path.partition(".")[0] if path == "model" else "mixer"
-        takes = ", ".join(parameter.name for parameter in parameters) or "nothing"
+    if node.get("_partial_") and not takes_any and not set(later) <= set(takes):
         raise UserError(
-            f"{path}._target_={node['_target_']} takes {takes}; a {kind} is built with {' and '.join(later)}, "
-            "so name its arguments so"
+            f"{path}._target_={node['_target_']} takes {', '.join(takes) or 'nothing'}; it is built with "
+            f"{' and '.join(later)}, so name its arguments so"
         )
-    if not node.get("_partial_"):
+    needed = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
+    if not node.get("_partial_") and needed & set(later) - set(node):
         raise UserError(f"{path} gets {' and '.join(later)} when it is built; add _partial_: true to its YAML")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from evalkit.__main__ import main
+from evalkit.configuration.experiment import model_of
 from evalkit.record.environment import changed_code
 from support import tiny
 
@@ -59,7 +60,7 @@ def begin(package: str, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
         (
             5,
             MIXER.replace("width, *,", "dim, *,").replace("= width", "= dim"),
-            "takes dim, rngs; a mixer is built with",
+            "takes dim, rngs; it is built with width and rngs, so",
         ),
         (6, MIXER.replace("cache(self, batch, length)", "cache(self, batch)"), "takes 2 positional arguments but 3"),
         (7, MIXER.replace("(batch, self.width)", "(batch, self.widht)"), "no attribute 'widht' (mixer.py:20)"),
@@ -141,3 +142,17 @@ def test_a_run_whose_code_was_changed_since_says_so(
     assert main(again) == 2
     told = capsys.readouterr().err
     assert "is whole, but its parameters are not those of the model now" in told and "code was changed since" in told
+
+
+def test_the_settings_of_another_model_may_be_called_mixers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no `_target_` is looked for among the mixers of `evalkit.models.build` alone."""
+    (tmp_path / "another_model.py").write_text(
+        "from evalkit.models import build\n"
+        "from evalkit.models.mixers.linear_state import MatrixStateBlock\n\n\n"
+        "def made(*, mixers, vocab_size):\n"
+        "    block = lambda **given: MatrixStateBlock(heads=2, head_dim=4, **given)\n"
+        "    return build(vocab_size=vocab_size, width=mixers['width'], pattern=['m'], mixers={'m': block})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    node = {"_target_": "another_model.made", "_partial_": True, "mixers": {"width": 8}}
+    assert model_of(node, 16).vocab_size == 16
