@@ -51,9 +51,9 @@ def make_up(folder: Path, layers: int) -> int:
 
 def measure(folder: Path, tokens: int) -> None:
     """Loads the checkpoint, scores that many tokens if any, and prints seconds and bytes as JSON."""
-    from evalkit.core.devices import spare_memory, use_every_core
     from evalkit.inference.scoring import Request, Scorer
     from evalkit.models.formats import released
+    from evalkit.parallel.devices import spare_memory, use_every_core
 
     use_every_core()
     spare_memory()

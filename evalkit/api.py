@@ -24,9 +24,10 @@ from evalkit.configuration.composition import trusted
 from evalkit.configuration.experiment import compose, prepared, refuse_used
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.saved import from_file
-from evalkit.core import devices, tidy
+from evalkit.core import tidy
 from evalkit.core.errors import UserError
-from evalkit.processes.interrupt import STOPPED
+from evalkit.parallel import devices
+from evalkit.parallel.interrupt import STOPPED
 from evalkit.reports import comparison
 from evalkit.reports.pooling import find_runs
 from evalkit.session import run as session

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from evalkit.core.devices import use_every_core
+from evalkit.parallel.devices import use_every_core
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 Answers = list[tuple[float, bool]]

@@ -5,11 +5,11 @@ from pathlib import Path
 import jax
 import worker
 
-from evalkit.core import devices
 from evalkit.core.contracts import Pretrained
 from evalkit.inference.generation import generate
 from evalkit.inference.texts import Said
 from evalkit.models.formats import released
+from evalkit.parallel import devices
 from evalkit.tasks.text.tokenizers import Numbers
 
 devices.spare_memory()

@@ -4,7 +4,7 @@ import jax
 import worker
 
 from evalkit.configuration.experiment import built as built_from
-from evalkit.core import devices
+from evalkit.parallel import devices
 from evalkit.training.trainer import Trainer
 
 devices.use_every_core()

@@ -15,8 +15,8 @@ from evalkit.configuration.capacity import refuse_beyond_positions
 from evalkit.configuration.models import Sized
 from evalkit.core.contracts import LanguageModel
 from evalkit.core.errors import UserError
+from evalkit.parallel.layouts.sizes import Sizes, sizes_of
 from evalkit.training import memory
-from evalkit.training.layouts.sizes import Sizes, sizes_of
 from evalkit.training.settings import GATHERS
 
 GB = 10**9

@@ -14,10 +14,10 @@ from jaxtyping import Float
 
 from evalkit.bench.stopwatch import spread, times
 from evalkit.core.contracts import LanguageModel, Params, Pretrained
-from evalkit.core.devices import by_rows, copied, mesh_sharing
 from evalkit.inference.generation import MOST_AT_ONCE, decoded
 from evalkit.inference.prefill import Prefilled, placed, prefill, shortest_chunk
 from evalkit.inference.sampling import GREEDY
+from evalkit.parallel.devices import by_rows, copied, mesh_sharing
 from evalkit.tasks.text.tokenizers import Bytes
 
 CHUNK = 256

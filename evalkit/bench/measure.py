@@ -91,7 +91,7 @@ TABLES: Sequence[Columns] = (
 
 def measure(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], str, bool]:
     """The result, the format in which it is wanted, and whether nothing else is to be shown."""
-    from evalkit.core import devices
+    from evalkit.parallel import devices
     from evalkit.record import environment
 
     if what not in ALONE + OF_MODELS:
@@ -133,7 +133,7 @@ def _of_experiment(what: str, own: Mapping[str, Any], overrides: Sequence[str]) 
     from evalkit.bench import start, streaming, training
     from evalkit.checkpoints.loading import trainer_of
     from evalkit.configuration import experiment
-    from evalkit.core import devices
+    from evalkit.parallel import devices
     from evalkit.record import environment
 
     devices.use_every_core()

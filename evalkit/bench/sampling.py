@@ -17,10 +17,10 @@ from evalkit.bench.stopwatch import rates
 from evalkit.configuration.capacity import refuse_beyond_positions
 from evalkit.configuration.models import Sized
 from evalkit.core.contracts import LanguageModel, Pretrained
-from evalkit.core.devices import accelerator_bytes, bytes_of, cores, memory_bytes
 from evalkit.core.errors import UserError, writing
 from evalkit.core.tidy import as_csv
 from evalkit.inference.prefill import Prefilled
+from evalkit.parallel.devices import accelerator_bytes, bytes_of, cores, memory_bytes
 from evalkit.record import environment
 from evalkit.record.files import write_text
 from evalkit.reports.curves import COLOURS, Frame, save, seed_figure

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec
 
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import Spread, rates, spread, times
-from evalkit.core.devices import AXIS
 from evalkit.core.errors import UserError
+from evalkit.parallel.devices import AXIS
 from evalkit.training.settings import Stage
 from evalkit.training.state import TrainState
 from evalkit.training.trainer import Trainer

@@ -14,7 +14,7 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import PACKED, pack
 from evalkit.disk import sums
-from evalkit.processes import peers
+from evalkit.parallel import peers
 from evalkit.record.files import RESULTS
 from evalkit.record.history import FILE as HISTORY
 from evalkit.training.state import TrainState, params_of

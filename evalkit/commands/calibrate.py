@@ -8,7 +8,7 @@ from evalkit.commands.guide import Page
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the checks of a results file that lm-eval wrote; returns 1 if one does not hold. Raises UserError."""
-    from evalkit.downstream import calibration
+    from evalkit.evaluations.downstream import calibration
 
     parser = Page(
         "calibrate",

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     from evalkit.configuration.experiment import compose, prepared
     from evalkit.contract.experiment import every_part
-    from evalkit.core import devices
+    from evalkit.parallel import devices
 
     devices.use_every_core()
     experiment = prepared(compose(given.settings))

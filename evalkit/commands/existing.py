@@ -12,7 +12,7 @@ def go_on(verb: str, folder: str, overrides: Sequence[str]) -> int:
     """Resumes or evaluates the run in `folder`, with `overrides` of what may change, and returns the exit code."""
     path = run_folder(folder, verb)
     from evalkit.configuration.composition import value_of
-    from evalkit.training import connection
+    from evalkit.parallel.layouts import connection
 
     if verb == "evaluate":
         from evalkit.session import run
@@ -37,7 +37,7 @@ def run_folder(folder: str, verb: str) -> Path:
     if not (path / "config.yaml").is_file():
         state = "has no config.yaml, so it is no run" if path.is_dir() else "does not exist"
         raise UserError(f"{path} {state}; give the folder of a run, such as {verb}=runs/<task>/<model>/<time>")
-    from evalkit.core import devices
+    from evalkit.parallel import devices
 
     devices.use_every_core()
     return path

@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
     output = Output(values.pop("file", None), values.pop("out", None), values.pop("format", "text") == "json")
     if (prompt is None) == (output.file is None):
         raise UserError("give one prompt in quotation marks, or file=FILE with a prompt a line")
-    from evalkit.core import devices
+    from evalkit.parallel import devices
     from evalkit.session import prompting
 
     try:

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(f"experiment= has its own runs; leave -m out{one}")
         return sweep.main(overrides)
     if _is_whole_experiment(overrides):
-        from evalkit.core import devices
+        from evalkit.parallel import devices
         from evalkit.session import experiments
 
         _refuse_without_effect(overrides)
@@ -148,9 +148,8 @@ def _run(overrides: Sequence[str]) -> int:
     """One run: composed once, built once."""
     from evalkit.configuration.composition import plain
     from evalkit.configuration.experiment import compose, prepared, refuse_used
-    from evalkit.core import devices
-    from evalkit.processes import peers
-    from evalkit.training import connection
+    from evalkit.parallel import devices, peers
+    from evalkit.parallel.layouts import connection
 
     composed = compose(overrides)
     _refuse_without_effect(overrides)
@@ -199,7 +198,7 @@ def _refuse_distributed(overrides: Sequence[str], multirun: bool) -> None:
     if multirun or _is_whole_experiment(overrides) or "checkpoint" in _named(overrides):
         raise UserError(f"{asked[0]}: several processes train one model together; give one run, with task= and model=")
     from evalkit.configuration.composition import parse
-    from evalkit.training import connection
+    from evalkit.parallel.layouts import connection
 
     try:  # before the types of all settings, which would say less of it
         connection.check(parse(asked)[-1].value())

@@ -15,7 +15,7 @@ behind, by that loss. Those that did not finish, or ended without a finite loss,
 
 def main(arguments: Sequence[str]) -> int:
     """Prints a table a model, writes `selection.json` and returns 0; raises UserError for a folder without trials."""
-    from evalkit.reports.accuracy.summary import LEVELS
+    from evalkit.evaluations.extrapolation.summary import LEVELS
     from evalkit.session import selection
 
     parser = Page("select", RULE, "select runs/fig6b_search/cpu", "select runs/fig6b_search/cpu --level 0.9")

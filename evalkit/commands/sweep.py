@@ -37,7 +37,7 @@ def main(overrides: Sequence[str]) -> int:
 
     from evalkit.configuration.composition import combinations
     from evalkit.configuration.experiment import compose, prepared
-    from evalkit.core import devices
+    from evalkit.parallel import devices
 
     _refuse_missing_launcher(overrides)
     devices.use_every_core()
@@ -70,8 +70,8 @@ def job(config: Any, typed: list[str]) -> "Ended":
     from hydra.core.hydra_config import HydraConfig
 
     from evalkit.configuration.experiment import experiment
-    from evalkit.core import devices
-    from evalkit.processes.interrupt import STOPPED
+    from evalkit.parallel import devices
+    from evalkit.parallel.interrupt import STOPPED
     from evalkit.session import run
     from evalkit.session.sweeps import Ended
 

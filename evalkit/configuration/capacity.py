@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 
 from evalkit.core.contracts import Evaluation
-from evalkit.core.devices import accelerator_bytes, bytes_of, memory_bytes
 from evalkit.core.errors import UserError
+from evalkit.parallel.devices import accelerator_bytes, bytes_of, memory_bytes
 from evalkit.training.settings import Training
 
 LONGEST = 2**31 - 1

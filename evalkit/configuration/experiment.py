@@ -21,10 +21,10 @@ from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task
 from evalkit.core.credentials import secret_of
 from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import record_file
+from evalkit.parallel.layouts import connection
+from evalkit.parallel.layouts.sizes import sizes_of
 from evalkit.record.tracking import WandbSettings
 from evalkit.tasks.text import Text
-from evalkit.training import connection
-from evalkit.training.layouts.sizes import sizes_of
 from evalkit.training.optimizer import COSINE, SCHEDULES
 from evalkit.training.passing import check_bounded
 from evalkit.training.settings import Training

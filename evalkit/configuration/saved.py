@@ -24,8 +24,8 @@ from evalkit.configuration.experiment import (
 )
 from evalkit.core import trust
 from evalkit.core.errors import UserError, first_line
+from evalkit.core.moved import renamed
 from evalkit.disk.files import write_whole
-from evalkit.record.moved import renamed
 
 RESUMABLE = ("wandb", "eval", "train.steps", "mesh", "distributed", "format", "quiet", ALLOW)
 EVALUABLE = ("eval", "task", "data", "wandb", "format", "quiet", "parameters", ALLOW)
@@ -186,7 +186,7 @@ def _of_a_checkpoint(content: Mapping[Any, Any]) -> Mapping[Any, Any]:
     shared = {**untrained, "matmul_precision": "highest", "model_name": Path(content["checkpoint"]).name, **kept}
     if "book" in content:
         names = ("lengths", "prompts", "new_tokens", "batch_size", "chunk", "cache_gib")
-        lookup = {"_target_": "evalkit.evaluations.phonebook.Lookup", **{name: content[name] for name in names}}
+        lookup = {"_target_": "evalkit.evaluations.phonebook.measure.Lookup", **{name: content[name] for name in names}}
         return {**shared, "task": content["book"], "eval": lookup, "task_name": "phonebook_lookup"}
     if "tasks" in content:
         path = content["data"]["path"]
@@ -195,8 +195,11 @@ def _of_a_checkpoint(content: Mapping[Any, Any]) -> Mapping[Any, Any]:
         return {
             **shared,
             "data": {"path": path},
-            "task": {"_target_": "evalkit.downstream.benchmarks.Benchmarks", **task},
-            "eval": {"_target_": "evalkit.downstream.evaluation.Downstream", **{name: content[name] for name in names}},
+            "task": {"_target_": "evalkit.evaluations.downstream.benchmarks.Benchmarks", **task},
+            "eval": {
+                "_target_": "evalkit.evaluations.downstream.measure.Downstream",
+                **{name: content[name] for name in names},
+            },
             "task_name": "downstream",
         }
     return {**shared, **content}

@@ -14,7 +14,7 @@ from jax import Array
 
 from evalkit.contract.promises import Promise, promised
 from evalkit.core.contracts import LanguageModel, Params
-from evalkit.core.devices import RUNS_ONCE
+from evalkit.parallel.devices import RUNS_ONCE
 
 TOKENS, CHUNK, ODD_CHUNK = 32, 16, 7
 LONG, MOST = 128, 512

@@ -9,8 +9,8 @@ import numpy as np
 
 from evalkit.contract.promises import Promise, promised
 from evalkit.core.contracts import Ordinary, Task
-from evalkit.core.devices import RUNS_ONCE
 from evalkit.core.streams import train_batch
+from evalkit.parallel.devices import RUNS_ONCE
 from evalkit.tasks import Example
 
 EXAMPLES = 8

@@ -16,7 +16,7 @@ from evalkit.core import streams
 from evalkit.core.contracts import AnyTask, Feed, Illustration, Judged, Ordinary, Recalls, Rows, Task
 from evalkit.core.errors import UserError
 from evalkit.core.network import Refused, Silent, ask_hub
-from evalkit.processes import peers
+from evalkit.parallel import peers
 from evalkit.tasks import Example
 from evalkit.tasks.text import Text
 from evalkit.tasks.text.corpus import Span, Window

@@ -404,7 +404,7 @@ class Verdict(NamedTuple):
 class Evaluation(ABC):
     """What is measured of a trained model: a subclass gives `kind` and `run`, and a YAML in `conf/eval/` names it.
 
-    `kind` is the dotted name of the report that draws its rows, such as `evalkit.reports.accuracy`.
+    `kind` is the dotted name of the report that draws its rows, such as `evalkit.evaluations.extrapolation.report`.
     """
 
     kind: ClassVar[str]

@@ -26,11 +26,12 @@ from typing import (
     get_type_hints,
 )
 
+from evalkit.core import moved
 from evalkit.core.errors import UserError, writing
 
 FILE, PACKED = "metrics.jsonl", "metrics.jsonl.gz"
 ACCURACY, TEXT, RECALL, PHONEBOOK, BENCHMARKS = (
-    f"evalkit.reports.{name}" for name in ("accuracy", "text", "recall", "phonebook", "benchmarks")
+    f"evalkit.evaluations.{name}.report" for name in ("extrapolation", "text", "recall", "phonebook", "downstream")
 )
 # What tells a recall evaluation among the records that were written before there was a header.
 RECALL_METRICS = {"recalled", "forgetting", "difference", "drift", "restored"}
@@ -44,7 +45,7 @@ class Header:
     task: str
     model: str
     kind: str
-    """The kind of report that its rows become, by dotted name, such as "evalkit.reports.accuracy"."""
+    """The kind of report that its rows become, by dotted name, such as "evalkit.evaluations.extrapolation.report"."""
     parameters: int | None = None
     cache_bytes: Mapping[str, int] | None = None
     """The bytes of one sequence's cache, by the sequence's length: that of training, and the longest measured."""
@@ -321,7 +322,7 @@ def _header(line: bytes, path: Path) -> Header | None:
             raise UserError(f"{path}:1 has {name}={str(value)[:60]!r}: the file was damaged or edited")
     # Tuples, so that a header comes back equal to the one that was written.
     fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in told.items()}
-    return Header(**fields)
+    return Header(**{**fields, "kind": moved.KINDS.get(fields["kind"], fields["kind"])})
 
 
 def _fits(value: Any, annotation: Any) -> bool:

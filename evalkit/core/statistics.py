@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import TypedDict
 
+LOOK_EVERY = 32
+"""Sequences between two looks at an interval's width: an evaluation that ends early ends at a multiple of them."""
+
 
 class Spread(TypedDict):
     """Mean, median and range over `seeds` seeds; null where there is no number."""

@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from evalkit.core.contracts import Cuts, Task
-from evalkit.core.devices import own
+from evalkit.parallel.devices import own
 from evalkit.tasks import Example
 
 # Folded into every key: another order would change the data of every run.

@@ -15,7 +15,6 @@ from evalkit.core.errors import UserError
 
 OURS = "evalkit"
 PARTS = (
-    "evalkit.downstream",
     "evalkit.evaluations",
     "evalkit.models",
     "evalkit.record.tracking",

@@ -13,10 +13,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Int
 
 from evalkit.core.contracts import LanguageModel, Params, Pretrained
-from evalkit.core.devices import by_rows, bytes_of, mesh_sharing
 from evalkit.inference.prefill import Prefilled, bucket, by_length, check, placed, prefill, shortest_chunk
 from evalkit.inference.sampling import GREEDY, Sampler
 from evalkit.inference.texts import Row, Said, ends_of
+from evalkit.parallel.devices import by_rows, bytes_of, mesh_sharing
 
 # Tokens that one call of the device decodes: at most, and before the text is looked at for the first time.
 MOST_AT_ONCE, FIRST_LOOK = 256, 16

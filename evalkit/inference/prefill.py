@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from evalkit.core.contracts import Cache, LanguageModel, Params, Pretrained
-from evalkit.core.devices import RUNS_ONCE, by_rows, copied, mesh_sharing, split
+from evalkit.parallel.devices import RUNS_ONCE, by_rows, copied, mesh_sharing, split
 
 PER_OCTAVE = 8
 

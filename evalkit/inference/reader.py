@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array
 
 from evalkit.core.contracts import Cache, LanguageModel, Params
-from evalkit.core.devices import copied, mesh_for, split
 from evalkit.core.objective import Tally
 from evalkit.inference.streaming import advance
+from evalkit.parallel.devices import copied, mesh_for, split
 from evalkit.tasks import Example
 
 

@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 
 from evalkit.core.checks import at_least
 from evalkit.core.contracts import Cache, LanguageModel, Params
-from evalkit.core.devices import by_rows, copied, mesh_sharing, split
 from evalkit.core.errors import UserError
 from evalkit.inference.prefill import empty_cache
+from evalkit.parallel.devices import by_rows, copied, mesh_sharing, split
 
 # Of lengths and rooms, so that few programs serve many.
 MULTIPLE, SPARE = 8, 1 / 8

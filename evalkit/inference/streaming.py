@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from evalkit.core.contracts import Cache, LanguageModel, Params
-from evalkit.core.devices import by_rows, copied, mesh_for, split
 from evalkit.core.objective import Tally, tally
+from evalkit.parallel.devices import by_rows, copied, mesh_for, split
 from evalkit.tasks import Example
 
 

@@ -22,13 +22,13 @@ from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging
 
-from evalkit.core import devices
 from evalkit.core.errors import UserError
-from evalkit.downstream import data_sets, table1
-from evalkit.downstream.evaluation import read
-from evalkit.downstream.language_model import PretrainedLM
+from evalkit.evaluations.downstream import data_sets, table1
+from evalkit.evaluations.downstream.language_model import PretrainedLM
+from evalkit.evaluations.downstream.measure import read
 from evalkit.lm_eval import prompts
 from evalkit.lm_eval.model import EvalkitLM
+from evalkit.parallel import devices
 
 Results = dict[str, Any]
 

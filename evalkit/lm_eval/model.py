@@ -8,7 +8,7 @@ from lm_eval.api.registry import register_model
 from evalkit.checkpoints.pretrained import load_for_text
 from evalkit.core.contracts import Pretrained
 from evalkit.core.errors import UserError
-from evalkit.downstream.language_model import PretrainedLM
+from evalkit.evaluations.downstream.language_model import PretrainedLM
 
 SETTINGS = list(inspect.signature(PretrainedLM).parameters)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from evalkit.core.devices import cores
+from evalkit.parallel.devices import cores
 from evalkit.record.history import command_line
 
 PACKAGES = ("griffin-evalkit", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "hydra-core", "wandb")

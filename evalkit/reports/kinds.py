@@ -18,7 +18,7 @@ from evalkit.reports.numbers import DASH, shown
 from evalkit.reports.pooling import Line, Run
 
 logger = logging.getLogger(__name__)
-OURS = "evalkit.reports."
+OURS = "evalkit.evaluations."
 FACTS = ("preset", "train_length", "answer_length", "window", "chance", "steps")
 
 COSTS = ("parameters", "state bytes", "FLOPs/token")

@@ -9,9 +9,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from evalkit.core.errors import UserError
+from evalkit.core.moved import renamed
 from evalkit.core.rows import FILE, Header, Record, record_file, with_records
 from evalkit.record import history
-from evalkit.record.moved import renamed
 from evalkit.reports.numbers import grouped
 
 FACTS = ("model", "preset", "train_length", "window", "steps", "chance", "parameters")

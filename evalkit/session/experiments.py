@@ -19,7 +19,7 @@ from evalkit.configuration.schema import unknown
 from evalkit.contract.experiment import hold_model, is_ours
 from evalkit.core.errors import UserError, said_of
 from evalkit.core.trust import code_of
-from evalkit.processes.interrupt import STOPPED
+from evalkit.parallel.interrupt import STOPPED
 from evalkit.record import environment
 from evalkit.record.history import pasteable
 from evalkit.reports.comparison import compare

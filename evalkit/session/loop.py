@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from evalkit.core.rows import Row, value
-from evalkit.evaluations.extrapolation import Extrapolation
-from evalkit.processes import peers
+from evalkit.evaluations.extrapolation.measure import Extrapolation
+from evalkit.parallel import peers
 from evalkit.record.progress import Progress
 from evalkit.session import subjects
 from evalkit.session.session import Session

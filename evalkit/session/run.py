@@ -24,12 +24,12 @@ from evalkit.configuration.experiment import Experiment, refuse_rare_looks, refu
 from evalkit.configuration.notes import notes_of
 from evalkit.configuration.saved import EVALUABLE, RESUMABLE, from_file, save
 from evalkit.contract.experiment import hold
-from evalkit.core import devices
 from evalkit.core.contracts import Trained, Verdict
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import Record, offset_after, read, record_file
 from evalkit.core.trust import code_of, refuse_elsewhere
-from evalkit.processes import peers
+from evalkit.parallel import devices, peers
+from evalkit.parallel.layouts import connection
 from evalkit.record import environment, history
 from evalkit.record.files import RESULTS
 from evalkit.record.history import Work, pasteable
@@ -41,7 +41,6 @@ from evalkit.session.lock import alone
 from evalkit.session.loop import train
 from evalkit.session.session import Session, console_of
 from evalkit.session.space import refuse_full
-from evalkit.training import connection
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.state import TrainState, params_of
 from evalkit.training.trainer import Trainer

@@ -13,8 +13,8 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.saved import from_file
 from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, read, with_records
+from evalkit.evaluations.extrapolation.summary import summarise
 from evalkit.record.files import RESULTS, write_text
-from evalkit.reports.accuracy.summary import summarise
 from evalkit.reports.numbers import DASH
 from evalkit.reports.terminal import print_table
 

@@ -17,8 +17,8 @@ from evalkit.core.contracts import Verdict
 from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import FILE, Header, Row, RowLog, row
 from evalkit.core.trust import code_of
-from evalkit.processes import peers
-from evalkit.processes.interrupt import Interrupted, Watch
+from evalkit.parallel import peers
+from evalkit.parallel.interrupt import Interrupted, Watch
 from evalkit.record import environment
 from evalkit.record.files import write_text
 from evalkit.record.tracking import WandbLog

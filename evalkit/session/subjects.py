@@ -12,11 +12,12 @@ from evalkit.configuration.account import account
 from evalkit.configuration.experiment import Experiment, written
 from evalkit.configuration.notes import notes_of
 from evalkit.configuration.saved import from_file
-from evalkit.core import devices, trust
+from evalkit.core import trust
 from evalkit.core.contracts import Feed, Pretrained, Progress, Silent, Trained, never_interrupt
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Header, Row
 from evalkit.core.trust import refuse_elsewhere
+from evalkit.parallel import devices
 from evalkit.session.session import Session
 from evalkit.training.state import TrainState, params_of
 

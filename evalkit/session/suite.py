@@ -22,7 +22,7 @@ from evalkit.session.selection import ranked, trial_of
 from evalkit.training.finite import NotFinite
 from evalkit.training.settings import Training
 
-KIND = "evalkit.reports.accuracy"
+KIND = "evalkit.evaluations.extrapolation.report"
 """What a suite compares: its cells are read from reports of this kind."""
 
 

@@ -19,9 +19,9 @@ import orbax.checkpoint as ocp
 
 from evalkit.core.errors import UserError, first_line, writing
 from evalkit.disk import sums
-from evalkit.processes import peers
+from evalkit.parallel import peers
+from evalkit.parallel.layouts.vectors import Layout
 from evalkit.training.forms import as_parameters, as_vectors, has_vectors
-from evalkit.training.layouts.vectors import Layout
 from evalkit.training.state import TrainState
 
 FOLDER = "checkpoints"

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from evalkit.training.layouts.vectors import MASK, Layout
+from evalkit.parallel.layouts.vectors import MASK, Layout
 from evalkit.training.state import TrainState
 
 

@@ -7,8 +7,8 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from evalkit.core.contracts import LanguageModel
-from evalkit.core.devices import AXIS, MODEL_AXIS, bytes_of
-from evalkit.training.layouts.sizes import Sizes
+from evalkit.parallel.devices import AXIS, MODEL_AXIS, bytes_of
+from evalkit.parallel.layouts.sizes import Sizes
 from evalkit.training.mesh_step import MeshStep, layout_of
 from evalkit.training.state import TrainState
 from evalkit.training.trainer import Trainer

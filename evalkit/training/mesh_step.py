@@ -6,11 +6,11 @@ import jax
 from jax.sharding import PartitionSpec
 
 from evalkit.core.contracts import Divisible, Feed, LanguageModel, Params
-from evalkit.core.devices import MODEL_AXIS
 from evalkit.core.errors import UserError
+from evalkit.parallel.devices import MODEL_AXIS
+from evalkit.parallel.layouts.mesh import LayerwiseLayout, MeshLayout
+from evalkit.parallel.layouts.sizes import Sizes
 from evalkit.training.forms import each, is_vectors
-from evalkit.training.layouts.mesh import LayerwiseLayout, MeshLayout
-from evalkit.training.layouts.sizes import Sizes
 from evalkit.training.settings import Training
 from evalkit.training.state import TrainState
 from evalkit.training.step import Step

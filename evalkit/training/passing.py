@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from evalkit.core import streams
 from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
-from evalkit.core.devices import own
+from evalkit.parallel.devices import own
 from evalkit.training.microbatches import in_parts, together
 
 LONGEST = 2**30

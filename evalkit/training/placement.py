@@ -9,10 +9,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evalkit.core.contracts import Rows
-from evalkit.core.devices import AXIS, mesh_for
 from evalkit.core.errors import UserError
-from evalkit.processes import peers
-from evalkit.training.layouts.sizes import Sizes, mesh_of, refuse_undivided
+from evalkit.parallel import peers
+from evalkit.parallel.devices import AXIS, mesh_for
+from evalkit.parallel.layouts.sizes import Sizes, mesh_of, refuse_undivided
 from evalkit.training.mesh_step import MeshStep
 from evalkit.training.state import TrainState
 from evalkit.training.step import Step

@@ -10,10 +10,10 @@ from jax import Array, lax
 
 from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
 from evalkit.core.objective import scored_only, tally
+from evalkit.parallel.layouts.mesh import MeshLayout
+from evalkit.parallel.layouts.vectors import MASK, Layout
 from evalkit.tasks import Example
 from evalkit.training import optimizer
-from evalkit.training.layouts.mesh import MeshLayout
-from evalkit.training.layouts.vectors import MASK, Layout
 from evalkit.training.microbatches import in_parts, microbatch
 from evalkit.training.passing import StatePassing, copied_to
 from evalkit.training.settings import Training

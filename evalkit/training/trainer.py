@@ -15,10 +15,10 @@ from jax.sharding import PartitionSpec
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import LanguageModel, Task
-from evalkit.core.devices import RUNS_ONCE
+from evalkit.parallel.devices import RUNS_ONCE
+from evalkit.parallel.layouts.sizes import AUTO, Setting, sizes_of
 from evalkit.tasks import Example
 from evalkit.tasks.text import Text
-from evalkit.training.layouts.sizes import AUTO, Setting, sizes_of
 from evalkit.training.mesh_step import MeshStep
 from evalkit.training.placement import Placement
 from evalkit.training.settings import Stage, Training

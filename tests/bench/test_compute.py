@@ -35,7 +35,7 @@ def run(folder: Path, family: str, size: int, rate: float, worse: float = 1.0, e
     (folder / "config.yaml").write_text(f"seed: 0\ntrain:\n  batch_size: {BATCH}\n  learning_rate: {rate}\n")
     flops = 3 * size * STEPS * BATCH * LENGTH
     told = {
-        "kind": "evalkit.reports.text",
+        "kind": "evalkit.evaluations.text.report",
         "train_length": LENGTH,
         "seeds": [0],
         "steps": STEPS,

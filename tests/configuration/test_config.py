@@ -98,7 +98,7 @@ def test_the_longest_evaluations_that_run_are_not_refused() -> None:
 
 def test_an_evaluation_of_another_kind_leaves_out_what_a_recipe_says_of_the_first() -> None:
     assert "max_length" in config.compose(("task=induction_heads", "model=mqa")).config.eval
-    assert built("task=induction_heads", "model=mqa", "eval=recall").eval.kind == "evalkit.reports.recall"
+    assert built("task=induction_heads", "model=mqa", "eval=recall").eval.kind == "evalkit.evaluations.recall.report"
 
 
 @pytest.mark.parametrize(("node", "constructor"), [("train", Training), ("wandb", WandbSettings)])

@@ -13,7 +13,7 @@ from evalkit.configuration import experiment as config
 from evalkit.configuration import saved as saving
 from evalkit.configuration.schema import verify
 from evalkit.core.errors import UserError
-from evalkit.record.moved import MOVED, renamed
+from evalkit.core.moved import MOVED, renamed
 
 KEPT = sorted((Path(__file__).parents[2] / "docs" / "results").rglob("config.yaml"))
 
@@ -177,5 +177,5 @@ def test_a_run_under_old_names_is_the_same_run(tmp_path: Path) -> None:
 
 def test_a_setting_that_was_renamed_is_read_by_its_old_name() -> None:
     old = {"_target_": "evalkit.recall.Recall", "told_at": 64, "pairs": 16}
-    assert renamed(old) == {"_target_": "evalkit.evaluations.recall.Recall", "first_check": 64, "pairs": 16}
+    assert renamed(old) == {"_target_": "evalkit.evaluations.recall.measure.Recall", "first_check": 64, "pairs": 16}
     assert renamed({"_target_": "mine.Recall", "told_at": 64}) == {"_target_": "mine.Recall", "told_at": 64}

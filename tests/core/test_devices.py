@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from evalkit.core import devices
+from evalkit.parallel import devices
 from support import tiny
 
 

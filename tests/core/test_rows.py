@@ -36,7 +36,7 @@ from evalkit.core.rows import (
     value,
     with_records,
 )
-from evalkit.record import recall_rows
+from evalkit.evaluations.recall import rows as recall_rows
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -48,7 +48,17 @@ def first_line(folder: Path) -> dict[str, Any]:
 
 
 OLD = [folder for folder in with_records(RESULTS) if "metric" in first_line(folder)]
-HEADER = Header("r", "t", "m", "evalkit.reports.accuracy", parameters=5, seeds=(0, 1), notes=("a",), text={"used": "u"})
+KIND = "evalkit.evaluations.extrapolation.report"
+HEADER = Header(
+    "r",
+    "t",
+    "m",
+    "evalkit.evaluations.extrapolation.report",
+    parameters=5,
+    seeds=(0, 1),
+    notes=("a",),
+    text={"used": "u"},
+)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 WORDS = st.none() | st.text(max_size=8)
 NUMBER = st.none() | st.integers(0, 2**40)

@@ -13,7 +13,7 @@ from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core import streams
 from evalkit.core.objective import tally
-from evalkit.evaluations.extrapolation import Extrapolation, _is_narrow
+from evalkit.evaluations.extrapolation.measure import Extrapolation, _is_narrow
 from evalkit.inference import streaming
 from evalkit.inference.streaming import stream_tally
 from evalkit.tasks import Example
@@ -95,9 +95,9 @@ def test_the_batch_size_changes_no_number_and_what_is_too_long_is_said_not_run()
 @pytest.mark.parametrize("model", [pytest.param("hawk", marks=ALL), "griffin"])
 def test_memory_does_not_grow_with_length(model: str) -> None:
     """The program that advances by a chunk is given the chunk and the cache, and nothing of either is of the length."""
-    from evalkit.core.devices import mesh_for
     from evalkit.core.objective import Tally
     from evalkit.inference.streaming import advance
+    from evalkit.parallel.devices import mesh_for
 
     held = tiny(model)
     params = jax.eval_shape(held.model.init, jax.random.key(0))

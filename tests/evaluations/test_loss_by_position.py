@@ -11,10 +11,10 @@ from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core.contracts import LanguageModel, Pretrained
 from evalkit.core.rows import TEXT, Header, Record, Row, row, value
-from evalkit.evaluations.held_out import Subject, longest_of, losses_of, short_names
-from evalkit.evaluations.loss_by_position import LossByPosition, edges_of
-from evalkit.record import text_rows
-from evalkit.reports.text.summary import base_context, bits_per_byte, differences, levels, table_of, verdict
+from evalkit.evaluations.text import rows as text_rows
+from evalkit.evaluations.text.held_out import Subject, longest_of, losses_of, short_names
+from evalkit.evaluations.text.measure import LossByPosition, edges_of
+from evalkit.evaluations.text.summary import base_context, bits_per_byte, differences, levels, table_of, verdict
 from evalkit.tasks.text.corpus import Span
 from evalkit.tasks.text.tokenizers import Numbers
 from support.shrunk import applied, params_of, shrunk

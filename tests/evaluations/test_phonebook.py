@@ -10,7 +10,7 @@ import pytest
 from evalkit.configuration import experiment as config
 from evalkit.core.contracts import Pretrained
 from evalkit.core.rows import Row, row, value
-from evalkit.evaluations.phonebook import METRICS, Lookup, log_probabilities, question
+from evalkit.evaluations.phonebook.measure import METRICS, Lookup, log_probabilities, question
 from evalkit.inference.prefill import prefill
 from evalkit.tasks.phonebook import VARIANTS, Phonebook
 from support.evaluated import checkpoint_of

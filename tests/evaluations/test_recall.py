@@ -14,17 +14,10 @@ from rich.console import Console
 
 from evalkit.core.contracts import LanguageModel, Params, Recalls, Trained
 from evalkit.core.rows import RECALL, Header, Record, Row, read, row, value
-from evalkit.evaluations.forgetting import sham, undone
-from evalkit.evaluations.planting import planted
-from evalkit.evaluations.recall import Recall
-from evalkit.inference.reader import Reader
-from evalkit.models.layers.mixer import Decaying
-from evalkit.models.mixers.cglru import ComplexRecurrentBlock
-from evalkit.models.mixers.convex import ConvexRecurrentBlock
-from evalkit.models.mixers.lru import UngatedRecurrentBlock
-from evalkit.models.mixers.rglru import RecurrentBlock, RecurrentCache
-from evalkit.models.mixers.s6 import S6Block
-from evalkit.record.recall_rows import (
+from evalkit.evaluations.recall.forgetting import sham, undone
+from evalkit.evaluations.recall.measure import Recall
+from evalkit.evaluations.recall.planting import planted
+from evalkit.evaluations.recall.rows import (
     DIFFERENCE,
     DRIFT,
     DRIFT_SHAM,
@@ -36,7 +29,14 @@ from evalkit.record.recall_rows import (
     RECALLED,
     RESTORED,
 )
-from evalkit.reports.recall.summary import decayed, summarise
+from evalkit.evaluations.recall.summary import decayed, summarise
+from evalkit.inference.reader import Reader
+from evalkit.models.layers.mixer import Decaying
+from evalkit.models.mixers.cglru import ComplexRecurrentBlock
+from evalkit.models.mixers.convex import ConvexRecurrentBlock
+from evalkit.models.mixers.lru import UngatedRecurrentBlock
+from evalkit.models.mixers.rglru import RecurrentBlock, RecurrentCache
+from evalkit.models.mixers.s6 import S6Block
 from evalkit.reports.writer import report
 from evalkit.session import run
 from evalkit.tasks.induction_heads import InductionHeads

@@ -56,7 +56,7 @@ REPORT = ("evalkit.reports.curves.save", "evalkit.session.session.report", "eval
 WORK = (
     "evalkit.training.trainer.Trainer.advance",
     "evalkit.session.loop.validate",
-    "evalkit.evaluations.extrapolation.Extrapolation.score",
+    "evalkit.evaluations.extrapolation.measure.Extrapolation.score",
     LOG,
     *SAVING,
     "os.fsync",

@@ -11,8 +11,8 @@ import pytest
 
 from evalkit.core.contracts import Pretrained
 from evalkit.core.rows import Row, value
-from evalkit.evaluations.extrapolation import Extrapolation
-from evalkit.evaluations.held_out import losses_of, split_losses_of
+from evalkit.evaluations.extrapolation.measure import Extrapolation
+from evalkit.evaluations.text.held_out import losses_of, split_losses_of
 from evalkit.inference.split import read_split, refuse_unsplit
 from evalkit.inference.streaming import stream_tally
 from evalkit.tasks import Example

@@ -10,8 +10,8 @@ from lm_eval.tasks import TaskManager
 from evalkit.__main__ import main
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read, value
-from evalkit.downstream import calibration, table1
-from evalkit.downstream import data_sets as hub
+from evalkit.evaluations.downstream import calibration, table1
+from evalkit.evaluations.downstream import data_sets as hub
 from evalkit.session import subjects
 from support import benchmark_data, tiny
 from support.language_models import fading

@@ -13,8 +13,8 @@ from lm_eval.api.instance import Instance
 
 from evalkit.checkpoints.pretrained import load
 from evalkit.core.errors import UserError
-from evalkit.downstream import data_sets as hub
-from evalkit.downstream import table1
+from evalkit.evaluations.downstream import data_sets as hub
+from evalkit.evaluations.downstream import table1
 from evalkit.inference.scoring import Request
 from evalkit.lm_eval import command as lm_eval
 from evalkit.lm_eval import model as lm_eval_model

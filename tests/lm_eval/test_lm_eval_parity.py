@@ -12,7 +12,7 @@ from lm_eval.api.registry import get_model
 from evalkit.checkpoints import export
 from evalkit.configuration import experiment as config
 from evalkit.core.rows import read
-from evalkit.downstream import data_sets as hub
+from evalkit.evaluations.downstream import data_sets as hub
 from evalkit.lm_eval.model import EvalkitLM
 from evalkit.session import run
 from support import benchmark_data, tiny

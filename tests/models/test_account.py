@@ -10,7 +10,6 @@ import pytest
 from flax import nnx
 
 from evalkit.configuration import catalogue
-from evalkit.core.devices import bytes_of
 from evalkit.models import build, lm
 from evalkit.models.layers import modules
 from evalkit.models.layers.mixer import Counted
@@ -19,6 +18,7 @@ from evalkit.models.mixers.attention import MQA
 from evalkit.models.mixers.lru import UngatedRecurrentBlock
 from evalkit.models.mixers.rglru import RecurrentBlock
 from evalkit.models.model import Model
+from evalkit.parallel.devices import bytes_of
 from support.shrunk import WINDOW, shrunk
 
 MODELS = catalogue.options("model")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from evalkit.core.devices import bytes_of
 from evalkit.models.mixers import attention
 from evalkit.models.mixers.attention import MQA
+from evalkit.parallel.devices import bytes_of
 
 WIDTH, LENGTH, BLOCK = 16, 40, 16
 

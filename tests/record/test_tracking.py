@@ -94,7 +94,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_rows_become_curves_of_each_seed(folder: Path) -> None:
     log = opened(folder, seeds=(3, 4), mode="offline", tags=["fig6b"])
-    log.begin(Header("r", "copying", "hawk", "evalkit.reports.accuracy", parameters=1000))
+    log.begin(Header("r", "copying", "hawk", "evalkit.evaluations.extrapolation.report", parameters=1000))
     for seed in (3, 4):
         at: dict[str, Any] = {"seed": seed, "step": 10}
         log.write([measured("train", name, total, **at, length=256) for name, total in (("loss", 8), ("accuracy", 1))])
@@ -251,7 +251,7 @@ def test_a_second_start_continues_the_same_runs(folder: Path) -> None:
 def kept_rows(*steps: int) -> tuple[list[Row], bytes]:
     """Rows of these steps, and the record with them."""
     rows = [measured("train", "loss", 4.0, step=step) for step in steps]
-    header = encode_header(Header("r", "copying", "hawk", "evalkit.reports.accuracy", parameters=9))
+    header = encode_header(Header("r", "copying", "hawk", "evalkit.evaluations.extrapolation.report", parameters=9))
     return rows, "".join(f"{line}\n" for line in [header, *map(encode, rows)]).encode()
 
 

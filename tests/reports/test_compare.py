@@ -16,10 +16,10 @@ from evalkit.configuration import catalogue
 from evalkit.configuration.account import completed
 from evalkit.configuration.saved import save
 from evalkit.core.rows import RECALL, Record, row
-from evalkit.record.recall_rows import RECALLED
-from evalkit.reports.accuracy.costs import against
-from evalkit.reports.accuracy.report import COLUMNS, comparison_table, tables
-from evalkit.reports.accuracy.summary import extrapolation_curve, learning_curve
+from evalkit.evaluations.extrapolation.costs import against
+from evalkit.evaluations.extrapolation.report import COLUMNS, comparison_table, tables
+from evalkit.evaluations.extrapolation.summary import extrapolation_curve, learning_curve
+from evalkit.evaluations.recall.rows import RECALLED
 from evalkit.reports.curves import MARKERS
 from evalkit.reports.pooling import LATER, Line, find_runs, load, pool
 from support.made_up_runs import falls, perfect, run_record, write_run
@@ -200,7 +200,7 @@ def test_what_asks_by_distance_is_left_out_and_alone_compared(
     measured = row(metric=RECALLED, **place, total=3, count=4, extra=told)
     asked = write_run(tmp_path / "a_recall", Record(header, [measured]))
     assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    assert "left out, for its report is of another kind (evalkit.reports.recall)" in capsys.readouterr().out
+    assert "left out, for its report is of another kind (evalkit.evaluations.recall.report)" in capsys.readouterr().out
     assert main(["compare", str(asked), "--out", str(tmp_path / "other")]) == 0
     files = {path.name for path in (tmp_path / "other").iterdir()}
     assert files == {"distance.png", "compare.csv", "compare.html"}

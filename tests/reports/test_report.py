@@ -19,9 +19,9 @@ from rich.console import Console
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Record, RowLog, row
 from evalkit.core.statistics import wilson
+from evalkit.evaluations.extrapolation.report import span_tables
+from evalkit.evaluations.extrapolation.summary import extrapolation_curve, learning_curve, probe_lengths, summarise
 from evalkit.reports import page
-from evalkit.reports.accuracy.report import span_tables
-from evalkit.reports.accuracy.summary import extrapolation_curve, learning_curve, probe_lengths, summarise
 from evalkit.reports.canvas import length_label, settle
 from evalkit.reports.curves import Frame, length_figure, save, seed_figure, svg
 from evalkit.reports.points import Curve, Point
@@ -249,7 +249,7 @@ def test_figures_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     """In this one, which has drawn others before, and in a fresh one."""
     program = (
         "from pathlib import Path; from support.made_up_runs import run_record\n"
-        "from evalkit.reports import accuracy; from evalkit.reports.curves import save\n"
+        "from evalkit.evaluations.extrapolation import report as accuracy; from evalkit.reports.curves import save\n"
         "from evalkit.reports.pooling import Line, Run\n"
         "lines = [Line('griffin', [Run(Path(), run_record(seeds=(0, 1)), {})], alone=True)]\n"
         "for name, drawing in accuracy.figures(lines, 'title', ['note']).items():\n"

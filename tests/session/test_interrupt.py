@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from evalkit.processes.interrupt import SIGNALS, Interrupted, Watch
+from evalkit.parallel.interrupt import SIGNALS, Interrupted, Watch
 
 
 class Requeued(Exception):

@@ -9,8 +9,8 @@ from evalkit.__main__ import main
 from evalkit.configuration.experiment import refuse_used
 from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, read
-from evalkit.evaluations.phonebook import METRICS
-from evalkit.reports.phonebook import LABELS, figures
+from evalkit.evaluations.phonebook.measure import METRICS
+from evalkit.evaluations.phonebook.report import LABELS, figures
 from evalkit.reports.pooling import Line, load
 from evalkit.session import run, subjects
 from support.language_models import Reader, pretrained

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from evalkit.__main__ import main
 from evalkit.core.rows import read
-from evalkit.processes.interrupt import Watch
+from evalkit.parallel.interrupt import Watch
 from evalkit.reports.writer import report
 from evalkit.session.sweeps import Ended, conclude
 from support import tiny

@@ -17,9 +17,9 @@ from evalkit.configuration.saved import EVALUABLE, from_file
 from evalkit.core import batches as feeds
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
-from evalkit.record import text_rows
+from evalkit.evaluations.text import rows as text_rows
+from evalkit.evaluations.text.summary import levels, table_of
 from evalkit.reports import comparison as compare
-from evalkit.reports.text.summary import levels, table_of
 from evalkit.session import run
 from evalkit.training.trainer import Trainer
 from support import tiny

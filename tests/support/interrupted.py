@@ -3,7 +3,7 @@
 import signal
 from typing import Self
 
-from evalkit.processes.interrupt import Watch
+from evalkit.parallel.interrupt import Watch
 
 
 class StopAfterOneDispatch(Watch):

@@ -35,7 +35,7 @@ import yaml
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
 from evalkit.core.statistics import mann_whitney
-from evalkit.reports.accuracy.summary import LEVELS
+from evalkit.evaluations.extrapolation.summary import LEVELS
 from evalkit.reports.kinds import kind_of
 
 COMMENT = re.compile(r"<!-- (rows\n.*?|not rows: \S.*?) ?-->", re.S)

@@ -10,8 +10,8 @@ import numpy as np
 
 from evalkit.checkpoints.pretrained import digest
 from evalkit.core.contracts import Pretrained
-from evalkit.core.devices import bytes_of
 from evalkit.inference.scoring import Scorer
+from evalkit.parallel.devices import bytes_of
 from evalkit.tasks.text.tokenizers import Bytes
 from support.shrunk import applied, params_of, shrunk
 

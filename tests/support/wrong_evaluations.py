@@ -8,7 +8,7 @@ WRONG: dict[str, tuple[type, str]] = {}
 class CountsSeeds(Evaluation):
     """One row a seed."""
 
-    kind = "evalkit.reports.accuracy"
+    kind = "evalkit.evaluations.extrapolation.report"
 
     def run(self, trained):
         for _, make_row in trained.each(split="test", length=trained.task.length):
@@ -27,7 +27,7 @@ def breaks(promise):
 
 @breaks("evaluation")
 class IsNoEvaluation:
-    kind = "evalkit.reports.accuracy"
+    kind = "evalkit.evaluations.extrapolation.report"
 
     def run(self, trained):
         yield {}
@@ -141,13 +141,13 @@ class PromisesANumber(CountsSeeds):
 
 @breaks("report")
 class HasRowsOfAnotherKind(CountsSeeds):
-    kind = "evalkit.reports.phonebook"
+    kind = "evalkit.evaluations.phonebook.report"
 
 
 class RunsNot(Evaluation):
     """It leaves out what it must have."""
 
-    kind = "evalkit.reports.accuracy"
+    kind = "evalkit.evaluations.extrapolation.report"
 
 
 UNBUILT = {"RunsNot": (RunsNot, "abstract method")}

@@ -24,10 +24,10 @@ from evalkit.core.errors import UserError
 from evalkit.models import build
 from evalkit.models.mixers.attention import MQA
 from evalkit.models.mixers.rglru import RecurrentBlock
+from evalkit.parallel.layouts.rules import rules_of
+from evalkit.parallel.layouts.sizes import Sizes, refuse_undivided
 from evalkit.training import finite
 from evalkit.training.checkpoints import Checkpoints
-from evalkit.training.layouts.rules import rules_of
-from evalkit.training.layouts.sizes import Sizes, refuse_undivided
 from evalkit.training.memory import bytes_a_device
 from evalkit.training.settings import Training
 from evalkit.training.state import Sums

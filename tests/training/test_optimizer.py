@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from evalkit.core.objective import tally
+from evalkit.parallel.layouts.vectors import MASK, Layout
 from evalkit.tasks import Example
 from evalkit.training import optimizer
-from evalkit.training.layouts.vectors import MASK, Layout
 from evalkit.training.optimizer import OPTIMIZERS, SCHEDULES
 
 PARAMS = {"decays": jnp.full(3, 2.0), "stays": jnp.full(2, 2.0)}

@@ -15,9 +15,9 @@ import pytest
 from evalkit.__main__ import main
 from evalkit.core.errors import UserError
 from evalkit.core.rows import value
-from evalkit.processes import last_words, peers
-from evalkit.processes.interrupt import Watch
-from evalkit.training import connection
+from evalkit.parallel import last_words, peers
+from evalkit.parallel.interrupt import Watch
+from evalkit.parallel.layouts import connection
 from support import faults, tiny
 
 STEPS = ("train.schedule=constant", "train.batch_size=8", "train.checkpoint_every=10", "train.eval_every=10")

@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from evalkit.core.rows import read, record_file
+from evalkit.evaluations.extrapolation.summary import summarise
 from evalkit.record import history
 from evalkit.record.files import RESULTS
-from evalkit.reports.accuracy.summary import summarise
 from evalkit.reports.points import Point
 
 KEPT = Path(__file__).with_name("kept.json")

@@ -1,0 +1,60 @@
+"""Which of lm-eval's benchmarks are run, and where their data sets are."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lm_eval.tasks import TaskManager
+
+from evalkit.core.errors import UserError
+from evalkit.evaluations.downstream import data_sets
+
+
+@dataclass(frozen=True)
+class Benchmarks:
+    """Benchmarks by `names`: tasks, groups and tags of lm-eval, or this project's own.
+
+    Raises UserError for a value that cannot be.
+
+    Options:
+      names: any of lm-eval's tasks, groups and tags, or this project's own.
+      num_fewshot (examples): examples shown before the question; null: as each benchmark says.
+      limit (documents): documents of each benchmark; for a first look, never for a result; null: all.
+      path: a folder of data sets; null: the hub, or its cache.
+    """
+
+    names: list[str]
+    num_fewshot: int | None = None
+    limit: int | None = None
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise UserError("names=[] is empty; give some, such as 'task.names=[griffin_table1]'")
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"limit={self.limit}; allowed: 1 or more, or null")
+
+    def index(self, metadata: Mapping[str, Any], also: Sequence[Path] = ()) -> TaskManager:
+        """lm-eval's index of these benchmarks, and of those below the folders `also`.
+
+        `metadata` is what a benchmark may ask of the model's settings. Raises UserError for a name that is unknown.
+        """
+        text = {} if self.path is None else {"text": self.path}
+        return data_sets.manager(self.names, {**metadata, **text}, also)
+
+    @contextmanager
+    def found(self, metadata: Mapping[str, Any]) -> Iterator[TaskManager]:
+        """The index with every data set found, while the context is open; raises UserError for one out of reach."""
+        index = self.index(metadata)
+        needed = data_sets.needed(index, self.names)
+        with TemporaryDirectory() as localised:
+            if self.path is None:
+                data_sets.refuse_unreachable(needed)
+            else:
+                root = Path(self.path).expanduser()
+                data_sets.localise(index, needed, root, Path(localised), shots=self.num_fewshot)
+                index = self.index(metadata, [Path(localised)])
+            yield index

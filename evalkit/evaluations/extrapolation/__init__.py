@@ -1,0 +1,1 @@
+"""Accuracy by length and by training step, far beyond the training length."""

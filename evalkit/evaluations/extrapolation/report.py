@@ -1,0 +1,210 @@
+"""Accuracy by length and by training step: the tables, figures and CSV of one run or of several."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, permutations
+from math import comb
+from statistics import median
+from typing import Any
+
+from evalkit.core.statistics import mann_whitney
+from evalkit.evaluations.extrapolation.costs import against as against
+from evalkit.evaluations.extrapolation.summary import LEVELS, extrapolation_curve, learning_curve, probe_lengths
+from evalkit.evaluations.extrapolation.summary import summarise as summarise
+from evalkit.reports.canvas import length_label
+from evalkit.reports.curves import frame_of, length_figure, seed_figure
+from evalkit.reports.kinds import COSTS, Drawing, Table, by_column, costs_of
+from evalkit.reports.numbers import DASH, between, grouped, shown
+from evalkit.reports.points import Curve, Point
+from evalkit.reports.pooling import Line
+
+LEVEL = "0.99"
+OF_ONE = LEVELS[2:]
+"""What the table of a single run shows of its levels."""
+LOSS = ".3g"
+BY_LENGTH, TRAINING = "Accuracy by evaluation length", "While training"
+BY_POSITION = "Accuracy by position in sequences of"
+SPREAD = "Median and range over seeds; a single seed with its 95% interval."
+TESTS = "Which is higher, by the exact two-sided test of Mann and Whitney over seeds"
+VALIDATION = "Validation accuracy at the training length against training steps."
+COLUMNS = ("seed", "length", "accuracy", "low", "high", "exact_match", "loss", "sequences")
+
+
+def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str, Drawing]:
+    """Accuracy against length (fig. 6b's axes), and against training steps (fig. 6a's), at longer lengths too."""
+    frame = frame_of(line.header for line in lines)
+    ladders = [extrapolation_curve(line.record).relabel(line.label) for line in lines]
+    ladder = length_figure([curve for curve in ladders if curve.seeds or len(lines) > 1], frame, title, notes)
+    extrapolation = Drawing(BY_LENGTH, SPREAD, ladder)
+    learning, named = frame.while_training(), f"{title} while training"
+    curves = [learning_curve(line.record).relabel(line.label) for line in lines]
+    if lines[0].alone:
+        trained = _at(curves[0], lines[0].header.train_length, " (training length)")
+        probes = [_at(learning_curve(lines[0].record, at), at) for at in probe_lengths(lines[0].record)]
+        figure = seed_figure([trained], learning, named, notes, [probe for probe in probes if probe.seeds])
+        return {"extrapolation": extrapolation, "training": Drawing(TRAINING, VALIDATION, figure)}
+    drawn = {"learning": Drawing(TRAINING, VALIDATION, seed_figure(curves, learning, named, notes))}
+    for at in sorted(set().union(*map(_probes, lines))):
+        looked = [learning_curve(line.record, at).relabel(line.label) for line in lines]
+        figure = seed_figure(looked, learning, f"{title} at {length_label(at)} while training", notes)
+        drawn[f"growth-{at}"] = Drawing(TRAINING, f"The same at {at:,} tokens.", figure)
+    return {"compare": extrapolation, **drawn}
+
+
+def tables(lines: Sequence[Line]) -> list[Table]:
+    """Of one run every length and seed with its interval; of several a row each, a column a length."""
+    if not lines[0].alone:
+        return [comparison_table(lines), *span_tables(lines), *learning_tables(lines), *test_tables(lines)]
+    summary = summarise(lines[0].record)
+    return [ladder_table(summary), *span_tables(lines), steps_table(summary)]
+
+
+def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """A record a run, length and seed."""
+    return [
+        {"run": run.header.run, "model": line.label, **{name: record[name] for name in COLUMNS}}
+        for line in lines
+        for run in line.runs
+        for record in summarise(run.record)["extrapolation"]
+    ]
+
+
+def comparison_table(lines: Sequence[Line]) -> Table:
+    """A row a line of the figure, a column a length (median accuracy over seeds)."""
+    found = []
+    for line in lines:
+        summary = summarise(line.record)
+        skipped = {entry["length"]: "not run" for entry in summary["not_run"]}
+        medians = {at["length"]: shown(at["accuracy"]["median"]) for at in summary["aggregate"]["extrapolation"]}
+        facts = [line.label, *costs_of(line.header), str(len(line.seeds)), _steps_to_level(summary)]
+        found.append((facts, skipped | medians))
+    lengths = sorted({length for _, measured in found for length in measured})
+    cells = [[*facts, *(measured.get(length, DASH) for length in lengths)] for facts, measured in found]
+    return Table(BY_LENGTH, ["model", *COSTS, "seeds", "steps to 99%", *map(length_label, lengths)], cells)
+
+
+def ladder_table(summary: Mapping[str, Any]) -> Table:
+    """A row a length: with one seed its 95% interval, with several their median and range."""
+    one = len({record["seed"] for record in summary["extrapolation"]}) <= 1
+    intervals = {record["length"]: (record["low"], record["high"]) for record in summary["extrapolation"]}
+    cells = {entry["length"]: ["not run", "", "", "", ""] for entry in summary["not_run"]}
+    for record in summary["aggregate"]["extrapolation"]:
+        accuracy = record["accuracy"]
+        cells[record["length"]] = [
+            shown(accuracy["median"]),
+            between(*intervals[record["length"]] if one else (accuracy["min"], accuracy["max"])),
+            shown(record["exact_match"]["median"]),
+            f"{record['sequences']:,g}",
+            shown(record["loss"]["median"], LOSS),
+        ]
+    spread = "95% interval" if one else "range over seeds"
+    lines = [[_length(length, summary["train_length"]), *cells[length]] for length in sorted(cells)]
+    return Table(BY_LENGTH, ["length", "accuracy", spread, "exact match", "sequences", "loss"], lines)
+
+
+def span_tables(lines: Sequence[Line]) -> list[Table]:
+    """A row a line, a column a span, the median over seeds; no table without spans.
+
+    All are of the longest sequences that every line has; where they share no length, each is of its own longest.
+    """
+    spans = {line.label: summarise(line.record).get("spans", []) for line in lines}
+    lengths = {label: {span["length"] for span in found} for label, found in spans.items() if found}
+    shared = set.intersection(*lengths.values()) if lengths else set[int]()
+    tables: dict[int, dict[str, dict[int, str]]] = {}
+    for label, own in lengths.items():
+        at = max(shared or own)
+        found = grouped((span["last"], span["accuracy"]) for span in spans[label] if span["length"] == at)
+        cells = {last: shown(median(values)) for last, values in found.items() if None not in values}
+        tables.setdefault(at, {})[label] = cells
+    return [by_column(f"{BY_POSITION} {at:,} tokens", "positions up to", rows) for at, rows in sorted(tables.items())]
+
+
+def steps_table(summary: Mapping[str, Any]) -> Table:
+    """A row a seed: steps to the upper levels at the training length, and the last validation."""
+    header = ["seed", *[f"steps to {level:.0%}" for level in OF_ONE], "last accuracy", "last loss", "at step"]
+    lines = []
+    for seed in summary["seeds"]:
+        if last := seed["validation"]:
+            steps = [_steps(seed["steps_to"][str(level)], last["step"]) for level in OF_ONE]
+            final = [shown(last["accuracy"]), shown(last["loss"], LOSS), f"{last['step']:,}"]
+            lines.append([str(seed["seed"]), *steps, *final])
+    return Table(TRAINING, header, lines)
+
+
+def learning_tables(lines: Sequence[Line]) -> list[Table]:
+    """A row a line: steps to each level, medians over seeds; no table without validations.
+
+    The area under the curve stands beside them where all lines have validations over the same steps.
+    """
+    cells, spans = [], set[tuple[float, float]]()
+    for line in lines:
+        found = summarise(line.record)
+        if (area := found["aggregate"]["area"])["seeds"]:
+            steps = [_steps_to_level(found, str(level)) for level in LEVELS]
+            cells.append([line.label, *steps, f"{shown(area['median'])} ({between(area['min'], area['max'])})"])
+            spans |= set(map(_span, learning_curve(line.record).seeds.values()))
+    header = ["model", *[f"steps to {level:.0%}" for level in LEVELS], "area under the curve"]
+    if len(spans) > 1:  # what one run did after the last step of another is no merit of its
+        header, cells = header[:-1], [cell[:-1] for cell in cells]
+    return [Table(TRAINING, header, cells)] if cells else []
+
+
+def test_tables(lines: Sequence[Line]) -> list[Table]:
+    """A row a pair of lines of several seeds, at the furthest length that both have; the higher median stands first."""
+    rungs = {line.label: _rungs(line) for line in lines if len(line.seeds) > 1}
+    cells = []
+    for pair in combinations(rungs, 2):
+        shared = set.intersection(*(set(rungs[label]) for label in pair))
+        if shared:
+            at = max(shared)
+            found = {label: rungs[label][at] for label in pair}
+            high, low = sorted(pair, key=lambda label: -median(found[label]))
+            apart = median(found[high]) - median(found[low])
+            # Which of the two is higher was not said before, so either way counts.
+            p = min(1.0, *(2 * mann_whitney(found[one], found[other]) for one, other in permutations(pair)))
+            least = min(1.0, 2 / comb(len(found[high]) + len(found[low]), len(found[high])))
+            cells.append([high, low, length_label(at), shown(apart), shown(p, ".2g"), shown(least, ".2g")])
+    header = ["higher", "lower", "at length", "difference of medians", "p", "least p of so many seeds"]
+    return [Table(TESTS, header, cells)] if cells else []
+
+
+def _span(points: Sequence[Point]) -> tuple[float, float]:
+    """The steps of the first and the last validation."""
+    return points[0].x, points[-1].x
+
+
+def _rungs(line: Line) -> dict[int, list[float]]:
+    """The accuracies of the seeds by length, where every seed has one."""
+    found = grouped(
+        (record["length"], record["accuracy"])
+        for record in summarise(line.record)["extrapolation"]
+        if record["accuracy"] is not None
+    )
+    return {length: values for length, values in found.items() if len(values) == len(line.seeds)}
+
+
+def _at(curve: Curve, length: int | None, more: str = "") -> Curve:
+    return curve.relabel(f"at {length_label(length)}{more}") if length else curve
+
+
+def _probes(line: Line) -> set[int]:
+    """The lengths beside the training length that every run of the line looked at while training."""
+    return set.intersection(*(set(probe_lengths(run.record)) for run in line.runs))
+
+
+def _steps_to_level(summary: Mapping[str, Any], level: str = LEVEL) -> str:
+    """Median steps to a level, or the bound where most seeds did not get there; how many did, where not all."""
+    reached, seeds = summary["aggregate"]["steps_to"][level], summary["seeds"]
+    middle, got = reached["median"], reached["seeds"]
+    last = min((seed["validation"]["step"] for seed in seeds if seed["validation"]), default=None)
+    steps = _steps(None if middle is None else round(middle), last)
+    return steps if got in (0, len(seeds)) else f"{steps} ({got} of {len(seeds)} seeds)"
+
+
+def _steps(reached: int | None, last: int | None) -> str:
+    """Steps to a level; "> last" where it was not reached by the last validation."""
+    return f"> {last:,}" if reached is None and last is not None else shown(reached, ",")
+
+
+def _length(length: int, trained: int | None) -> str:
+    label = f"{length:,}" if length < 2**20 else f"{length:,} ({length_label(length)})"
+    return f"{label} (trained)" if length == trained else label

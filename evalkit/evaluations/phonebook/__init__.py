@@ -1,0 +1,1 @@
+"""Look-ups in a phonebook, on the text of a released checkpoint."""

@@ -1,0 +1,1 @@
+"""Recall by distance, and what loses an answer."""

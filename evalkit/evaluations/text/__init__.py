@@ -1,0 +1,1 @@
+"""The loss on texts by position and by context."""

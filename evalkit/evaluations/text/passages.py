@@ -1,0 +1,154 @@
+"""The loss of the same passages after more or less context, after another document's, and of what comes again."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evalkit.core.rows import Row
+from evalkit.evaluations.text import rows as text_rows
+from evalkit.evaluations.text.held_out import Document, Subject, drawn, rows_of
+
+PLACES, OTHERS = 1, 2  # what random places are drawn for; windows are 0
+
+
+@dataclass(frozen=True)
+class Passages:
+    """`count` passages of `size` tokens from random places of each document; `helped` is a share of their tokens.
+
+    `done` is told the length of each piece that is finished.
+    """
+
+    count: int
+    size: int
+    helped: float
+    done: Callable[[int], None]
+
+    def paired(
+        self, documents: Sequence[Document], subjects: Sequence[Subject], contexts: Sequence[int], own: int
+    ) -> Iterator[Row]:
+        """The same passages after every context, from every subject; then the control experiments of the longest.
+
+        `contexts` are lengths in increasing order, and `own` is how many tokens before a passage stay its document's.
+        """
+        longest = contexts[-1]
+        enough = [document for document in documents if len(document.tokens) > longest + self.size]
+        if not enough:
+            reason = max(documents, key=lambda document: len(document.tokens)).too_short(longest + self.size + 1)
+            yield subjects[0].row(metric=text_rows.PAIRED, length=longest, count=0, extra=reason)
+            return
+        places = [self._places(document, longest) for document in enough]
+        losses: dict[int, list[list[np.ndarray]]] = {context: [] for context in contexts}
+        for context in contexts:
+            for subject in subjects:
+                found = [self._after(subject, *each, context) for each in zip(enough, places, strict=True)]
+                losses[context].append(found)
+                yield from rows_of(subject.row, text_rows.PAIRED, context, enough, found, {"passage": self.size})
+                self.done(context)
+        yield from self._foreign(enough, subjects, places, longest, own)
+        short = max((context for context in contexts if context + self.size <= own), default=contexts[0])
+        if short < longest and longest > own:
+            rows = [subject.row for subject in subjects]
+            yield from self._helped(rows, enough, losses[short], losses[longest], short, longest)
+
+    def repeated(self, documents: Sequence[Document], subject: Subject, gap: int) -> Iterator[Row]:
+        """`P …gap… P` against `Q …gap… P`, with P and Q from elsewhere in the document."""
+        for document in documents:
+            if len(document.tokens) < gap + 8 * self.size:
+                continue
+            random = drawn(OTHERS, document.number)
+            pairs = [self._repeat(random, document, gap) for _ in range(self.count)]
+            for which, metric in enumerate((text_rows.REPEATED, text_rows.FRESH)):
+                found = subject.losses([pair[which] for pair in pairs], self.size)
+                yield from rows_of(subject.row, metric, gap, [document], [np.stack(found)], {})
+
+    def _places(self, document: Document, longest: int) -> np.ndarray:
+        """Where passages begin that have `longest` tokens before them."""
+        return drawn(PLACES, document.number).integers(longest, len(document.tokens) - self.size, self.count)
+
+    def _after(self, subject: Subject, document: Document, starts: np.ndarray, context: int) -> np.ndarray:
+        """The losses of a document's passages after `context` tokens of its own."""
+        passages = [document.tokens[start - context : start + self.size] for start in starts]
+        return np.stack(subject.losses(passages, self.size))
+
+    def _foreign(
+        self,
+        documents: Sequence[Document],
+        subjects: Sequence[Subject],
+        places: Sequence[np.ndarray],
+        longest: int,
+        own: int,
+    ) -> Iterator[Row]:
+        """The same passages after the longest context, of which all but the nearest `own` tokens are another's."""
+        if own >= longest or len(documents) == 1:
+            why = "one document alone is long enough" if own < longest else f"no context is longer than own={own:,}"
+            yield subjects[0].row(metric=text_rows.FOREIGN, length=longest, count=0, extra={"not_run": why})
+            return
+        for subject in subjects:
+            found = [
+                np.stack(subject.losses(self._mixed(documents, places, which, longest, own), self.size))
+                for which in range(len(documents))
+            ]
+            yield from rows_of(subject.row, text_rows.FOREIGN, longest, documents, found, {"own": own})
+            self.done(longest)
+
+    def _mixed(
+        self, documents: Sequence[Document], places: Sequence[np.ndarray], which: int, longest: int, own: int
+    ) -> list[np.ndarray]:
+        """Passages of one document whose distant context is from the next document."""
+        document, next_one = documents[which], (which + 1) % len(documents)
+        other, found = documents[next_one], []
+        for start, from_other in zip(places[which], places[next_one], strict=True):
+            foreign = other.tokens[from_other - (longest - own) : from_other]
+            found.append(np.concatenate([foreign, document.tokens[start - own : start + self.size]]))
+        return found
+
+    def _helped(
+        self,
+        rows: Sequence[Callable[..., Row]],
+        documents: Sequence[Document],
+        short: Sequence[Sequence[np.ndarray]],
+        long: Sequence[Sequence[np.ndarray]],
+        before: int,
+        after: int,
+    ) -> Iterator[Row]:
+        """The tokens that the longer context helps most.
+
+        The other seeds' losses choose them where there are others: choosing by one's own flatters.
+        """
+        gains = np.stack([np.stack(a) - np.stack(b) for a, b in zip(short, long, strict=True)])  # [seed, document, …]
+        for number, row in enumerate(rows):
+            others = [other for other in range(len(rows)) if other != number] or [number]
+            gain = gains[others].mean(axis=0)
+            chosen = gain >= np.quantile(gain, 1 - self.helped)
+            extra = {"chosen_by": "itself" if others == [number] else "the other seeds"}
+            for metric, context, losses in (
+                (text_rows.HELPED_SHORT, before, short),
+                (text_rows.HELPED_LONG, after, long),
+            ):
+                for document, which, found in zip(documents, chosen, losses[number], strict=True):
+                    if which.any():
+                        yield row(
+                            metric=metric,
+                            position=context,
+                            total=float(found[which].sum()),
+                            count=int(which.sum()),
+                            extra=document.about() | extra,
+                        )
+
+    def _repeat(self, random: np.random.Generator, document: Document, gap: int) -> tuple[np.ndarray, np.ndarray]:
+        """A passage that comes again after `gap` tokens, and the same with another passage in its first place."""
+        between = int(random.integers(0, len(document.tokens) - gap))
+        planted = _apart(random, document, self.size, [(between, gap)])
+        other = _apart(random, document, self.size, [(between, gap), (planted, self.size)])
+        p, q = (document.tokens[start : start + self.size] for start in (planted, other))
+        middle = document.tokens[between : between + gap - self.size]
+        return np.concatenate([p, middle, p]), np.concatenate([q, middle, p])
+
+
+def _apart(random: np.random.Generator, document: Document, size: int, taken: Sequence[tuple[int, int]]) -> int:
+    """A place for `size` tokens that touches none of those `taken`, each a beginning and a length."""
+    while True:
+        start = int(random.integers(0, len(document.tokens) - size))
+        if all(start + size <= begin or start >= begin + length for begin, length in taken):
+            return start

@@ -1,0 +1,128 @@
+"""Splits a batch over the devices, whole sequences to each."""
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXIS = "data"
+MODEL_AXIS = "model"
+"""The axis of a mesh whose devices share each layer; those of the other share a batch."""
+COPIED_BYTES = 2**28  # parameters of up to 256 MiB are copied to every CPU device
+# For a program that runs once, compiling less is faster: half the seconds for fresh parameters.
+RUNS_ONCE: dict[str, Any] = {"xla_backend_optimization_level": 0}
+IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+COUNT_FLAG, COUNT_VARIABLE = "xla_force_host_platform_device_count", "JAX_NUM_CPU_DEVICES"
+
+
+def use_precision(name: str) -> None:
+    """Says how exact products of float32 arrays are from here on; asked for before anything is compiled."""
+    jax.config.update("jax_default_matmul_precision", name)
+
+
+def cores() -> int:
+    """Returns how many CPU cores this process may use."""
+    # A container or `taskset` may give a process fewer cores than the machine has; macOS cannot say.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def use_every_core() -> None:
+    """Makes each CPU core a JAX device, which is faster than one device with a thread for each core.
+
+    Call it before JAX touches a device. Later it changes nothing, nor where the environment sets the number of devices.
+    """
+    if COUNT_FLAG in os.environ.get("XLA_FLAGS", "") or COUNT_VARIABLE in os.environ:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", cores())
+    except RuntimeError:  # in use already: the process keeps the devices that it has
+        return
+
+
+def spare_memory() -> None:
+    """Makes CPU programs run their operations in order, so that scoring with a large checkpoint needs less memory.
+
+    By default XLA first converts every bfloat16 matrix to float32, which takes twice the checkpoint's size more.
+    Call it before JAX compiles anything.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    # XLA ends the process at a flag that it does not know, so only versions get it that are known to have it.
+    known = tuple(map(int, jax.__version__.split(".")[:2])) in ((0, 10), (0, 11), (0, 12))
+    if known and IN_ORDER.partition("=")[0] not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {IN_ORDER}".strip()
+
+
+def mesh_for(*batches: int) -> Mesh:
+    """Returns the largest one-dimensional mesh of this process's devices whose size divides every one of `batches`."""
+    count = gcd(*batches)
+    most = max(n for n in range(1, min(count, jax.local_device_count()) + 1) if count % n == 0)
+    return Mesh(np.asarray(jax.local_devices()[:most]), (AXIS,))
+
+
+def mesh_sharing(params: Any, *batches: int) -> Mesh:
+    """Returns the mesh of `mesh_for`, or one device if `params` are too large to copy to each CPU core.
+
+    CPU cores share one memory, and large products use all cores by themselves.
+    """
+    return mesh_for(1) if jax.default_backend() == "cpu" and bytes_of(params) > COPIED_BYTES else mesh_for(*batches)
+
+
+def bytes_of(tree: Any) -> int:
+    """Returns the size of all arrays, or of all shapes, of a tree."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+@cache
+def memory_bytes() -> int:
+    """Returns the memory of this machine, or of a container that has less; without bound where nothing says it."""
+    try:
+        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    except (ValueError, OSError, AttributeError):  # no such question on Windows
+        return sys.maxsize
+    with suppress(OSError, ValueError):
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)
+
+
+def accelerator_bytes() -> int:
+    """Returns the memory of all accelerators together, 0 without one; call it after `use_every_core`."""
+    stats = [device.memory_stats() for device in jax.local_devices() if device.platform != "cpu"]
+    return sum((found or {}).get("bytes_limit", sys.maxsize) for found in stats) * jax.process_count()
+
+
+def by_rows(function: Callable[..., Any], mesh: Mesh, whole: Any, *rows: Any) -> Any:
+    """Returns `function(whole, *rows)`, computed on each device of the mesh for its own rows (axis 0 of every array).
+
+    `whole`, such as the parameters, is the same on every device.
+    """
+    own = PartitionSpec(AXIS)
+    specs = (PartitionSpec(), *[own] * len(rows))
+    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=own, check_vma=False)(whole, *rows)
+
+
+def own(tree: Any, shards: int) -> Any:
+    """Returns this device's rows of arrays with equally many, within a program that `shards` devices share."""
+    if shards == 1:
+        return tree
+    rows = len(jax.tree.leaves(tree)[0]) // shards
+    first = lax.axis_index(AXIS) * rows
+    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, rows), tree)
+
+
+def split(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding that splits axis 0 over the devices."""
+    return NamedSharding(mesh, PartitionSpec(AXIS))
+
+
+def copied(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding that copies an array to every device."""
+    return NamedSharding(mesh, PartitionSpec())

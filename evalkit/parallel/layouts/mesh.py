@@ -1,0 +1,275 @@
+"""Parameters, gradients and the optimiser's state divided over the devices of a mesh: Megatron and ZeRO.
+
+The model axis divides each layer (`layouts.rules`). The data axis divides the batch, and what the model axis leaves of
+parameters, gradients and moments (Rajbhandari et al. 2020).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from evalkit.core.contracts import Params
+from evalkit.core.errors import UserError
+from evalkit.parallel.devices import AXIS, MODEL_AXIS
+from evalkit.parallel.layouts.rules import Rule, rules_of
+from evalkit.parallel.layouts.sizes import Sizes
+from evalkit.parallel.layouts.vectors import DECAYS, STAYS, computed_in
+
+Vectors = dict[str, dict[str, Array]]
+"""A device's own part of all parameters: by whether they decay, then by how they are divided."""
+Shape = tuple[int, ...]
+MOVES = ("all_gather", "slice", "reshape", "transpose", "convert_element_type")
+"""Operations that make a layer's parameters of its vectors: they are done again rather than kept."""
+FLOAT = 4  # bytes of the numbers that gradients are summed in
+
+
+class Leaf(NamedTuple):
+    """How one parameter is divided: by its `rule` over the model axis, along `axis` over the data axis (None: not).
+
+    `gathered` is its shape on a device of the model axis, `own` what a device keeps of that between two steps. A step
+    computes with it in `dtype`. `block` is the residual block that it is of.
+    """
+
+    number: int
+    block: str
+    rule: Rule
+    axis: int | None
+    decays: bool
+    dtype: Any
+    gathered: Shape
+    own: Shape
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Leaves of one kind are one vector, which has this place among the vectors."""
+        over_model = "share" if self.rule.axis is not None else "term" if self.rule.partial else "copy"
+        return DECAYS if self.decays else STAYS, over_model + ("" if self.axis is not None else ", whole")
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The axes of the mesh for each axis of the parameter of all seeds."""
+        names: list[tuple[str, ...]] = [()] * len(self.own)
+        for axis, name in ((self.rule.axis, MODEL_AXIS), (self.axis, AXIS)):
+            if axis is not None:
+                names[axis] = (*names[axis], name)
+        return PartitionSpec(None, *(name or None for name in names))
+
+    def copies(self, sizes: Sizes) -> int:
+        """How many devices keep the same numbers of it."""
+        return (1 if self.rule.axis is not None else sizes.model) * (1 if self.axis is not None else sizes.data)
+
+
+class MeshLayout:
+    """Where each parameter lies on a mesh, and what its devices tell each other: the `Layout` of a mesh.
+
+    Parameters are gathered over the data axis once a step, and the sums of their gradients are scattered once.
+    All but `specs` and `leaves` is used inside `jax.shard_map` over both axes.
+    """
+
+    def __init__(self, params: Params, decays: Params, sizes: Sizes, dtype: str):
+        self.sizes = sizes
+        self.remat_policy: Any = None
+        paths, self.structure = jax.tree.flatten_with_path(params)
+        rules = jax.tree.leaves(rules_of(params, sizes.model), is_leaf=lambda node: isinstance(node, Rule))
+        every = zip(paths, rules, jax.tree.leaves(decays), strict=True)
+        self.leaves = [_leaf(number, *given, sizes, dtype) for number, given in enumerate(every)]
+        self._divided = [leaf for leaf in self.leaves if leaf.axis is not None]
+        if not self._divided:
+            raise UserError(f"mesh: data: {sizes.data} divides no axis of any parameter; give a divisor of the widths")
+        self._whole = [leaf for leaf in self.leaves if leaf.axis is None]
+        kinds = sorted({leaf.kind for leaf in self.leaves})
+        self._kinds = {kind: [leaf for leaf in self.leaves if leaf.kind == kind] for kind in kinds}
+
+    @property
+    def specs(self) -> Params:
+        """The axes of the mesh for each axis of each parameter of all seeds."""
+        return jax.tree.unflatten(self.structure, [leaf.spec for leaf in self.leaves])
+
+    def vectors(self, own: Params) -> Vectors:
+        """The vectors of what this device keeps."""
+        return self._vectors({number: value.ravel() for number, value in enumerate(jax.tree.leaves(own))})
+
+    def params(self, vectors: Vectors) -> Params:
+        """What this device keeps, of its vectors."""
+        pieces = self._pieces(vectors)
+        return jax.tree.unflatten(self.structure, [pieces[leaf.number].reshape(leaf.own) for leaf in self.leaves])
+
+    def gathered(self, vectors: Vectors) -> Any:
+        """What a step computes the gradient by: all parameters of this device of the model axis."""
+        return self._gathered(vectors, [self._divided])
+
+    def used(self, gathered: Any) -> Params:
+        """The parameters as the model takes them."""
+        # A parameter that every device adds to its term of a sum is added in as many parts.
+        parts = [
+            value / self.sizes.model if leaf.rule.once else value
+            for leaf, value in zip(self.leaves, jax.tree.leaves(gathered), strict=True)
+        ]
+        return jax.tree.unflatten(self.structure, parts)
+
+    def rows(self, gradient: Any) -> Any:
+        """The gradient by what was `gathered`, as it is summed over micro-batches: a row for each receiver."""
+        values = [value.astype(jnp.float32) for value in jax.tree.leaves(gradient)]
+        sent = [_by_device(values[leaf.number], leaf.axis or 0, self.sizes.data) for leaf in self._divided]
+        return jnp.concatenate(sent, axis=1), [values[leaf.number].ravel() for leaf in self._whole]
+
+    def summed(self, totals: Any, shards: int) -> Any:
+        """Loss, accuracy and this device's part of the gradient, each the sum over all devices."""
+        *scores, (sent, whole) = totals
+        pieces = dict(_cut(self._divided, lax.psum_scatter(sent, AXIS)))
+        pieces |= {leaf.number: value for leaf, value in zip(self._whole, whole, strict=True)}
+        return *lax.psum(scores, AXIS), self._vectors(self._of_all(pieces))
+
+    @property
+    def gathered_bytes(self) -> int:
+        """What is `gathered` at once, on a device."""
+        return sum(prod(leaf.gathered) * leaf.dtype.itemsize for leaf in self.leaves)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What `rows` take on a device."""
+        return FLOAT * sum(prod(leaf.gathered) for leaf in self.leaves)
+
+    def norm(self, gradient: Vectors) -> Array:
+        """The norm of the whole gradient, of which this is one device's part."""
+        squares = [
+            jnp.sum(jnp.square(gradient[decays][kind])) / leaves[0].copies(self.sizes)
+            for (decays, kind), leaves in self._kinds.items()
+        ]
+        return jnp.sqrt(lax.psum(sum(squares), (AXIS, MODEL_AXIS)))
+
+    def clipped(self, gradient: Vectors, norm: Array, most: float) -> Vectors:
+        """The gradient, whose `norm` is scaled down to `most`; the optimiser, which sees a part, scales no more."""
+        return jax.tree.map(lambda part: part * jnp.minimum(1, most / norm), gradient)
+
+    def _gathered(self, vectors: Vectors, parcels: Sequence[Sequence[Leaf]]) -> Params:
+        """All parameters of this device of the model axis; each of the `parcels` is sent at once."""
+        pieces = self._pieces(vectors)
+        found = {leaf.number: pieces[leaf.number].reshape(leaf.own).astype(leaf.dtype) for leaf in self._whole}
+        for leaves in parcels:
+            for dtype in sorted({leaf.dtype for leaf in leaves}, key=str):
+                alike = [leaf for leaf in leaves if leaf.dtype == dtype]
+                rows: Any = _gather(dtype, jnp.concatenate([pieces[leaf.number] for leaf in alike]))
+                for leaf, (number, piece) in zip(alike, _cut(alike, rows), strict=True):
+                    found[number] = _joined(piece, leaf)
+        return jax.tree.unflatten(self.structure, [found[leaf.number] for leaf in self.leaves])
+
+    def _of_all(self, pieces: dict[int, Array]) -> dict[int, Array]:
+        """Sums over the data axis what it does not divide, and over the model axis what is a term of a sum there."""
+        pieces = _total(pieces, [leaf.number for leaf in self._whole], AXIS)
+        return _total(pieces, [leaf.number for leaf in self.leaves if leaf.rule.partial], MODEL_AXIS)
+
+    def _vectors(self, pieces: Mapping[int, Array]) -> Vectors:
+        found: Vectors = {DECAYS: {}, STAYS: {}}
+        for (decays, kind), leaves in self._kinds.items():
+            found[decays][kind] = jnp.concatenate([pieces[leaf.number] for leaf in leaves])
+        return found
+
+    def _pieces(self, vectors: Vectors) -> dict[int, Array]:
+        kinds = self._kinds.items()
+        return {n: piece for (decays, kind), leaves in kinds for n, piece in _cut(leaves, vectors[decays][kind])}
+
+
+class LayerwiseLayout(MeshLayout):
+    """The `MeshLayout` whose parameters are gathered layer by layer, forward and backward, and never all at once."""
+
+    def __init__(self, params: Params, decays: Params, sizes: Sizes, dtype: str):
+        super().__init__(params, decays, sizes, dtype)
+        self.remat_policy = _computes
+        blocks = dict.fromkeys(leaf.block for leaf in self._divided)
+        self._parcels = [[leaf for leaf in self._divided if leaf.block == block] for block in blocks]
+
+    def gathered(self, vectors: Vectors) -> Any:
+        """What a step computes the gradient by: this device's vectors."""
+        return vectors
+
+    @property
+    def gathered_bytes(self) -> int:
+        """What is gathered at once, on a device: one layer, and what no device keeps a part of."""
+        whole = [leaf for leaf in self.leaves if leaf.axis is None]
+        layers = [[*whole, *leaves] for leaves in self._parcels]
+        return max(sum(prod(leaf.gathered) * leaf.dtype.itemsize for leaf in leaves) for leaves in layers)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What `rows` take on a device."""
+        return FLOAT * sum(prod(leaf.own) for leaf in self.leaves)
+
+    def used(self, gathered: Any) -> Params:
+        """The parameters as the model takes them; the backward pass gathers them again."""
+        return super().used(self._gathered(gathered, self._parcels))
+
+    def rows(self, gradient: Any) -> Any:
+        """The gradient by this device's vectors, which were scattered layer by layer already."""
+        return gradient
+
+    def summed(self, totals: Any, shards: int) -> Any:
+        """Loss, accuracy and this device's part of the gradient, each the sum over all devices."""
+        *scores, vectors = totals
+        return *lax.psum(scores, AXIS), self._vectors(self._of_all(self._pieces(vectors)))
+
+
+def _leaf(number: int, parameter: tuple[Any, Any], rule: Rule, decays: bool, sizes: Sizes, dtype: str) -> Leaf:
+    path, value = parameter
+    gathered = _over(value.shape, rule.axis, sizes.model)
+    # Along the first axis a device's part is one stretch of memory.
+    axis = next((axis for axis, size in enumerate(gathered) if size % sizes.data == 0), None)
+    own = _over(gathered, axis, sizes.data)
+    block = jax.tree_util.keystr(path[:2]) if len(path) > 2 else ""
+    return Leaf(number, block, rule, axis, decays, computed_in(value, dtype), gathered, own)
+
+
+def _computes(operation: Any, *_: Any, **__: Any) -> bool:
+    """Whether a backward pass keeps the result of an operation of the forward pass."""
+    return operation.name not in MOVES
+
+
+def _over(shape: Shape, axis: int | None, devices: int) -> Shape:
+    return tuple(size // devices if here == axis else size for here, size in enumerate(shape))
+
+
+def _cut(leaves: Sequence[Leaf], vectors: Array) -> Iterator[tuple[int, Array]]:
+    """The stretch of each leaf on the last axis, by its number."""
+    start = 0
+    for leaf in leaves:
+        yield leaf.number, vectors[..., start : start + prod(leaf.own)]
+        start += prod(leaf.own)
+
+
+def _by_device(value: Array, axis: int, devices: int) -> Array:
+    """The parts along `axis` as flat rows, one for each device."""
+    split = value.reshape(*value.shape[:axis], devices, -1, *value.shape[axis + 1 :])
+    return jnp.moveaxis(split, axis, 0).reshape(devices, -1)
+
+
+def _joined(rows: Array, leaf: Leaf) -> Array:
+    """The parameter, of the flat parts of all devices."""
+    return jnp.moveaxis(rows.reshape(-1, *leaf.own), 0, leaf.axis or 0).reshape(leaf.gathered)
+
+
+def _total(pieces: dict[int, Array], which: Sequence[int], axis: str) -> dict[int, Array]:
+    """The pieces, of which those of these numbers are summed over a mesh axis, in one message."""
+    if not which:
+        return pieces
+    ends = np.cumsum([pieces[number].size for number in which])[:-1].tolist()
+    total = jnp.split(lax.psum(jnp.concatenate([pieces[number] for number in which]), axis), ends)
+    return pieces | dict(zip(which, total, strict=True))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gather(dtype: Any, own: Array) -> Array:
+    """The parts of all devices of the data axis, `[data, n]` in `dtype`; gradients are summed in the dtype of `own`."""
+    return lax.all_gather(own.astype(dtype), AXIS)
+
+
+_gather.defvjp(
+    lambda dtype, own: (lax.all_gather(own.astype(dtype), AXIS), jnp.zeros(0, own.dtype)),
+    lambda dtype, like, gradient: (lax.psum_scatter(gradient.astype(like.dtype), AXIS),),
+)

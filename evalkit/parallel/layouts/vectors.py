@@ -1,0 +1,111 @@
+"""Parameters as two long vectors: a step then has a few operations for all of them, not a few for each."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+
+from evalkit.core.contracts import Params
+from evalkit.parallel.devices import AXIS
+
+Vectors = dict[str, Array]
+DECAYS, STAYS = "decays", "stays"
+MASK = {DECAYS: True, STAYS: False}
+"""Where weight decay applies, as the optimiser asks for it."""
+
+
+class Layout:
+    """Where each parameter lies in the vectors; `decays` is True for those that go into the first.
+
+    A step computes with matrices in `dtype`. Each device has all parameters; `layouts.mesh` has those of a mesh.
+    """
+
+    def __init__(self, params: Params, decays: Params, dtype: str = "float32"):
+        self.remat_policy: Any = None
+        self._leaves, self._structure = jax.tree.flatten(params)
+        self._decays = jax.tree.leaves(decays)
+        self._dtypes = [computed_in(leaf, dtype) for leaf in self._leaves]
+
+    def vectors(self, params: Params) -> Vectors:
+        """The parameters, or whatever has their shapes, as vectors."""
+        leaves = jax.tree.leaves(params)
+        return {
+            name: jnp.concatenate([jnp.zeros(0), *(leaf.ravel() for leaf, own in self._with(leaves) if own is wanted)])
+            for name, wanted in MASK.items()
+        }
+
+    def params(self, vectors: Vectors) -> Params:
+        """The parameters that the vectors hold."""
+        pieces = {name: iter(jnp.split(vectors[name], self._bounds(wanted))) for name, wanted in MASK.items()}
+        leaves = [
+            next(pieces[DECAYS if decays else STAYS]).reshape(leaf.shape).astype(leaf.dtype)
+            for leaf, decays in self._with(self._leaves)
+        ]
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def by_array(self, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+        """A `transformation` without a state that looks at each array of the parameters, for vectors."""
+
+        def update(updates: Any, _: Any) -> Any:
+            return self.vectors(transformation.update(self.params(updates), optax.EmptyState())[0])
+
+        return optax.stateless(update)
+
+    def gathered(self, vectors: Vectors) -> Params:
+        """What a step computes the gradient by."""
+        return self.cast(self.params(vectors))
+
+    def cast(self, params: Params) -> Params:
+        """The parameters in the dtypes that a step computes with."""
+        leaves = jax.tree.leaves(params)
+        cast = [leaf.astype(dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
+        return jax.tree.unflatten(self._structure, cast)
+
+    def used(self, gathered: Params) -> Params:
+        """The parameters as the model takes them, of what was `gathered`."""
+        return gathered
+
+    def rows(self, gradient: Params) -> Vectors:
+        """The gradient by what was `gathered`, as it is summed over micro-batches."""
+        return self.vectors(gradient)
+
+    def summed(self, totals: Any, shards: int) -> Any:
+        """Loss, accuracy and gradient, each the sum over the `shards` that the devices of a batch have."""
+        return lax.psum(totals, AXIS) if shards > 1 else totals
+
+    def norm(self, gradient: Vectors) -> Array:
+        """The norm of the whole gradient."""
+        return optax.tree.norm(gradient)
+
+    def clipped(self, gradient: Vectors, norm: Array, most: float) -> Vectors:
+        """The gradient as the optimiser takes it, which scales it down to `most` by itself."""
+        return gradient
+
+    @property
+    def gathered_bytes(self) -> int:
+        """What `gathered` takes."""
+        return sum(leaf.size * dtype.itemsize for leaf, dtype in zip(self._leaves, self._dtypes, strict=True))
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What `rows` take."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in self._leaves)
+
+    def _with(self, leaves: list[Any]) -> list[tuple[Any, bool]]:
+        return list(zip(leaves, self._decays, strict=True))
+
+    def _bounds(self, wanted: bool) -> list[int]:
+        """Where one vector's pieces end."""
+        ends, end = [], 0
+        for leaf, decays in self._with(self._leaves):
+            if decays is wanted:
+                end += leaf.size
+                ends.append(end)
+        return ends
+
+
+def computed_in(leaf: Any, dtype: str) -> Any:
+    """The dtype in which a step computes with a parameter: norms, biases and Λ stay as they are."""
+    return jnp.dtype(dtype) if dtype == "bfloat16" and leaf.ndim > 1 else leaf.dtype
