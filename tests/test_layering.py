@@ -42,6 +42,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Pairs that never meet, whatever their floors: what is measured knows no model, and a model no task.
 APART = {("evalkit.models", "evalkit.tasks"), ("evalkit.core", "evalkit.kernels")}
+NAME = r"evalkit(\.\w+)+"
+OLD_NAMES = "evalkit.core.moved"
+"""The one table of names that may point upward: what older runs call things, and what these are called now."""
 NEVER = {
     "evalkit.kernels": {"flax", "optax", "orbax", "hydra", "omegaconf", "wandb", "rich", "matplotlib"},
     "evalkit.models": {"optax", "hydra", "omegaconf", "wandb", "rich", "matplotlib"},
@@ -49,6 +52,8 @@ NEVER = {
 }
 """Libraries that a package never imports; the rooms of `evalkit/` never import Flax."""
 SHARED = {
+    "evalkit.models",
+    "evalkit.models.build",
     "evalkit.tasks",
     "evalkit.tasks.phonebook",
     "evalkit.tasks.text",
@@ -82,7 +87,7 @@ def files() -> dict[str, Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """The modules of ours that a file imports, wherever in it."""
+    """The modules of ours that a file imports, wherever in it; a name in a string that is handed around is one too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -91,6 +96,10 @@ def imports(path: Path) -> Iterator[str]:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 yield whole if whole in files() or whole in FLOOR else str(node.module)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(NAME, node.value):
+            yield from (
+                [node.value] if {node.value, node.value.rpartition(".")[0]} & (set(files()) - {"evalkit"}) else []
+            )
 
 
 def targets() -> list[str]:
@@ -100,7 +109,7 @@ def targets() -> list[str]:
 
 
 def refusals() -> Iterator[str]:
-    arrows = [(name, imported) for name, path in files().items() for imported in imports(path)]
+    arrows = [(name, imported) for name, path in files().items() if name != OLD_NAMES for imported in imports(path)]
     arrows += [("evalkit.configuration", target) for target in targets()]  # which is who asks Hydra to build them
     for name, imported in arrows:
         if not imported.startswith("evalkit") or name == imported or imported == "evalkit":
@@ -125,7 +134,7 @@ def test_a_room_imports_lower_floors_alone_through_conf_too() -> None:
 
 def test_no_files_import_each_other_in_a_circle() -> None:
     """Within a room neither, and not by an import inside a function."""
-    known = files()
+    known = {name: path for name, path in files().items() if name != OLD_NAMES}
     arrows = {name: {found for found in imports(path) if found in known} - {name} for name, path in known.items()}
     assert len(list(TopologicalSorter(arrows).static_order())) == len(known)  # CycleError names the circle
 
@@ -140,7 +149,7 @@ def test_packages_know_nothing_of_what_is_not_theirs() -> None:
 def test_evalkit_names_no_concrete_task_or_mixer() -> None:
     """Tasks and models reach it through `conf/`; other projects' files have two doors, `released` and `export`."""
     for name, path in files().items():
-        if not name.startswith(("evalkit.models", "evalkit.tasks")):
+        if not name.startswith(("evalkit.models", "evalkit.tasks", OLD_NAMES)):
             used = {found for found in imports(path) if found.startswith(("evalkit.models", "evalkit.tasks"))}
             assert used <= SHARED, (name, used - SHARED)
 

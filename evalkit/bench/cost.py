@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import yaml
 
 from evalkit.configuration.capacity import refuse_beyond_positions
+from evalkit.configuration.complete import completed
 from evalkit.configuration.models import Sized
+from evalkit.configuration.schema import settings_of
 from evalkit.core.contracts import LanguageModel
 from evalkit.core.errors import UserError
 from evalkit.parallel.layouts.sizes import Sizes, sizes_of
@@ -20,7 +22,6 @@ from evalkit.training import memory
 from evalkit.training.settings import GATHERS
 
 GB = 10**9
-ATTENTION = "evalkit.models.mixers.attention.MQA"
 
 
 class Machine(NamedTuple):
@@ -172,9 +173,15 @@ def multi_head(node: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _with_one_wide_head(mixer: Mapping[str, Any]) -> Mapping[str, Any]:
-    if mixer.get("_target_") != ATTENTION:
+    if not is_attention(mixer):
         return mixer
+    mixer = completed(mixer)
     return {**mixer, "heads": 1, "head_dim": mixer["heads"] * mixer["head_dim"]}
+
+
+def is_attention(mixer: Mapping[str, Any]) -> bool:
+    """Whether a mixer has query heads over a window of keys and values that they share."""
+    return {"heads", "head_dim", "window"} <= set(settings_of(mixer, "model.mixers"))
 
 
 def _priced(parameters: int, embedding: int, price: Price, machine: Machine, batch: int) -> dict[str, Any]:
@@ -203,8 +210,8 @@ def _of_layers(node: Mapping[str, Any], machine: Machine, batch: int, per_head: 
     if width is None:
         return {}
     found: dict[str, Any] = {"map_compute_bound_at": ceil(ratio * width / (width - ratio)) if width > ratio else None}
-    for mixer in node.get("mixers", {}).values():
-        if mixer.get("_target_") == ATTENTION:
+    for mixer in map(completed, node.get("mixers", {}).values()):
+        if is_attention(mixer):
             found["attention_flops_per_byte"] = per_head * mixer["heads"]
             if mixer.get("window") is not None:
                 found["window_small_below"] = width**2 // (batch * mixer["head_dim"])

@@ -12,7 +12,7 @@ import jax
 from jax.stages import Compiled
 
 from evalkit.bench import decode
-from evalkit.bench.cost import ATTENTION, GB
+from evalkit.bench.cost import GB, is_attention
 from evalkit.bench.stopwatch import rates
 from evalkit.configuration.capacity import refuse_beyond_positions
 from evalkit.configuration.models import Sized
@@ -48,7 +48,7 @@ class Timed:
 
     def limits(self, pretrained: Pretrained, batch: int) -> decode.Limits:
         """What this machine does a second at the shapes of this model, now."""
-        mixers = [mixer for mixer in self.node.get("mixers", {}).values() if mixer.get("_target_") == ATTENTION]
+        mixers = [mixer for mixer in self.node.get("mixers", {}).values() if is_attention(mixer)]
         heads, head_dim = next(((mixer["heads"], mixer["head_dim"]) for mixer in mixers), (1, 128))
         width = self.node.get("width", USUAL_WIDTH)
         return decode.limits(pretrained, batch, width, heads, head_dim, rates(COPIES)["copy"])

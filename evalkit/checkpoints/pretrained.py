@@ -15,6 +15,7 @@ from evalkit.checkpoints import hub as hub_checkpoints
 from evalkit.checkpoints import tokenizer_files
 from evalkit.checkpoints.loading import restore
 from evalkit.configuration.saved import checkpoint_of, from_file, plain_of
+from evalkit.configuration.schema import settings_of
 from evalkit.core.contracts import AnyTask, LanguageModel, Params, Pretrained
 from evalkit.core.errors import UserError
 from evalkit.models.formats import released
@@ -22,9 +23,6 @@ from evalkit.tasks.text.tokenizers import Bytes, Numbers, Tokenizer
 from evalkit.training.state import params_of
 
 PUBLISHED_VOCABULARY, PUBLISHED_TRAIN_LENGTH = 256_000, 8192  # of RecurrentGemma and Gemma v1 alike
-
-
-ATTENTION = "evalkit.models.mixers.attention.MQA"
 
 
 class Found(NamedTuple):
@@ -107,7 +105,8 @@ def _run(folder: Path, checkpoint: str, dtype: str, packages: Sequence[str], cac
     if measured is not None:
         raise UserError(f"{checkpoint} measured the checkpoint {measured}; give that one")
     mixers = plain_of(folder / "config.yaml", packages)["model"].get("mixers", {})
-    kept = [f"model.mixers.{name}.cache_dtype" for name, mixer in mixers.items() if mixer["_target_"] == ATTENTION]
+    keys = {f"model.mixers.{name}": mixer for name, mixer in mixers.items()}
+    kept = [f"{key}.cache_dtype" for key, mixer in keys.items() if "cache_dtype" in settings_of(mixer, key)]
     changes = [f"model.dtype={dtype}", *(f"{key}={cache_dtype or dtype}" for key in kept)]
     experiment = from_file(folder / "config.yaml", changes, ("model.dtype", *kept), packages)
     model, _ = experiment.trained

@@ -7,6 +7,7 @@ import jax
 
 from evalkit.core.contracts import Evaluation
 from evalkit.core.errors import UserError
+from evalkit.core.trust import BUILD
 from evalkit.parallel.devices import accelerator_bytes, bytes_of, memory_bytes
 from evalkit.training.settings import Training
 
@@ -50,7 +51,7 @@ def of_training(config: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator
     length, batch = task.length, training.batch_size
     refuse_beyond_positions("task.length", length)
     node: Mapping[str, Any] = config["model"]
-    ours = node["_target_"] == "evalkit.models.build"  # of another model nothing is known but its logits
+    ours = node["_target_"] == BUILD  # of another model nothing is known but its logits
     blocks = (node.get("depth") or len(node["pattern"])) if ours else 0
     if ours and node["width"] ** 2 * blocks * config["seeds"] > PLAINLY_SMALL:
         size = bytes_of(jax.eval_shape(model.init, jax.random.key(0)))

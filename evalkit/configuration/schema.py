@@ -18,6 +18,14 @@ Node = Mapping[str, Any]
 Settings = Mapping[str, Any]
 """What a constructor takes: annotations by name; `**` stands for any other name."""
 
+PARTS = (
+    "evalkit.evaluations",
+    "evalkit.models",
+    "evalkit.record",
+    "evalkit.tasks",
+    "evalkit.training.settings",
+)
+"""The modules of evalkit whose classes a configuration may name."""
 INSTRUCTIONS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
 SIMPLE: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 
@@ -124,7 +132,7 @@ def constructor(node: Node, path: str) -> Callable[..., Any]:
         raise UserError(f"{path}._target_={target} cannot be imported: {_reason(error)}") from error
     if not callable(found):
         raise UserError(f"{path}._target_={target} is a {type(found).__name__}; name a class or a function in it")
-    refuse_borrowed(target, path, found)
+    refuse_borrowed(target, path, found, PARTS)
     return found
 
 

@@ -38,14 +38,16 @@ KINDS: Mapping[str, str] = {
     "evalkit.reports.text": "evalkit.evaluations.text.report",
 }
 """What the headers of older runs call a kind of report, and what it is called now."""
-SETTINGS: Mapping[str, Mapping[str, str]] = {
-    "evalkit.evaluations.recall.measure.Recall": {"told_at": "first_check"},
+ACCURACY, BENCHMARKS, PHONEBOOK, RECALL, TEXT = KINDS.values()
+DROPPED: Mapping[str, frozenset[str]] = {
+    "evalkit.evaluations.recall.measure.Recall": frozenset({"told_at", "first_check"}),
+    "evalkit.evaluations.text.measure.LossByPosition": frozenset({"helped"}),
 }
-"""By the present name of a constructor, what older runs call its settings, and what they are called now."""
+"""By the present name of a constructor, settings that it had and that no run ever changed."""
 
 
 def renamed(content: Any) -> Any:
-    """A saved configuration, as plain data, with the present name of every constructor and of its settings.
+    """A saved configuration, as plain data, each constructor by its present name, without settings it no longer has.
 
     >>> renamed({"model": {"_target_": "models.build"}, "task": {"_target_": "tasks.mine.Task"}})
     {'model': {'_target_': 'evalkit.models.build'}, 'task': {'_target_': 'tasks.mine.Task'}}
@@ -53,6 +55,6 @@ def renamed(content: Any) -> Any:
     if isinstance(content, Mapping):
         target = content.get("_target_")
         now = MOVED.get(target, target) if isinstance(target, str) else target
-        names = SETTINGS.get(now, {}) if isinstance(now, str) else {}
-        return {names.get(key, key): now if key == "_target_" else renamed(value) for key, value in content.items()}
+        dropped = DROPPED.get(now, frozenset()) if isinstance(now, str) else frozenset()
+        return {k: now if k == "_target_" else renamed(value) for k, value in content.items() if k not in dropped}
     return [renamed(value) for value in content] if isinstance(content, list) else content

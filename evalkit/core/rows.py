@@ -30,9 +30,6 @@ from evalkit.core import moved
 from evalkit.core.errors import UserError, writing
 
 FILE, PACKED = "metrics.jsonl", "metrics.jsonl.gz"
-ACCURACY, TEXT, RECALL, PHONEBOOK, BENCHMARKS = (
-    f"evalkit.evaluations.{name}.report" for name in ("extrapolation", "text", "recall", "phonebook", "downstream")
-)
 # What tells a recall evaluation among the records that were written before there was a header.
 RECALL_METRICS = {"recalled", "forgetting", "difference", "drift", "restored"}
 
@@ -364,11 +361,11 @@ def _headed(found: Sequence[Row], path: Path) -> Record:
 def _kind(found: Sequence[Row], facts: Mapping[str, Any]) -> str:
     """The kind of report of old rows."""
     if facts.get("text"):
-        return TEXT
+        return moved.TEXT
     if any(entry["metric"] in RECALL_METRICS for entry in found):
-        return RECALL
-    by_task = {"phonebook_lookup": PHONEBOOK, "downstream": BENCHMARKS}
-    return by_task.get(str(found[0]["task"]), ACCURACY) if found else ACCURACY
+        return moved.RECALL
+    by_task = {"phonebook_lookup": moved.PHONEBOOK, "downstream": moved.BENCHMARKS}
+    return by_task.get(str(found[0]["task"]), moved.ACCURACY) if found else moved.ACCURACY
 
 
 def _decode(line: bytes, path: Path, number: int) -> Row:

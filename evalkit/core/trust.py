@@ -14,15 +14,8 @@ from typing import Any
 from evalkit.core.errors import UserError
 
 OURS = "evalkit"
-PARTS = (
-    "evalkit.evaluations",
-    "evalkit.models",
-    "evalkit.record.tracking",
-    "evalkit.tasks",
-    "evalkit.training.settings",
-)
-"""The modules whose classes a configuration may name; of functions it may name only the one that builds models."""
 BUILD = "evalkit.models.build"
+"""The one function of evalkit's that a configuration may name."""
 FILE = "evalkit/named.jsonl"
 
 
@@ -82,8 +75,10 @@ def refuse_unnamed(content: Any, packages: Iterable[str], where: str = "") -> No
             )
 
 
-def refuse_borrowed(target: str, path: str, found: Callable[..., Any]) -> None:
+def refuse_borrowed(target: str, path: str, found: Callable[..., Any], parts: Iterable[str]) -> None:
     """Raises UserError if `found`, which `target` leads to, is of another package, or of evalkit and no part of a run.
+
+    `parts` are the modules of evalkit whose classes a configuration may name.
 
     So `mine.mixers.os.system` is not taken for something of `mine`.
     """
@@ -92,20 +87,20 @@ def refuse_borrowed(target: str, path: str, found: Callable[..., Any]) -> None:
     if package_of(home) != package_of(target):
         name = f"{home}.{found.__qualname__}"
         raise UserError(f"{path}._target_={target} is of another package; name it where it is defined, as {name}")
-    is_part = inspect.isclass(found) and any(home == part or home.startswith(f"{part}.") for part in PARTS)
+    is_part = inspect.isclass(found) and any(home == part or home.startswith(f"{part}.") for part in parts)
     if package_of(target) == OURS and target != BUILD and not is_part:
         raise UserError(
             f"{path}._target_={target} is no part of a run; name a task, a model, a mixer, an evaluation or settings"
         )
 
 
-def refuse_unnamed_kind(kind: str, prefix: str) -> None:
-    """Raises UserError for a kind of report that is none of evalkit's (`prefix`) and of a package that was not named.
+def refuse_unnamed_kind(kind: str) -> None:
+    """Raises UserError for a kind of report that is none of evalkit's and of a package that the user did not name.
 
     A package that this process has imported already runs nothing new.
     """
     package = package_of(kind)
-    if kind.startswith(prefix) or (package in sys.modules and package != OURS):
+    if (package == OURS and kind.endswith(".report")) or (package in sys.modules and package != OURS):
         return
     if _is_there(package) and (kind, _place(package)) not in _remembered():
         raise UserError(

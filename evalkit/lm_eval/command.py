@@ -8,17 +8,13 @@ import inspect
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
-import lm_eval
 from lm_eval import evaluator
-from lm_eval._cli import HarnessCLI
-from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging
 
@@ -26,7 +22,7 @@ from evalkit.core.errors import UserError
 from evalkit.evaluations.downstream import data_sets, table1
 from evalkit.evaluations.downstream.language_model import PretrainedLM
 from evalkit.evaluations.downstream.measure import read
-from evalkit.lm_eval import prompts
+from evalkit.lm_eval import private, prompts
 from evalkit.lm_eval.model import EvalkitLM
 from evalkit.parallel import devices
 
@@ -47,9 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setup_logging()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with _in_place_of(sys, "argv", ["lm-eval", *words]):  # which lm-eval reads
-            harness = _harness()
-            parsed = harness.parse_args()
+        harness = _harness()
+        parsed = private.parsed(harness, words)
         if parsed.command == "run":
             _run(harness, parsed)
         elif parsed.command == "ls":
@@ -62,11 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _harness() -> HarnessCLI:
+def _harness() -> private.HarnessCLI:
     """lm-eval's parsers: `run` with our flags and what our model takes, and wrong words as `UserError`."""
-    harness = HarnessCLI()
-    choices = harness._subparsers.choices
-    for name, parser in {"": harness._parser, **choices}.items():
+    harness = private.HarnessCLI()
+    choices = private.parsers(harness)
+    for name, parser in choices.items():
         parser.error = partial(_refuse, name)  # type: ignore[method-assign]
     taken = [name for name in inspect.signature(PretrainedLM).parameters if name != "pretrained"]
     ours = choices["run"].add_argument_group(
@@ -77,7 +72,7 @@ def _harness() -> HarnessCLI:
     ours.add_argument("--data_path", type=Path, metavar="<folder>", help="data sets on disk, in place of the hub's")
     ours.add_argument("--bootstrap_iters", type=int, default=0, metavar="<n>", help="of standard errors; 0: none")
     example = "python -m evalkit lm-eval run --model evalkit --model_args pretrained=RUN --tasks griffin_table1"
-    for parser in (harness._parser, choices["run"]):
+    for parser in (choices[""], choices["run"]):
         parser.epilog = f"of evalkit:\n  {example}\n\n{textwrap.dedent(parser.epilog or '').strip()}"
     return harness
 
@@ -90,7 +85,7 @@ def _own_tasks() -> list[str]:
     return sorted(path.stem for path in data_sets.TASKS.glob("*.yaml"))
 
 
-def _list(harness: HarnessCLI, parsed: argparse.Namespace) -> None:
+def _list(harness: private.HarnessCLI, parsed: argparse.Namespace) -> None:
     """lm-eval's `ls`, with our tasks among them and named once more at the end, since there are thousands."""
     theirs = parsed.include_path.split(":") if parsed.include_path else []
     parsed.include_path = [data_sets.TASKS, *map(Path, theirs)]
@@ -99,7 +94,7 @@ def _list(harness: HarnessCLI, parsed: argparse.Namespace) -> None:
         print(f"Of evalkit: {', '.join(_own_tasks())}")
 
 
-def _run(harness: HarnessCLI, parsed: argparse.Namespace) -> None:
+def _run(harness: private.HarnessCLI, parsed: argparse.Namespace) -> None:
     """lm-eval's `run`, with the data sets found before it indexes its tasks and builds a model."""
     data_path, bootstrap_iters = parsed.data_path, parsed.bootstrap_iters
     for name in ("data_path", "bootstrap_iters"):  # which lm-eval does not know
@@ -116,8 +111,7 @@ def _run(harness: HarnessCLI, parsed: argparse.Namespace) -> None:
         if names and not unclear:
             _find_data(names, include, data_path, parsed.num_fewshot)
         parsed.include_path = include
-        # lm-eval's command has no flag for what `evaluate` does, and takes `simple_evaluate` from its package by name.
-        with _in_place_of(lm_eval, "simple_evaluate", partial(_kept_evaluation, kept, bootstrap_iters)):
+        with private.evaluating_by(partial(_kept_evaluation, kept, bootstrap_iters)):
             harness.execute(parsed)
     for results in kept:
         print(table1.beside_the_paper(results["results"]), end="")
@@ -162,8 +156,7 @@ def evaluate(
     kept = prompts.folder()
     if settings.get("delete_requests_cache"):
         shutil.rmtree(kept, ignore_errors=True)
-    building = prompts.keeping(Task.build_all_requests, kept, identity)
-    with _in_place_of(Task, "build_all_requests", building):
+    with private.building_requests_by(lambda original: prompts.keeping(original, kept, identity)):
         results = evaluator.simple_evaluate(
             model=chosen,
             model_args=dict(model_args),
@@ -175,14 +168,3 @@ def evaluate(
         )
     assert results is not None, "lm-eval gives results to the first process, and there is one"
     return dict(results)
-
-
-@contextmanager
-def _in_place_of(owner: Any, name: str, stand_in: Any) -> Iterator[None]:
-    """`owner` is a module or a class."""
-    original = getattr(owner, name)
-    setattr(owner, name, stand_in)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from rich.console import Console
 
 from evalkit.core.errors import UserError, writing
-from evalkit.core.rows import RECALL, Header
+from evalkit.core.moved import RECALL
+from evalkit.core.rows import Header
 from evalkit.core.tidy import as_csv
 from evalkit.record.files import write_text
 from evalkit.reports import page

@@ -18,7 +18,6 @@ from evalkit.reports.numbers import DASH, shown
 from evalkit.reports.pooling import Line, Run
 
 logger = logging.getLogger(__name__)
-OURS = "evalkit.evaluations."
 FACTS = ("preset", "train_length", "answer_length", "window", "chance", "steps")
 
 COSTS = ("parameters", "state bytes", "FLOPs/token")
@@ -75,7 +74,7 @@ class Costed(Protocol):
 
 def kind_of(name: str) -> Kind:
     """The kind of report with this dotted name. Raises `UserError` if there is none, or if nobody named its package."""
-    refuse_unnamed_kind(name, OURS)
+    refuse_unnamed_kind(name)
     try:
         found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -175,7 +175,7 @@ def test_a_run_under_old_names_is_the_same_run(tmp_path: Path) -> None:
     assert saving.from_file(tmp_path / "config.yaml").config == whole
 
 
-def test_a_setting_that_was_renamed_is_read_by_its_old_name() -> None:
+def test_a_setting_that_is_none_any_more_is_left_out_of_older_runs() -> None:
     old = {"_target_": "evalkit.recall.Recall", "told_at": 64, "pairs": 16}
-    assert renamed(old) == {"_target_": "evalkit.evaluations.recall.measure.Recall", "first_check": 64, "pairs": 16}
+    assert renamed(old) == {"_target_": "evalkit.evaluations.recall.measure.Recall", "pairs": 16}
     assert renamed({"_target_": "mine.Recall", "told_at": 64}) == {"_target_": "mine.Recall", "told_at": 64}

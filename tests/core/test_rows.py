@@ -18,13 +18,11 @@ import evalkit
 from evalkit.__main__ import main
 from evalkit.core import tidy
 from evalkit.core.errors import UserError
+from evalkit.core.moved import ACCURACY, RECALL, TEXT
 from evalkit.core.rows import (
-    ACCURACY,
     FIELDS,
     PACKED,
-    RECALL,
     RECALL_METRICS,
-    TEXT,
     Header,
     Row,
     RowLog,

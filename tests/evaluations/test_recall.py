@@ -13,7 +13,8 @@ from flax import nnx
 from rich.console import Console
 
 from evalkit.core.contracts import LanguageModel, Params, Recalls, Trained
-from evalkit.core.rows import RECALL, Header, Record, Row, read, row, value
+from evalkit.core.moved import RECALL
+from evalkit.core.rows import Header, Record, Row, read, row, value
 from evalkit.evaluations.recall.forgetting import sham, undone
 from evalkit.evaluations.recall.measure import Recall
 from evalkit.evaluations.recall.planting import planted
@@ -337,7 +338,7 @@ def test_what_the_decay_predicts_is_a_norm_over_channels() -> None:
         ({"distances": [1, 9]}, r"distances=\[1, 9\]; allowed: numbers from 2, or null"),
         ({"distances": [9], "length": 12, "before": [5]}, r"distances=\[9\] do not fit into length=12"),
         ({"interval": 0.0}, "interval=0.0; allowed: between 0 and 1, or null"),
-        ({"first_check": 16383}, "first_check=16383; allowed: from 16, below pair_length=16384"),
+        ({"pair_length": 65}, "pair_length=65; allowed: from 66"),
     ],
 )
 def test_an_impossible_evaluation_is_refused(settings: dict, words: str) -> None:

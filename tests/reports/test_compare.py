@@ -15,7 +15,8 @@ from evalkit.__main__ import main
 from evalkit.configuration import catalogue
 from evalkit.configuration.account import completed
 from evalkit.configuration.saved import save
-from evalkit.core.rows import RECALL, Record, row
+from evalkit.core.moved import RECALL
+from evalkit.core.rows import Record, row
 from evalkit.evaluations.extrapolation.costs import against
 from evalkit.evaluations.extrapolation.report import COLUMNS, comparison_table, tables
 from evalkit.evaluations.extrapolation.summary import extrapolation_curve, learning_curve

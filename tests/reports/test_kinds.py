@@ -10,7 +10,8 @@ from rich.console import Console
 
 from evalkit.core import trust
 from evalkit.core.errors import UserError
-from evalkit.core.rows import BENCHMARKS, Record, row
+from evalkit.core.moved import BENCHMARKS
+from evalkit.core.rows import Record, row
 from evalkit.reports.comparison import compare
 from evalkit.reports.writer import report
 from support.made_up_runs import run_record, write_run

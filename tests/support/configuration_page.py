@@ -61,6 +61,82 @@ With `checkpoint=…` nothing is trained. Then `task=books` and `task=arxiv` kee
 own.
 """
 MIXING = "A mixer is what a block does between tokens. Its name in the key is the one that `model.pattern` uses.\n"
+UNVARIED = """\
+Every kept run of `studies/` has one value of these. They are settings because a user has a reason to change them.
+"""
+REASONS: Mapping[str, str] = {
+    "allow_targets": "your own code is in a package that no YAML of `--config-dir` names",
+    "checkpoint": "you measure a released model, or a run, without training",
+    "distributed": "a run trains on several machines of a cluster",
+    "dtype": "a released checkpoint is too large for float32",
+    "eval.before": "the place of a fact matters to your model, as it does to one with sinks or a window",
+    "eval.bins": "a curve of the loss needs finer or coarser steps of position",
+    "eval.cache_gib": "the memory of your machine holds larger or only smaller caches",
+    "eval.documents": "your corpus is larger, and reading all of it takes too long or too little",
+    "eval.interval": "you want the same number of sequences at every length, or narrower intervals",
+    "eval.own": "the control is to keep more or less of the document than the training length",
+    "eval.pairs": "a claim about what a state forgets needs a narrower interval",
+    "eval.passage": "your tokens are longer or shorter than bytes",
+    "eval.passages": "documents are few, so that each should give more passages",
+    "eval.reset_every": "a control shows that a result needs the state: a reset must destroy it",
+    "eval.span": "you look for the position at which a model begins to fail",
+    "format": "another program reads the result",
+    "matmul_precision": "an accelerator is to be faster and less exact",
+    "mesh": "a model or a batch is too large for one device",
+    "model.mixers.attention.rope": "a Transformer without positions is asked whether RoPE is what fails",
+    "model.mixers.matrix.delta_steps": "a group is harder than one step a token can follow",
+    "model.mixers.recurrent.conv_width": "the convolution itself is studied",
+    "model.mixers.recurrent.gate_blocks": "gates of another width are studied, or the width has other divisors",
+    "model.mixers.recurrent.input_scale": "the scale of the input is studied apart from its decay",
+    "model.mixers.s6.conv_width": "the convolution itself is studied",
+    "model.mixers.s6.expand": "S6 is compared at another size of state",
+    "quiet": "a script shows its own progress",
+    "scale": "you train a row of the paper's table 2 on an accelerator",
+    "task.allow_shared": "a held-out text is meant to be in training, to measure memorisation",
+    "task.cache": "several machines share the tokens of one corpus",
+    "task.data_tokens": "copying is to be harder, or as in another paper",
+    "task.digits": "numbers are to be longer than a small model's default",
+    "task.fewest_pairs": "training is to show fewer pairs too, as zoology does",
+    "task.field": "your files keep their text in another column",
+    "task.fixed_place": "the weaker test, whose place a model can learn, is to be shown",
+    "task.group": "the group decides which state a model needs: parity, a solvable group, or S5",
+    "task.held_out": "you name the held-out files one by one",
+    "task.hub.config": "a data set of the hub has several configurations",
+    "task.hub.documents": "the data set is larger than you can read",
+    "task.hub.held_out": "the data set calls its test split otherwise, or has none",
+    "task.hub.name": "the text is a data set of the hub",
+    "task.hub.revision": "a result is to be repeated on the same revision",
+    "task.hub.train": "the data set calls its training split otherwise",
+    "task.length_includes_answer": "you compare with MAD, which counts the answers too",
+    "task.loss": "training is to score every position, as language modelling does",
+    "task.pairs": "recall is to be harder, or as in another paper",
+    "task.power_a": "the distances between a key and its question follow another law",
+    "task.random_non_queries": "you compare with a generator whose fillers are zeros",
+    "task.tokenizer": "the text is to be read as words, or in a released model's tokens",
+    "task.train": "you name the training files one by one",
+    "task.trigger": "the special token is to stand in the first half, or at one place",
+    "task.triggers": "the fact is to be shown more than once",
+    "task.validation": "a small corpus needs more, or less, of it for validation",
+    "train.b1": "you repeat a recipe that has another momentum",
+    "train.b2": "you repeat a recipe that has another second moment",
+    "train.clip": "you repeat a recipe without clipping, or your model needs tighter clipping",
+    "train.gather": "the parameters of a mesh are too large to be gathered at once",
+    "train.label_smoothing": "you repeat a recipe that smooths its targets",
+    "train.microbatch": "the activations of a batch are too large",
+    "train.optimizer": "your mixer was published with another optimiser",
+    "train.parameter_dtype": "an accelerator is faster with bfloat16 matrices",
+    "train.skip_nonfinite": "a long run must outlive single bad steps",
+    "train.stop_when_solved": "a sweep is to end each training once it is solved",
+    "train.stream_facts": "streams of state passing are to hold facts as well",
+    "wandb.dir": "W&B's files are to lie on another disk",
+    "wandb.entity": "runs belong to a team",
+    "wandb.group": "you group runs in another way than by task and model",
+    "wandb.job_type": "your dashboard tells runs apart by it",
+    "wandb.name": "you name runs yourself",
+    "wandb.notes": "a run needs a remark in W&B",
+    "wandb.tags": "you find runs by words",
+}
+"""Why a user changes a setting that no kept run did; a test holds its keys to the kept runs."""
 
 
 class Option(NamedTuple):
@@ -102,6 +178,7 @@ def written() -> str:
             *_section("Training", _of_every_run("train")),
             *_section("Evaluations", _parts("eval")),
             *_section("Weights & Biases", _of_every_run("wandb")),
+            *_section("Settings that no kept run changed", [UNVARIED, _reasons()]),
         ]
     )
 
@@ -183,6 +260,11 @@ def _of_the_run() -> Iterator[Line]:
         value = root[name][part] if part else root.get(name, "paper")
         default = "follows" if key.endswith("_name") else _shown(value) + STAR * (key in _in_recipes(["*"]))
         yield Line(key, _type(annotation), default, options.get(key, Option("", "")))
+
+
+def _reasons() -> str:
+    rows = "\n".join(f"| `{key}` | {reason} |" for key, reason in REASONS.items())
+    return f"| key | change it when |\n|---|---|\n{rows}\n"
 
 
 def _words() -> str:

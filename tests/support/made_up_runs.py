@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalkit.core.rows import ACCURACY, Header, Record, Row, RowLog, row
+from evalkit.core.moved import ACCURACY
+from evalkit.core.rows import Header, Record, Row, RowLog, row
 
 SEQUENCES = 64
 STEPS = (0, 50, 100, 150)
@@ -47,7 +48,14 @@ def run_record(
     """The record of a run trained at 256: validation at 256 and 512, then the ladder."""
     names: dict[str, Any] = {"run": name or f"{model}-1", "task": task, "model": model}
     facts = {"train_length": 256, "answer_length": 1, "window": 128, "chance": 1 / 16, "preset": "paper"}
-    told = {"kind": ACCURACY, "parameters": 243_776, "steps": STEPS[-1], **names, **facts, **extra}
+    told = {
+        "kind": ACCURACY,
+        "parameters": 243_776,
+        "steps": STEPS[-1],
+        **names,
+        **facts,
+        **extra,
+    }
     rows: list[Row] = []
     for step in STEPS:
         for seed in seeds:

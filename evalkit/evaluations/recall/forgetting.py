@@ -18,6 +18,7 @@ from evalkit.evaluations.recall.planting import planted, planted_pair
 from evalkit.inference.reader import Reader
 
 SETTLING = 16  # tokens after the fact whose convolutions still see it, in every block
+FIRST_CHECK = 64  # tokens after the fact at which the states of a pair are first compared
 TINY = float(np.finfo(np.float32).tiny)  # a model of zeros has no difference to divide by
 SHAMS = {recall_rows.DRIFT_UNDONE: recall_rows.DRIFT_SHAM, recall_rows.FORGETTING_UNDONE: recall_rows.FORGETTING_SHAM}
 PER_OCTAVE = 4  # checkpoints at which the states of a pair are compared
@@ -40,13 +41,12 @@ class PairDifference(NamedTuple):
 class Forgetting:
     """Contexts of `length` tokens with a fact at their beginning, read once with and once without interventions.
 
-    States are compared from the checkpoint `first_check` tokens after the fact on, in `pairs` of contexts. In
+    States are compared from the checkpoint 64 tokens after the fact on, in `pairs` of contexts. In
     `contexts` of each answer, states are restored in part to what they were at that checkpoint, and the question asked.
     `chunk` tokens are in memory at a time.
     """
 
     length: int
-    first_check: int
     pairs: int
     contexts: int
     chunk: int
@@ -59,7 +59,7 @@ class Forgetting:
             for channel, (total, share) in enumerate(zip(found.forgetting, shares, strict=True)):
                 extra = {"block": block, "channel": channel, "share": float(share)}
                 yield row(metric=recall_rows.FORGETTING, total=total, count=self.pairs, extra=extra)
-            extra = {"block": block, "first": self.first_check}
+            extra = {"block": block, "first": FIRST_CHECK}
             for number, distance in enumerate(self.checkpoints()):
                 for metric, totals in ((recall_rows.DIFFERENCE, found.difference), (recall_rows.DRIFT, found.drift)):
                     yield row(metric=metric, position=distance, total=totals[number], count=self.pairs, extra=extra)
@@ -75,27 +75,27 @@ class Forgetting:
         tokens = np.asarray(tokens)
         blocks = sorted(jax.eval_shape(partial(trained.model.decays, params), tokens[:2, :2]))
         reader = Reader(trained.model, params, answers, task.query, self.chunk, trained.check_interrupt)
-        cache = reader.read(tokens[:, : self.first_check], reader.start(self.length))
+        cache = reader.read(tokens[:, :FIRST_CHECK], reader.start(self.length))
         before = jax.tree.map(jnp.copy, cache)
-        for start, stop in pairwise([self.first_check, *self._octaves()]):
+        for start, stop in pairwise([FIRST_CHECK, *self._octaves()]):
             cache = reader.read(tokens[:, start:stop], cache)
             found = _queried(reader, cache, before, blocks, task.answers)
             trained.progress.describe(self.length, stop, self.length - 1)
             for (what, block), right in found.items():
-                extra = {"first": self.first_check, "undone": what, "block": block}
+                extra = {"first": FIRST_CHECK, "undone": what, "block": block}
                 place = {"length": stop + 1, "position": stop}
                 yield row(metric=recall_rows.RESTORED, total=int(right.sum()), count=len(right), extra=extra, **place)
 
     def checkpoints(self) -> list[int]:
-        """The distances from the fact at which states are compared: `first_check`, then four an octave to the end."""
+        """The distances from the fact at which states are compared: `FIRST_CHECK`, then four an octave to the end."""
         last = self.length - 1
-        steps = np.arange(0, PER_OCTAVE * np.log2(last / self.first_check) + 1e-9) / PER_OCTAVE
-        return sorted({*(round(float(self.first_check * 2**step)) for step in steps), last})
+        steps = np.arange(0, PER_OCTAVE * np.log2(last / FIRST_CHECK) + 1e-9) / PER_OCTAVE
+        return sorted({*(round(float(FIRST_CHECK * 2**step)) for step in steps), last})
 
     def _octaves(self) -> list[int]:
-        """Twice `first_check`, and so on, and the end of the contexts."""
+        """Twice `FIRST_CHECK`, and so on, and the end of the contexts."""
         last = self.length - 1
-        return [*(self.first_check << n for n in range(1, 64) if self.first_check << n < last), last]
+        return [*(FIRST_CHECK << n for n in range(1, 64) if FIRST_CHECK << n < last), last]
 
     def _summed(self, trained: Trained, task: Recalls, params: Params) -> dict[int, PairDifference]:
         """The sums over all pairs, by block."""

@@ -14,7 +14,7 @@ from evalkit.core.checks import at_least, between_or_null
 from evalkit.core.contracts import AnyTask, Evaluation, Params, Recalls, Trained
 from evalkit.core.rows import Row
 from evalkit.core.statistics import LOOK_EVERY, wilson
-from evalkit.evaluations.recall.forgetting import SETTLING, Forgetting
+from evalkit.evaluations.recall.forgetting import FIRST_CHECK, Forgetting
 from evalkit.evaluations.recall.planting import planted
 from evalkit.evaluations.recall.rows import RECALLED
 from evalkit.inference.reader import Reader
@@ -31,7 +31,7 @@ class Recall(Evaluation):
     The `interval` is looked at every 32 contexts.
 
     Forgetting: `pairs` of contexts of `pair_length` tokens differ in nothing but a fact at their beginning. Their
-    states from `first_check` tokens on tell which channels of a recurrence carry the fact, and how fast they forget.
+    states from 64 tokens on tell which channels of a recurrence carry the fact, and how fast they forget.
     In `contexts` of each answer the states are restored, in part, to what they were then, and the question is repeated.
 
     Raises ValueError for a value that cannot be.
@@ -44,7 +44,6 @@ class Recall(Evaluation):
       interval (accuracy): reading ends once the 95% interval of every distance is at most this wide; null: never early.
       pairs (pairs): pairs of contexts that differ in the fact alone, to see what the state forgets.
       pair_length (tokens): tokens of each context of a pair.
-      first_check (tokens): tokens after the fact from which on the states of a pair are compared.
       contexts (contexts): contexts of each answer whose states are restored in part.
       chunk (tokens): tokens of each sequence that are in memory at a time.
       batch_size (sequences): sequences that are in memory at a time.
@@ -59,7 +58,6 @@ class Recall(Evaluation):
     interval: float | None = 0.1
     pairs: int = 16
     pair_length: int = 16384
-    first_check: int = 64
     contexts: int = 4
     chunk: int = 256
     batch_size: int = 8
@@ -73,10 +71,8 @@ class Recall(Evaluation):
         if not all(self.distances_after(before) for before in self.before):
             raise ValueError(f"distances={self.distances} do not fit into length={self.length}; give a longer length")
         between_or_null(self, 0, 1, "interval")
-        if not SETTLING <= self.first_check < self.pair_length - 1:
-            raise ValueError(
-                f"first_check={self.first_check}; allowed: from {SETTLING}, below pair_length={self.pair_length}"
-            )
+        if self.pair_length < FIRST_CHECK + 2:
+            raise ValueError(f"pair_length={self.pair_length}; allowed: from {FIRST_CHECK + 2}")
 
     @property
     def pieces(self) -> int:
@@ -102,7 +98,7 @@ class Recall(Evaluation):
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of every seed: what is recalled, then what is forgotten and restored, where a state decays."""
         assert isinstance(trained.task, Recalls)
-        forgetting = Forgetting(self.pair_length, self.first_check, self.pairs, self.contexts, self.chunk)
+        forgetting = Forgetting(self.pair_length, self.pairs, self.contexts, self.chunk)
         for params, row in trained.each(split="test"):
             for before in self.before:
                 yield from self._recalled(trained, trained.task, params, row, before)

@@ -37,7 +37,6 @@ class LossByPosition(Evaluation):
       own (tokens): in the control, the tokens before a passage that stay its document's; null: the training length.
       passages (passages): passages of each document.
       passage (tokens): tokens of a passage.
-      helped (share): the tokens that the longest context helps most, as a share of all.
       gaps (tokens): tokens from a planted passage to where it comes again; one measurement each.
       documents (documents): documents that are read at most, the longest ones; each in what it is long enough for.
       cache_gib (GiB): the size of a sequence's cache, at most.
@@ -54,7 +53,6 @@ class LossByPosition(Evaluation):
     own: int | None = None
     passages: int = 16
     passage: int = 64
-    helped: float = 0.1
     gaps: list[int] = field(default_factory=list)
     documents: int = 64
     cache_gib: float = 2.0
@@ -69,8 +67,6 @@ class LossByPosition(Evaluation):
         if min(self.gaps, default=self.passage) < self.passage:
             raise ValueError(f"gaps={self.gaps}; allowed: at least passage={self.passage}, the repeat's own length")
         at_least_or_null(self, 1, "own")
-        if not 0 < self.helped <= 1:
-            raise ValueError(f"helped={self.helped}; allowed: above 0, at most 1")
         above(self, 0, "cache_gib")
         one_of(self, "devices", SHARED)
 
@@ -128,7 +124,7 @@ class LossByPosition(Evaluation):
         for subject in subjects:
             yield from self.by_position(taken, subject, self.longest(model))
             done(self.length)
-        passages = Passages(self.passages, self.passage, self.helped, done)
+        passages = Passages(self.passages, self.passage, done)
         contexts = set(self._within(model, self.contexts))
         if contexts:
             own = self.own or train_length or max(contexts)

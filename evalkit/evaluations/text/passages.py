@@ -10,18 +10,19 @@ from evalkit.evaluations.text import rows as text_rows
 from evalkit.evaluations.text.held_out import Document, Subject, drawn, rows_of
 
 PLACES, OTHERS = 1, 2  # what random places are drawn for; windows are 0
+HELPED = 0.1
+"""The tokens that the longest context helps most, as a share of all (LongPPL, Fang et al. 2024)."""
 
 
 @dataclass(frozen=True)
 class Passages:
-    """`count` passages of `size` tokens from random places of each document; `helped` is a share of their tokens.
+    """`count` passages of `size` tokens from random places of each document.
 
     `done` is told the length of each piece that is finished.
     """
 
     count: int
     size: int
-    helped: float
     done: Callable[[int], None]
 
     def paired(
@@ -120,7 +121,7 @@ class Passages:
         for number, row in enumerate(rows):
             others = [other for other in range(len(rows)) if other != number] or [number]
             gain = gains[others].mean(axis=0)
-            chosen = gain >= np.quantile(gain, 1 - self.helped)
+            chosen = gain >= np.quantile(gain, 1 - HELPED)
             extra = {"chosen_by": "itself" if others == [number] else "the other seeds"}
             for metric, context, losses in (
                 (text_rows.HELPED_SHORT, before, short),

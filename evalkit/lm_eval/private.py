@@ -1,0 +1,40 @@
+"""What lm-eval has no public way for: the parsers of its command, and two functions that the command calls by name.
+
+Everything private of lm-eval's is in this file; `tests/lm_eval/test_private.py` fails where a new version moved it.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import lm_eval
+from lm_eval._cli import HarnessCLI
+from lm_eval.api.task import Task
+
+
+def parsers(harness: HarnessCLI) -> dict[str, ArgumentParser]:
+    """The parser of each of lm-eval's verbs, and of the command itself under the empty name."""
+    return {"": harness._parser, **harness._subparsers.choices}
+
+
+def parsed(harness: HarnessCLI, words: Sequence[str]) -> Namespace:
+    """What these words of a command line say; lm-eval reads them from `sys.argv`."""
+    with patch.object(sys, "argv", ["lm-eval", *words]):
+        return harness.parse_args()
+
+
+@contextmanager
+def evaluating_by(evaluate: Callable[..., Mapping[str, Any]]) -> Iterator[None]:
+    """Within, lm-eval's command evaluates by `evaluate`: it has no flag for what we add."""
+    with patch.object(lm_eval, "simple_evaluate", evaluate):
+        yield
+
+
+@contextmanager
+def building_requests_by(build: Callable[[Callable[..., None]], Callable[..., None]]) -> Iterator[None]:
+    """Within, tasks build their prompts by `build` of lm-eval's own method: it has no hook for a cache of ours."""
+    with patch.object(Task, "build_all_requests", build(Task.build_all_requests)):
+        yield
