@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 
 from evalkit.checkpoints.archives import is_archive
@@ -204,14 +203,14 @@ def _as_if(*words: str) -> Iterator[None]:
 
     The number of CPU devices cannot be.
     """
-    hydra, precision = HydraConfig.instance(), jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    composed, raising, typed = hydra.cfg, logging.raiseExceptions, sys.orig_argv
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    raising, typed = logging.raiseExceptions, sys.orig_argv
     levels = {logger: logger.level for logger in map(logging.getLogger, ("evalkit", "absl"))}
     sys.orig_argv = [sys.executable, "-m", "evalkit", *words]
     try:
         yield
     finally:
-        hydra.cfg, logging.raiseExceptions, sys.orig_argv = composed, raising, typed
+        logging.raiseExceptions, sys.orig_argv = raising, typed
         jax.config.update("jax_default_matmul_precision", precision)
         for logger, level in levels.items():
             logger.setLevel(level)

@@ -6,10 +6,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evalkit.commands import existing, guide, sweep
 from evalkit.configuration import catalogue
 from evalkit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from evalkit.configuration.composition import Words
 
 ABOUT = """\
 Train and evaluate. A setting is key=value; quotes keep a list whole: 'eval.lengths=[512,65536]'.
@@ -146,13 +150,14 @@ def _show_existing(flags: argparse.Namespace, folder: Path, allowed: Sequence[st
 
 def _run(overrides: Sequence[str]) -> int:
     """One run: composed once, built once."""
-    from evalkit.configuration.composition import plain
+    from evalkit.configuration.composition import parse, plain
     from evalkit.configuration.experiment import compose, prepared, refuse_used
     from evalkit.parallel import devices, peers
     from evalkit.parallel.layouts import connection
 
-    composed = compose(overrides)
-    _refuse_without_effect(overrides)
+    words = parse(overrides)
+    composed = compose(words)
+    _refuse_without_effect(words)
     devices.use_every_core()
     with connection.connected(plain(composed.config)["distributed"]):
         # By the clock of the first process, which is the one that may find a run there.
@@ -206,11 +211,11 @@ def _refuse_distributed(overrides: Sequence[str], multirun: bool) -> None:
         raise UserError(str(error)) from error
 
 
-def _refuse_without_effect(overrides: Sequence[str]) -> None:
+def _refuse_without_effect(words: "Words") -> None:
     """Raises UserError for a key of Hydra's that says nothing about a single run."""
     from evalkit.configuration.composition import parse
 
-    parsed = [override for override in parse(overrides) if override.is_hydra_override()]
+    parsed = [override for override in parse(words) if override.is_hydra_override()]
     folders = "".join(str(override.value()) for override in parsed if override.key_or_group == "hydra.run.dir")
     for override in parsed:
         key = override.key_or_group

@@ -41,19 +41,21 @@ def main(overrides: Sequence[str]) -> int:
 
     _refuse_missing_launcher(overrides)
     devices.use_every_core()
-    group, quiet, hydra = None, False, {}
+    group, quiet, hydra, folder = None, False, {}, Path()
     for combination in combinations(overrides):
         composed = compose(combination)
         if composed.choices.get("on_checkpoint") is not None:
             raise UserError(f"task={composed.choices['on_checkpoint']} takes one checkpoint at a time; leave -m out")
         experiment = prepared(composed)
-        group, quiet, hydra = experiment.wandb.group, experiment.quiet or quiet, composed.hydra
+        group, quiet = experiment.wandb.group, experiment.quiet or quiet
+        hydra, folder = composed.hydra, composed.sweep
     from evalkit.session import logs, sweeps
+    from evalkit.session.hints import near
 
     console = Console(stderr="format=json" in overrides, quiet=quiet)
-    words = [*overrides, *_named(overrides, hydra, group), *([SILENT] if quiet else [])]
+    words = [*overrides, *_named(overrides, hydra, folder, group), *([SILENT] if quiet else [])]
     try:
-        with logs.shown(console), _told(hydra["launcher"]["_target_"]):
+        with logs.shown(console), _told(hydra["launcher"]["_target_"], near(folder)):
             ended = _launched(words)
     except SystemExit as stop:  # of a run that a signal stopped
         return stop.code if isinstance(stop.code, int) else 1
@@ -89,14 +91,10 @@ def job(config: Any, typed: list[str]) -> "Ended":
 
 
 @contextmanager
-def _told(launcher: str) -> Iterator[None]:
+def _told(launcher: str, folder: Path) -> Iterator[None]:
     """Says in one line what is left of a sweep that ends before its runs do; `launcher` is the class of Hydra's."""
-    from hydra.core.hydra_config import HydraConfig
-
     from evalkit.record.history import pasteable
-    from evalkit.session.hints import near
 
-    folder = near(Path(HydraConfig.get().sweep.dir))
     left = f"compare what is finished with: {pasteable('compare', str(folder))}"
     try:
         yield
@@ -112,11 +110,12 @@ def _told(launcher: str) -> Iterator[None]:
 
 def _launched(overrides: Sequence[str]) -> "list[Ended]":
     """Has Hydra's launcher call `job` for each run of a sweep."""
+    from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    from evalkit.configuration import composition
+    from evalkit.configuration import catalogue, composition
 
-    with composition.initialised():
+    with initialize_config_dir(version_base="1.3", config_dir=str(catalogue.directory()), job_name="evalkit"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         words = [*composition.forced(overrides), "hydra.mode=MULTIRUN"]
@@ -137,15 +136,14 @@ def _refuse_missing_launcher(overrides: Sequence[str]) -> None:
                 raise UserError(f"{text} needs {package}: pip install 'griffin-evalkit[{extra}]'") from error
 
 
-def _named(overrides: Sequence[str], hydra: Mapping[str, Any], group: str | None) -> list[str]:
+def _named(overrides: Sequence[str], hydra: Mapping[str, Any], folder: Path, group: str | None) -> list[str]:
     """Names by the time at which the sweep begins: the folder of each run, that of submitit's files, W&B's group.
 
     A job reads the clock when it runs, so that one that is requeued would not find its folder again. Jobs of
     `submitit_local` are called by their process, whose number may have been that of an earlier one. `hydra` is its part
-    of the configuration; a `group` that was set stays, and so does one of W&B's own variable.
+    of the configuration and `folder` that of the sweep; a `group` that was set stays, and so does one of W&B's own
+    variable.
     """
-    from hydra.core.hydra_config import HydraConfig
-
     from evalkit.configuration.overrides import overrides_of
 
     now = datetime.now()
@@ -154,6 +152,6 @@ def _named(overrides: Sequence[str], hydra: Mapping[str, Any], group: str | None
     if SUBMITIT_FOLDER.rpartition(".")[2] in hydra["launcher"] and SUBMITIT_FOLDER not in given:
         names[SUBMITIT_FOLDER] = f"${{hydra.sweep.dir}}/{SUBMITIT}/{now:{TIME}-%f}/%j"
     if group is None and "WANDB_RUN_GROUP" not in os.environ:
-        own = Path(HydraConfig.get().sweep.dir).resolve().name
+        own = folder.resolve().name
         names["wandb.group"] = f"sweep-{own if 'hydra.sweep.dir' in given else f'{now:{TIME}}'}"
     return overrides_of(names)

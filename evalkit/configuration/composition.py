@@ -1,16 +1,12 @@
 """Hydra: from words as they are typed to one composed configuration; its errors as one line each."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -18,13 +14,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from evalkit.configuration import catalogue
+from evalkit.configuration import catalogue, hydra_private
 from evalkit.configuration.schema import INSTRUCTIONS, settings_of, unknown
 from evalkit.core.errors import UserError, first_line
 
 GROUPS = ("task", "model", "scale", "preset", "eval", "experiment", "recipe", "on_checkpoint")
 NAMES = ("task_name", "model_name")
-CHECKPOINT, ALLOW = "checkpoint", "allow_targets"
+CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", "hydra.searchpath"
 # A mixer alone, of the folder of --config-dir, and the blocks that are built around it.
 MIXER, AROUND = "+mixer=", "around/mixer"
 # What only a run that trains has; the parameters of a checkpoint are trained already.
@@ -47,33 +43,38 @@ for _preset in catalogue.PRESETS:
     ConfigStore.instance().store(group="preset", name=_preset, node={"preset": _preset}, package="_global_")
 
 
+Words = Sequence[str | Override]
+"""What is typed, as text or as `parse` made of it; a command parses its words once and passes them on."""
+
+
 class Composed(NamedTuple):
     """One composed configuration.
 
     `config` has no part of Hydra's own. `base` is the same as plain data, without the values that the user typed.
-    `folder` is where a run of it would write; `choices` are the options that were taken, by group. `hydra` is Hydra's
-    own part, as plain data; `typed` the keys of the values that the user gave.
+    `folder` is where a run of it would write, and `sweep` a sweep; `choices` are the options that were taken, by group.
+    `hydra` is Hydra's own part, as plain data; `typed` the keys of the values that the user gave.
     """
 
     config: DictConfig
     base: dict[str, Any]
     folder: Path
+    sweep: Path
     choices: Mapping[str, Any]
     hydra: Mapping[str, Any]
     typed: frozenset[str]
 
 
-def compose(overrides: Sequence[str]) -> Composed:
-    """The configuration that `overrides` describe, keys and types not yet checked; raises UserError.
+def compose(words: Words) -> Composed:
+    """The configuration that `words` describe, keys and types not yet checked; raises UserError.
 
     Hydra composes once, with the options alone. The values are set afterwards, so that what was there before them is
     known: a misspelt key is told by that.
     """
-    parsed = parse(overrides)
+    parsed = parse(words)
     for override in parsed:
         _refuse_unfit(override)
-    _refuse_shadowed(overrides)
-    config = _hydra(_options(list(zip(overrides, parsed, strict=True))))
+    _refuse_shadowed(parsed)
+    config = _hydra(_options(parsed))
     values = [override for override in parsed if not chooses(override)]
     of_hydra = [override for override in values if override.is_hydra_override()]
     _refuse_unknown_hydra_keys(of_hydra, config)
@@ -82,66 +83,84 @@ def compose(overrides: Sequence[str]) -> Composed:
     base = plain(OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"]), resolve=False)
     apply(config, values)
     _name(config)
-    HydraConfig.instance().set_config(config)  # which the resolver ${hydra:…} reads
+    _settle(config)
     with one_line():
-        folder = Path(config.hydra.run.dir)
+        folder, sweep = Path(config.hydra.run.dir), Path(config.hydra.sweep.dir)
     choices = dict(config.hydra.runtime.choices)
     hydra = plain(OmegaConf.masked_copy(config, "hydra"), resolve=False)["hydra"]
     with open_dict(config):
         del config["hydra"]
-    return Composed(config, base, folder, choices, hydra, frozenset(value.key_or_group for value in values))
+    return Composed(config, base, folder, sweep, choices, hydra, frozenset(value.key_or_group for value in values))
 
 
-def parse(overrides: Sequence[str]) -> list[Override]:
-    """Each override in Hydra's grammar; raises UserError."""
+def parse(words: Words) -> list[Override]:
+    """Each word in Hydra's grammar, those that are parsed already as they are; raises UserError."""
+    texts = [word for word in words if isinstance(word, str)]
     with one_line():
-        return OverridesParser.create().parse_overrides(list(overrides))
+        parsed = iter(OverridesParser.create().parse_overrides(texts) if texts else ())
+        return [next(parsed) if isinstance(word, str) else word for word in words]
 
 
-def own_folder(overrides: Sequence[str]) -> Path | None:
+def text_of(override: Override) -> str:
+    """The word as it was typed."""
+    return str(override.input_line)
+
+
+def own_folder(words: Words) -> Path | None:
     """The folder of the user's own YAML that these words name, if any."""
-    places = [override.value() for override in parse(overrides) if override.key_or_group == "hydra.searchpath"]
+    places = [override.value() for override in parse(words) if override.key_or_group == SEARCHPATH]
     found = [place for each in places if isinstance(each, list) for place in each]
     return Path(str(found[0]).removeprefix("file://")) if found else None
 
 
-def typed(overrides: Sequence[str]) -> list[str]:
+def typed(words: Words) -> list[str]:
     """The keys that these words set."""
-    return [override.key_or_group for override in parse(overrides)]
+    return [override.key_or_group for override in parse(words)]
 
 
-def value_of(overrides: Sequence[str], key: str, default: Any) -> Any:
+def value_of(words: Words, key: str, default: Any) -> Any:
     """What these words set `key` to, the last of them; else the default."""
-    given = [override.value() for override in parse(overrides) if override.key_or_group == key]
-    return given[-1] if given else default
+    values = [override.value() for override in parse(words) if override.key_or_group == key]
+    return values[-1] if values else default
 
 
-def trusted(overrides: Sequence[str]) -> list[str]:
+def trusted(words: Words) -> list[str]:
     """The packages whose code the user named: by `allow_targets=`, and in the YAML of a folder of their own."""
-    named: list[str] = []
-    for value in (override.value() for override in parse(overrides) if override.key_or_group == ALLOW):
+    parsed, named = parse(words), list[str]()
+    for value in (override.value() for override in parsed if override.key_or_group == ALLOW):
         if not isinstance(value, list):
             raise UserError(f"{ALLOW}={value}; give a list of packages, such as {ALLOW}=[{value}]")
         named += map(str, value)
-    folder = own_folder(overrides)
+    folder = own_folder(parsed)
     return sorted({*named, *(catalogue.packages(folder) if folder is not None else ())})
 
 
-def combinations(overrides: Sequence[str]) -> list[list[str]]:
-    """The runs of a sweep, as Hydra's own sweeper forms them."""
-    with one_line(), initialised():
-        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        return BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)[0]
+def combinations(words: Words) -> list[list[str]]:
+    """The runs of a sweep: each value of each word that has several, with each of the others'."""
+    swept: dict[str, list[str]] = {}
+    with one_line():
+        for override in parse(words):
+            key, values = override.get_key_element(), [text_of(override)]
+            if override.is_sweep_override():
+                if not override.is_discrete_sweep():
+                    raise UserError(f"{text_of(override)} has no end; give its values, as key=1,2")
+                # It knows the options that `model=*` stands for.
+                override.config_loader = hydra_private.loader(catalogue.directory())
+                values = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            swept[key] = values
+    return [list(combination) for combination in itertools.product(*swept.values())]
 
 
-def forced(overrides: Sequence[str]) -> list[str]:
+def forced(words: Words) -> list[str]:
     """`key=value` and `+key=value` as `++key=value`, for a sweep, which Hydra composes by itself.
 
     The constructor says which keys exist, not what YAML lists.
     """
+    parsed = parse(words)
+    texts = map(text_of, parsed)
     return [
         text if is_choice(override) or override.is_hydra_override() or override.is_delete() else f"++{text.lstrip('+')}"
-        for text, override in zip(overrides, parse(overrides), strict=True)
+        for text, override in zip(texts, parsed, strict=True)
     ]
 
 
@@ -155,7 +174,7 @@ def is_choice(override: Override) -> bool:
 
 def chooses(override: Override) -> bool:
     """Whether it says which files are composed: a choice, or where else to look for them."""
-    return is_choice(override) or override.key_or_group == "hydra.searchpath"
+    return is_choice(override) or override.key_or_group == SEARCHPATH
 
 
 def apply(config: DictConfig, values: Sequence[Override]) -> None:
@@ -214,19 +233,29 @@ def _as_it_is_typed(word: str) -> str:
 
 def _hydra(options: Sequence[str]) -> DictConfig:
     """What Hydra composes of these options, its own part included."""
-    with one_line(), initialised():
-        config = hydra_compose("config", overrides=list(options), return_hydra_config=True)
+    with one_line():
+        config = hydra_private.loaded(catalogue.directory(), list(options))
         _refuse_recipe_of_no_preset(config, options)
         return config
+
+
+def _settle(config: DictConfig) -> None:
+    """Gives each value with `${hydra:…}` what that stands for, while Hydra's own part is there."""
+    for key, value in list(leaves(plain(config, resolve=False))):
+        if isinstance(value, str) and "${hydra:" in value:
+            with one_line(), open_dict(config):
+                OmegaConf.update(config, key, value.replace("${hydra:", "${hydra."))
+                if not key.startswith("hydra."):
+                    OmegaConf.update(config, key, OmegaConf.select(config, key))
 
 
 def _refuse_recipe_of_no_preset(config: DictConfig, options: Sequence[str]) -> None:
     """Raises UserError for a recipe in the folder of no preset, where Hydra would not see it."""
     chosen = config.hydra.runtime.choices
     task, model, preset = chosen.get("task"), chosen.get("model"), chosen.get("preset")
+    loader = hydra_private.loader(catalogue.directory())
 
     def found(group: str) -> list[str]:
-        loader = GlobalHydra.instance().config_loader()
         return loader.get_group_options(group, config_name="config", overrides=list(options))
 
     if model in found(f"recipe/{task}") and model not in found("preset"):
@@ -235,36 +264,32 @@ def _refuse_recipe_of_no_preset(config: DictConfig, options: Sequence[str]) -> N
         )
 
 
-def initialised() -> initialize_config_dir:
-    """Hydra with our configuration, within a `with`."""
-    return initialize_config_dir(version_base="1.3", config_dir=str(catalogue.directory()), job_name="evalkit")
-
-
-def _options(typed: Sequence[tuple[str, Override]]) -> list[str]:
+def _options(typed: Sequence[Override]) -> list[str]:
     """The words that pick options. With a checkpoint, the task says what is measured on one (`conf/on_checkpoint`)."""
-    options = [text for text, override in typed if chooses(override) and not _is_none(override)]
-    tasks = [override for _, override in typed if override.key_or_group == "task" and is_choice(override)]
-    given = [override.value() for _, override in typed if override.key_or_group == CHECKPOINT]
+    options = [override for override in typed if chooses(override) and not _is_none(override)]
+    tasks = [override for override in options if override.key_or_group == "task"]
+    given = [override.value() for override in typed if override.key_or_group == CHECKPOINT]
     on_checkpoint = catalogue.options("on_checkpoint")
     if not given or given[-1] in (None, ""):
         if tasks and tasks[-1].value() in set(on_checkpoint) - set(catalogue.options("task")):
             raise UserError("checkpoint is missing; give checkpoint=FOLDER, such as runs/<task>/<model>/<time>")
-        return _scaled(_around_mixer(options))
-    _refuse_training([override for _, override in typed], given[-1])
+        return [*_around_mixer(options), *_scaled(options)]
+    _refuse_training(typed, given[-1])
     if not tasks or tasks[-1].value() not in on_checkpoint:
         known = ", ".join(f"task={name}" for name in on_checkpoint)
         wrong = tasks[-1].input_line if tasks else "no task"
         raise UserError(f"checkpoint= goes with {known}, not with {wrong}; give one of them")
-    typed_tasks = [override.input_line for override in tasks]
-    return [text for text in options if text not in typed_tasks] + [f"on_checkpoint={tasks[-1].value()}"]
+    rest = [text_of(override) for override in options if override not in tasks]
+    return [*rest, f"on_checkpoint={tasks[-1].value()}"]
 
 
-def _around_mixer(options: Sequence[str]) -> list[str]:
-    """`+mixer=NAME`, a mixer of the user's own, as the model of five blocks that have it."""
-    mixers = [text for text in options if text.startswith(MIXER)]
+def _around_mixer(options: Sequence[Override]) -> list[str]:
+    """The options as text, with `+mixer=NAME`, a mixer of the user's own, as the model of five blocks that have it."""
+    texts = list(map(text_of, options))
+    mixers = [text for text in texts if text.startswith(MIXER)]
     if not mixers:
-        return list(options)
-    models = [text for text in options if text.startswith("model=")]
+        return texts
+    models = [text for text in texts if text.startswith("model=")]
     if models:
         raise UserError(f"{models[-1]} with {mixers[-1]}; give one of the two")
     name, folder = mixers[-1].removeprefix(MIXER), own_folder(options)
@@ -273,22 +298,22 @@ def _around_mixer(options: Sequence[str]) -> list[str]:
     if not (folder / "mixer" / f"{name}.yaml").is_file():
         found = " or ".join(f"{MIXER}{option}" for option in catalogue.options("mixer", folder))
         raise UserError(f"{mixers[-1]}: {folder} has no mixer/{name}.yaml; give {found or 'that file'}")
-    rest = [text for text in options if text not in mixers]
+    rest = [text for text in texts if text not in mixers]
     return [*rest, f"model={AROUND}", f"+mixer@model.mixers.mixer={name}"]
 
 
-def _scaled(options: Sequence[str]) -> list[str]:
-    """With `scale=`, also the file of `conf/model/scaled` by which this family takes its sizes from it."""
-    typed = {override.key_or_group: override.value() for override in parse(options) if is_choice(override)}
+def _scaled(options: Sequence[Override]) -> list[str]:
+    """With `scale=`, the file of `conf/model/scaled` by which this family takes its sizes from it."""
+    typed = {override.key_or_group: override.value() for override in options if is_choice(override)}
     if "scale" not in typed or "model" not in typed:
-        return list(options)
+        return []
     model, known = typed["model"], catalogue.options("model/scaled", own_folder(options))
     if model not in known:
         raise UserError(
             f"model={model} has no model/scaled/{model}.yaml, by which it takes its sizes from scale={typed['scale']}; "
             f"choose one of {', '.join(known)}, or give its sizes one by one"
         )
-    return [*options, f"+model/scaled@model={model}"]
+    return [f"+model/scaled@model={model}"]
 
 
 def _refuse_training(parsed: Sequence[Override], checkpoint: Any) -> None:
@@ -343,12 +368,12 @@ def _refuse_unfit(override: Override) -> None:
         raise UserError(f"{override.input_line!r} gives several values; add -m to run each, or write a list as [a,b]")
 
 
-def _refuse_shadowed(overrides: Sequence[str]) -> None:
+def _refuse_shadowed(overrides: Sequence[Override]) -> None:
     """Raises UserError for a chosen option that the user's own folder and evalkit both have: Hydra would take ours."""
     folder = own_folder(overrides)
     if folder is None:
         return
-    for override in filter(is_choice, parse(overrides)):
+    for override in filter(is_choice, overrides):
         group, name = override.key_or_group, override.value()
         if (folder / group / f"{name}.yaml").is_file() and name in catalogue.options(group):
             raise UserError(f"{group}={name} is in {folder} and in evalkit; give yours another name")

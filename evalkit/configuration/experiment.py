@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from evalkit.configuration import capacity, catalogue, composition
-from evalkit.configuration.composition import Composed
+from evalkit.configuration.composition import Composed, Words
 from evalkit.configuration.schema import constructor, locate, unknown, verify
 from evalkit.core import trust
 from evalkit.core.batches import feed_of, refuse_no_task
@@ -163,14 +163,15 @@ SETTINGS = {name: annotation for name, annotation in get_type_hints(Experiment).
 """The keys of a configuration's first level."""
 
 
-def compose(overrides: Sequence[str]) -> Composed:
+def compose(words: Words) -> Composed:
     """The configuration of one run, its keys and types checked; raises UserError with one line."""
-    composed = composition.compose(overrides)
+    parsed = composition.parse(words)
+    composed = composition.compose(parsed)
     for name in composed.config:
         if name not in SETTINGS:
             raise UserError(unknown(str(name), [*SETTINGS, *composition.paths(composed.base)]))
     _refuse_missing(composed)
-    admit(composed.config, composition.trusted(overrides))
+    admit(composed.config, composition.trusted(parsed))
     hold(composed.config, composed.base)
     _refuse_typed(composed)
     plain = composition.plain(composed.config)  # resuming and evaluating need not be told again
@@ -179,9 +180,9 @@ def compose(overrides: Sequence[str]) -> Composed:
     return composed
 
 
-def built(overrides: Sequence[str]) -> Experiment:
-    """What `overrides` describe, built; raises UserError with one line."""
-    return held_experiment(compose(overrides).config)
+def built(words: Words) -> Experiment:
+    """What `words` describe, built; raises UserError with one line."""
+    return held_experiment(compose(words).config)
 
 
 def prepared(composed: Composed) -> Experiment:
@@ -266,15 +267,15 @@ def _assembled(plain: dict[str, Any], built: Mapping[str, Any]) -> Experiment:
         raise UserError(f"{type(error).__name__}: {first_line(error)}{place_of(error)}") from error
 
 
-def build_task(name: str, overrides: Sequence[str] = ()) -> Task | Text:
+def build_task(name: str, words: Words = ()) -> Task | Text:
     """The task `conf/task/<name>.yaml`, or of the folder that `hydra.searchpath=` names, with its own settings."""
-    parsed = [one for one in composition.parse(overrides) if one.key_or_group != composition.ALLOW]
-    searched = [override.input_line for override in parsed if composition.chooses(override)]
-    base = composition.compose([f"task={name}", *(text for text in searched if text)]).config.task
+    parsed = composition.parse(words)
+    values = [one for one in parsed if not composition.chooses(one) and one.key_or_group != composition.ALLOW]
+    base = composition.compose([f"task={name}", *filter(composition.chooses, parsed)]).config.task
     settings = OmegaConf.create(composition.plain(base))
-    composition.apply(settings, [override for override in parsed if override.input_line not in searched])
+    composition.apply(settings, values)
     plain = {"task": composition.plain(settings)}
-    trust.refuse_unnamed(plain, composition.trusted(overrides))
+    trust.refuse_unnamed(plain, composition.trusted(parsed))
     verify(plain, {"task": composition.plain(base)}, {"task": Task | Text})
     return build(plain, "task")
 

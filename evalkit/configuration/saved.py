@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import AliasEvent, YAMLError
 
 from evalkit.configuration import composition
-from evalkit.configuration.composition import ALLOW, NAMES
+from evalkit.configuration.composition import ALLOW, NAMES, SEARCHPATH, Words
 from evalkit.configuration.experiment import (
     SETTINGS,
     Experiment,
@@ -54,23 +54,22 @@ LATER: Mapping[str, Any] = {
 """Those that the configurations of older runs lack, with what they stood for."""
 
 
-def from_file(
-    path: Path, overrides: Sequence[str] = (), allowed: Sequence[str] = (), packages: Sequence[str] = ()
-) -> Experiment:
-    """The experiment of a run's saved `config.yaml`, with `overrides` as `changed` takes them; raises UserError.
+def from_file(path: Path, words: Words = (), allowed: Sequence[str] = (), packages: Sequence[str] = ()) -> Experiment:
+    """The experiment of a run's saved `config.yaml`, with `words` as `changed` takes them; raises UserError.
 
-    It may be a stranger's: code of packages that are neither evalkit, nor among `packages` or those that `overrides`
+    It may be a stranger's: code of packages that are neither evalkit, nor among `packages` or those that `words`
     name, is refused before it is imported.
     """
-    return _changed(_load(path, [*packages, *composition.trusted(overrides)]), overrides, allowed)
+    parsed = composition.parse(words)
+    return _changed(_load(path, [*packages, *composition.trusted(parsed)]), parsed, allowed)
 
 
-def changed(config: Mapping[str, Any], overrides: Sequence[str], allowed: Sequence[str]) -> Experiment:
-    """The experiment of `Experiment.config`, with `overrides` of keys that begin with one of `allowed`.
+def changed(config: Mapping[str, Any], words: Words, allowed: Sequence[str]) -> Experiment:
+    """The experiment of `Experiment.config`, with `words` of keys that begin with one of `allowed`.
 
     An option that the run has already (`model=` its own model) may always be given. Raises UserError.
     """
-    return _changed(DictConfig(dict(config)), overrides, allowed)
+    return _changed(DictConfig(dict(config)), composition.parse(words), allowed)
 
 
 def checkpoint_of(path: Path) -> str | None:
@@ -88,10 +87,10 @@ def save(config: Mapping[str, Any], path: Path) -> None:
     write_whole(path, OmegaConf.to_yaml(OmegaConf.create(dict(config))))
 
 
-def _changed(config: DictConfig, overrides: Sequence[str], allowed: Sequence[str]) -> Experiment:
+def _changed(config: DictConfig, words: Sequence[Override], allowed: Sequence[str]) -> Experiment:
     choices = {"task": config.task_name, "model": config.model_name, "preset": config.preset}
-    search = [text for text in overrides if text.startswith("hydra.searchpath=")]
-    parsed = [o for o in composition.parse([t for t in overrides if t not in search]) if o.key_or_group != ALLOW]
+    search = [word for word in words if word.key_or_group == SEARCHPATH]
+    parsed = [word for word in words if word.key_or_group not in (SEARCHPATH, ALLOW)]
     changes = [o for o in parsed if o.key_or_group not in choices or o.value() != choices[o.key_or_group]]
     trained_on = composition.plain(config.task)
     config.distributed = False  # how processes were started says nothing about how they are now
@@ -109,7 +108,7 @@ def _changed(config: DictConfig, overrides: Sequence[str], allowed: Sequence[str
     composition.apply(config, values)
     if "path" in config.task and any(override.key_or_group == "data.path" for override in values):
         config.task.path = config.data.path  # as in conf/task, where the one stands for the other
-    admit(config, [*config[ALLOW], *composition.trusted(overrides)])
+    admit(config, [*config[ALLOW], *composition.trusted(words)])
     hold(config, base)
     trust.remember(trust.strangers(composition.plain(config)).values())
     for override in values:
@@ -218,7 +217,7 @@ def _refuse_fixed(override: Override, choices: Mapping[str, Any], allowed: Seque
     raise UserError(f"{key} is fixed in an existing run; allowed here: {', '.join(allowed)}")
 
 
-def _choose(config: DictConfig, override: Override, search: Sequence[str]) -> None:
+def _choose(config: DictConfig, override: Override, search: Sequence[Override]) -> None:
     """Puts another option in place of a whole group; what a run was trained at stays its length."""
     group, option = override.key_or_group, override.value()
     length = config.task.length

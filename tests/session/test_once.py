@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evalkit.__main__ import main
-from evalkit.configuration import composition
+from evalkit.configuration import composition, hydra_private
 from evalkit.configuration import experiment as configuration
 from evalkit.models import model as models
 from evalkit.tasks.induction_heads import InductionHeads
@@ -26,10 +26,12 @@ def test_one_command_composes_and_builds_once(tmp_path: Path, monkeypatch: pytes
 
         monkeypatch.setattr(owner, attribute, counting)
 
-    count("configurations", composition, "hydra_compose")
+    count("configurations", hydra_private, "loaded")
+    count("parsed", composition.OverridesParser, "parse_overrides")
     count("tasks", InductionHeads, "__post_init__")
     count("models", models.LanguageModel, "__init__")
     count("experiments", configuration.Experiment, "__post_init__")
     monkeypatch.setattr("evalkit.session.run.start", lambda experiment, folder: 0)
     assert main([*tiny.OVERRIDES, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    assert counted.pop("parsed") <= 3  # all words by evalkit, then those that choose options by Hydra
     assert counted == {"configurations": 1, "tasks": 1, "models": 1, "experiments": 1}
