@@ -15,13 +15,15 @@ from support import prose, tiny
 
 ROOT = Path(__file__).parent.parent
 WRITTEN = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *(ROOT / "docs").glob("*.md")]
-PAGES = sorted({*WRITTEN, *(ROOT / "docs").rglob("*.md")})
+PAGES = sorted({*WRITTEN, *(ROOT / "studies").rglob("*.md")})
 SHOWN = re.compile(r"!\[[^]]*\]\(([^)]+)\)")
 LINKED = re.compile(r"\[[^]]*\]\((?!https?:|#)([^)#]+)")
 MOST_WORDS = 30
 # What is kept of a run: its parameters, logs and page can be made again.
 KEPT = {"config.yaml", "environment.json", "results.json", "metrics.jsonl.gz", "timing.json", "timing_idle.json"}
-NAMED = re.compile(r"`((?:evalkit|models|tasks|kernels|conf|tests|benchmarks|docs)/[\w/.-]+\.(?:py|md|yaml|sh|json))`")
+NAMED = re.compile(
+    r"`((?:evalkit|models|tasks|kernels|conf|tests|benchmarks|docs|studies)/[\w/.-]+\.(?:py|md|yaml|sh|json))`"
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -54,17 +56,17 @@ def test_sentences_are_told_apart() -> None:
 
 def test_the_figures_that_a_page_shows_are_there_and_no_others() -> None:
     shown = {(page.parent / name).resolve() for page in PAGES for name in SHOWN.findall(page.read_text("utf-8"))}
-    kept = {path.resolve() for path in (ROOT / "docs").rglob("*.png")}
+    kept = {path.resolve() for path in (ROOT / "studies").rglob("*.png")}
     assert shown - {path for path in shown if path.is_file()} == set()
     assert kept - shown == set()
 
 
 def test_the_results_that_are_kept_can_be_read_and_are_small() -> None:
-    folders = with_records(ROOT / "docs" / "results")
+    folders = with_records(ROOT / "studies")
     assert len(folders) > 100 and all(read(folder).rows for folder in folders[::10])
     names = {path.name for folder in folders for path in folder.iterdir() if path.is_file()}
     assert {name for name in names if not name.endswith((".png", ".csv"))} <= KEPT
-    assert sum(path.stat().st_size for path in (ROOT / "docs").rglob("*") if path.is_file()) < 12 * 2**20
+    assert sum(path.stat().st_size for path in (ROOT / "studies").rglob("*") if path.is_file()) < 12 * 2**20
 
 
 @pytest.mark.slow

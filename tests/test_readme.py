@@ -17,7 +17,7 @@ README, PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.m
 MAIN, TESTS, *COMMANDS = (
     line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()
 )
-GRIFFIN = "docs/results/induction_heads/griffin"
+GRIFFIN = "studies/first_runs/induction_heads/griffin"
 ALL_COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
 SHARED = [text for text in tiny.OVERRIDES if not text.startswith(("task=", "model"))]
 HAWK = ["model.width=16", "model.mlp_expansion=1", "model.pattern=[recurrent]"]

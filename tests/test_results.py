@@ -1,4 +1,4 @@
-"""Every number in a table of `docs/results/` is what the rows that are kept say, rounded to the digits shown."""
+"""Every number in a table of `studies/` is what the rows that are kept say, rounded to the digits shown."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 
 from support.kept_tables import Cell, Table, Wrong, changed, tables_of
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
+RESULTS = Path(__file__).parent.parent / "studies"
 # What was decided before the runs has no result.
 PAGES = sorted(page for page in RESULTS.rglob("*.md") if page.name != "protocol.md")
 MARK = "put `<!-- rows … -->` before it, as tests/support/kept_tables.py says, or `<!-- not rows: WHY -->`"

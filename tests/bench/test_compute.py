@@ -1,4 +1,4 @@
-"""`benchmarks/compute.py` and `windows.py` on made-up runs: a line is the law that made them, the best rate counts."""
+"""The study `scaling` draws made-up runs: a line is the law that made them, the best rate counts."""
 
 import csv
 import importlib.util
@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def script(name: str) -> ModuleType:
-    """A program of `benchmarks/` as a module, which the next one may import."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    """A program of the study as a module, which the next one may import."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "studies" / "scaling" / "figures" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -1,4 +1,4 @@
-"""`benchmarks/gates.py`: what the modules keep and let in is what the closed forms of figure 7 say."""
+"""`gates.py` of the study `synthetic`: what the modules keep and let in is what the closed forms of figure 7 say."""
 
 import importlib.util
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("gates", ROOT / "benchmarks" / "gates.py")
+SPEC = importlib.util.spec_from_file_location("gates", ROOT / "studies" / "synthetic" / "figures" / "gates.py")
 assert SPEC is not None and SPEC.loader is not None
 gates = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(gates)

@@ -15,7 +15,7 @@ from evalkit.configuration.schema import verify
 from evalkit.core.errors import UserError
 from evalkit.core.moved import MOVED, renamed
 
-KEPT = sorted((Path(__file__).parents[2] / "docs" / "results").rglob("config.yaml"))
+KEPT = sorted((Path(__file__).parents[2] / "studies").rglob("config.yaml"))
 
 
 def built(*overrides: str) -> config.Experiment:
@@ -114,7 +114,7 @@ def targets(content: Any) -> set[str]:
 
 @pytest.fixture(scope="module")
 def kept() -> dict[Path, Mapping[str, Any]]:
-    """The configurations of the runs in docs/results, under today's names."""
+    """The configurations of the kept runs of the studies, under today's names."""
     return {path: renamed(yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)) for path in KEPT}
 
 

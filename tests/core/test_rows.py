@@ -36,7 +36,7 @@ from evalkit.core.rows import (
 )
 from evalkit.evaluations.recall import rows as recall_rows
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+RESULTS = Path(__file__).parents[2] / "studies"
 
 
 def first_line(folder: Path) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_a_folder_without_trials_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "no metrics.jsonl in the folders of" in capsys.readouterr().err
 
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "synthetic"
+RESULTS = Path(__file__).parents[2] / "studies" / "synthetic"
 # What a recipe freezes; its steps and curriculum follow from the tokens that the protocol gives to every run.
 FROZEN = ("batch_size", "learning_rate", "schedule", "weight_decay", "warmup_steps", "b1", "b2", "clip")
 

@@ -1,4 +1,4 @@
-"""Writes the tables of `docs/results/suite.md`: those of the suite's report, made of the cells that are kept.
+"""Writes the tables of `studies/suite/suite.md`: those of the suite's report, made of the cells that are kept.
 
 From the root: `python -m tests.support.suite_page`.
 """
@@ -10,7 +10,7 @@ from evalkit.reports.kinds import Table
 from evalkit.reports.suite.cells import kept
 from evalkit.reports.suite.tables import LEGEND, tables
 
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "suite.md"
+PAGE = Path(__file__).parents[2] / "studies" / "suite" / "suite.md"
 BEGIN, END = "<!-- begin: tables of the kept cells -->\n", "<!-- end -->\n"
 MARK = "<!-- not rows: tables of the suite, held to the kept cells by tests/reports/test_suite_page.py -->"
 

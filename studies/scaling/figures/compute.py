@@ -1,0 +1,180 @@
+"""Draws figure 1a: validation loss against training compute, a line a family, from the runs of `experiment=fig1a`.
+
+    python -m evalkit experiment=fig1a data.path=FOLDER
+    python studies/scaling/figures/compute.py runs/fig1a/cpu studies/scaling/figures
+
+Training takes three times the forward pass, backwards included. The loss is the last validation's, on the ends of the
+training books, which no training window touches. Of each size the rate with the least loss counts; where that is the
+lowest or the highest of its grid, a line says so, since a better one may lie outside. A run that is not finished, or
+whose loss was not finite, is left out by name. A line is `log L = a − b log C` by least squares, and b has its 95 %
+interval by Student's t. It says how far the points are from a line, and nothing of other seeds or rates.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+import yaml
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter
+from scipy import stats
+
+from evalkit.core.errors import UserError
+from evalkit.core.rows import Header, read, value
+from evalkit.core.tidy import as_csv
+from evalkit.reports.canvas import GRID, STYLE
+from evalkit.reports.curves import COLOURS, save
+from evalkit.reports.pooling import find_runs
+
+BACKWARD_TOO = 3
+NAMES = {"griffin": "Griffin", "hawk": "Hawk", "mqa": "MQA"}
+
+
+class Trained(NamedTuple):
+    """One run: what it is, what its training computed, and its validation loss at the end, in nats a token."""
+
+    family: str
+    parameters: int
+    rate: float
+    seed: int
+    flops: float
+    loss: float
+
+
+class Fit(NamedTuple):
+    """`log L = intercept − exponent log C`, the exponent with its 95 % interval."""
+
+    intercept: float
+    exponent: float
+    low: float
+    high: float
+
+
+def last_validation(folder: Path) -> tuple[Header, float]:
+    """What a run is, and its loss at its last step, the mean over seeds; raises ValueError for one without it."""
+    header, rows = read(folder)
+    losses = [
+        value(row)
+        for row in rows
+        if (row["split"], row["metric"], row["step"]) == ("validation", "loss", header.steps)
+        and row["length"] == header.train_length
+    ]
+    if not losses:
+        raise ValueError(f"{folder} has no validation at its last step; finish it with resume={folder}")
+    return header, float(np.mean(losses))
+
+
+def trained(folder: Path) -> Trained:
+    """What the record of a finished run says; raises ValueError for one without a validation at its last step."""
+    header, loss = last_validation(folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    if not (header.steps and header.train_length and header.flops_per_token and header.parameters):
+        raise ValueError(f"{folder} does not say what its training computed; train it with this version")
+    train = config["train"]
+    tokens = header.steps * train["batch_size"] * header.train_length
+    flops = float(BACKWARD_TOO * header.flops_per_token * tokens)
+    return Trained(header.model, header.parameters, train["learning_rate"], config["seed"], flops, loss)
+
+
+def named(family: str) -> str:
+    """A family as the paper writes it."""
+    return NAMES.get(family, family)
+
+
+def finished(runs: Path, reading: Callable[[Path], Any]) -> list[Any]:
+    """What `reading` makes of each run below a folder; one that raises ValueError is left out by name."""
+    found = []
+    for folder in find_runs([runs]):
+        try:
+            found.append(reading(folder))
+        except ValueError as error:
+            print(f"left out: {error}")
+    return found
+
+
+def best(runs: Iterable[Trained]) -> list[Trained]:
+    """Of each family, size and seed the run with the least loss, by family and compute."""
+    found: dict[tuple[str, int, int], Trained] = {}
+    for run in runs:
+        key = run.family, run.parameters, run.seed
+        found[key] = min(found.get(key, run), run, key=lambda one: one.loss)
+    return sorted(found.values(), key=lambda run: (run.family, run.flops))
+
+
+def at_an_edge(chosen: Iterable[Trained], every: Sequence[Trained]) -> list[Trained]:
+    """Those whose rate is the lowest or the highest that was tried for their family and size."""
+    found = []
+    for run in chosen:
+        rates = {other.rate for other in every if (other.family, other.parameters) == (run.family, run.parameters)}
+        if run.rate in (min(rates), max(rates)):
+            found.append(run)
+    return found
+
+
+def fit(runs: Sequence[Trained]) -> Fit:
+    """The line through a family's points; raises ValueError for fewer than three, which have no interval."""
+    if len(runs) < 3:
+        raise ValueError(f"{len(runs)} sizes of {runs[0].family}; a line with an interval needs 3")
+    line = stats.linregress(np.log([run.flops for run in runs]), np.log([run.loss for run in runs]))
+    width = float(stats.t.ppf(0.975, len(runs) - 2)) * line.stderr
+    return Fit(float(line.intercept), -float(line.slope), -float(line.slope) - width, -float(line.slope) + width)
+
+
+def main(runs: Path, out: Path) -> None:
+    """Writes every run and the fits as CSV, and the figure; prints the fits. Raises UserError if there are no runs."""
+    every = finished(runs, trained)
+    chosen = best(every)
+    edges = at_an_edge(chosen, every)
+    for run in edges:
+        print(f"{run.family} of {run.parameters:,} parameters: the best rate, {run.rate:g}, is at an edge of its grid")
+    families = {name: [run for run in chosen if run.family == name] for name in dict.fromkeys(r.family for r in chosen)}
+    fits = {name: fit(points) for name, points in families.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "compute.csv").write_text(
+        as_csv([run._asdict() | {"chosen": run in chosen, "edge": run in edges} for run in every]), "utf-8"
+    )
+    (out / "compute_fits.csv").write_text(as_csv([{"family": k, **f._asdict()} for k, f in fits.items()]), "utf-8")
+    for name, found in fits.items():
+        print(f"{name}: loss falls as compute to the −{found.exponent:.3f} ({found.low:.3f} to {found.high:.3f})")
+    save(_figure(families, fits), out / "compute.png")
+
+
+def _figure(families: dict[str, list[Trained]], fits: dict[str, Fit]) -> Figure:
+    """Points of the best rate, and the line of each family."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        for index, (name, points) in enumerate(families.items()):
+            flops = np.array([run.flops for run in points])
+            found = fits[name]
+            label = f"{named(name)}: compute to the −{found.exponent:.3f} ({found.low:.3f} to {found.high:.3f})"
+            axes.plot(flops, [run.loss for run in points], "o", color=COLOURS[index], ms=5, label=label)
+            axes.plot(flops, np.exp(found.intercept - found.exponent * np.log(flops)), color=COLOURS[index], lw=1.4)
+        axes.set(xscale="log", yscale="log", xlabel="training compute (FLOP)", ylabel="validation loss (nats a token)")
+        axes.grid(color=GRID, linewidth=0.6, which="both")
+        for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            ticks(FormatStrFormatter("%.1f"))
+        figure.legend(loc="outside upper center", ncols=1, borderaxespad=1)
+        return figure
+
+
+def command(about: str | None, main: Callable[[Path, Path], None]) -> None:
+    """Calls `main` with the two folders of the command line; what cannot be is one line."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="the folder of the experiment's runs")
+    parser.add_argument("out", type=Path, help="where the tables and the figure are written")
+    given = parser.parse_args()
+    try:
+        main(given.runs, given.out)
+    except (UserError, ValueError) as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+
+
+if __name__ == "__main__":
+    command(__doc__, main)
