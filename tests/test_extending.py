@@ -36,20 +36,22 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in ("mine", "mine.qrnn", "mine.running_sum"):
+    for name in ("mine", "mine.qrnn", "mine.running_sum", "mine.cautious"):
         sys.modules.pop(name, None)
 
 
-def test_a_mixer_is_at_most_60_lines_and_a_task_50() -> None:
+def test_a_mixer_is_at_most_60_lines_a_task_50_and_an_optimiser_25() -> None:
     lines = {name: len(text.splitlines()) for name, text in FILES.items()}
     assert lines["mine/qrnn.py"] + lines["conf/model/qrnn.yaml"] <= 60
     assert lines["mine/running_sum.py"] + lines["conf/task/running_sum.yaml"] <= 50
+    assert lines["mine/cautious.py"] + lines["conf/optimizer/cautious.yaml"] <= 25
 
 
 @pytest.mark.slow
 def test_the_package_is_shown_checked_trained_and_compared(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command of the page, trainings a few steps long."""
-    assert [words[0] for words in COMMANDS] == ["--config-dir", "check", "--config-dir", "--config-dir", "compare"]
+    first = ["--config-dir", "--config-dir", "check", "--config-dir", "--config-dir", "compare"]
+    assert [words[0] for words in COMMANDS] == first
     for words in COMMANDS:
         small = [setting for word in words for setting in SMALL.get(word, [])]
         short = SHORT if any(word.startswith("train.") for word in words) else []

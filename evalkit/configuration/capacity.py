@@ -15,8 +15,8 @@ LONGEST = 2**31 - 1
 """Positions are 32-bit integers."""
 TOKEN_BYTES = 9
 """Of a token of an example: itself, its target, and whether it is scored."""
-ADAM = 3
-"""Parameters, and two moments of each."""
+ADAM, ANY = (3, "parameters and AdamW's moments"), (1, "parameters")
+"""How many times the parameters' bytes an optimiser certainly takes, and what these are."""
 PLAINLY_SMALL = 10**8
 """Numbers in the matrices of a model; fewer are not counted, which takes as long as building it."""
 
@@ -56,9 +56,8 @@ def of_training(config: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator
     if ours and node["width"] ** 2 * blocks * config["seeds"] > PLAINLY_SMALL:
         size = bytes_of(jax.eval_shape(model.init, jax.random.key(0)))
         setting = f"model.width={node['width']}" + (f" with seeds={config['seeds']}" if config["seeds"] > 1 else "")
-        yield Need(
-            setting, ADAM * size * config["seeds"], "parameters and AdamW's moments", "give fewer or smaller ones"
-        )
+        times, of = ANY if callable(training.optimizer) else ADAM
+        yield Need(setting, times * size * config["seeds"], of, "give fewer or smaller ones")
     floats = length * (task.vocab_size + (blocks * node["width"] if ours else 0))
     held = "one sequence's logits" + (" and inputs of blocks" if ours else "")
     itemsize = 2 if ours and node.get("dtype") == "bfloat16" else 4

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import jax
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -119,6 +120,7 @@ class Experiment:
         if self.train is not None:
             self._check_stages(self.train)
             self._check_state_passing(self.train)
+            self._check_optimizer(self.train)
             if sizes_of(self.mesh) is not None:
                 self.train.check_divided()
         self.eval.check(self.task)
@@ -157,6 +159,11 @@ class Experiment:
             model, _ = self.trained
             self.feed.check_ordinary(train.stream_facts)
             check_bounded(model)
+
+    def _check_optimizer(self, train: Training) -> None:
+        model, _ = self.trained
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        train.check_optimizer(params, model.decay_mask(params))
 
 
 SETTINGS = {name: annotation for name, annotation in get_type_hints(Experiment).items() if name != "config"}
@@ -371,6 +378,9 @@ def _refuse_typed(composed: Composed) -> None:
     warmup, steps = train.get("warmup_steps", 0), train.get("steps", 0)
     if "train.warmup_steps" in composed.typed and warmup > steps:
         raise UserError(f"train.warmup_steps={warmup}, but training ends at train.steps={steps}; give fewer, or 0")
+    for name in ("b1", "b2") if not isinstance(train.get("optimizer", ""), str) else ():
+        if f"train.{name}" in composed.typed:
+            raise UserError(f"train.{name} is AdamW's; give train.optimizer.{name}, or what it is called there")
     kind, before = train.get("schedule"), (composed.base.get("train") or {}).get("final_fraction")
     if train.get("final_fraction") != before and kind in SCHEDULES and kind != COSINE:
         raise UserError(

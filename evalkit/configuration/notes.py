@@ -4,8 +4,8 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.core.contracts import LanguageModel
 
 _EVALUATED = {
-    "average": "the average of the parameters (decay {:g}) is evaluated",
-    "last": "the last parameters are evaluated, not their average (decay {:g})",
+    "average": "the average of the parameters ({}) is evaluated",
+    "last": "the last parameters are evaluated, not their average ({})",
 }
 
 
@@ -37,7 +37,9 @@ def notes_of(experiment: Experiment, model: LanguageModel) -> list[str]:
             f"probability {probability:g}{held}"
         )
     if experiment.train.average is not None:
-        notes.append(_EVALUATED[experiment.parameters].format(experiment.train.average))
+        decay = experiment.train.average
+        kept = "the optimiser's own" if callable(decay) else f"decay {decay:g}"
+        notes.append(_EVALUATED[experiment.parameters].format(kept))
     notes += limits
     if experiment.preset != "paper":
         notes.append(f"preset={experiment.preset}")

@@ -27,6 +27,12 @@ PARTS = (
 )
 """The modules of evalkit whose classes a configuration may name."""
 INSTRUCTIONS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
+CALLED_WITH = {
+    "model": ("vocab_size",),
+    "train.optimizer": ("learning_rate",),
+    "train.average": ("state", "params"),
+}
+"""What evalkit gives to a partial when it calls it, by its key; a mixer gets a width and random numbers."""
 SIMPLE: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 
 
@@ -96,7 +102,7 @@ def _verify_node(node: Node, base: Any, path: str, settings: Settings | None, va
 def _verify_value(key: str, value: Any, base: Any, annotation: Any) -> None:
     if _is_built(value) and annotation not in SIMPLE:
         return
-    if _is_built(base):
+    if _is_built(base) and str not in typing.get_args(annotation):
         setting = next((name for name in base if name not in INSTRUCTIONS), "_target_")
         raise UserError(f"{key}={value!r}; allowed: its settings, such as {key}.{setting}={base[setting]}")
     if not fits(value, annotation):
@@ -166,10 +172,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _given(node: Node, path: str) -> tuple[str, ...]:
-    """What a partial gets when it is called: the model a vocabulary, a mixer the model's width and random numbers."""
+    """What a partial gets when it is called: a mixer the model's width and random numbers, the others as listed."""
     if not node.get("_partial_"):
         return ()
-    return ("vocab_size",) if "." not in path else ("width", "rngs")
+    return CALLED_WITH.get(path, ("width", "rngs"))
 
 
 def _refuse_missing(node: Node, path: str) -> None:
@@ -188,7 +194,7 @@ def _refuse_missing(node: Node, path: str) -> None:
 
 def _refuse_not_given(node: Node, path: str, parameters: Sequence[inspect.Parameter]) -> None:
     """Raises UserError for a model or a mixer that names otherwise what it is given when built, or needs it at once."""
-    if path != "model" and not path.startswith("model.mixers."):
+    if path not in CALLED_WITH and not path.startswith("model.mixers."):
         return
     later = _given({"_partial_": True}, path)
     takes = [parameter.name for parameter in parameters]
@@ -199,7 +205,8 @@ def _refuse_not_given(node: Node, path: str, parameters: Sequence[inspect.Parame
             f"{' and '.join(later)}, so name its arguments so"
         )
     needed = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
-    if not node.get("_partial_") and needed & set(later) - set(node):
+    optimizer = path in CALLED_WITH and path != "model"
+    if not node.get("_partial_") and (optimizer or needed & set(later) - set(node)):
         raise UserError(f"{path} gets {' and '.join(later)} when it is built; add _partial_: true to its YAML")
 
 

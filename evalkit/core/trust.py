@@ -16,6 +16,8 @@ from evalkit.core.errors import UserError
 OURS = "evalkit"
 BUILD = "evalkit.models.build"
 """The one function of evalkit's that a configuration may name."""
+OPTAX, OPTIMIZERS = "optax", ("train.optimizer", "train.average")
+"""A package that counts as ours, and the keys of the optimisers that may be named in it."""
 FILE = "evalkit/named.jsonl"
 
 
@@ -41,9 +43,10 @@ def nodes(content: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def strangers(content: Any) -> dict[str, str]:
-    """What plain data names by `_target_` that is none of evalkit's, by its dotted key."""
-    found = {path: str(node["_target_"]) for path, node in nodes(content)}
-    return {path: target for path, target in found.items() if package_of(target) != OURS}
+    """What plain data names by `_target_` that is none of evalkit's, and no optimiser of Optax, by its dotted key."""
+    targets = {path: str(node["_target_"]) for path, node in nodes(content)}
+    known = {path: (OURS, OPTAX) if path.startswith(OPTIMIZERS) else (OURS,) for path in targets}
+    return {path: target for path, target in targets.items() if package_of(target) not in known[path]}
 
 
 def code_of(content: Any) -> dict[str, str]:

@@ -1,14 +1,23 @@
 """Optimisers with warm-up, a schedule and clipping, and the average of parameters: all of them Optax's parts."""
 
 from collections.abc import Callable
+from functools import partial
+from inspect import signature
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
+from evalkit.core.errors import first_line, place_of
+
 SCHEDULES = (COSINE := "cosine", "constant", "wsd")
 OPTIMIZERS = ("adamw", "amsgrad", "clipped_adamw")
+Factory = Callable[..., optax.GradientTransformation]
+"""An optimiser of Optax, or of one's own, which is called with `learning_rate=`, a schedule."""
+MASKS = ("mask", "weight_decay_mask")
+"""What factories of Optax call the tree that is True where weight decay applies."""
 DECAYING = 0.2
 """The share of steps over which `wsd` falls."""
 MOST_RMS = 1.0
@@ -61,6 +70,51 @@ def optimizer(
     direction = [*direction, optax.add_decayed_weights(weight_decay, mask)]
     # As `optax.adamw` nests them, so that checkpoints of every version have the same state.
     return optax.chain(optax.clip_by_global_norm(clip), optax.chain(*direction, optax.scale_by_learning_rate(rate)))
+
+
+def from_factory(
+    factory: Factory, rate: optax.Schedule, weight_decay: float, clip: float, mask: Any
+) -> optax.GradientTransformation:
+    """Returns global-norm clipping, then the optimiser that `factory` makes, then weight decay as AdamW's.
+
+    Its own state is the second part of the state. A factory that takes a mask of weight decay gets ours.
+    """
+    masks = dict.fromkeys(set(MASKS) & set(signature(factory).parameters), mask)
+    own = factory(learning_rate=rate, **masks)
+    if not isinstance(own, optax.GradientTransformation):
+        raise TypeError(f"it makes a {type(own).__name__}, no optax.GradientTransformation")
+    decay = [optax.add_decayed_weights(lambda step: -weight_decay * rate(step), mask)] if weight_decay else []
+    return optax.chain(optax.clip_by_global_norm(clip), own, *decay)
+
+
+def own_average(make: Callable[..., Any], state: Any, params: Any) -> Any:
+    """Returns the average that an optimiser `from_factory` keeps: `make` takes its `state` and the `params`."""
+    return make(state=state[1], params=params)
+
+
+def refuse_unfit(
+    make: Callable[[], optax.GradientTransformation], params: Any, average: Callable[..., Any] | float | None
+) -> None:
+    """Raises ValueError for an optimiser that cannot be made, or takes no step; nothing is computed."""
+    try:
+        made = make()
+        before: Any = jax.eval_shape(made.init, params)
+        updates, after = jax.eval_shape(made.update, params, before, params)
+        kept = jax.eval_shape(partial(own_average, average), after, params) if callable(average) else params
+    except Exception as error:  # whatever a factory of the user's may raise
+        raise ValueError(f"train.optimizer takes no step: {first_line(error)}{place_of(error)}") from error
+    for name, one, other in (("updates", updates, params), ("state", after, before), ("average", kept, params)):
+        if _kinds(one) != _kinds(other):
+            raise ValueError(f"train.optimizer: a step changes the shapes or dtypes of its {name}; keep them")
+    if average is None and isinstance(before[1], optax.contrib.ScheduleFreeState):
+        raise ValueError(
+            "train.optimizer keeps an average of its own, which is to be evaluated; give 'train.average={_target_: "
+            "optax.contrib.schedule_free_eval_params, _partial_: true}', or a decay such as train.average=0.999"
+        )
+
+
+def _kinds(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
 
 
 def averaged(average: Any, params: Any, decay: float, step: Array) -> Any:

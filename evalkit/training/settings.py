@@ -1,11 +1,16 @@
 """How to train: the settings of `train`, and the stages that they make of a run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import optax
 
 from evalkit.core.checks import above, at_least, at_least_or_null, between_or_null, one_of
-from evalkit.training.optimizer import OPTIMIZERS, SCHEDULES
+from evalkit.parallel.layouts.vectors import Layout, VectorLayout
+from evalkit.training import optimizer
+from evalkit.training.optimizer import OPTIMIZERS, SCHEDULES, Factory
 
 DTYPES = ("float32", "bfloat16")
 GATHERS = ("step", "layer")
@@ -37,14 +42,15 @@ class Training:
       schedule: the learning rate after the warm-up: `cosine` falls, `constant` stays, `wsd` stays and falls to 0 over
         the last fifth of the steps.
       final_fraction (× learning_rate): where the cosine ends.
-      optimizer: `adamw`; `amsgrad`, whose mean square never falls; or `clipped_adamw`, which bounds what one gradient
-        does.
+      optimizer: `adamw`, `amsgrad` or `clipped_adamw`; or one of Optax, such as
+        `{_target_: optax.lion, _partial_: true}` (`docs/training.md`).
       weight_decay: decay of the parameters; norms, biases and token vectors have none.
       b1: AdamW's β₁, the decay of the mean of gradients.
       b2: AdamW's β₂, the decay of the mean of their squares.
       clip (norm): gradients of all parameters together are scaled down to at most this.
       label_smoothing: the share of a target that all tokens have alike; rows of loss are without it.
-      average: decay of a moving average of the parameters, such as 0.999, which is evaluated; null: there is none.
+      average: decay of a moving average of the parameters, such as 0.999, which is evaluated; or what gives an
+        optimiser's own; null: none.
       state_passing: sequences begin from states of streams of ordinary tokens, each begun anew at a step with this
         probability; null: from nothing.
       stream_facts: the probability that what a stream reads at a step holds a fact.
@@ -73,13 +79,13 @@ class Training:
     warmup_steps: int = 100
     schedule: str = "cosine"
     final_fraction: float = 0.05
-    optimizer: str = "adamw"
+    optimizer: str | Factory = "adamw"
     weight_decay: float = 0.0
     b1: float = 0.9
     b2: float = 0.98
     clip: float = 1.0
     label_smoothing: float = 0.0
-    average: float | None = None
+    average: float | Callable[..., Any] | None = None
     state_passing: float | None = None
     stream_facts: float = 0.0
     skip_nonfinite: bool = False
@@ -110,10 +116,17 @@ class Training:
                 f"keep_every={self.keep_every}; allowed: multiples of checkpoint_every={self.checkpoint_every}, or null"
             )
         one_of(self, "schedule", SCHEDULES)
-        one_of(self, "optimizer", OPTIMIZERS)
+        if not callable(self.optimizer):
+            one_of(self, "optimizer", OPTIMIZERS)
         one_of(self, "parameter_dtype", DTYPES)
         one_of(self, "gather", GATHERS)
-        between_or_null(self, 0, 1, "average", "state_passing")
+        between_or_null(self, 0, 1, "state_passing")
+        if not callable(self.average):
+            between_or_null(self, 0, 1, "average")
+        elif not callable(self.optimizer):
+            raise ValueError(
+                f"average is that of an optimiser of its own, and optimizer={self.optimizer}; give a decay"
+            )
         if not 0 <= self.final_fraction <= 1:
             raise ValueError(f"final_fraction={self.final_fraction}; allowed: from 0 to 1")
         for name in ("b1", "b2", "label_smoothing", "stream_facts"):
@@ -132,12 +145,42 @@ class Training:
 
     def check_divided(self) -> None:
         """Raises ValueError for what looks at whole arrays, of which a device of a mesh has parts."""
-        if self.optimizer == "clipped_adamw":
-            raise ValueError("train.optimizer=clipped_adamw bounds whole arrays, which a mesh divides; give adamw")
+        if self.optimizer == "clipped_adamw" or callable(self.optimizer):
+            name = self.optimizer if isinstance(self.optimizer, str) else "{_target_: …}"
+            raise ValueError(
+                f"train.optimizer={name} takes whole arrays, which a mesh divides; give adamw, or mesh=auto, by which "
+                "all devices share the batch"
+            )
         if self.state_passing is not None:
             raise ValueError(
                 "train.state_passing keeps whole states, which a mesh divides; make it null, or give mesh=auto"
             )
+
+    def layout(self, params: Any, decays: Any) -> Layout:
+        """How the optimiser takes these parameters; `decays` is True where weight decay applies."""
+        return (Layout if callable(self.optimizer) else VectorLayout)(params, decays, self.parameter_dtype)
+
+    def transformation(self, layout: Layout) -> optax.GradientTransformation:
+        """The optimiser of parameters that lie so."""
+        rate = optimizer.schedule(self.schedule, self.learning_rate, self.warmup_steps, self.steps, self.final_fraction)
+        if callable(self.optimizer):
+            return optimizer.from_factory(self.optimizer, rate, self.weight_decay, self.clip, layout.mask)
+        return optimizer.optimizer(
+            self.optimizer,
+            rate,
+            b1=self.b1,
+            b2=self.b2,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+            mask=layout.mask,
+            by_array=layout.by_array,
+        )
+
+    def check_optimizer(self, params: Any, decays: Any) -> None:
+        """Raises ValueError for an optimiser that takes no step of parameters of these shapes."""
+        if callable(self.optimizer):
+            layout = self.layout(params, decays)
+            optimizer.refuse_unfit(lambda: self.transformation(layout), params, self.average)
 
     def stages(self, length: int) -> list[Stage]:
         """The stages in order, the last one at the task's own `length`; they cover steps 0 to `steps`.

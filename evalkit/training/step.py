@@ -11,7 +11,7 @@ from jax import Array, lax
 from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
 from evalkit.core.objective import scored_only, tally
 from evalkit.parallel.layouts.mesh import MeshLayout
-from evalkit.parallel.layouts.vectors import MASK, Layout
+from evalkit.parallel.layouts.vectors import Layout
 from evalkit.tasks import Example
 from evalkit.training import optimizer
 from evalkit.training.microbatches import in_parts, microbatch
@@ -29,21 +29,9 @@ class Step:
     def __init__(self, feed: Feed, scored: int | None, model: LanguageModel, training: Training, streams: int):
         self.feed, self.scored, self.model, self.training = feed, scored, model, training
         params = jax.eval_shape(model.init, jax.random.key(0))
-        self.whole = Layout(params, model.decay_mask(params), training.parameter_dtype)
+        self.whole = training.layout(params, model.decay_mask(params))
         self.layout: Layout | MeshLayout = self.whole
-        rate = optimizer.schedule(
-            training.schedule, training.learning_rate, training.warmup_steps, training.steps, training.final_fraction
-        )
-        self.optimizer = optimizer.optimizer(
-            training.optimizer,
-            rate,
-            b1=training.b1,
-            b2=training.b2,
-            weight_decay=training.weight_decay,
-            clip=training.clip,
-            mask=MASK,
-            by_array=self.whole.by_array,
-        )
+        self.optimizer = training.transformation(self.whole)
         self.passing = None
         if training.state_passing is not None:
             self.passing = StatePassing(feed, model, streams, training.state_passing, training.stream_facts)
@@ -91,9 +79,11 @@ class Step:
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.params)
         bad = ~(jnp.isfinite(loss) & jnp.isfinite(norm))
         vectors = optax.apply_updates(state.params, updates)
-        average = state.average
-        if self.training.average is not None:
-            average = optimizer.averaged(average, vectors, self.training.average, state.step)
+        average, decay = state.average, self.training.average
+        if callable(decay):
+            average = optimizer.own_average(decay, optimizer_state, vectors)
+        elif decay is not None:
+            average = optimizer.averaged(average, vectors, decay, state.step)
         after = TrainState(vectors, optimizer_state, state.step + 1, average, streams)
         if self.training.skip_nonfinite:
             before = state._replace(step=state.step + 1)

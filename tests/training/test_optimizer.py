@@ -1,6 +1,9 @@
 """Schedules, optimisers and averages do what their names say, held against Optax's own and float64."""
 
 import math
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +11,18 @@ import numpy as np
 import optax
 import pytest
 
+from evalkit.configuration import experiment as config
+from evalkit.configuration.experiment import Experiment
+from evalkit.core.errors import UserError
 from evalkit.core.objective import tally
-from evalkit.parallel.layouts.vectors import MASK, Layout
+from evalkit.parallel.layouts.vectors import MASK, VectorLayout
 from evalkit.tasks import Example
 from evalkit.training import optimizer
+from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.optimizer import OPTIMIZERS, SCHEDULES
+from evalkit.training.state import TrainState, params_of
+from evalkit.training.trainer import Trainer
+from support import tiny
 
 PARAMS = {"decays": jnp.full(3, 2.0), "stays": jnp.full(2, 2.0)}
 RATE = 0.1
@@ -80,7 +90,7 @@ def test_one_hard_answer_after_easy_ones_moves_parameters_far_by_adamw_alone() -
 def test_an_update_is_clipped_by_the_array_that_is_large_and_not_by_all_of_them() -> None:
     """A hundred arrays in one vector: the one whose gradient is far above its usual size is scaled down by itself."""
     params = {f"w{i}": jnp.zeros(4) for i in range(100)}
-    layout = Layout(params, jax.tree.map(lambda _: True, params))
+    layout = VectorLayout(params, jax.tree.map(lambda _: True, params))
     clip = layout.by_array(optax.clip_by_block_rms(1.0))
     updates = layout.vectors({name: jnp.full(4, 5.0 if name == "w7" else 0.1) for name in params})
     clipped = layout.params(clip.update(updates, clip.init(updates))[0])
@@ -109,3 +119,101 @@ def test_label_smoothing_is_the_cross_entropy_of_a_target_that_is_spread() -> No
     found = tally(jnp.asarray(logits), example, 0.1)
     np.testing.assert_allclose(found.loss, -(spread * log_p).sum((1, 2)), rtol=1e-5)
     np.testing.assert_array_equal(found.correct, tally(jnp.asarray(logits), example).correct)
+
+
+def node(target: str, **settings: object) -> str:
+    """An optimiser of Optax, or what it evaluates, as a user types it."""
+    words = ", ".join(
+        f"{name}: {value}" for name, value in {"_target_": target, "_partial_": "true", **settings}.items()
+    )
+    return f"{{{words}}}"
+
+
+OF_OPTAX = {
+    "muon": [node("optax.contrib.muon", beta=0.9), None],
+    "lion": [node("optax.lion"), 0.9],
+    "adafactor": [node("optax.adafactor", min_dim_size_to_factor=4), None],
+    "schedule_free": [
+        node("optax.contrib.schedule_free_adamw", b1=0.95),
+        node("optax.contrib.schedule_free_eval_params"),
+    ],
+}
+SMALLEST = ("task=induction_heads", "task.length=16", "model=mqa", "model.width=8", "model.pattern=[attention]",
+            "model.mlp_expansion=0", "model.mixers.attention.heads=2")  # fmt: skip
+
+
+def of_optax(*words: str) -> Experiment:
+    """The smallest run, of one block of attention."""
+    return config.built([*SMALLEST, *tiny.TRAIN, *words])
+
+
+@pytest.mark.parametrize("name", OF_OPTAX)
+def test_an_optimiser_of_optax_trains_whole_arrays_and_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
+    optimiser, average = OF_OPTAX[name]
+    more = [] if average is None else [f"train.average={average}"]
+    experiment = of_optax(f"train.optimizer={optimiser}", "train.weight_decay=0.1", "train.learning_rate=0.01", *more)
+    trainer = Trainer(experiment.task, experiment.model, experiment.train, [0, 1])
+    (stage,) = trainer.training.stages(16)
+    begun, _ = trainer.advance(trainer.init(), stage, 2)
+    moments = {leaf.shape[1:] for leaf in jax.tree.leaves(begun.optimizer)}
+    assert (8, 32) in moments or name == "adafactor"  # of the map to queries, as the model has it
+    kept = Checkpoints(tmp_path)
+    kept.save(begun, 2, {})
+    straight, sums = trainer.advance(begun, stage, 2)
+    restored = kept.restore(trainer.restorable, trainer.step.whole)
+    kept.close()
+    assert restored is not None and np.isfinite(sums.loss).all()
+    resumed, _ = trainer.advance(restored.state, stage, 2)
+    tiny.assert_identical(resumed, straight)
+    first = trainer.init()
+    moved = jax.tree.map(lambda one, other: bool((one != other).any()), straight.params, first.params)
+    assert all(jax.tree.leaves(moved))
+    if name == "schedule_free":
+        own = optax.contrib.schedule_free_eval_params
+        expected = jax.vmap(own)(straight.optimizer[1], straight.params)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), params_of_all(straight), expected)
+
+
+def params_of_all(state: TrainState) -> Any:
+    """What is evaluated of each seed, stacked."""
+    each = [params_of(state, index, "average") for index in range(2)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+
+
+def test_a_factory_gets_the_schedule_clipped_gradients_and_the_mask_and_decays_as_adamw() -> None:
+    seen = {}
+
+    def factory(learning_rate: optax.Schedule, mask: Any = None) -> optax.GradientTransformation:
+        seen.update(mask=mask, rate=learning_rate(0))
+        return optax.sgd(learning_rate)
+
+    tx = optimizer.from_factory(factory, optax.constant_schedule(RATE), 0.5, 1.0, MASK)
+    (still,) = updates_of(tx, [0.0])
+    assert seen == {"mask": MASK, "rate": RATE}
+    np.testing.assert_allclose(still["decays"], -RATE * 0.5 * 2.0, rtol=1e-6)
+    np.testing.assert_array_equal(still["stays"], 0)
+    (moved,) = updates_of(optimizer.from_factory(factory, optax.constant_schedule(RATE), 0.0, 1.0, MASK), [100.0])
+    assert float(optax.tree.norm(moved)) == pytest.approx(RATE)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([f"train.optimizer={node('optax.scale_by_adam')}"], "is built with learning_rate, so name its arguments so"),
+        ([f"train.optimizer={node('optax.lionn')}"], "optax.lionn cannot be imported"),
+        ([f"train.optimizer={node('optax.lion', decay=1)}"], "unknown key 'train.optimizer.decay'"),
+        ([f"train.optimizer={node('optax.lion', learning_rate=1)}"], "nearest valid one is 'train.learning_rate'"),
+        (["train.optimizer={_target_: optax.lion, learning_rate: 1}"], "add _partial_: true"),
+        ([f"train.optimizer={node('optax.lbfgs')}"], "train.optimizer takes no step: .* missing 3 required"),
+        ([f"train.optimizer={node('optax.lion')}", "train.b1=0.5"], "train.b1 is AdamW's"),
+        ([f"train.optimizer={node('optax.lion')}", "mesh={data: 1, model: 1}"], "takes whole arrays, which a mesh"),
+        ([f"train.optimizer={OF_OPTAX['schedule_free'][0]}"], "keeps an average of its own, .* give 'train.average="),
+        ([f"train.average={OF_OPTAX['schedule_free'][1]}"], "train.optimizer=adamw; give a decay"),
+        ([f"train.optimizer={node('json.loads')}"], "would run code of the package json"),
+        ([f"task={node('optax.lion')}"], "task._target_=optax.lion would run code of the package optax"),
+        (["train.optimizer=muon"], "allowed: adamw, amsgrad, clipped_adamw"),
+    ],
+)  # fmt: skip
+def test_a_wrong_optimiser_is_one_line(words: list[str], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        of_optax(*words)

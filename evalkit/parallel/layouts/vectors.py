@@ -1,4 +1,4 @@
-"""Parameters as two long vectors: a step then has a few operations for all of them, not a few for each."""
+"""How one device keeps parameters while it trains: as the model has them, or as two long vectors."""
 
 from typing import Any
 
@@ -17,16 +17,80 @@ MASK = {DECAYS: True, STAYS: False}
 
 
 class Layout:
-    """Where each parameter lies in the vectors; `decays` is True for those that go into the first.
+    """Every device has all parameters, as the model has them: what an optimiser of whole arrays takes.
 
-    A step computes with matrices in `dtype`. Each device has all parameters; `layouts.mesh` has those of a mesh.
+    A step computes with matrices in `dtype`. `mask` is where weight decay applies, as the optimiser asks for it.
     """
 
     def __init__(self, params: Params, decays: Params, dtype: str = "float32"):
+        self.mask = decays
         self.remat_policy: Any = None
         self._leaves, self._structure = jax.tree.flatten(params)
-        self._decays = jax.tree.leaves(decays)
         self._dtypes = [computed_in(leaf, dtype) for leaf in self._leaves]
+
+    def vectors(self, params: Params) -> Any:
+        """The parameters, or whatever has their shapes, as the optimiser takes them."""
+        return params
+
+    def params(self, vectors: Any) -> Params:
+        """The parameters, of what `vectors` made."""
+        return vectors
+
+    def by_array(self, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+        """A `transformation` without a state that looks at each array of the parameters."""
+        return transformation
+
+    def gathered(self, vectors: Any) -> Params:
+        """What a step computes the gradient by."""
+        return self.cast(self.params(vectors))
+
+    def cast(self, params: Params) -> Params:
+        """The parameters in the dtypes that a step computes with."""
+        leaves = jax.tree.leaves(params)
+        cast = [leaf.astype(dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
+        return jax.tree.unflatten(self._structure, cast)
+
+    def used(self, gathered: Params) -> Params:
+        """The parameters as the model takes them, of what was `gathered`."""
+        return gathered
+
+    def rows(self, gradient: Params) -> Any:
+        """The gradient by what was `gathered`, as it is summed over micro-batches."""
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
+
+    def summed(self, totals: Any, shards: int) -> Any:
+        """Loss, accuracy and gradient, each the sum over the `shards` that the devices of a batch have."""
+        return lax.psum(totals, AXIS) if shards > 1 else totals
+
+    def norm(self, gradient: Any) -> Array:
+        """The norm of the whole gradient."""
+        return optax.tree.norm(gradient)
+
+    def clipped(self, gradient: Any, norm: Array, most: float) -> Any:
+        """The gradient as the optimiser takes it, which scales it down to `most` by itself."""
+        return gradient
+
+    @property
+    def gathered_bytes(self) -> int:
+        """What `gathered` takes."""
+        return sum(leaf.size * dtype.itemsize for leaf, dtype in zip(self._leaves, self._dtypes, strict=True))
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What `rows` take."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in self._leaves)
+
+
+class VectorLayout(Layout):
+    """Every device has all parameters, as two vectors: a step then has a few operations for all, not a few for each.
+
+    Those that decay go into the first vector, so that an optimiser of single numbers needs no other mask.
+    """
+
+    def __init__(self, params: Params, decays: Params, dtype: str = "float32"):
+        super().__init__(params, decays, dtype)
+        self.mask = MASK
+        self._decays = jax.tree.leaves(decays)
 
     def vectors(self, params: Params) -> Vectors:
         """The parameters, or whatever has their shapes, as vectors."""
@@ -53,45 +117,9 @@ class Layout:
 
         return optax.stateless(update)
 
-    def gathered(self, vectors: Vectors) -> Params:
-        """What a step computes the gradient by."""
-        return self.cast(self.params(vectors))
-
-    def cast(self, params: Params) -> Params:
-        """The parameters in the dtypes that a step computes with."""
-        leaves = jax.tree.leaves(params)
-        cast = [leaf.astype(dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
-        return jax.tree.unflatten(self._structure, cast)
-
-    def used(self, gathered: Params) -> Params:
-        """The parameters as the model takes them, of what was `gathered`."""
-        return gathered
-
     def rows(self, gradient: Params) -> Vectors:
         """The gradient by what was `gathered`, as it is summed over micro-batches."""
         return self.vectors(gradient)
-
-    def summed(self, totals: Any, shards: int) -> Any:
-        """Loss, accuracy and gradient, each the sum over the `shards` that the devices of a batch have."""
-        return lax.psum(totals, AXIS) if shards > 1 else totals
-
-    def norm(self, gradient: Vectors) -> Array:
-        """The norm of the whole gradient."""
-        return optax.tree.norm(gradient)
-
-    def clipped(self, gradient: Vectors, norm: Array, most: float) -> Vectors:
-        """The gradient as the optimiser takes it, which scales it down to `most` by itself."""
-        return gradient
-
-    @property
-    def gathered_bytes(self) -> int:
-        """What `gathered` takes."""
-        return sum(leaf.size * dtype.itemsize for leaf, dtype in zip(self._leaves, self._dtypes, strict=True))
-
-    @property
-    def gradient_bytes(self) -> int:
-        """What `rows` take."""
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in self._leaves)
 
     def _with(self, leaves: list[Any]) -> list[tuple[Any, bool]]:
         return list(zip(leaves, self._decays, strict=True))
