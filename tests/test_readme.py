@@ -9,6 +9,8 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.commands import VERBS
+from evalkit.core.rows import read
+from evalkit.evaluations.extrapolation.summary import summarise
 from evalkit.session import plan
 from support import tiny
 
@@ -46,7 +48,7 @@ def test_it_is_one_page_that_begins_with_the_two_commands() -> None:
 
 def test_the_table_on_the_terminal_is_that_of_the_kept_run() -> None:
     (table,) = re.findall(r"```text\n(.*?)```", README, re.S)
-    kept = {f"{point['length']:,}": point for point in tiny.results(ROOT / GRIFFIN)["extrapolation"]}
+    kept = {f"{point['length']:,}": point for point in summarise(read(ROOT / GRIFFIN))["extrapolation"]}
     for line in table.splitlines()[1:]:
         length, *shown = line.replace(" (trained)", "").replace(" – ", " ").split()
         point = kept[length]

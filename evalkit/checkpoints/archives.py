@@ -11,6 +11,7 @@ import numpy as np
 
 from evalkit.checkpoints import arrays
 from evalkit.configuration.experiment import Experiment
+from evalkit.core import studies
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import PACKED, pack
 from evalkit.disk import sums
@@ -68,7 +69,7 @@ def refuse_used(folder: Path) -> None:
 
 def is_archive(folder: Path) -> bool:
     """Whether a folder holds what is kept of a run, its record and perhaps its parameters, and no checkpoints."""
-    kept = (folder / PARAMETERS).is_dir() or (folder / PACKED).is_file()
+    kept = (folder / PARAMETERS).is_dir() or (folder / PACKED).is_file() or studies.packed(folder) is not None
     return kept and not (folder / "checkpoints").is_dir()
 
 

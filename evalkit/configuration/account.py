@@ -34,8 +34,6 @@ def completed(found: Sequence[tuple[Path, Header]], length: int | None = None) -
 
 
 def _completed(config: Path, header: Header, length: int | None, models: dict[str, LanguageModel]) -> Header:
-    if not config.is_file():
-        return header
     try:
         plain = plain_of(config)
         if plain["model"] is None:

@@ -22,7 +22,7 @@ from evalkit.configuration.experiment import (
     experiment,
     hold,
 )
-from evalkit.core import trust
+from evalkit.core import studies, trust
 from evalkit.core.errors import UserError, first_line
 from evalkit.core.moved import renamed
 from evalkit.disk.files import write_whole
@@ -136,14 +136,11 @@ def _load(path: Path, packages: Sequence[str]) -> DictConfig:
 
 def _read(path: Path) -> DictConfig:
     """A run's saved configuration, as if saved today, whoever wrote it; raises UserError."""
-    if not path.parent.is_dir():
-        raise UserError(f"{path.parent} does not exist; give the folder of a run, such as runs/<task>/<model>/<time>")
-    if not path.is_file():
-        raise UserError(
-            f"{path.parent} has no {path.name}, so it is no run; give one such as runs/<task>/<model>/<time>"
-        )
     try:
-        text = path.read_text(encoding="utf-8")
+        text = studies.text(path)
+        if text is None:
+            wrong = f"has no {path.name}, so it is no run" if path.parent.is_dir() else "does not exist"
+            raise UserError(f"{path.parent} {wrong}; give the folder of a run, such as runs/<task>/<model>/<time>")
         _refuse_aliases(text)
         content = OmegaConf.to_container(OmegaConf.load(StringIO(text)))
     except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:

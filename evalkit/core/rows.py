@@ -26,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from evalkit.core import moved
+from evalkit.core import moved, studies
 from evalkit.core.errors import UserError, writing
 
 FILE, PACKED = "metrics.jsonl", "metrics.jsonl.gz"
@@ -108,6 +108,14 @@ TYPES: Mapping[str, tuple[type, ...]] = {
     "metric": (str,),
     "extra": (dict, type(None)),
 }
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+"""Made once: `json.loads` would make one a line."""
 
 
 def row(
@@ -254,34 +262,43 @@ def record_file(run: str | Path) -> Path | None:
 
 
 def with_records(folder: Path) -> list[Path]:
-    """The folders below `folder` that have a record, in order."""
-    return sorted({path.parent for name in (FILE, PACKED) for path in folder.rglob(name)})
+    """The folders in `folder` that have a record, in order, and those of the runs that a study packs."""
+    own = (path.parent for name in (FILE, PACKED) for path in folder.rglob(name))
+    return sorted({*own, *studies.packed_below(folder)})
 
 
 def pack(run: Path, folder: Path) -> None:
     """Writes the record of `run` as `metrics.jsonl.gz` into `folder`: a tenth of its size."""
-    record = record_file(run)
-    if record is not None:
-        (folder / PACKED).write_bytes(gzip.compress(_content(record), mtime=0))
+    if record_file(run) is not None:
+        (folder / PACKED).write_bytes(gzip.compress(record_bytes(run), mtime=0))
 
 
 def read(run: str | Path) -> Record:
     """The record in one run's folder, rows in the order written; a last line cut short by a kill is ignored.
 
-    An archive keeps it packed, as `metrics.jsonl.gz`.
+    An archive keeps it packed, as `metrics.jsonl.gz`; of a study it is one of many in a file.
 
     Records that were written before there was a header get one from their rows. Raises `UserError` if the folder has no
     `metrics.jsonl`, or if a complete line is not what it should be.
     """
-    path = record_file(run)
-    if path is None:
-        raise UserError(f"no {FILE} in {run}: give the folder of a run (runs/<task>/<model>/<timestamp>)")
-    data = _content(path)
+    path, data = Path(run) / FILE, record_bytes(run)
     lines = data[: _complete(data)].splitlines()
     header = _header(lines[0], path) if lines else None
     if header is not None:
         return Record(header, [_decode(line, path, number) for number, line in enumerate(lines[1:], start=2)])
     return _headed([_decode(line, path, number) for number, line in enumerate(lines, start=1)], path)
+
+
+def record_bytes(run: str | Path) -> bytes:
+    """The lines of the record in one run's folder, packed or not; raises UserError where there is none."""
+    path = record_file(run)
+    if path is not None:
+        data = path.read_bytes()
+        return data if path.name == FILE else _unpacked(data, path)
+    packed = studies.packed(Path(run))
+    if packed is None:
+        raise UserError(f"no {FILE} in {run}: give the folder of a run (runs/<task>/<model>/<timestamp>)")
+    return _unpacked(packed.record(), Path(run))
 
 
 def offset_after(run: str | Path, count: int) -> int:
@@ -290,11 +307,8 @@ def offset_after(run: str | Path, count: int) -> int:
     return sum(map(len, lines[: 1 + count]))
 
 
-def _content(path: Path) -> bytes:
-    """The lines of a record; raises UserError for a packed one that is damaged."""
-    data = path.read_bytes()
-    if path.name != PACKED:
-        return data
+def _unpacked(data: bytes, path: Path) -> bytes:
+    """The lines of a packed record; raises UserError for one that is damaged."""
     unpack = zlib.decompressobj(wbits=31)  # as gzip, with a limit
     try:
         content = unpack.decompress(data, LARGEST_RECORD)
@@ -311,7 +325,7 @@ def _header(line: bytes, path: Path) -> Header | None:
     """The header that this line is, None if it is something else; raises UserError for one that is damaged."""
     told = None
     with suppress(ValueError, RecursionError):
-        told = json.loads(line, parse_constant=_refuse_constant)
+        told = DECODER.decode(line.decode())
     if not isinstance(told, dict) or not {"run", "kind", "task", "model"} <= set(told) <= set(HEADER_FIELDS):
         return None
     for name, value in told.items():
@@ -370,19 +384,17 @@ def _kind(found: Sequence[Row], facts: Mapping[str, Any]) -> str:
 
 def _decode(line: bytes, path: Path, number: int) -> Row:
     try:
-        told = json.loads(line, parse_constant=_refuse_constant)
+        told = DECODER.decode(line.decode())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}:{number} is not JSON ({error}): the file was damaged or edited") from error
-    if not isinstance(told, dict) or set(told) != set(FIELDS):
+    if not isinstance(told, dict) or told.keys() != TYPES.keys():
         raise UserError(f"{path}:{number} is not a row: each line has exactly the fields {', '.join(FIELDS)}")
     for name, value in told.items():
-        if type(value) not in TYPES[name] or (type(value) in LIMITS and not abs(value) < LIMITS[type(value)]):
+        kind = type(value)
+        if kind not in TYPES[name] or (kind in LIMITS and not abs(value) < LIMITS[kind]):
             raise UserError(f"{path}:{number} has {name}={str(value)[:60]!r}: the file was damaged or edited")
-    return cast(Row, told | {"extra": told["extra"] or {}})
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    told["extra"] = told["extra"] or {}
+    return cast(Row, told)
 
 
 def _complete(data: bytes) -> int:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from evalkit.core import rows
+from evalkit.core import rows, studies
 from evalkit.core.credentials import masked
 from evalkit.core.errors import UserError, first_line, writing
 from evalkit.core.rows import Record
@@ -72,10 +72,8 @@ def pasteable(*words: str) -> str:
 def read(folder: Path) -> list[Work]:
     """The work on a run, the first first; empty for runs from before there was a history. Raises UserError."""
     path = folder / FILE
-    if not path.is_file():
-        return []
     try:
-        return [Work(**told) for told in json.loads(path.read_text(encoding="utf-8"))]
+        return [Work(**told) for told in studies.content(path) or ()]
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} was damaged or edited ({first_line(error)}); delete it to go on without") from error
 

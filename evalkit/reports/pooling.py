@@ -6,8 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from evalkit.core import studies
 from evalkit.core.errors import UserError
 from evalkit.core.moved import renamed
 from evalkit.core.rows import FILE, Header, Record, record_file, with_records
@@ -191,9 +190,10 @@ def _seeds_repeat(group: Sequence[Run]) -> bool:
 
 def _settings(config: Path) -> dict[str, str]:
     """What `config.yaml` sets in the sections that decide the outcome, by dotted name; empty without the file."""
-    if not config.is_file():
+    said = studies.content(config)
+    if said is None:
         return {}
-    content = renamed(OmegaConf.to_container(OmegaConf.load(config)))
+    content = renamed(said)
     assert isinstance(content, dict)
     if isinstance(content.get("train"), dict):
         content["train"] = {**LATER, **content["train"]}

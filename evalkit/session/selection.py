@@ -11,10 +11,12 @@ from rich.text import Text
 
 from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.saved import from_file
+from evalkit.core import studies
 from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, read, with_records
 from evalkit.evaluations.extrapolation.summary import summarise
-from evalkit.record.files import RESULTS, write_text
+from evalkit.record.files import write_text
+from evalkit.record.packing import finished
 from evalkit.reports.numbers import DASH
 from evalkit.reports.terminal import print_table
 
@@ -75,7 +77,7 @@ def trial_of(folder: Path, level: float, packages: Sequence[str] = ()) -> Trial:
     return Trial(
         name=folder.name,
         model=experiment.model_name,
-        finished=(folder / RESULTS).is_file(),
+        finished=finished(folder),
         steps=steps,
         tokens=None if steps is None else tokens_after(experiment, steps),
         accuracy=accuracy,
@@ -97,11 +99,12 @@ def tokens_after(experiment: Experiment, steps: int) -> int:
 
 
 def write(folder: Path, level: float) -> None:
-    """Writes `selection.json` into `folder` and prints a table a model; raises UserError if there are no trials."""
+    """Prints a table a model, and writes `selection.json` into `folder` unless it is of a study; raises UserError."""
     found = select(folder, level)
     record = {model: [trial._asdict() for trial in trials] for model, trials in found.items()}
     text = json.dumps({"level": level, "trials": record}, indent=2, allow_nan=False)
-    write_text(folder / "selection.json", text + "\n")
+    if studies.study_of(folder) is None:
+        write_text(folder / "selection.json", text + "\n")
     console = Console()
     for model, trials in found.items():
         console.print(Text(model, style="bold"))

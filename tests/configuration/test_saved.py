@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from omegaconf import OmegaConf
 
 from evalkit.configuration import experiment as config
 from evalkit.configuration import saved as saving
 from evalkit.configuration.schema import verify
+from evalkit.core import studies
 from evalkit.core.errors import UserError
 from evalkit.core.moved import MOVED, renamed
 
-KEPT = sorted((Path(__file__).parents[2] / "studies").rglob("config.yaml"))
+KEPT = [run / "config.yaml" for run in studies.packed_below(Path(__file__).parents[2] / "studies")]
 
 
 def built(*overrides: str) -> config.Experiment:
@@ -115,7 +115,7 @@ def targets(content: Any) -> set[str]:
 @pytest.fixture(scope="module")
 def kept() -> dict[Path, Mapping[str, Any]]:
     """The configurations of the kept runs of the studies, under today's names."""
-    return {path: renamed(yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)) for path in KEPT}
+    return {path: renamed(studies.content(path)) for path in KEPT}
 
 
 def once(kept: Mapping[Path, Mapping[str, Any]], part: str) -> dict[str, Path]:

@@ -1,7 +1,6 @@
 """The record of truth: every row comes back as it was written, whatever a kill or a full disk cuts short."""
 
 import csv
-import gzip
 import json
 import math
 import subprocess
@@ -21,7 +20,6 @@ from evalkit.core.errors import UserError
 from evalkit.core.moved import ACCURACY, RECALL, TEXT
 from evalkit.core.rows import (
     FIELDS,
-    PACKED,
     RECALL_METRICS,
     Header,
     Row,
@@ -30,6 +28,7 @@ from evalkit.core.rows import (
     encode_header,
     offset_after,
     read,
+    record_bytes,
     row,
     value,
     with_records,
@@ -41,8 +40,7 @@ RESULTS = Path(__file__).parents[2] / "studies"
 
 def first_line(folder: Path) -> dict[str, Any]:
     """What a kept record begins with: its header, or in older ones a row."""
-    with gzip.open(folder / PACKED, "rt", encoding="utf-8") as file:
-        return json.loads(file.readline())
+    return json.loads(record_bytes(folder).partition(b"\n")[0])
 
 
 OLD = [folder for folder in with_records(RESULTS) if "metric" in first_line(folder)]
@@ -291,7 +289,7 @@ def test_an_empty_extra_is_written_as_null_and_read_as_a_dictionary(tmp_path: Pa
 @pytest.mark.parametrize("folder", OLD, ids=[str(path.relative_to(RESULTS)) for path in OLD])
 def test_a_record_of_before_the_header_is_read(folder: Path) -> None:
     """The first line of each has the metric `parameters` and the facts in `extra`."""
-    first, *others = map(json.loads, gzip.decompress((folder / PACKED).read_bytes()).splitlines())
+    first, *others = map(json.loads, record_bytes(folder).splitlines())
     header, found = read(folder)
     assert (header.run, header.task, header.model) == (first["run"], first["task"], first["model"])
     assert header.parameters == first["total"] > 0

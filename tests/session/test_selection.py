@@ -10,7 +10,7 @@ import pytest
 from evalkit.__main__ import main
 from evalkit.configuration import experiment as config
 from evalkit.configuration.saved import from_file
-from evalkit.core.rows import read, value
+from evalkit.core.rows import read, value, with_records
 from evalkit.session.selection import Trial, ranked, select, tokens_after
 from support import tiny
 
@@ -171,7 +171,8 @@ def test_the_recipes_beyond_the_protocol_are_those_that_carried_furthest(model: 
             for row in read(folder).rows
             if (row["split"], row["length"], row["metric"]) == ("test", 4096, "accuracy")
         )
-        for folder in (RESULTS / "fig6b_search_far").glob(f"{model}_*")
+        for folder in with_records(RESULTS / "fig6b_search_far")
+        if folder.name.startswith(f"{model}_")
     }
     furthest = max(carried, key=lambda name: carried[name])
     chosen = from_file(RESULTS / "fig6b_search" / furthest / "config.yaml").config

@@ -30,8 +30,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import yaml
-
+from evalkit.core import studies
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
 from evalkit.core.statistics import mann_whitney
@@ -354,7 +353,7 @@ def _flat(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
 
 def _with_steps(seed: Mapping[str, Any], folder: Path, rows: Iterable[Any], summary: Mapping[str, Any]) -> Any:
     """Adds the tokens to each level, and the step from which on the accuracy stays at it."""
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    config = studies.content(folder / "config.yaml")
     a_step = config["train"]["batch_size"] * (summary["train_length"] + summary["answer_length"])
     curve = {
         row["step"]: row["total"] / row["count"]

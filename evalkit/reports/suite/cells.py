@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from evalkit.core import studies
 from evalkit.core.rows import read, record_file
 from evalkit.evaluations.extrapolation.summary import summarise
 from evalkit.record import history
@@ -179,4 +178,4 @@ def _typed(final: Path) -> list[str]:
 
 def _rate(final: Path) -> float:
     """The learning rate of a run, which its `config.yaml` says."""
-    return float(OmegaConf.load(final / "config.yaml").train.learning_rate)
+    return float(studies.content(final / "config.yaml")["train"]["learning_rate"])

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-import yaml
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter
 from scipy import stats
 
+from evalkit.core import studies
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Header, read, value
 from evalkit.core.tidy import as_csv
@@ -72,7 +72,7 @@ def last_validation(folder: Path) -> tuple[Header, float]:
 def trained(folder: Path) -> Trained:
     """What the record of a finished run says; raises ValueError for one without a validation at its last step."""
     header, loss = last_validation(folder)
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    config = studies.content(folder / "config.yaml")
     if not (header.steps and header.train_length and header.flops_per_token and header.parameters):
         raise ValueError(f"{folder} does not say what its training computed; train it with this version")
     train = config["train"]
