@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
-from evalkit.models.layers.mixer import Cache, Decaying, Divided, Mixer, Split, flops_of, refuse_no_mixer
+from evalkit.models.layers.mixer import Cache, Decaying, Mixer, Split, flops_of, refuse_no_mixer
 from evalkit.models.layers.modules import GatedMLP, NoDecay, RMSNorm
 from evalkit.models.layers.products import product_transposed
 from evalkit.models.layers.shapes import Activations, Logits, Places, Positions, States, Tokens
-from evalkit.models.layers.shares import SUM, shared, summed
+from evalkit.models.layers.shares import SUM, axes_of, shared, summed
 
 # Up to this vocabulary a product with one-hot rows is faster than a gather, whose gradient is a slow scatter-add.
 ONE_HOT_UP_TO = 64
@@ -172,12 +172,13 @@ class LanguageModel(nnx.Module):
                 raise ValueError(f"{type(block.mixer).__name__} cannot have its time split over devices")
             block.mixer.check_split(steps)
 
-    def check_divided(self) -> None:
-        """Raises ValueError for a mixer that no rule of a mesh was written for, whatever its parameters are called."""
-        for block in self.blocks:
-            if not isinstance(block.mixer, Divided):
-                raise ValueError(f"no rule divides {type(block.mixer).__name__} over the model axis; give model: 1")
-            block.mixer.check_divided()
+    def division(self, devices: int) -> dict[str, int | str]:
+        """Returns the rules of each parameter that so many `devices` share, by its dotted name; see `axes_of`."""
+        rules: dict[str, int | str] = {}
+        for number, block in enumerate(self.blocks):
+            for name, part in (("mixer", block.mixer), ("mlp", block.mlp)):
+                rules |= {} if part is None else axes_of(part, f"blocks.{number}.{name}", devices)
+        return rules
 
     def flops(self, length: int) -> int:
         """See `Counted`: the embedding and the head, every block, and the last norm."""

@@ -43,7 +43,7 @@ class Model:
     _flops: Callable[[int], int]
     check_split: Callable[[int], None]
     """Raises ValueError if its time cannot be split over devices, so many tokens each (`kernels.sharded`)."""
-    _check_divided: Callable[[], None]
+    _division: Callable[[int], dict[str, int | str]]
 
     def apply(
         self,
@@ -64,10 +64,19 @@ class Model:
         """Returns this model as each device of the mesh axis `axis` computes it, inside `jax.shard_map`.
 
         Its parameters are a share of the heads, channels and blocks; what a mixer or an MLP gives is summed over the
-        axis. Norms and the embedding are whole on every device. Raises ValueError for a mixer that cannot be shared.
+        axis. Norms and the embedding are whole on every device.
         """
-        self._check_divided()
         return replace(self, module=partial(_over, self.module, axis))
+
+    def division(self, devices: int) -> Params:
+        """Returns how so many devices share each parameter: the axis along which it is cut, or a word.
+
+        The words: `whole`, every device has all of it; `term` and `once`, as `layers.shares` has them. Raises
+        ValueError for a mixer that cannot be shared.
+        """
+        rules = self._division(devices) if devices > 1 else {}
+        dotted = partial(jax.tree_util.keystr, simple=True, separator=".")
+        return jax.tree_util.tree_map_with_path(lambda path, _: rules.get(dotted(path), "whole"), self._decay)
 
     def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
         """Returns an empty cache for `batch` rows of at most `length` tokens."""
@@ -200,7 +209,7 @@ def build(
         _init_cache=abstract.init_cache,
         _flops=abstract.flops,
         check_split=abstract.check_split,
-        _check_divided=abstract.check_divided,
+        _division=abstract.division,
     )
 
 

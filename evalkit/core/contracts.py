@@ -309,6 +309,14 @@ class Split(Protocol):
 class Divisible(Protocol):
     """Optional: a model of which each device of a mesh axis computes a share of the heads, channels and blocks."""
 
+    def division(self, devices: int) -> Params:
+        """How so many devices share each parameter: by the axis of this number, or by a word.
+
+        `whole`: each has all of it. `term`: so too, and its gradient is one term of a sum. `once`: so too, and each
+        adds its part of it to a sum. Raises ValueError, in words, for a model that they cannot share.
+        """
+        ...
+
     def over(self, axis: str) -> LanguageModel:
         """The model of one device's share of the parameters, inside `jax.shard_map`."""
         ...

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-LONGEST_TEXT = 4096
 LOST = ("Gloo", "gloo", "NCCL", "coordination service")
 """What is in an error of JAX's where another process has gone, or was never reached."""
 
@@ -37,10 +36,10 @@ def agreed(text: str) -> str:
     """Returns what the first process says; all must ask."""
     if not several():
         return text
-    letters = np.zeros(LONGEST_TEXT, np.uint8)
-    own = np.frombuffer(text.encode(), np.uint8)[:LONGEST_TEXT]
-    letters[: own.size] = own
-    return bytes(multihost_utils.broadcast_one_to_all(letters)).rstrip(b"\0").decode()
+    own = np.frombuffer(text.encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.asarray(own.size, np.int32)))
+    letters = own if first() else np.zeros(size, np.uint8)
+    return bytes(multihost_utils.broadcast_one_to_all(letters)).decode() if size else ""
 
 
 def lost(error: BaseException) -> bool:

@@ -8,8 +8,9 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from evalkit.core.contracts import LanguageModel
 from evalkit.parallel.devices import AXIS, MODEL_AXIS, bytes_of
+from evalkit.parallel.layouts.mesh import layout_of
 from evalkit.parallel.layouts.sizes import Sizes
-from evalkit.training.mesh_step import MeshStep, layout_of
+from evalkit.training.mesh_step import MeshStep
 from evalkit.training.state import TrainState
 from evalkit.training.trainer import Trainer
 

@@ -6,9 +6,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from evalkit.core.contracts import Divisible, Feed, LanguageModel, Params
-from evalkit.core.errors import UserError
 from evalkit.parallel.devices import MODEL_AXIS
-from evalkit.parallel.layouts.mesh import LayerwiseLayout, MeshLayout
+from evalkit.parallel.layouts.mesh import MeshLayout, layout_of
 from evalkit.parallel.layouts.sizes import Sizes
 from evalkit.training.forms import each, is_vectors
 from evalkit.training.settings import Training
@@ -26,8 +25,10 @@ class MeshStep(Step):
 
     def __init__(self, feed: Feed, scored: int | None, model: LanguageModel, training: Training, sizes: Sizes):
         training.check_divided()
-        super().__init__(feed, scored, _share(model) if sizes.model > 1 else model, training, streams=0)
-        self.layout: MeshLayout = layout_of(model, sizes, training.gather, training.parameter_dtype)
+        layout = layout_of(model, sizes, training.gather, training.parameter_dtype)
+        share = model.over(MODEL_AXIS) if isinstance(model, Divisible) and sizes.model > 1 else model
+        super().__init__(feed, scored, share, training, streams=0)
+        self.layout: MeshLayout = layout
 
     def fresh(self, params: Params) -> Any:
         """The optimiser's first state, its moments as the model has parameters."""
@@ -52,20 +53,3 @@ class MeshStep(Step):
 
     def _is_params(self, node: Any) -> bool:
         return jax.tree.structure(node) == self.layout.structure
-
-
-def layout_of(model: LanguageModel, sizes: Sizes, gather: str, dtype: str) -> MeshLayout:
-    """Where the parameters of `model` lie on a mesh; see `train.gather` and `train.parameter_dtype`."""
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    make = LayerwiseLayout if gather == "layer" else MeshLayout
-    return make(params, model.decay_mask(params), sizes, dtype)
-
-
-def _share(model: LanguageModel) -> LanguageModel:
-    """The model as one device of the model axis computes it."""
-    if not isinstance(model, Divisible):
-        raise UserError(f"no rule divides a {type(model).__name__} over the model axis; give a mesh with model: 1")
-    try:
-        return model.over(MODEL_AXIS)
-    except ValueError as error:
-        raise UserError(f"mesh: {error}") from error

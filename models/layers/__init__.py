@@ -21,14 +21,17 @@ from evalkit.models.layers.modules import (
 )
 from evalkit.models.layers.positions import after, continued, matrix_scanned, scanned, selective_scanned
 from evalkit.models.layers.shapes import Activations, Positions, Rows, States, Tokens
+from evalkit.models.layers.shares import TERM, Division, into, out_of
 
 __all__ = [
+    "TERM",
     "Activations",
     "BlockDiagonalLinear",
     "Cache",
     "CausalConv1D",
     "Counted",
     "Decaying",
+    "Division",
     "GatedMLP",
     "Linear",
     "Mixer",
@@ -41,7 +44,9 @@ __all__ = [
     "after",
     "continued",
     "gelu_times",
+    "into",
     "matrix_scanned",
+    "out_of",
     "scanned",
     "selective_scanned",
     "side_by_side",

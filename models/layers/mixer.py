@@ -81,15 +81,6 @@ class Split(Protocol):
 
 
 @runtime_checkable
-class Divided(Protocol):
-    """Optional: a mixer for whose parameters the rules of a mesh were written, whatever others call theirs."""
-
-    def check_divided(self) -> None:
-        """Raises ValueError if the devices of the model axis cannot share it."""
-        ...
-
-
-@runtime_checkable
 class Counted(Protocol):
     """Optional: a mixer that says what it computes; the others are counted by XLA (`flops_of`).
 

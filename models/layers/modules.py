@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from evalkit.kernels import across
 from evalkit.models.layers.products import product
 from evalkit.models.layers.shapes import Activations, Positions
+from evalkit.models.layers.shares import Division, into, out_of
 
 lecun = nnx.initializers.lecun_normal()
 
@@ -170,6 +171,10 @@ class GatedMLP(nnx.Module):
         self.gate = Linear(width, hidden, bias=bias, rngs=rngs)
         self.up = Linear(width, hidden, bias=bias, rngs=rngs)
         self.down = Linear(hidden, width, bias=bias, rngs=rngs)
+
+    def division(self) -> Division:
+        """See `Divided`: each device has some of the channels."""
+        return Division({**into("gate", "up"), **out_of("down")}, {"channels": self.up.kernel.shape[1]})
 
     def flops(self, length: int) -> int:
         """See `Counted`."""

@@ -4,15 +4,72 @@ Each device has some of the heads or channels, so what it computes of a residual
 the mesh axis of these devices, inside `jax.shard_map`, or None where one device has all: then nothing is said.
 """
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
 SUM = "sum over devices"
 """The name of such a sum for `jax.checkpoint`: one that is kept is not sent a second time."""
+
+TERM, ONCE = "term", "once"
+
+
+class Division(NamedTuple):
+    """How devices share the parameters of a mixer or an MLP, and what they cannot cut.
+
+    `axes` gives each parameter, by its dotted name, the axis along which it is cut. With `TERM` every device has all of
+    it, and its gradient on a device is one term of a sum. `ONCE` is a bias added after the sum: each device adds its
+    part of it. `units` are what must lie whole on a device, such as heads, and how many there are.
+    """
+
+    axes: Mapping[str, int | str]
+    units: Mapping[str, int]
+
+
+@runtime_checkable
+class Divided(Protocol):
+    """Optional: a mixer that says how the devices of a mesh's model axis share it; others are refused there."""
+
+    def division(self) -> Division:
+        """Returns the rules of its parameters; raises ValueError if a part of it has none."""
+        ...
+
+
+def into(*maps: str) -> dict[str, int | str]:
+    """Returns the rules of linear maps, or convolutions, that each device computes for its own channels."""
+    return {f"{name}.{part}": axis for name in maps for part, axis in (("kernel", 1), ("bias", 0))}
+
+
+def out_of(*maps: str) -> dict[str, int | str]:
+    """Returns the rules of linear maps out of the channels of each device, whose results are summed."""
+    return {f"{name}.{part}": how for name in maps for part, how in (("kernel", 0), ("bias", ONCE))}
+
+
+def axes_of(part: Any, place: str, devices: int) -> dict[str, int | str]:
+    """Returns the rules of a mixer or an MLP that stands at `place` in the model; raises ValueError as `Divided`.
+
+    Also for what so many `devices` cannot share equally, and for parameters without a rule.
+    """
+    if not isinstance(part, Divided):
+        raise ValueError(f"no rule divides {place} ({type(part).__name__}) over the model axis; give model: 1")
+    axes, units = part.division()
+    for name, count in units.items():
+        if count % devices:
+            raise ValueError(f"model: {devices} does not divide the {count} {name} of {place}; give a divisor of it")
+    rules = {}
+    for path, leaf in nnx.to_flat_state(nnx.state(part, nnx.Param)):
+        name = ".".join(map(str, path))
+        how: Any = axes.get(name)
+        if how is None or (isinstance(how, int) and leaf.shape[how] % devices):
+            raise ValueError(f"no rule divides {place}.{name} over {devices} devices of the model axis; give model: 1")
+        rules[f"{place}.{name}"] = how
+    return rules
 
 
 def shared(x: Float[Array, "*n"], axis: str | None) -> Float[Array, "*n"]:

@@ -18,6 +18,7 @@ from evalkit.kernels import across, is_split
 from evalkit.models.layers.modules import Linear, side_by_side
 from evalkit.models.layers.positions import continued
 from evalkit.models.layers.shapes import Activations, Keys, Positions, PositionsOfAll, Queries
+from evalkit.models.layers.shares import TERM, Division, into, out_of
 from evalkit.models.mixers.attention_cache import (
     AttentionCache,
     appended,
@@ -150,8 +151,10 @@ class MQA(nnx.Module):
         keys, values = stored.keys.astype(queries.dtype), stored.values.astype(queries.dtype)
         return attend(queries, keys, values, marks, self.window, aligned=aligned)
 
-    def check_divided(self) -> None:
+    def division(self) -> Division:
         """See `Divided`: each device has some of the query heads, and all of the one key and value."""
+        keys = {"key.kernel": TERM, "value.kernel": TERM}
+        return Division({**into("query"), **keys, **out_of("output")}, {"heads": self.heads})
 
     def check_split(self, steps: int) -> None:
         """See `Split`: a device needs the window of the device before, and no more."""

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from evalkit.models.layers.decays import first_decays
 from evalkit.models.layers.positions import scanned
 from evalkit.models.layers.shapes import Activations, Positions
+from evalkit.models.layers.shares import Division
 from evalkit.models.mixers.rglru import TwoBranches
 
 
@@ -38,6 +39,10 @@ class LRU(nnx.Module):
     def flops(self, length: int) -> int:
         """See `Counted`: the scaled input and the recurrence."""
         return length * self.decay.shape[0] * (1 + 2)
+
+    def division(self) -> Division:
+        """See `Divided`."""
+        return Division({"decay": 0}, {})
 
     def check_split(self, steps: int) -> None:
         """See `Split`: of the device before it needs the state alone."""

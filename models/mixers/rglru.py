@@ -27,6 +27,7 @@ from evalkit.models.layers.modules import (
 )
 from evalkit.models.layers.positions import after, continued
 from evalkit.models.layers.shapes import Activations, Positions, Rows, States
+from evalkit.models.layers.shares import Divided, Division, into, out_of
 
 C = 8.0  # the constant c of eq. 3
 
@@ -98,6 +99,11 @@ class RGLRU(nnx.Module):
         """Returns the decay `a` and the scaled, gated input of the recurrence, both float32 (eqs. 1–4)."""
         recurrence, entry = self._before_sigmoid(x)
         return gated_input(recurrence, entry, x, self._rate())
+
+    def division(self) -> Division:
+        """See `Divided`: a gate's block mixes its own channels alone."""
+        names = ("recurrence_gate.kernel", "recurrence_gate.bias", "input_gate.kernel", "input_gate.bias", "decay")
+        return Division(dict.fromkeys(names, 0), {"blocks of the gates": self.input_gate.kernel.shape[0]})
 
     def check_split(self, steps: int) -> None:
         """See `Split`: of the device before it needs the state alone."""
@@ -200,8 +206,13 @@ class TwoBranches(nnx.Module):
             next_position=jnp.zeros((batch,), jnp.int32),
         )
 
-    def check_divided(self) -> None:
-        """See `Divided`: each device has some of the channels."""
+    def division(self) -> Division:
+        """See `Divided`: each device has some of the channels; the unit says which of its own."""
+        unit = self.rglru.division() if isinstance(self.rglru, Divided) else Division({}, {})
+        axes = {f"rglru.{name}": how for name, how in unit.axes.items()}
+        return Division(
+            {**into("input", "gate", "conv"), **axes, **out_of("output")}, {"channels": self.width_rnn, **unit.units}
+        )
 
     def check_split(self, steps: int) -> None:
         """See `Split`: the convolution needs the last inputs of the device before; the unit says what it needs."""

@@ -16,15 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evalkit.configuration import experiment as config
 from evalkit.core.errors import UserError
 from evalkit.models import build
+from evalkit.models.layers import Division, Linear, into, out_of, scanned
 from evalkit.models.mixers.attention import MQA
 from evalkit.models.mixers.rglru import RecurrentBlock
-from evalkit.parallel.layouts.rules import rules_of
+from evalkit.parallel.layouts import mesh
 from evalkit.parallel.layouts.sizes import Sizes, refuse_undivided
 from evalkit.training import finite
 from evalkit.training.checkpoints import Checkpoints
@@ -201,7 +203,8 @@ if "float64" in sys.argv[1:]:
 sys.path[:0] = ["tests", "tests/training"]
 import test_meshes
 assert jax.device_count() == {DEVICES}
-print(json.dumps(test_meshes.measured_all(sys.argv[2]) if sys.argv[1] == "all" else test_meshes.measured_sample()))
+words = sys.argv[2:] if sys.argv[1] == "all" else []
+print(json.dumps(getattr(test_meshes, "measured_" + sys.argv[1])(*words)))
 """
 
 
@@ -400,10 +403,56 @@ def test_a_mixer_without_rules_is_not_divided_over_the_model_axis(name: str) -> 
     """It trains on a mesh whose data axis has all devices."""
     model = config.built(["task=induction_heads", f"model={name}"]).model
     assert model is not None
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    rules_of(params, 1)
-    with pytest.raises(UserError, match=r"no rule divides blocks\.\d\.mixer\.\S+ over the model axis"):
-        rules_of(params, 2)
+    mesh.layout_of(model, Sizes(2, 1), "step", "float32")
+    with pytest.raises(UserError, match=r"mesh: no rule divides blocks\.\d\.mixer\S* .*the model axis; give model: 1"):
+        mesh.layout_of(model, Sizes(1, 2), "step", "float32")
+
+
+class Averages(nnx.Module):
+    """A mixer of one's own: each channel of a map forgets by half."""
+
+    window = None
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs, channels: int = 8):
+        self.input, self.output = Linear(width, channels, rngs=rngs), Linear(channels, width, bias=True, rngs=rngs)
+
+    def __call__(self, x: Any, positions: Any, cache: Any) -> Any:
+        u = self.input(x)
+        y, last = scanned(u, jnp.full_like(u, 0.5), positions, cache)
+        return self.output(y), None if cache is None else last
+
+    def init_cache(self, batch: int, length: int) -> jax.Array:
+        return jnp.zeros((batch, self.input.kernel.shape[1]))
+
+    def division(self) -> Division:
+        return Division({**into("input"), **out_of("output")}, {"channels": self.input.kernel.shape[1]})
+
+
+def of_ones_own(on: Any) -> Trainer:
+    task, _ = parts("a", "float32")
+    sizes = {"vocab_size": task.vocab_size, "width": WIDTH, "pattern": "o", "mlp_expansion": 0}
+    training = trainer("a", "auto").training
+    return Trainer(task, build(mixers={"o": Averages}, **sizes), training, [0], on)
+
+
+def measured_own() -> dict[str, Any]:
+    """The losses of a mixer of one's own on one device and on two, and what the two say to each other."""
+    one, two = of_ones_own({"data": 1, "model": 1}), of_ones_own({"data": 1, "model": 2})
+    return {name: losses(run, run.init(), 3)[1] for name, run in (("one", one), ("two", two))}
+
+
+@pytest.mark.slow
+def test_a_mixer_of_ones_own_says_how_devices_share_it() -> None:
+    found = measured("own", "float32")
+    assert apart(found["two"], found["one"]) < 1e-5
+
+
+def test_a_mixer_of_ones_own_is_refused_where_its_rules_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"model: 3 does not divide the 8 channels of blocks\.0\.mixer"):
+        of_ones_own({"data": 1, "model": 3})
+    monkeypatch.setattr(Averages, "division", lambda self: Division(into("input"), {}))
+    with pytest.raises(UserError, match=r"no rule divides blocks\.0\.mixer\.output\.bias over 2 devices"):
+        of_ones_own({"data": 1, "model": 2})
 
 
 @pytest.mark.parametrize("mesh", ["{data: 4}", "{data: 0, model: 1}", "eight", "{data: 4, model: 2, time: 1}"])

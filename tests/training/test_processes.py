@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from evalkit.__main__ import main
@@ -224,6 +225,23 @@ def test_one_process_speaks_for_itself(tmp_path: Path) -> None:
     assert not watch.anywhere()
     watch.received.append(signal.SIGTERM)
     assert watch.anywhere()
+
+
+def test_a_long_text_is_agreed_on_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first of two processes sends, the second receives; both must send arrays of one shape."""
+    text, sent = "läuft " * 2000, []
+    monkeypatch.setattr(peers, "several", lambda: True)
+    monkeypatch.setattr(peers.multihost_utils, "broadcast_one_to_all", lambda array: sent.append(array) or array)
+    assert peers.agreed(text) == text and peers.agreed("") == ""
+    monkeypatch.setattr(peers, "first", lambda: False)
+
+    def received(array: np.ndarray) -> np.ndarray:
+        found = sent.pop(0)
+        assert (found.shape, found.dtype) == (array.shape, array.dtype)
+        return found
+
+    monkeypatch.setattr(peers.multihost_utils, "broadcast_one_to_all", received)
+    assert peers.agreed("of the second") == text and peers.agreed("") == ""
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -1,7 +1,7 @@
 """Parameters, gradients and the optimiser's state divided over the devices of a mesh: Megatron and ZeRO.
 
-The model axis divides each layer (`layouts.rules`). The data axis divides the batch, and what the model axis leaves of
-parameters, gradients and moments (Rajbhandari et al. 2020).
+The model axis divides each layer, as the model says by `Divisible` (Shoeybi et al. 2019). The data axis divides the
+batch, and what the model axis leaves of parameters, gradients and moments (Rajbhandari et al. 2020).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +15,9 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from evalkit.core.contracts import Params
+from evalkit.core.contracts import Divisible, LanguageModel, Params
 from evalkit.core.errors import UserError
 from evalkit.parallel.devices import AXIS, MODEL_AXIS
-from evalkit.parallel.layouts.rules import Rule, rules_of
 from evalkit.parallel.layouts.sizes import Sizes
 from evalkit.parallel.layouts.vectors import DECAYS, STAYS, computed_in
 
@@ -28,6 +27,22 @@ Shape = tuple[int, ...]
 MOVES = ("all_gather", "slice", "reshape", "transpose", "convert_element_type")
 """Operations that make a layer's parameters of its vectors: they are done again rather than kept."""
 FLOAT = 4  # bytes of the numbers that gradients are summed in
+
+
+class Rule(NamedTuple):
+    """What a device of the model axis has of a parameter: its part along `axis`; None: all of it.
+
+    With `partial`, the gradient on a device is one term of a sum. With `once`, every device adds the parameter to its
+    term of a sum, so it adds a part.
+    """
+
+    axis: int | None = None
+    partial: bool = False
+    once: bool = False
+
+
+WORDS = {"whole": Rule(), "term": Rule(partial=True), "once": Rule(partial=True, once=True)}
+"""The rules of `Divisible.division` that name no axis."""
 
 
 class Leaf(NamedTuple):
@@ -73,12 +88,13 @@ class MeshLayout:
     All but `specs` and `leaves` is used inside `jax.shard_map` over both axes.
     """
 
-    def __init__(self, params: Params, decays: Params, sizes: Sizes, dtype: str):
+    def __init__(self, model: LanguageModel, sizes: Sizes, dtype: str):
+        params = jax.eval_shape(model.init, jax.random.key(0))
         self.sizes = sizes
         self.remat_policy: Any = None
         paths, self.structure = jax.tree.flatten_with_path(params)
-        rules = jax.tree.leaves(rules_of(params, sizes.model), is_leaf=lambda node: isinstance(node, Rule))
-        every = zip(paths, rules, jax.tree.leaves(decays), strict=True)
+        rules = _rules(model, len(paths), sizes.model)
+        every = zip(paths, rules, jax.tree.leaves(model.decay_mask(params)), strict=True)
         self.leaves = [_leaf(number, *given, sizes, dtype) for number, given in enumerate(every)]
         self._divided = [leaf for leaf in self.leaves if leaf.axis is not None]
         if not self._divided:
@@ -180,8 +196,8 @@ class MeshLayout:
 class LayerwiseLayout(MeshLayout):
     """The `MeshLayout` whose parameters are gathered layer by layer, forward and backward, and never all at once."""
 
-    def __init__(self, params: Params, decays: Params, sizes: Sizes, dtype: str):
-        super().__init__(params, decays, sizes, dtype)
+    def __init__(self, model: LanguageModel, sizes: Sizes, dtype: str):
+        super().__init__(model, sizes, dtype)
         self.remat_policy = _computes
         blocks = dict.fromkeys(leaf.block for leaf in self._divided)
         self._parcels = [[leaf for leaf in self._divided if leaf.block == block] for block in blocks]
@@ -214,6 +230,23 @@ class LayerwiseLayout(MeshLayout):
         """Loss, accuracy and this device's part of the gradient, each the sum over all devices."""
         *scores, vectors = totals
         return *lax.psum(scores, AXIS), self._vectors(self._of_all(self._pieces(vectors)))
+
+
+def layout_of(model: LanguageModel, sizes: Sizes, gather: str, dtype: str) -> MeshLayout:
+    """Where the parameters of `model` lie on a mesh; see `train.gather` and `train.parameter_dtype`."""
+    return (LayerwiseLayout if gather == "layer" else MeshLayout)(model, sizes, dtype)
+
+
+def _rules(model: LanguageModel, parameters: int, devices: int) -> list[Rule]:
+    """The rule of each parameter on a model axis of so many devices; raises UserError for what they cannot share."""
+    if devices == 1:
+        return [Rule()] * parameters
+    if not isinstance(model, Divisible):
+        raise UserError(f"no rule divides a {type(model).__name__} over the model axis; give a mesh with model: 1")
+    try:
+        return [WORDS[how] if isinstance(how, str) else Rule(how) for how in jax.tree.leaves(model.division(devices))]
+    except ValueError as error:
+        raise UserError(f"mesh: {error}") from error
 
 
 def _leaf(number: int, parameter: tuple[Any, Any], rule: Rule, decays: bool, sizes: Sizes, dtype: str) -> Leaf:
