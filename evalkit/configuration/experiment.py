@@ -12,12 +12,12 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from evalkit.checks import one_of
 from evalkit.configuration import capacity, catalogue, composition
 from evalkit.configuration.composition import Composed, Words
 from evalkit.configuration.schema import constructor, locate, unknown, verify
 from evalkit.core import trust
 from evalkit.core.batches import feed_of, refuse_no_task
-from evalkit.core.checks import one_of
 from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task
 from evalkit.core.credentials import secret_of
 from evalkit.core.errors import UserError, first_line, place_of

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import optax
 
-from evalkit.core.checks import above, at_least, at_least_or_null, between_or_null, one_of
+from evalkit.checks import above, at_least, at_least_or_null, between_or_null, one_of
 from evalkit.parallel.layouts.vectors import Layout, VectorLayout
 from evalkit.training import optimizer
 from evalkit.training.optimizer import OPTIMIZERS, SCHEDULES, Factory

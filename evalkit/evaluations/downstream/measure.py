@@ -111,7 +111,7 @@ def read(index: TaskManager, names: Sequence[Any]) -> list[Any]:
     loaded = index.load(list(names))
     children = {name for names in loaded.get("group_map", {}).values() for name in names}
     objects = [*loaded.get("groups", {}).items(), *loaded["tasks"].items()]
-    return [found for name, found in objects if name not in children]
+    return [loaded_task for name, loaded_task in objects if name not in children]
 
 
 def rows_of(results: Mapping[str, Any], trained: Trained) -> Iterator[Row]:

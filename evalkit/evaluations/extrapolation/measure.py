@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from evalkit.checks import at_least, at_least_or_null, between_or_null, one_of
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
-from evalkit.core.checks import at_least, at_least_or_null, between_or_null, one_of
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, Trained
 from evalkit.core.objective import Tally
 from evalkit.core.rows import Row

@@ -13,12 +13,13 @@ from jax import Array
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from evalkit.core.checks import above, at_least
+from evalkit.checks import above, at_least
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, Pretrained, Trained
 from evalkit.core.rows import Row
 from evalkit.evaluations.phonebook.rows import ALL, INSIDE, METRICS, OUTSIDE
 from evalkit.inference.generation import decode
 from evalkit.inference.prefill import Prefilled, bucket, by_length, placed, prefill
+from evalkit.inference.texts import ends_of
 from evalkit.parallel.devices import by_rows, mesh_sharing
 from evalkit.tasks import phonebook
 from evalkit.tasks.text.tokenizers import Tokenizer
@@ -135,7 +136,7 @@ class Lookup(Evaluation):
             # First, because decoding uses the cache up.
             logs = log_probabilities(pretrained, read, [question.continuation for question in batch], longest)
             scores["log_probability"][indices] = logs
-            texts = decode(pretrained, read, indices, self.new_tokens, stop=["\n"])
+            texts = decode(pretrained, read, indices, self.new_tokens, ends_of(pretrained.tokenizer, ["\n"], ()))
             for index, (text, _) in zip(indices, texts, strict=True):
                 said, answer = text.strip(), questions[index].answer
                 scores["exact_match"][index] = said == answer

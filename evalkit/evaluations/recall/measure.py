@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from evalkit.core.checks import at_least, between_or_null
+from evalkit.checks import at_least, between_or_null
 from evalkit.core.contracts import AnyTask, Evaluation, Params, Recalls, Trained
 from evalkit.core.rows import Row
 from evalkit.core.statistics import LOOK_EVERY, wilson

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from evalkit.checks import above, at_least, at_least_or_null, one_of
 from evalkit.core.batches import feed_of
-from evalkit.core.checks import above, at_least, at_least_or_null, one_of
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Trained
 from evalkit.core.rows import Row
 from evalkit.evaluations.text import rows as text_rows

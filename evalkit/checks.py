@@ -1,5 +1,6 @@
 """Range checks of settings: each raises ValueError in one line, with what was given and what is allowed."""
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -35,5 +36,17 @@ def between_or_null(settings: Any, low: float, high: float, *names: str) -> None
 
 def one_of(settings: Any, name: str, allowed: tuple[str, ...]) -> None:
     """Raises ValueError if the attribute `name` is none of the words that are `allowed`."""
-    if getattr(settings, name) not in allowed:
-        raise ValueError(f"{name}={getattr(settings, name)!r}; allowed: {', '.join(allowed)}")
+    refuse_other(name, getattr(settings, name), allowed)
+
+
+def refuse_other(name: str, value: Any, allowed: Iterable[str]) -> None:
+    """Raises ValueError for a value that is none of the words that are `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}; allowed: {', '.join(allowed)}")
+
+
+def refuse_below_1(**sizes: int) -> None:
+    """Raises ValueError for the first of the sizes that is below 1."""
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name}={value}; allowed: 1 or more")
