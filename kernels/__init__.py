@@ -5,23 +5,14 @@
 `linear_state` is the recurrence of a matrix, on `[b, t, h, k]`, and `selective_scan` that of Mamba.
 """
 
-from evalkit.kernels.cglru import cglru
-from evalkit.kernels.matrix.linear_state import linear_state
-from evalkit.kernels.rglru import gated_input, rglru
-from evalkit.kernels.scan import linear_scan
-from evalkit.kernels.selective import selective_scan
-from evalkit.kernels.sharded import SEQUENCE, across, is_split, sharded_linear_scan, split_scan
-
-__all__ = [
-    "SEQUENCE",
-    "across",
-    "cglru",
-    "gated_input",
-    "is_split",
-    "linear_scan",
-    "linear_state",
-    "rglru",
-    "selective_scan",
-    "sharded_linear_scan",
-    "split_scan",
-]
+from evalkit.kernels.cglru import cglru as cglru
+from evalkit.kernels.matrix.linear_state import linear_state as linear_state
+from evalkit.kernels.rglru import gated_input as gated_input
+from evalkit.kernels.rglru import rglru as rglru
+from evalkit.kernels.scan import linear_scan as linear_scan
+from evalkit.kernels.selective import selective_scan as selective_scan
+from evalkit.kernels.sharded import SEQUENCE as SEQUENCE
+from evalkit.kernels.sharded import across as across
+from evalkit.kernels.sharded import is_split as is_split
+from evalkit.kernels.sharded import sharded_linear_scan as sharded_linear_scan
+from evalkit.kernels.sharded import split_scan as split_scan

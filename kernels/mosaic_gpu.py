@@ -16,8 +16,8 @@ from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 
 from evalkit.kernels.gates import gates_by_exponentials
-from evalkit.kernels.passes import Kernel, Lagged, Pass, PerChannel, Rows, Walked
-from evalkit.kernels.planes import Planes, float32, plus, times
+from evalkit.kernels.passes import Kernel, Pass, Reads, Walked
+from evalkit.kernels.planes import float32, plus, times
 from evalkit.kernels.xla import shift
 
 CHANNELS = 128
@@ -32,18 +32,10 @@ def kernel() -> Kernel:
 
 
 @partial(jax.jit, static_argnames=("run", "reverse", "dtypes"))
-def _walk(
-    run: Pass,
-    rows: Rows,
-    per_channel: PerChannel,
-    lagged: Lagged,
-    carry: Planes,
-    *,
-    reverse: bool,
-    dtypes: tuple[DTypeLike, ...],
-) -> Walked:
+def _walk(run: Pass, reads: Reads, *, reverse: bool, dtypes: tuple[DTypeLike, ...]) -> Walked:
     from jax.experimental.pallas import mosaic_gpu as plgpu  # here, because it needs packages that JAX does not install
 
+    rows, carry, per_channel, lagged = reads
     if len(carry) > 1:  # its lowering has no floor, which the complex phase needs
         raise ValueError("mosaic_gpu takes the real unit, not the complex one; use 'triton'")
     batch, steps, width = rows[0].shape

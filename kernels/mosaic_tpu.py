@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from evalkit.kernels.gates import gates
-from evalkit.kernels.passes import Kernel, Lagged, Pass, PerChannel, Rows, Walked
+from evalkit.kernels.passes import Kernel, Pass, Reads, Walked
 from evalkit.kernels.planes import ONE, Planes, plus, times
 
 TILE = 8  # sublanes
@@ -44,17 +44,9 @@ def kernel(blocks: Blocks | None = None, *, interpret: bool = False) -> Kernel:
 
 @partial(jax.jit, static_argnames=("run", "reverse", "dtypes", "blocks", "interpret"))
 def _walk(
-    run: Pass,
-    rows: Rows,
-    per_channel: PerChannel,
-    lagged: Lagged,
-    carry: Planes,
-    *,
-    reverse: bool,
-    dtypes: tuple[DTypeLike, ...],
-    blocks: Blocks,
-    interpret: bool,
+    run: Pass, reads: Reads, *, reverse: bool, dtypes: tuple[DTypeLike, ...], blocks: Blocks, interpret: bool
 ) -> Walked:
+    rows, carry, per_channel, lagged = reads
     batch, steps, width = rows[0].shape
     block = min(blocks.steps, pl.cdiv(steps, PACKED) * PACKED)
     channels = min(blocks.channels, pl.cdiv(width, LANES) * LANES)

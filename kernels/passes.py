@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 from evalkit.kernels.gates import (
     Arithmetic,
+    Gates,
     complex_gate_gradients,
     gate_gradients,
     gates_with_reset,
@@ -26,28 +27,28 @@ PerChannel = tuple[Array, ...]
 Lagged = tuple[tuple[Array, Array], ...]
 
 
-@runtime_checkable
-class Pass(Protocol):
+class Pass:
     """One loop over time, as functions of what a step reads.
 
     Rows have their own dtypes; a complex one is two rows. `previous` is the state of the step before in float32, for a
     pass that is given lagged states. Both functions may repeat arithmetic, because compilers merge it.
     """
 
-    @property
-    def sums(self) -> int:
-        """The number of sums over time."""
-        ...
+    sums: int = 0
+    """The number of sums over time."""
 
     def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
         """Returns a and b of `carry ← a · carry + b`."""
-        ...
+        raise NotImplementedError
 
     def outputs(
         self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
     ) -> tuple[Rows, Rows]:
-        """Returns what the step writes and what it adds to the sums, from the carry before and after it."""
-        ...
+        """Returns what the step writes and what it adds to the sums, from the carry before and after it.
+
+        A forward pass writes the carry, which is the state.
+        """
+        return after, ()
 
 
 class Walked(NamedTuple):
@@ -58,27 +59,27 @@ class Walked(NamedTuple):
     carry: Planes
 
 
-@runtime_checkable
-class Walk(Protocol):
-    """Runs any pass over the whole of time.
+class Reads(NamedTuple):
+    """What a walk reads.
 
     Rows are arrays `[b, t, d]`, or `[b, t]` for one integer for each step. `per_channel [d]` and the planes of
     `carry [b, d]` are float32. `lagged` is, plane by plane, the states `[b, t, d]` and the one before them `[b, d]`.
-    With `reverse`, time runs from the last step to the first. `dtypes` are those of the outputs. Raises ValueError for
-    what the kernel cannot take.
     """
 
-    def __call__(
-        self,
-        steps: Pass,
-        rows: Rows,
-        per_channel: PerChannel,
-        lagged: Lagged,
-        carry: Planes,
-        *,
-        reverse: bool,
-        dtypes: tuple[DTypeLike, ...],
-    ) -> Walked: ...
+    rows: Rows
+    carry: Planes
+    per_channel: PerChannel = ()
+    lagged: Lagged = ()
+
+
+@runtime_checkable
+class Walk(Protocol):
+    """Runs any pass over the whole of time; with `reverse` from the last step to the first.
+
+    `dtypes` are those of the outputs. Raises ValueError for what the kernel cannot take.
+    """
+
+    def __call__(self, run: Pass, reads: Reads, *, reverse: bool, dtypes: tuple[DTypeLike, ...]) -> Walked: ...
 
 
 class Kernel(NamedTuple):
@@ -89,26 +90,17 @@ class Kernel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Pass):
     """`h ← a h + x`, real or complex. Rows: a, x. Writes h."""
-
-    sums: int = 0
 
     def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
         planes = len(rows) // 2
         return float32(rows[:planes]), float32(rows[planes:])
 
-    def outputs(
-        self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
-    ) -> tuple[Rows, Rows]:
-        return after, ()
-
 
 @dataclass(frozen=True)
-class LinearGradient:
+class LinearGradient(Pass):
     """`g = carry + dh`, `carry ← a g`. Rows: a, dh. Writes dx = g, da = g · previous."""
-
-    sums: int = 0
 
     def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
         a, dh = rows
@@ -123,100 +115,52 @@ class LinearGradient:
 
 
 @dataclass(frozen=True)
-class Gated:
-    """The RG-LRU, `h ← a h + scale · i · x`. Rows: x, recurrence, entry and, if there are resets, reset. Writes h."""
+class Gated(Pass):
+    """The RG-LRU, or with complex planes the CG-LRU: `h ← a h + scale · i · x`.
 
-    arithmetic: Arithmetic
-    unit_reset: bool
-    sums: int = 0
-
-    def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
-        x, recurrence, entry, *flags = rows
-        (rate,) = per_channel
-        reset = flags[0] != 0 if flags else None
-        gates = gates_with_reset(self.arithmetic, recurrence, entry, rate, reset, self.unit_reset)
-        return (without(gates.a, reset),), (gates.scale * gates.i * x.astype(jnp.float32),)
-
-    def outputs(
-        self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
-    ) -> tuple[Rows, Rows]:
-        return after, ()
-
-
-@dataclass(frozen=True)
-class GatedGradient:
-    """Rows: dh and those of `Gated`. Writes dx, drecurrence, dentry; sums drate."""
-
-    arithmetic: Arithmetic
-    unit_reset: bool
-    sums: int = 1
-
-    def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
-        dh, *forward = rows
-        ((a,), _) = Gated(self.arithmetic, self.unit_reset).coefficients(tuple(forward), per_channel)
-        return (a,), (a * dh.astype(jnp.float32),)
-
-    def outputs(
-        self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
-    ) -> tuple[Rows, Rows]:
-        dh, x, recurrence, entry, *flags = rows
-        (rate,) = per_channel
-        reset = flags[0] != 0 if flags else None
-        gates = gates_with_reset(self.arithmetic, recurrence, entry, rate, reset, self.unit_reset)
-        g = before[0] + dh.astype(jnp.float32)
-        da = g * without(previous[0], reset)
-        gradients = gate_gradients(gates, x, rate, da, g)
-        return (gradients.x, gradients.recurrence, gradients.entry), (gradients.rate,)
-
-
-@dataclass(frozen=True)
-class ComplexGated:
-    """The CG-LRU, `h ← a h + scale · i · x`. Rows: x (two planes), recurrence, entry and, if there are resets, reset.
-
-    Per channel: rate, angle. Writes h (two planes).
+    Rows: x, recurrence, entry and, if there are resets, reset. Per channel: rate, and if complex angle. Writes h.
     """
 
     arithmetic: Arithmetic
     unit_reset: bool
-    sums: int = 0
 
     def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
-        x_re, x_im, recurrence, entry, *flags = rows
-        rate, angle = per_channel
-        reset = flags[0] != 0 if flags else None
-        gates = gates_with_reset(self.arithmetic, recurrence, entry, rate, reset, self.unit_reset)
-        return turned(gates, angle, reset), scaled(gates.scale * gates.i, float32((x_re, x_im)))
+        gates, x, reset = self.opened(rows, per_channel)
+        a = (without(gates.a, reset),) if len(x) == 1 else turned(gates, per_channel[1], reset)
+        return a, scaled(gates.scale * gates.i, x)
 
-    def outputs(
-        self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
-    ) -> tuple[Rows, Rows]:
-        return after, ()
+    def opened(self, rows: Rows, per_channel: PerChannel) -> tuple[Gates, Planes, Array | None]:
+        """Returns the gates, x in float32, and where the state is reset."""
+        planes = len(per_channel)
+        recurrence, entry, *flags = rows[planes:]
+        reset = flags[0] != 0 if flags else None
+        gates = gates_with_reset(self.arithmetic, recurrence, entry, per_channel[0], reset, self.unit_reset)
+        return gates, float32(rows[:planes]), reset
 
 
 @dataclass(frozen=True)
-class ComplexGatedGradient:
-    """`g = carry + dh`, `carry ← conj(a) g`. Rows: dh (two planes) and those of `ComplexGated`.
+class GatedGradient(Gated):
+    """`g = carry + dh`, `carry ← conj(a) g`. Rows: dh and those of `Gated`.
 
-    Writes dx (two planes), drecurrence, dentry; sums drate, dangle.
+    Writes dx, drecurrence, dentry; sums the gradients of what is per channel.
     """
 
-    arithmetic: Arithmetic
-    unit_reset: bool
-    sums: int = 2
+    sums: int
 
     def coefficients(self, rows: Rows, per_channel: PerChannel) -> tuple[Planes, Planes]:
-        dh, forward = rows[:2], rows[2:]
-        a, _ = ComplexGated(self.arithmetic, self.unit_reset).coefficients(forward, per_channel)
+        dh, forward = rows[: self.sums], rows[self.sums :]
+        a, _ = super().coefficients(forward, per_channel)
         return conjugate(a), times(conjugate(a), float32(dh))
 
     def outputs(
         self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
     ) -> tuple[Rows, Rows]:
-        dh_re, dh_im, x_re, x_im, recurrence, entry, *flags = rows
-        rate, angle = per_channel
-        reset = flags[0] != 0 if flags else None
-        gates = gates_with_reset(self.arithmetic, recurrence, entry, rate, reset, self.unit_reset)
-        g = plus(before, float32((dh_re, dh_im)))
+        gates, x, reset = self.opened(rows[self.sums :], per_channel)
+        g = plus(before, float32(rows[: self.sums]))
+        if len(x) == 1:
+            da = g[0] * without(previous[0], reset)
+            real = gate_gradients(gates, x[0], per_channel[0], da, g[0])
+            return (real.x, real.recurrence, real.entry), (real.rate,)
         dlog_a = times(after, conjugate(previous))  # the carry is already conj(a) g
-        gradients = complex_gate_gradients(gates, float32((x_re, x_im)), rate, angle, dlog_a, g)
-        return (*gradients.x, gradients.recurrence, gradients.entry), (gradients.rate, gradients.angle)
+        both = complex_gate_gradients(gates, x, per_channel[0], per_channel[1], dlog_a, g)
+        return (*both.x, both.recurrence, both.entry), (both.rate, both.angle)

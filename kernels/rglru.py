@@ -3,17 +3,14 @@
 Shapes: b batch, t time, d channels. Gates, state and sums are float32 whatever the dtype of `x`.
 """
 
-from functools import partial
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from evalkit.kernels.dispatch import Implementation, check, check_shapes, dispatch
+from evalkit.kernels.dispatch import Implementation, check
+from evalkit.kernels.gated import Inputs, inputs_of, unit
 from evalkit.kernels.gates import gate_gradients, gates, gates_with_reset, without
-from evalkit.kernels.passes import Gated, GatedGradient, Kernel
 from evalkit.kernels.sharded import is_split, split_scan
 from evalkit.kernels.xla import Scan, adjoint
 
@@ -44,88 +41,35 @@ def rglru(
     ((1, 4, 2), True)
     """
     check(implementation, x)
-    rows, state = x.shape[:2], (x.shape[0], x.shape[2])
-    of_gates = {"recurrence": (recurrence, x.shape), "entry": (entry, x.shape), "rate": (rate, x.shape[2:])}
-    check_shapes(of_gates | {"h0": (h0, state), "reset": (reset, rows)}, "x", x)
-    if h0 is None:
-        h0 = jnp.zeros(state, jnp.float32)
-    flags = None if reset is None else reset.astype(jnp.int32)
-    inputs = Inputs(x, recurrence, entry, rate.astype(jnp.float32), h0.astype(jnp.float32), flags)
+    inputs = inputs_of(x, recurrence, entry, {"rate": rate}, h0, reset)
     if is_split():
-        a, gated = _gated_input(recurrence, entry, x, inputs.rate, flags, unit_reset)
+        a, gated = _gated_input(*_of_gates(inputs), inputs.flags, unit_reset)
         h, last = split_scan(gated, a, inputs.h0)
         return h.astype(x.dtype), last
     return _rglru(inputs, unit_reset, implementation)
 
 
-class Inputs(NamedTuple):
-    """The arguments of `rglru`; `flags [b, t]` are 1 where the state is reset, because kernels read no booleans."""
-
-    x: Array
-    recurrence: Array
-    entry: Array
-    rate: Array
-    h0: Array
-    flags: Array | None
-
-
-def _rglru_primal(inputs: Inputs, unit_reset: bool, implementation: Implementation) -> tuple[Array, Array]:
-    by_scan, by_kernel = partial(_states_by_scan, unit_reset), partial(_states_by_kernel, unit_reset)
-    return dispatch(implementation, by_scan, by_kernel, inputs)
-
-
-_rglru = jax.custom_vjp(_rglru_primal, nondiff_argnums=(1, 2))
-
-
-def _rglru_forward(inputs: Inputs, unit_reset: bool, implementation: Implementation):
-    h, last = _rglru_primal(inputs, unit_reset, implementation)
-    return (h, last), (inputs, h)
-
-
-def _rglru_backward(
-    unit_reset: bool, implementation: Implementation, kept: tuple[Inputs, Array], cotangents: tuple[Array, Array]
-) -> tuple[Inputs]:
-    by_scan, by_kernel = partial(_gradients_by_scan, unit_reset), partial(_gradients_by_kernel, unit_reset)
-    return (dispatch(implementation, by_scan, by_kernel, *kept, *cotangents),)
-
-
-_rglru.defvjp(_rglru_forward, _rglru_backward)
-
-
 def _states_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs) -> tuple[Array, Array]:
-    x, recurrence, entry, rate, h0, flags = inputs
-    a, gated = _gated_input(recurrence, entry, x, rate, flags, unit_reset)
-    (h,) = scan((gated,), (a,), (h0,), reverse=False)
-    return h.astype(x.dtype), h[:, -1]
+    a, gated = _gated_input(*_of_gates(inputs), inputs.flags, unit_reset)
+    (h,) = scan((gated,), (a,), (inputs.h0,), reverse=False)
+    return h.astype(inputs.x.dtype), h[:, -1]
 
 
 def _gradients_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs, h: Array, dh: Array, dlast: Array) -> Inputs:
-    x, recurrence, entry, rate, h0, flags = inputs
-    (a, _), pull = jax.vjp(
-        lambda *gate_inputs: _gated_input(*gate_inputs, flags, unit_reset), recurrence, entry, x, rate
-    )
-    given = ((value.astype(jnp.float32),) for value in (a, h, h0, dh, dlast))
-    (dgated,), (da,), (dh0,) = adjoint(scan, *given, reverse=False)
+    (a, _), pull = jax.vjp(lambda *of_gates: _gated_input(*of_gates, inputs.flags, unit_reset), *_of_gates(inputs))
+    wide = ((value.astype(jnp.float32),) for value in (a, h, inputs.h0, dh, dlast))
+    (dgated,), (da,), (dh0,) = adjoint(scan, *wide, reverse=False)
     drecurrence, dentry, dx, drate = pull((da, dgated))
-    return Inputs(dx, drecurrence, dentry, drate, dh0, None)
+    return Inputs(dx, drecurrence, dentry, (drate,), dh0, None)
 
 
-def _states_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs) -> tuple[Array, Array]:
-    x, recurrence, entry, rate, h0, flags = inputs
-    rows = (x, recurrence, entry) if flags is None else (x, recurrence, entry, flags)
-    steps = Gated(kernel.gates, unit_reset)
-    walked = kernel.walk(steps, rows, (rate,), (), (h0,), reverse=False, dtypes=(x.dtype,))
-    return walked.outputs[0], walked.carry[0]
+def _of_gates(inputs: Inputs) -> tuple[Array, Array, Array, Array]:
+    """Returns the arguments of `gated_input`."""
+    (rate,) = inputs.per_channel
+    return inputs.recurrence, inputs.entry, inputs.x, rate
 
 
-def _gradients_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs, h: Array, dh: Array, dlast: Array) -> Inputs:
-    x, recurrence, entry, rate, h0, flags = inputs
-    rows = (dh, x, recurrence, entry) if flags is None else (dh, x, recurrence, entry, flags)
-    steps = GatedGradient(kernel.gates, unit_reset)
-    dtypes = (x.dtype, recurrence.dtype, entry.dtype)
-    walked = kernel.walk(steps, rows, (rate,), ((h, h0),), (dlast,), reverse=True, dtypes=dtypes)
-    (dx, drecurrence, dentry), (drate,) = walked.outputs, walked.sums
-    return Inputs(dx, drecurrence, dentry, drate, walked.carry[0], None)
+_rglru = unit(_states_by_scan, _gradients_by_scan)
 
 
 def gated_input(

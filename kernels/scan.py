@@ -12,7 +12,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from evalkit.kernels.dispatch import Implementation, check, check_shapes, dispatch
-from evalkit.kernels.passes import Kernel, Linear, LinearGradient
+from evalkit.kernels.passes import Kernel, Linear, LinearGradient, Reads
 from evalkit.kernels.xla import Scan, adjoint
 
 
@@ -40,17 +40,17 @@ def linear_scan(
     check(implementation, x)
     rows, state = x.shape[:2], (x.shape[0], x.shape[2])
     check_shapes({"a": (a, x.shape), "h0": (h0, state), "reset": (reset, rows)}, "x", x)
-    accumulate = _accumulation_dtype(x)
+    a, h0 = started(x, a, h0, reset)
+    return _scan(x, a, h0, reverse, implementation)
+
+
+def started(x: Array, a: Array, h0: Array | None, reset: Array | None) -> tuple[Array, Array]:
+    """Returns the decays, zero at resets, and the state before the first step in the dtype of the sums."""
+    # A sum of a thousand steps in bfloat16 would lose every small one.
+    accumulate = jnp.promote_types(x.dtype, jnp.float32)
     if reset is not None:
         a = jnp.where(reset[..., None], jnp.zeros((), a.dtype), a)
-    if h0 is None:
-        h0 = jnp.zeros(state, accumulate)
-    return _scan(x, a, h0.astype(accumulate), reverse, implementation)
-
-
-def _accumulation_dtype(x: Array):
-    # A sum of a thousand steps in bfloat16 would lose every small one.
-    return jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+    return a, jnp.zeros((x.shape[0], x.shape[2]), accumulate) if h0 is None else h0.astype(accumulate)
 
 
 def _scan_primal(x: Array, a: Array, h0: Array, reverse: bool, implementation: Implementation) -> tuple[Array, Array]:
@@ -64,7 +64,7 @@ def _states_by_scan(scan: Scan, x: Array, a: Array, h0: Array, *, reverse: bool)
 
 
 def _states_by_kernel(kernel: Kernel, x: Array, a: Array, h0: Array, *, reverse: bool) -> tuple[Array, Array]:
-    walked = kernel.walk(Linear(), (a, x), (), (), (h0,), reverse=reverse, dtypes=(x.dtype,))
+    walked = kernel.walk(Linear(), Reads((a, x), (h0,)), reverse=reverse, dtypes=(x.dtype,))
     return walked.outputs[0], walked.carry[0]
 
 
@@ -94,8 +94,8 @@ def _gradients_by_scan(
 def _gradients_by_kernel(
     kernel: Kernel, a: Array, h0: Array, h: Array, dh: Array, dlast: Array, *, reverse: bool
 ) -> tuple[Array, ...]:
-    dtypes = (h.dtype, a.dtype)
-    walked = kernel.walk(LinearGradient(), (a, dh), (), ((h, h0),), (dlast,), reverse=not reverse, dtypes=dtypes)
+    reads = Reads((a, dh), (dlast,), lagged=((h, h0),))
+    walked = kernel.walk(LinearGradient(), reads, reverse=not reverse, dtypes=(h.dtype, a.dtype))
     dx, da = walked.outputs
     return dx, da, walked.carry[0]
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float
 
+from evalkit.checks import refuse_other
 from evalkit.kernels.dispatch import check_shapes
 from evalkit.kernels.matrix.loop import loop_in_groups
 from evalkit.kernels.scan import linear_scan
@@ -48,8 +49,7 @@ def selective_scan(
     >>> y.ravel().tolist(), last.shape
     ([1.0, 1.5, 1.75], (1, 1, 1))
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+    refuse_other("implementation", implementation, IMPLEMENTATIONS)
     if u.ndim != 3:
         raise ValueError(f"u has shape {u.shape}; it must be [batch, time, channels]")
     if not u.shape[1]:

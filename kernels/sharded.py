@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Bool, Float
 
-from evalkit.kernels.scan import linear_scan
+from evalkit.kernels.scan import linear_scan, started
 
 SEQUENCE = "sequence"
 """The mesh axis over which a whole model's time is split."""
@@ -39,13 +39,8 @@ def split_scan(
 
     As `linear_scan`, without a gradient of its own. Where time is not split, there is no such part.
     """
-    accumulate = jnp.promote_types(x.dtype, jnp.float32)
-    if reset is not None:
-        a = jnp.where(reset[..., None], jnp.zeros((), a.dtype), a)
-    if h0 is None:
-        h0 = jnp.zeros((x.shape[0], x.shape[2]), accumulate)
-    wide = (value.astype(accumulate) for value in (x, a, h0))
-    h, last = _states(*wide, axis=SEQUENCE, reverse=False)
+    a, h0 = started(x, a, h0, reset)
+    h, last = _states(x.astype(h0.dtype), a.astype(h0.dtype), h0, axis=SEQUENCE, reverse=False)
     return h.astype(x.dtype), last
 
 
@@ -95,12 +90,8 @@ def sharded_linear_scan(
             f"{steps} steps do not divide into the {shards} shards of mesh axis {axis!r}; "
             f"pad time to a multiple of {shards} with a = 1 and x = 0"
         )
-    accumulate = jnp.promote_types(x.dtype, jnp.float32)
-    if reset is not None:
-        a = jnp.where(reset[..., None], jnp.zeros((), a.dtype), a)
-    if h0 is None:
-        h0 = jnp.zeros((x.shape[0], x.shape[2]), accumulate)
-    h, last = _scan(x.astype(accumulate), a.astype(accumulate), h0.astype(accumulate), reverse, mesh, spec)
+    a, h0 = started(x, a, h0, reset)
+    h, last = _scan(x.astype(h0.dtype), a.astype(h0.dtype), h0, reverse, mesh, spec)
     return h.astype(x.dtype), last
 
 

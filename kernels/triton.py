@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
 from evalkit.kernels.gates import gates_by_exponentials
-from evalkit.kernels.passes import Kernel, Lagged, Linear, Pass, PerChannel, Rows, Walked
+from evalkit.kernels.passes import Kernel, Lagged, Linear, Pass, PerChannel, Reads, Rows, Walked
 from evalkit.kernels.planes import Planes, float32, plus, times
 from evalkit.kernels.xla import shift
 
@@ -64,18 +64,11 @@ def kernel(blocks: Blocks | None = None, *, interpret: bool = False) -> Kernel:
 
 @partial(jax.jit, static_argnames=("run", "reverse", "dtypes", "blocks", "interpret"))
 def _walk(
-    run: Pass,
-    rows: Rows,
-    per_channel: PerChannel,
-    lagged: Lagged,
-    carry: Planes,
-    *,
-    reverse: bool,
-    dtypes: tuple[DTypeLike, ...],
-    blocks: Blocks | None,
-    interpret: bool,
+    run: Pass, reads: Reads, *, reverse: bool, dtypes: tuple[DTypeLike, ...], blocks: Blocks | None, interpret: bool
 ) -> Walked:
-    cut = _fit(blocks or _default_blocks(run), *rows[0].shape)
+    rows, carry, per_channel, lagged = reads
+    # A gradient with sums reads most: with eight steps ahead it would spill registers.
+    cut = _fit(blocks or (Blocks(ahead=4) if run.sums else Blocks()), *rows[0].shape)
     name = type(run).__name__
     launch = partial(_launch, cut=cut, per_channel=per_channel, reverse=reverse, interpret=interpret)
     carries = tuple(plane[:, None] for plane in carry)
@@ -90,12 +83,6 @@ def _walk(
     return Walked(outputs, tuple(total.sum(axis=(0, 1)) for total in sums), tuple(plane[:, -1] for plane in last))
 
 
-def _default_blocks(run: Pass) -> Blocks:
-    """Returns the blocks of a pass for which the caller gives none."""
-    # A gradient with sums reads most: with eight steps ahead it would spill registers.
-    return Blocks(ahead=4) if run.sums else Blocks()
-
-
 def _fit(blocks: Blocks, batch: int, steps: int, width: int) -> Cut:
     channels = min(blocks.channels, pl.next_power_of_2(width))
     wanted = blocks.chunks or min(ENOUGH_LANES // (batch * width), steps // SHORTEST_CHUNK, MOST_CHUNKS)
@@ -106,7 +93,7 @@ def _fit(blocks: Blocks, batch: int, steps: int, width: int) -> Cut:
 def _into_each_chunk(reduced: tuple[Array, ...], carry: Planes, interpret: bool) -> Planes:
     """Returns the carry into each chunk `[b, g, d]`: over whole chunks, the walk is a linear scan of few steps."""
     over_chunks = partial(_walk, reverse=False, blocks=Blocks(chunks=1), interpret=interpret)
-    states = over_chunks(Linear(), reduced, (), (), carry, dtypes=(jnp.float32,) * len(carry)).outputs
+    states = over_chunks(Linear(), Reads(reduced, carry), dtypes=(jnp.float32,) * len(carry)).outputs
     return tuple(shift(after, before, reverse=False) for after, before in zip(states, carry, strict=True))
 
 

@@ -4,6 +4,7 @@ Shapes: b batch, t time, h heads, k width of queries and keys, v width of values
 whatever the dtype of the inputs, or float64 for float64 inputs.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float
 
+from evalkit.checks import refuse_other
 from evalkit.kernels.matrix import chunks
 from evalkit.kernels.matrix.chunks import Steps
 from evalkit.kernels.matrix.loop import UNROLLED, is_small, loop, loop_in_groups
@@ -84,8 +86,7 @@ class Given(NamedTuple):
 
 def check(given: Given, implementation: str = "auto", chunk: int = CHUNK) -> None:
     """Raises ValueError, one line, for what `linear_state` does not take."""
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+    refuse_other("implementation", implementation, IMPLEMENTATIONS)
     if chunk < 2 or chunk > chunks.LONGEST or chunk & (chunk - 1):
         raise ValueError(f"chunk={chunk}; allowed: a power of two from 2 to {chunks.LONGEST}")
     if given.q.ndim != 4 or given.v.ndim != 4:
@@ -106,11 +107,9 @@ def check(given: Given, implementation: str = "auto", chunk: int = CHUNK) -> Non
     for name, shapes in allowed.items():
         value = getattr(given, name)
         if value is not None and value.shape not in shapes:
-            raise ValueError(f"{name} has shape {value.shape}; with q {given.q.shape} it must be {_or(shapes)}")
-
-
-def _or(shapes: list[tuple[int, ...]]) -> str:
-    return " or ".join(map(str, shapes))
+            raise ValueError(
+                f"{name} has shape {value.shape}; with q {given.q.shape} it must be {' or '.join(map(str, shapes))}"
+            )
 
 
 def _steps(given: Given, dtype: jnp.dtype) -> Steps:
@@ -128,20 +127,16 @@ def _steps(given: Given, dtype: jnp.dtype) -> Steps:
 def _over_time(steps: Steps, h0: Array, implementation: str, chunk: int) -> tuple[Array, Array]:
     in_chunks = partial(chunks.chunked, size=chunk)
     if implementation == "sequential" or steps.q.shape[1] <= UNROLLED:
-        return _sequential(steps, h0)
+        return _looped(steps, h0)
     channels = steps.log_decay is not None and steps.log_decay.shape[-1] > 1
     if implementation == "auto" and channels and is_small(h0):
         # A chunk's products are slowest for decays of channels.
-        return lax.platform_dependent(steps, h0, cpu=_in_groups, default=in_chunks)
+        return lax.platform_dependent(steps, h0, cpu=partial(_looped, by=loop_in_groups), default=in_chunks)
     return in_chunks(steps, h0)
 
 
-def _sequential(steps: Steps, h0: Array) -> tuple[Array, Array]:
-    return loop(_step, (), steps._replace(reset=None), steps.reset, h0)
-
-
-def _in_groups(steps: Steps, h0: Array) -> tuple[Array, Array]:
-    return loop_in_groups(_step, (), steps._replace(reset=None), steps.reset, h0)
+def _looped(steps: Steps, h0: Array, by: Callable[..., tuple[Array, Array]] = loop) -> tuple[Array, Array]:
+    return by(_step, (), steps._replace(reset=None), steps.reset, h0)
 
 
 def _step(shared: tuple[()], state: Array, now: Steps, reset: Array | None) -> tuple[Array, Array]:

@@ -57,8 +57,8 @@ def loop_in_groups(step: Step, shared: Any, steps: Any, reset: Array | None, sta
     if groups == 1 or length <= UNROLLED:
         return loop(step, shared, steps, reset, state)
     cut = partial(in_pieces, axis=0, size=-(-batch // groups))
-    found = lax.map(lambda group: loop(step, shared, *group), jax.tree.map(cut, (steps, reset, state)))
-    read, last = jax.tree.map(lambda one: one.reshape(-1, *one.shape[2:])[:batch], found)
+    by_group = lax.map(lambda group: loop(step, shared, *group), jax.tree.map(cut, (steps, reset, state)))
+    read, last = jax.tree.map(lambda one: one.reshape(-1, *one.shape[2:])[:batch], by_group)
     return read, last
 
 
@@ -74,8 +74,8 @@ def _unrolled(step: Step, shared: Any, steps: Any, reset: Array | None, state: A
     read = []
     for t in range(jax.tree.leaves(steps)[0].shape[1]):
         now, begun = jax.tree.map(lambda one, t=t: one[:, t], (steps, reset))
-        state, found = step(shared, state, now, begun)
-        read.append(found)
+        state, out = step(shared, state, now, begun)
+        read.append(out)
     return jnp.stack(read, axis=1), state
 
 

@@ -50,8 +50,8 @@ MUTATIONS = (
     Mutation(
         "gradient_without_reset",
         "kernels/passes.py",
-        "da = g * without(previous[0], reset)",
-        "da = g * previous[0]",
+        "da = g[0] * without(previous[0], reset)",
+        "da = g[0] * previous[0]",
         "tests/kernels",
     ),
     Mutation(
@@ -154,7 +154,7 @@ MUTATIONS = (
     ),
     Mutation(
         "last_batch_counted_whole",
-        "evalkit/evaluations/extrapolation.py",
+        "evalkit/evaluations/extrapolation/measure.py",
         "used = min(self.batch_size, left)",
         "used = min(self.batch_size, left + done)",
         "tests/evaluations",
