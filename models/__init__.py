@@ -3,6 +3,5 @@
 A mixer of your own is one file in `models/mixers/`, made of the parts in `evalkit.models.layers`.
 """
 
-from evalkit.models.model import Model, build
-
-__all__ = ["Model", "build"]
+from evalkit.models.model import Model as Model
+from evalkit.models.model import build as build

@@ -158,12 +158,12 @@ class LanguageModel(nnx.Module):
 
     def decays(self, tokens: Tokens) -> dict[int, tuple[States, States]]:
         """Returns the decays and states of each block whose mixer is `Decaying`, by the block's index."""
-        x, found = self.embedding(tokens).astype(self.dtype), {}
+        x, by_block = self.embedding(tokens).astype(self.dtype), {}
         for number, block in enumerate(self.blocks):
             if isinstance(block.mixer, Decaying):
-                found[number] = block.mixer.decays(block.mixer_norm(x))
+                by_block[number] = block.mixer.decays(block.mixer_norm(x))
             x, _ = block(x, None, None, None)
-        return found
+        return by_block
 
     def check_split(self, steps: int) -> None:
         """Raises ValueError for a mixer that cannot work where time is split, `steps` tokens on each device."""

@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 from jaxtyping import Float
 
+from evalkit.checks import refuse_below_1, refuse_other
 from evalkit.models.layers.mixer import Cache, Mixer
 from evalkit.models.layers.modules import NoDecay
 from evalkit.models.layers.shapes import Places, Positions, PRNGKey, States, Tokens
@@ -123,22 +124,12 @@ def _refuse_impossible(
     vocab_size: int, width: int, depth: int | None, logits_soft_cap: float | None, dtype: str
 ) -> None:
     """Raises ValueError for sizes and a depth below 1, a cap that is not above 0, and another dtype than `DTYPES`."""
-    for name, value in (("vocab_size", vocab_size), ("width", width)):
-        if value < 1:
-            raise ValueError(f"{name}={value}; allowed: 1 or more")
+    refuse_below_1(vocab_size=vocab_size, width=width)
     if depth is not None and depth < 1:
         raise ValueError(f"depth={depth}; allowed: 1 or more, or null for as many blocks as pattern has")
     if logits_soft_cap is not None and logits_soft_cap <= 0:
         raise ValueError(f"logits_soft_cap={logits_soft_cap}; allowed: above 0, or null for none")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}; allowed: {', '.join(DTYPES)}")
-
-
-def _refuse_unknown(pattern: Sequence[str], mixers: Mapping[str, Callable[..., Mixer]]) -> None:
-    """Raises ValueError for a pattern without mixers, and for one that names a mixer that is not given."""
-    unknown = sorted(set(pattern) - set(mixers))
-    if unknown or not pattern:
-        raise ValueError(f"pattern={list(pattern)} names {unknown or 'nothing'}; mixers given: {sorted(mixers)}")
+    refuse_other("dtype", dtype, DTYPES)
 
 
 def build(
@@ -182,7 +173,9 @@ def build(
     >>> logits.shape, griffin.window
     ((1, 4, 16), 8)
     """
-    _refuse_unknown(pattern, mixers)
+    unknown = sorted(set(pattern) - set(mixers))
+    if unknown or not pattern:
+        raise ValueError(f"pattern={list(pattern)} names {unknown or 'nothing'}; mixers given: {sorted(mixers)}")
     _refuse_impossible(vocab_size, width, depth, logits_soft_cap, dtype)
     make = partial(
         LanguageModel,

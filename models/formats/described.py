@@ -12,12 +12,12 @@ SHOWN = 60
 def mapping(text: bytes, name: str) -> dict[str, Any]:
     """The JSON object in `text`, the content of the file `name`. Raises ValueError for anything else."""
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise ValueError(f"{name} is not JSON ({_first_line(error)}); {AGAIN}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"{name} is no JSON object; {AGAIN}")
-    return found
+    return content
 
 
 def read(file: Path) -> dict[str, Any]:

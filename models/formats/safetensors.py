@@ -97,11 +97,11 @@ def _header(file: Path) -> dict[str, Entry]:
             raise ValueError(f"{file.name} has a header of {start} bytes; allowed: {LONGEST_HEADER}; {AGAIN}")
         text = opened.read(start - 8)
     header = described.mapping(text, f"the header of {file.name}")
-    found = {name: _entry(file, start, name, facts) for name, facts in header.items() if name != "__metadata__"}
-    end = max((entry.end for entry in found.values()), default=0)
+    entries = {name: _entry(file, start, name, facts) for name, facts in header.items() if name != "__metadata__"}
+    end = max((entry.end for entry in entries.values()), default=0)
     if end > size:
         raise ValueError(f"{file.name} is truncated: {size} bytes of {end}; {AGAIN}")
-    return found
+    return entries
 
 
 def _entry(file: Path, start: int, name: str, facts: Any) -> Entry:

@@ -48,6 +48,18 @@ def first_steps(rngs: nnx.Rngs, count: int) -> NoDecay:
     return NoDecay(jnp.log(jnp.expm1(jnp.exp(jax.random.uniform(rngs.params(), (count,), minval=low, maxval=high)))))
 
 
+class LowRank(nnx.Module):
+    """Two maps of a token with `rank` channels between them, the second with a bias."""
+
+    def __init__(self, width: int, outputs: int, rank: int, *, rngs: nnx.Rngs):
+        self.into = Linear(width, rank, rngs=rngs)
+        self.up = Linear(rank, outputs, bias=True, rngs=rngs)
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: both maps."""
+        return self.into.flops(length) + self.up.flops(length)
+
+
 class HeadDecay(nnx.Module):
     """One decay a head, `log α = −A Δ` with the step `Δ = softplus(x W + b)` (Dao and Gu 2024; Yang et al. 2024)."""
 
@@ -74,13 +86,12 @@ class HeadDecay(nnx.Module):
         return -jnp.exp(self.log_rate[...])[None, None] * steps
 
 
-class ChannelDecay(nnx.Module):
+class ChannelDecay(LowRank):
     """One decay a key channel, `log α = −A softplus(x W₁ W₂ + b)` with A a head's (Kimi Linear, sec. 3)."""
 
     def __init__(self, width: int, heads: int, head_dim: int, rank: int, *, rngs: nnx.Rngs):
+        super().__init__(width, heads * head_dim, rank, rngs=rngs)
         self.heads = heads
-        self.into = Linear(width, rank, rngs=rngs)
-        self.up = Linear(rank, heads * head_dim, bias=True, rngs=rngs)
         self.up.bias = first_steps(rngs, heads * head_dim)
         self.log_rate = first_rates(rngs, heads)
 
@@ -91,17 +102,15 @@ class ChannelDecay(nnx.Module):
 
     def flops(self, length: int) -> int:
         """See `Counted`: both maps, and of each channel its step and the product with its rate."""
-        channels = self.up.kernel.shape[1]
-        return self.into.flops(length) + self.up.flops(length) + length * channels * (SOFTPLUS + 1)
+        return super().flops(length) + length * self.up.kernel.shape[1] * (SOFTPLUS + 1)
 
 
-class SigmoidDecay(nnx.Module):
+class SigmoidDecay(LowRank):
     """One decay a key channel, `α = σ(x W₁ W₂ + b)^(1/16)` (GLA, sec. 4.4)."""
 
     def __init__(self, width: int, heads: int, head_dim: int, rank: int, *, rngs: nnx.Rngs):
+        super().__init__(width, heads * head_dim, rank, rngs=rngs)
         self.heads = heads
-        self.into = Linear(width, rank, rngs=rngs)
-        self.up = Linear(rank, heads * head_dim, bias=True, rngs=rngs)
 
     def __call__(self, projected: Activations) -> Float[Array, "b t h k"]:
         """Returns log α, float32."""
@@ -109,8 +118,7 @@ class SigmoidDecay(nnx.Module):
 
     def flops(self, length: int) -> int:
         """See `Counted`: both maps, and of each channel its sigmoid's logarithm and its power."""
-        channels = self.up.kernel.shape[1]
-        return self.into.flops(length) + self.up.flops(length) + length * channels * (SOFTPLUS + 3)
+        return super().flops(length) + length * self.up.kernel.shape[1] * (SOFTPLUS + 3)
 
 
 class SiluGate(nnx.Module):
@@ -128,20 +136,12 @@ class SiluGate(nnx.Module):
         return self.into.flops(length) + length * self.into.kernel.shape[1]
 
 
-class LowRankGate(nnx.Module):
+class LowRankGate(LowRank):
     """The gate `σ(x W₁ W₂ + b)` of KDA."""
-
-    def __init__(self, width: int, channels: int, rank: int, *, rngs: nnx.Rngs):
-        self.into = Linear(width, rank, rngs=rngs)
-        self.up = Linear(rank, channels, bias=True, rngs=rngs)
 
     def __call__(self, projected: Float[Array, "b t r"]) -> Activations:
         """Returns the gate."""
         return jax.nn.sigmoid(self.up(projected))
-
-    def flops(self, length: int) -> int:
-        """See `Counted`: both maps."""
-        return self.into.flops(length) + self.up.flops(length)
 
 
 Decay = HeadDecay | ChannelDecay | SigmoidDecay

@@ -7,6 +7,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from evalkit.checks import refuse_below_1
 from evalkit.kernels import across
 from evalkit.models.layers.products import product
 from evalkit.models.layers.shapes import Activations, Positions
@@ -223,8 +224,7 @@ class CausalConv1D(nnx.Module):
     """
 
     def __init__(self, width: int, taps: int, *, rngs: nnx.Rngs, bias: bool = False, std: float | None = None):
-        if taps < 1:
-            raise ValueError(f"conv_width={taps}; allowed: 1 or more")
+        refuse_below_1(conv_width=taps)
         self.taps = taps
         if std is not None and not std > 0:
             raise ValueError(f"conv_init={std}; allowed: above 0, or null")

@@ -42,5 +42,5 @@ def _in_blocks(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
         part = jax.lax.dynamic_slice_in_dim(bits, start, BLOCK, axis).astype(jnp.uint32) << 16
         return _whole(x.astype(jnp.float32), jax.lax.bitcast_convert_type(part, jnp.float32), jnp.float32, axis)
 
-    found = jax.lax.map(block, jnp.arange(0, weight.shape[axis], BLOCK)).astype(dtype)
-    return jnp.moveaxis(found, 0, 1).reshape(x.shape[0], weight.shape[axis])
+    columns = jax.lax.map(block, jnp.arange(0, weight.shape[axis], BLOCK)).astype(dtype)
+    return jnp.moveaxis(columns, 0, 1).reshape(x.shape[0], weight.shape[axis])

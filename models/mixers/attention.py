@@ -14,6 +14,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from evalkit.checks import refuse_other
 from evalkit.kernels import across, is_split
 from evalkit.models.layers.modules import Linear, side_by_side
 from evalkit.models.layers.positions import continued
@@ -79,8 +80,7 @@ class MQA(nnx.Module):
     ):
         rotated = head_dim * rope_fraction
         _refuse_sizes(heads, head_dim, window, rotated if rope else None, rope_base)
-        if cache_dtype not in CACHE_DTYPES:
-            raise ValueError(f"cache_dtype={cache_dtype!r}; allowed: {', '.join(CACHE_DTYPES)}")
+        refuse_other("cache_dtype", cache_dtype, CACHE_DTYPES)
         self.heads, self.head_dim, self.window = heads, head_dim, window
         self.rope_base = rope_base if rope else None
         self.rotated = int(rotated)
@@ -244,14 +244,10 @@ def _in_order(among: Callable[..., Queries], positions: Positions | None) -> Que
     """Attends to a band of keys, or to all where pads between tokens put keys of the window out of the band."""
     if positions is None:
         return among(aligned=True)
-    return jax.lax.cond(_interrupted(positions), partial(among, aligned=False), partial(among, aligned=True))
-
-
-def _interrupted(positions: PositionsOfAll) -> Bool[Array, ""]:
-    """Whether any row has pads between its tokens, and not before and after them alone."""
     there = positions >= 0
-    begins = there & ~jnp.pad(there, ((0, 0), (1, 0)))[:, :-1]
-    return (begins.sum(axis=1) > 1).any()
+    begins = there & ~jnp.pad(there, ((0, 0), (1, 0)))[:, :-1]  # where tokens follow pads, or nothing
+    interrupted = (begins.sum(axis=1) > 1).any()
+    return jax.lax.cond(interrupted, partial(among, aligned=False), partial(among, aligned=True))
 
 
 def attend(queries: Queries, keys: Keys, values: Keys, marks: Marks, window: int | None, *, aligned: bool) -> Queries:

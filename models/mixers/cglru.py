@@ -9,6 +9,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from evalkit.checks import refuse_other
 from evalkit.kernels import cglru
 from evalkit.kernels.dispatch import IMPLEMENTATIONS
 from evalkit.kernels.gates import CLOSED, GATES, TURN
@@ -46,8 +47,7 @@ class CGLRU(nnx.Module):
         least, most = angle_range
         if not least <= most:
             raise ValueError(f"angle_range={tuple(angle_range)}; allowed: low <= high, in radians")
-        if implementation not in IMPLEMENTATIONS:
-            raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+        refuse_other("implementation", implementation, IMPLEMENTATIONS)
         self.implementation = implementation
         self.gates = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
         self.decay = first_decays(rngs, width // 2, decay_range, C)  # Λ, the logit of |a|

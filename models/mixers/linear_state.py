@@ -1,33 +1,24 @@
 """Mixers with a matrix for a state: linear attention, gated or not, and the delta rules, one block with settings."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
+from evalkit.checks import refuse_below_1, refuse_other
 from evalkit.kernels.matrix.linear_state import IMPLEMENTATIONS
 from evalkit.models.layers.decays import DECAYS, GATES
 from evalkit.models.layers.modules import CausalConv1D, Linear, RMSNorm, side_by_side
-from evalkit.models.layers.positions import after, continued, matrix_scanned
-from evalkit.models.layers.shapes import Activations, Positions, Rows
+from evalkit.models.layers.positions import matrix_scanned
+from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
+from evalkit.models.layers.shapes import Activations, Positions
 
 MOST = 2.0
 """With unit keys and a β above this an eigenvalue of the transition is below −1, and the state grows."""
 
 
-class MatrixCache(NamedTuple):
-    """The state after the tokens so far: a matrix a head, float32, and `conv`, the last inputs of the convolution."""
-
-    state: Float[Array, "b h k v"]
-    conv: Float[Array, "b s c"]
-    next_position: Rows
-
-
-class MatrixStateBlock(nnx.Module):
+class MatrixStateBlock(Recurrent):
     """A matrix a head, which decays, is erased along a key and written to: linear attention and the delta rules.
 
     Queries, keys and values are `SiLU(conv(x W))`, split into heads. With them, token by token,
@@ -66,11 +57,9 @@ class MatrixStateBlock(nnx.Module):
 
     >>> block = MatrixStateBlock(16, heads=2, head_dim=4, erasure=1, rngs=nnx.Rngs(0))
     >>> y, cache = block(jnp.zeros((1, 8, 16)), None, block.init_cache(batch=1, length=8))
-    >>> y.shape, cache.state.shape
+    >>> y.shape, cache.h.shape
     ((1, 8, 16), (1, 2, 4, 4))
     """
-
-    window: int | None = None
 
     def __init__(
         self,
@@ -89,10 +78,10 @@ class MatrixStateBlock(nnx.Module):
         implementation: str = "auto",
     ):
         value_dim = head_dim if value_dim is None else value_dim
-        at_least_one(heads=heads, head_dim=head_dim, value_dim=value_dim, delta_steps=delta_steps, rank=rank)
-        one_of("decay", decay, DECAYS)
-        one_of("gate", gate, GATES)
-        one_of("implementation", implementation, IMPLEMENTATIONS)
+        refuse_below_1(heads=heads, head_dim=head_dim, value_dim=value_dim, delta_steps=delta_steps, rank=rank)
+        refuse_other("decay", decay, DECAYS)
+        refuse_other("gate", gate, GATES)
+        refuse_other("implementation", implementation, IMPLEMENTATIONS)
         _refuse_erasure(erasure, delta_steps)
         self.heads, self.head_dim, self.value_dim = heads, head_dim, value_dim
         self.erasure, self.delta_steps, self.implementation = erasure, delta_steps, implementation
@@ -106,31 +95,19 @@ class MatrixStateBlock(nnx.Module):
         self.gate = None if make_gate is None else make_gate(width, heads * value_dim, rank, rngs=rngs)
         self.output = Linear(heads * value_dim, width, rngs=rngs)
 
-    def __call__(
-        self, x: Activations, positions: Positions | None, cache: MatrixCache | None
-    ) -> tuple[Activations, MatrixCache | None]:
-        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
-        before = self.init_cache(x.shape[0], 0) if cache is None else cache
+    def mixed(
+        self, x: Activations, positions: Positions | None, before: RecurrentCache
+    ) -> tuple[Activations, Float[Array, "b h k v"], Float[Array, "b s c"]]:
+        """See `Recurrent`."""
         u, beta, decay, gate = self._projected(x)
-        conv = before.conv.astype(u.dtype)
-        if self.conv is not None:
-            u, conv = self.conv(u, positions, conv)
-        o, state = self._recurrence(jax.nn.silu(u), beta, decay, positions, before.state)
+        u, conv = self.convolved(u, positions, before)
+        o, state = self._recurrence(jax.nn.silu(u), beta, decay, positions, before.h)
         o = self.norm(o).reshape(*x.shape[:2], -1)
-        y = self.output(o if gate is None else o * gate)
-        if cache is None:
-            return y, None
-        where = continued(before.next_position, x.shape[1]) if positions is None else positions
-        return y, MatrixCache(state, conv.astype(cache.conv.dtype), after(where, cache.next_position))
+        return self.output(o if gate is None else o * gate), state, conv
 
-    def init_cache(self, batch: int, length: int) -> MatrixCache:
-        """Returns the zero state, whose size does not depend on `length`."""
-        taps = 1 if self.conv is None else self.conv.taps
-        return MatrixCache(
-            state=jnp.zeros((batch, self.heads, self.head_dim, self.value_dim), jnp.float32),
-            conv=jnp.zeros((batch, taps - 1, sum(self.sizes)), jnp.float32),
-            next_position=jnp.zeros((batch,), jnp.int32),
-        )
+    def state_shape(self) -> tuple[int, int, int]:
+        """See `Recurrent`: a matrix a head."""
+        return self.heads, self.head_dim, self.value_dim
 
     def flops(self, length: int) -> int:
         """See `Counted`: maps, convolution and its SiLU, decay, norm and gate, and the recurrence of each head.
@@ -149,10 +126,10 @@ class MatrixStateBlock(nnx.Module):
         """Returns what the convolution takes, β and log α (float32) and the gate; None for what there is not."""
         maps = [self.input] if self.beta is None else [self.input, self.beta]
         parts = [part for part in (self.alpha, self.gate) if part is not None]
-        u, *found = side_by_side(x, *maps, *(part.into for part in parts))
-        gate = None if self.gate is None else self.gate(found.pop())
-        decay = None if self.alpha is None else self.alpha(found.pop())
-        beta = None if self.beta is None else self.erasure * jax.nn.sigmoid(found.pop().astype(jnp.float32))
+        u, *projections = side_by_side(x, *maps, *(part.into for part in parts))
+        gate = None if self.gate is None else self.gate(projections.pop())
+        decay = None if self.alpha is None else self.alpha(projections.pop())
+        beta = None if self.beta is None else self.erasure * jax.nn.sigmoid(projections.pop().astype(jnp.float32))
         return u, beta, decay, gate
 
     def _recurrence(
@@ -190,19 +167,6 @@ def unit(x: Float[Array, "*n k"]) -> Float[Array, "*n k"]:
     """Returns `x` divided by its length over the last axis, float32."""
     x = x.astype(jnp.float32)
     return x * jax.lax.rsqrt((x * x).sum(axis=-1, keepdims=True) + 1e-6)
-
-
-def at_least_one(**sizes: int) -> None:
-    """Raises ValueError for a size below 1."""
-    for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name}={value}; allowed: 1 or more")
-
-
-def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Raises ValueError for a word that is not among those `allowed`."""
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}; allowed: {', '.join(allowed)}")
 
 
 def _at_step(x: Float[Array, "b t *n"], step: int, steps: int) -> Float[Array, "b s *n"]:

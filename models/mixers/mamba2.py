@@ -6,15 +6,16 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from evalkit.checks import refuse_below_1, refuse_other
 from evalkit.kernels.matrix.linear_state import IMPLEMENTATIONS
 from evalkit.models.layers.decays import HeadDecay
 from evalkit.models.layers.modules import CausalConv1D, Linear, NoDecay, RMSNorm, side_by_side
-from evalkit.models.layers.positions import after, continued, matrix_scanned
+from evalkit.models.layers.positions import matrix_scanned
+from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
 from evalkit.models.layers.shapes import Activations, Positions
-from evalkit.models.mixers.linear_state import MatrixCache, at_least_one, one_of
 
 
-class Mamba2Block(nnx.Module):
+class Mamba2Block(Recurrent):
     """Mamba-2: a matrix a head that decays as a whole, with keys and queries that all heads share.
 
     Values v, keys B and queries C are `SiLU(conv(x W) + bias)`. A head's step is `Δ = softplus(x W + b)`, and
@@ -34,7 +35,7 @@ class Mamba2Block(nnx.Module):
     (1, 4, 16)
     """
 
-    window: int | None = None
+    conv: CausalConv1D
 
     def __init__(
         self,
@@ -47,8 +48,8 @@ class Mamba2Block(nnx.Module):
         conv_width: int = 4,
         implementation: str = "auto",
     ):
-        at_least_one(heads=heads, head_dim=head_dim, states=states)
-        one_of("implementation", implementation, IMPLEMENTATIONS)
+        refuse_below_1(heads=heads, head_dim=head_dim, states=states)
+        refuse_other("implementation", implementation, IMPLEMENTATIONS)
         self.heads, self.head_dim, self.states = heads, head_dim, states
         self.implementation = implementation
         inner = heads * head_dim
@@ -60,28 +61,18 @@ class Mamba2Block(nnx.Module):
         self.norm = RMSNorm(inner, rngs=rngs)
         self.output = Linear(inner, width, rngs=rngs)
 
-    def __call__(
-        self, x: Activations, positions: Positions | None, cache: MatrixCache | None
-    ) -> tuple[Activations, MatrixCache | None]:
-        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
-        before = self.init_cache(x.shape[0], 0) if cache is None else cache
+    def mixed(
+        self, x: Activations, positions: Positions | None, before: RecurrentCache
+    ) -> tuple[Activations, Float[Array, "b h n p"], Float[Array, "b s c"]]:
+        """See `Recurrent`."""
         u, step, gate = side_by_side(x, self.input, self.alpha.into, self.gate)
-        u, conv = self.conv(u, positions, before.conv.astype(u.dtype))
-        y, state = self._recurrence(jax.nn.silu(u), self.alpha.steps(step), positions, before.state)
-        y = self.output(self.norm(y * jax.nn.silu(gate)))
-        if cache is None:
-            return y, None
-        where = continued(before.next_position, x.shape[1]) if positions is None else positions
-        return y, MatrixCache(state, conv.astype(cache.conv.dtype), after(where, cache.next_position))
+        u, conv = self.convolved(u, positions, before)
+        y, state = self._recurrence(jax.nn.silu(u), self.alpha.steps(step), positions, before.h)
+        return self.output(self.norm(y * jax.nn.silu(gate))), state, conv
 
-    def init_cache(self, batch: int, length: int) -> MatrixCache:
-        """Returns the zero state, whose size does not depend on `length`."""
-        inputs = self.heads * self.head_dim + 2 * self.states
-        return MatrixCache(
-            state=jnp.zeros((batch, self.heads, self.states, self.head_dim), jnp.float32),
-            conv=jnp.zeros((batch, self.conv.taps - 1, inputs), jnp.float32),
-            next_position=jnp.zeros((batch,), jnp.int32),
-        )
+    def state_shape(self) -> tuple[int, int, int]:
+        """See `Recurrent`: a matrix a head."""
+        return self.heads, self.states, self.head_dim
 
     def flops(self, length: int) -> int:
         """See `Counted`: maps, convolution, steps, norm, gate, both SiLUs, and the recurrence of each head.

@@ -4,15 +4,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jaxtyping import Float
 
+from evalkit.checks import refuse_below_1
 from evalkit.models.layers.decays import SOFTPLUS
 from evalkit.models.layers.modules import CausalConv1D, Linear, side_by_side
-from evalkit.models.layers.positions import after, continued, scanned
+from evalkit.models.layers.positions import scanned
+from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
 from evalkit.models.layers.shapes import Activations, Positions, States
-from evalkit.models.mixers.rglru import RecurrentCache
 
 
-class MinGRUBlock(nnx.Module):
+class MinGRUBlock(Recurrent):
     """A GRU whose gates see the input alone, after a convolution and before a linear map, as in the paper's models.
 
     `h_t = (1 − z_t) h_{t-1} + z_t g(h̃_t)` with `z_t = σ(u W + b)` and `h̃_t = u W + b`, u being the convolved input.
@@ -28,38 +30,28 @@ class MinGRUBlock(nnx.Module):
     (1, 4, 16)
     """
 
-    window: int | None = None
+    conv: CausalConv1D
 
     def __init__(self, width: int, *, width_rnn: int, rngs: nnx.Rngs, conv_width: int = 4):
-        if width_rnn < 1:
-            raise ValueError(f"width_rnn={width_rnn}; allowed: 1 or more")
-        self.width, self.width_rnn = width, width_rnn
+        refuse_below_1(width_rnn=width_rnn)
+        self.width_rnn = width_rnn
         self.conv = CausalConv1D(width, conv_width, rngs=rngs)
         self.gate = Linear(width, width_rnn, bias=True, rngs=rngs)
         self.candidate = Linear(width, width_rnn, bias=True, rngs=rngs)
         self.output = Linear(width_rnn, width, rngs=rngs)
 
-    def __call__(
-        self, x: Activations, positions: Positions | None, cache: RecurrentCache | None
-    ) -> tuple[Activations, RecurrentCache | None]:
-        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
-        before = self.init_cache(x.shape[0], 0) if cache is None else cache
-        u, conv = self.conv(x, positions, before.conv.astype(x.dtype))
+    def mixed(
+        self, x: Activations, positions: Positions | None, before: RecurrentCache
+    ) -> tuple[Activations, Float[Array, "b r"], Float[Array, "b s d"]]:
+        """See `Recurrent`."""
+        u, conv = self.convolved(x, positions, before)
         delta, entering = self._delta_and_entering(u)
         h, last = scanned(entering, jnp.exp(-delta), positions, before.h)
-        y = self.output(h.astype(x.dtype))
-        if cache is None:
-            return y, None
-        where = continued(before.next_position, x.shape[1]) if positions is None else positions
-        return y, RecurrentCache(last, conv.astype(cache.conv.dtype), after(where, cache.next_position))
+        return self.output(h.astype(x.dtype)), last, conv
 
-    def init_cache(self, batch: int, length: int) -> RecurrentCache:
-        """Returns the zero state, whose size does not depend on `length`."""
-        return RecurrentCache(
-            h=jnp.zeros((batch, self.width_rnn), jnp.float32),
-            conv=jnp.zeros((batch, self.conv.taps - 1, self.width), jnp.float32),
-            next_position=jnp.zeros((batch,), jnp.int32),
-        )
+    def state_shape(self) -> tuple[int]:
+        """See `Recurrent`."""
+        return (self.width_rnn,)
 
     def check_split(self, steps: int) -> None:
         """See `Split`: of the device before it needs the last inputs of the convolution, and its state."""
@@ -72,7 +64,7 @@ class MinGRUBlock(nnx.Module):
 
     def decays(self, x: Activations) -> tuple[States, States]:
         """See `Decaying`."""
-        u, _ = self.conv(x, None, self.init_cache(x.shape[0], 0).conv.astype(x.dtype))
+        u, _ = self.convolved(x, None)
         delta, entering = self._delta_and_entering(u)
         return delta, scanned(entering, jnp.exp(-delta), None, None)[0]
 

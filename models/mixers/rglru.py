@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from evalkit.checks import refuse_below_1, refuse_other
 from evalkit.kernels import gated_input, rglru
 from evalkit.kernels.dispatch import IMPLEMENTATIONS
 from evalkit.kernels.gates import CLOSED, GATES
@@ -25,19 +26,12 @@ from evalkit.models.layers.modules import (
     matmul,
     side_by_side,
 )
-from evalkit.models.layers.positions import after, continued
-from evalkit.models.layers.shapes import Activations, Positions, Rows, States
+from evalkit.models.layers.positions import continued
+from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
+from evalkit.models.layers.shapes import Activations, Positions, States
 from evalkit.models.layers.shares import Divided, Division, into, out_of
 
 C = 8.0  # the constant c of eq. 3
-
-
-class RecurrentCache(NamedTuple):
-    """The state after the tokens so far: `h`, always float32, and `conv`, the last inputs of the convolution."""
-
-    h: Float[Array, "b r"]
-    conv: Float[Array, "b s r"]
-    next_position: Rows
 
 
 class RGLRU(nnx.Module):
@@ -62,8 +56,7 @@ class RGLRU(nnx.Module):
     ):
         if decay_power <= 0:
             raise ValueError(f"decay_power={decay_power}; allowed: above 0")
-        if implementation not in IMPLEMENTATIONS:
-            raise ValueError(f"implementation={implementation!r}; allowed: {', '.join(IMPLEMENTATIONS)}")
+        refuse_other("implementation", implementation, IMPLEMENTATIONS)
         self.unit_reset = unit_reset
         self.implementation = implementation
         self.recurrence_gate = BlockDiagonalLinear(width, gate_blocks, rngs=rngs)
@@ -149,7 +142,7 @@ class Unit(Protocol):
         ...
 
 
-class TwoBranches(nnx.Module):
+class TwoBranches(Recurrent):
     """The recurrent block of sec. 2.3 around any unit: convolution and recurrence in one branch, GeLU in the other.
 
     The branches are multiplied and projected back to the width. `unit` makes the recurrence over `width_rnn` channels.
@@ -159,7 +152,7 @@ class TwoBranches(nnx.Module):
       conv_width (tokens): tokens that the convolution sees, the present one included.
     """
 
-    window: int | None = None
+    conv: CausalConv1D
     # With unit_reset the unit treats position 0 differently even from a zero state, so it is told the positions.
     unit_reset: bool = False
 
@@ -174,8 +167,7 @@ class TwoBranches(nnx.Module):
         bias: bool = False,
         conv_init: float | None = None,
     ):
-        if width_rnn < 1:
-            raise ValueError(f"width_rnn={width_rnn}; allowed: 1 or more")
+        refuse_below_1(width_rnn=width_rnn)
         self.width_rnn = width_rnn
         self.input = Linear(width, width_rnn, bias=bias, rngs=rngs)
         self.gate = Linear(width, width_rnn, bias=bias, rngs=rngs)
@@ -183,28 +175,20 @@ class TwoBranches(nnx.Module):
         self.rglru = unit(rngs=rngs)
         self.output = Linear(width_rnn, width, bias=bias, rngs=rngs)
 
-    def __call__(
-        self, x: Activations, positions: Positions | None, cache: RecurrentCache | None
-    ) -> tuple[Activations, RecurrentCache | None]:
-        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
+    def mixed(
+        self, x: Activations, positions: Positions | None, before: RecurrentCache
+    ) -> tuple[Activations, Float[Array, "b r"], Float[Array, "b s r"]]:
+        """See `Recurrent`."""
         u, gate = side_by_side(x, self.input, self.gate)
-        before = self.init_cache(x.shape[0], 0) if cache is None else cache
-        u, conv = self.conv(u, positions, before.conv.astype(u.dtype))
-        where = continued(before.next_position, x.shape[1]) if positions is None else positions
-        y, h = self.rglru(u, where if self.unit_reset else positions, before.h)
-        y = self.output(gelu_times(gate, y))
-        if cache is None:
-            return y, None
-        return y, RecurrentCache(h, conv.astype(cache.conv.dtype), after(where, cache.next_position))
+        u, conv = self.convolved(u, positions, before)
+        if positions is None and self.unit_reset:
+            positions = continued(before.next_position, x.shape[1])
+        y, h = self.rglru(u, positions, before.h)
+        return self.output(gelu_times(gate, y)), h, conv
 
-    def init_cache(self, batch: int, length: int) -> RecurrentCache:
-        """Returns the zero state, whose size does not depend on `length`."""
-        width = self.conv.kernel.shape[1]  # of the parameters: on a mesh a device has its share of the channels
-        return RecurrentCache(
-            h=jnp.zeros((batch, width), jnp.float32),
-            conv=jnp.zeros((batch, self.conv.taps - 1, width), jnp.float32),
-            next_position=jnp.zeros((batch,), jnp.int32),
-        )
+    def state_shape(self) -> tuple[int]:
+        """See `Recurrent`."""
+        return (self.conv.kernel.shape[1],)
 
     def division(self) -> Division:
         """See `Divided`: each device has some of the channels; the unit says which of its own."""
@@ -228,7 +212,7 @@ class TwoBranches(nnx.Module):
 
     def decays(self, x: Activations) -> tuple[States, States]:
         """See `Decaying`."""
-        u, _ = self.conv(self.input(x), None, self.init_cache(x.shape[0], 0).conv.astype(x.dtype))
+        u, _ = self.convolved(self.input(x), None)
         positions = continued(jnp.zeros(x.shape[0], jnp.int32), x.shape[1]) if self.unit_reset else None
         return self.rglru.forgetting(u), self.rglru(u, positions, None)[0]
 

@@ -1,7 +1,6 @@
 """The selective state-space block of Mamba (Gu and Dao 2023, arXiv 2312.00752, sec. 3)."""
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,23 +8,17 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from evalkit.checks import refuse_below_1
 from evalkit.kernels import linear_scan
 from evalkit.kernels.selective import entering
 from evalkit.models.layers.decays import SOFTPLUS
 from evalkit.models.layers.modules import CausalConv1D, Linear, NoDecay, side_by_side
-from evalkit.models.layers.positions import after, continued, selective_scanned
-from evalkit.models.layers.shapes import Activations, Positions, Rows, States
+from evalkit.models.layers.positions import selective_scanned
+from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
+from evalkit.models.layers.shapes import Activations, Positions, States
 
 
-class S6Cache(NamedTuple):
-    """The state after the tokens so far: `h` in float32, and `conv`, the last inputs of the convolution."""
-
-    h: Float[Array, "b r"]
-    conv: Float[Array, "b s r"]
-    next_position: Rows
-
-
-class S6Block(nnx.Module):
+class S6Block(Recurrent):
     """A Mamba block: convolution, selective SSM, gate. It is a whole layer, so use it with `mlp_expansion=0`.
 
     u is the convolved input of `expand · width` channels, and each channel has `states` numbers of state:
@@ -45,7 +38,7 @@ class S6Block(nnx.Module):
     (1, 4, 16)
     """
 
-    window: int | None = None
+    conv: CausalConv1D
 
     def __init__(
         self,
@@ -58,13 +51,7 @@ class S6Block(nnx.Module):
         step_rank: int | None = None,
         step_range: tuple[float, float] | list[float] = (0.001, 0.1),
     ):
-        for name, value in (
-            ("expand", expand),
-            ("states", states),
-            ("step_rank", 1 if step_rank is None else step_rank),
-        ):
-            if value < 1:
-                raise ValueError(f"{name}={value}; allowed: 1 or more")
+        refuse_below_1(expand=expand, states=states, step_rank=1 if step_rank is None else step_rank)
         low, high = step_range
         if not 0 < low < high:
             raise ValueError(f"step_range={tuple(step_range)}; allowed: 0 < low < high")
@@ -81,27 +68,18 @@ class S6Block(nnx.Module):
         self.skip = NoDecay(jnp.ones((inner,)))
         self.output = Linear(inner, width, rngs=rngs)
 
-    def __call__(
-        self, x: Activations, positions: Positions | None, cache: S6Cache | None
-    ) -> tuple[Activations, S6Cache | None]:
-        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
+    def mixed(
+        self, x: Activations, positions: Positions | None, before: RecurrentCache
+    ) -> tuple[Activations, Float[Array, "b r"], Float[Array, "b s r"]]:
+        """See `Recurrent`."""
         u, gate = side_by_side(x, self.input, self.gate)
-        before = self.init_cache(x.shape[0], 0) if cache is None else cache
-        u, conv = self.conv(u, positions, before.conv.astype(u.dtype))
+        u, conv = self.convolved(u, positions, before)
         y, h = self._select(jax.nn.silu(u), positions, before.h)
-        y = self.output(y * jax.nn.silu(gate))
-        if cache is None:
-            return y, None
-        where = continued(before.next_position, x.shape[1]) if positions is None else positions
-        return y, S6Cache(h, conv.astype(cache.conv.dtype), after(where, cache.next_position))
+        return self.output(y * jax.nn.silu(gate)), h, conv
 
-    def init_cache(self, batch: int, length: int) -> S6Cache:
-        """Returns the zero state, whose size does not depend on `length`."""
-        return S6Cache(
-            h=jnp.zeros((batch, self.inner * self.states), jnp.float32),
-            conv=jnp.zeros((batch, self.conv.taps - 1, self.inner), jnp.float32),
-            next_position=jnp.zeros((batch,), jnp.int32),
-        )
+    def state_shape(self) -> tuple[int]:
+        """See `Recurrent`."""
+        return (self.inner * self.states,)
 
     def check_split(self, steps: int) -> None:
         """See `Split`: of the device before it needs the last inputs of the convolution, and its state."""
@@ -119,7 +97,7 @@ class S6Block(nnx.Module):
 
     def decays(self, x: Activations) -> tuple[States, States]:
         """See `Decaying`; there are `expand · width · states` numbers for each step."""
-        u, _ = self.conv(self.input(x), None, self.init_cache(x.shape[0], 0).conv.astype(x.dtype))
+        u, _ = self.convolved(self.input(x), None)
         u = jax.nn.silu(u)
         step, rate, into, _ = self._steps_and_choices(u)
         delta = (step[..., None] * rate[None, None]).reshape(*step.shape[:2], -1)

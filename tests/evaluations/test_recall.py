@@ -33,10 +33,11 @@ from evalkit.evaluations.recall.rows import (
 from evalkit.evaluations.recall.summary import decayed, summarise
 from evalkit.inference.reader import Reader
 from evalkit.models.layers.mixer import Decaying
+from evalkit.models.layers.recurrent import RecurrentCache
 from evalkit.models.mixers.cglru import ComplexRecurrentBlock
 from evalkit.models.mixers.convex import ConvexRecurrentBlock
 from evalkit.models.mixers.lru import UngatedRecurrentBlock
-from evalkit.models.mixers.rglru import RecurrentBlock, RecurrentCache
+from evalkit.models.mixers.rglru import RecurrentBlock
 from evalkit.models.mixers.s6 import S6Block
 from evalkit.reports.writer import report
 from evalkit.session import run

@@ -211,7 +211,7 @@ def test_an_erased_state_stays_small_where_a_plain_sum_grows() -> None:
         cache = block.init_cache(2, 256)
         for part in jnp.split(inputs(2048), 8, axis=1):
             cache = read(part, cache)
-            sizes.append(float(jnp.abs(cache.state).max()))
+            sizes.append(float(jnp.abs(cache.h).max()))
         return sizes[-1] / sizes[0]
 
     ratios = {name: grown(name) for name in ("linear_attention", "deltanet", "deltanet_negative", "kda")}
@@ -227,7 +227,7 @@ def test_it_has_250k_parameters_beside_the_embedding(name: str) -> None:
     count = sum(leaf.size for leaf in jax.tree.leaves(params)) - params["embedding"]["table"].size
     assert abs(count / PARAMETERS - 1) < 0.02, count
     if name in MATRIX:  # one size of state, so that the rules are compared at equal state
-        assert {block.state.size for block in model.init_cache(1, 8)} == {4 * 16 * 16}
+        assert {block.h.size for block in model.init_cache(1, 8)} == {4 * 16 * 16}
 
 
 def test_four_delta_steps_fit_into_as_many_parameters() -> None:

@@ -1,0 +1,69 @@
+"""What mixers with a state of fixed size share: a cache, and what stands around their recurrence in every call."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float
+
+from evalkit.models.layers.modules import CausalConv1D
+from evalkit.models.layers.positions import after, continued
+from evalkit.models.layers.shapes import Activations, Positions, Rows
+
+
+class RecurrentCache(NamedTuple):
+    """The state after the tokens so far: `h`, and `conv`, the last inputs of the convolution; both always float32."""
+
+    h: Float[Array, "b *n"]
+    conv: Float[Array, "b s c"]
+    next_position: Rows
+
+
+class Recurrent(nnx.Module):
+    """A mixer that keeps a state, and the last inputs of a short convolution before it; `conv` is None without one.
+
+    A subclass says what shape its state has and how it mixes; positions, cache and empty cache are the same for all.
+    """
+
+    window: int | None = None
+    conv: CausalConv1D | None
+
+    def __call__(
+        self, x: Activations, positions: Positions | None, cache: RecurrentCache | None
+    ) -> tuple[Activations, RecurrentCache | None]:
+        """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
+        before = self.init_cache(x.shape[0], 0) if cache is None else cache
+        y, h, conv = self.mixed(x, positions, before)
+        if cache is None:
+            return y, None
+        where = continued(before.next_position, x.shape[1]) if positions is None else positions
+        return y, RecurrentCache(h, conv.astype(before.conv.dtype), after(where, before.next_position))
+
+    def mixed(
+        self, x: Activations, positions: Positions | None, before: RecurrentCache
+    ) -> tuple[Activations, Array, Float[Array, "b s c"]]:
+        """Returns the output, the state `h` after the tokens, and the last inputs of the convolution."""
+        raise NotImplementedError
+
+    def state_shape(self) -> tuple[int, ...]:
+        """Returns the shape of one row's state."""
+        raise NotImplementedError
+
+    def convolved(
+        self, u: Activations, positions: Positions | None, before: RecurrentCache | None = None
+    ) -> tuple[Activations, Float[Array, "b s c"]]:
+        """Returns the convolution of `u`, and its last inputs; without a cache nothing comes before `u`."""
+        before = before or self.init_cache(u.shape[0], 0)
+        conv = before.conv.astype(u.dtype)
+        return (u, conv) if self.conv is None else self.conv(u, positions, conv)
+
+    def init_cache(self, batch: int, length: int) -> RecurrentCache:
+        """Returns the zero state, whose size does not depend on `length`."""
+        # Of the parameters: on a mesh a device has its share of the channels.
+        taps, channels = (1, 0) if self.conv is None else self.conv.kernel.shape
+        return RecurrentCache(
+            h=jnp.zeros((batch, *self.state_shape()), jnp.float32),
+            conv=jnp.zeros((batch, taps - 1, channels), jnp.float32),
+            next_position=jnp.zeros((batch,), jnp.int32),
+        )
