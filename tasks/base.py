@@ -1,9 +1,10 @@
-"""What tasks share: the type that every task returns, and drawing without replacement."""
+"""What tasks share: the type that every task returns, defaults of synthetic ones, and drawing without replacement."""
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int, Key
 
@@ -18,6 +19,25 @@ class Example(NamedTuple):
     targets: Int[Array, "*b t"]
     mask: Bool[Array, "*b t"]
     positions: Int[Array, "*b t"] | None = None
+
+
+class Synthetic:
+    """What most synthetic tasks have in common; a task says for itself what is otherwise with it.
+
+    Nothing follows the context, any number of positions is scored, and tokens are shown as symbols with spaces between.
+    """
+
+    answer_length: ClassVar[int] = 0
+    scored: ClassVar[int | None] = None
+    version: ClassVar[int] = 1
+
+    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
+        """Returns `tokens` as text, each as its `symbol`."""
+        return " ".join(self.symbol(int(token)) for token in tokens)
+
+    def symbol(self, token: int) -> str:
+        """Returns one token as text."""
+        raise NotImplementedError
 
 
 def letter(token: int) -> str:

@@ -1,7 +1,6 @@
 """Copying: repeat a string of random letters (Jelassi et al. 2024, 2402.01032)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +8,14 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example, letter
+from evalkit.tasks.base import Example, Synthetic, letter
 
 SPECIAL = 3
 SYMBOLS = "$|."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copying:
+class Copying(Synthetic):
     """A beginning, a string of random letters, a bar, and the string again, which is scored, up to its end.
 
     The layout is the paper's, `$ d b a | d b a .`, without the end that is never read: what is due at the bar is `d`,
@@ -35,10 +34,6 @@ class Copying:
 
     vocab_size: int = 29
     length: int = 102
-
-    answer_length: ClassVar[int] = 0
-    scored: ClassVar[int | None] = None
-    version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.vocab_size < SPECIAL + 2:
@@ -70,14 +65,9 @@ class Copying:
         targets[bar:] = [*tokens[1:bar], self.letters + 2]
         return targets, np.arange(len(tokens)) >= bar
 
-    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """Returns `tokens` as text: letters (numbers past z), `$` for the beginning, a bar, and `.` for the end."""
-        return " ".join(self._symbol(int(token)) for token in tokens)
-
-    def _symbol(self, token: int) -> str:
-        if token >= self.letters:
-            return SYMBOLS[token - self.letters]
-        return letter(token)
+    def symbol(self, token: int) -> str:
+        """Returns a letter (numbers past z), `$` for the beginning, a bar, or `.` for the end."""
+        return letter(token) if token < self.letters else SYMBOLS[token - self.letters]
 
     def _letters(self, length: int) -> int:
         """Returns the letters of the string; raises ValueError for a length that is none of a string twice."""

@@ -1,7 +1,6 @@
 """Induction heads: recall the token that followed the special token (De et al. 2024, sec. 6.2)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,8 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example, letter
+from evalkit.checks import at_least, one_of
+from evalkit.tasks.base import Example, Synthetic, letter
 
 TRIGGERS = ("uniform", "prefix", "fixed")
 LOSSES = ("answer", "all")
@@ -18,7 +18,7 @@ LABELS = ("right", "shuffled")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InductionHeads:
+class InductionHeads(Synthetic):
     """Random tokens with a special token at a random place, which stands again at the end and asks what followed it.
 
     The vocabulary counts the special token, whose id is `vocab_size - 1`; the other tokens are ordinary. With length 8,
@@ -51,26 +51,18 @@ class InductionHeads:
     loss: str = "answer"
     labels: str = "right"
 
-    answer_length: ClassVar[int] = 0
-    version: ClassVar[int] = 1
-
     def __post_init__(self) -> None:
         if self.vocab_size < 3:
             raise ValueError(
                 f"vocab_size={self.vocab_size}; allowed: at least 3 (two ordinary tokens and the special one)"
             )
-        if self.trigger not in TRIGGERS:
-            raise ValueError(f"trigger={self.trigger!r}; allowed: {', '.join(TRIGGERS)}")
-        if self.loss not in LOSSES:
-            raise ValueError(f"loss={self.loss!r}; allowed: {', '.join(LOSSES)}")
-        if self.labels not in LABELS:
-            raise ValueError(f"labels={self.labels!r}; allowed: {', '.join(LABELS)}")
-        if self.triggers < 1:
-            raise ValueError(f"triggers={self.triggers}; allowed: 1 or more")
+        one_of(self, "trigger", TRIGGERS)
+        one_of(self, "loss", LOSSES)
+        one_of(self, "labels", LABELS)
+        at_least(self, 1, "triggers")
         if self.trigger == "fixed" and self.triggers != 1:
             raise ValueError(f"trigger=fixed with triggers={self.triggers}; allowed: triggers=1, or trigger=uniform")
-        if self.fixed_place < 0:
-            raise ValueError(f"fixed_place={self.fixed_place}; allowed: 0 or more")
+        at_least(self, 0, "fixed_place")
         self._check_length(self.length)
 
     @property
@@ -136,9 +128,9 @@ class InductionHeads:
         targets[-1], mask[-1] = tokens[first + 1], True
         return targets, mask
 
-    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """Returns `tokens` as text: ordinary tokens as letters (numbers past z), the special one as a star."""
-        return " ".join("★" if token == self.special else letter(int(token)) for token in tokens)
+    def symbol(self, token: int) -> str:
+        """Returns a letter for an ordinary token (numbers past z), and a star for the special one."""
+        return "★" if token == self.special else letter(token)
 
     def _places(self, key: Key[Array, ""], length: int) -> Int[Array, " triggers"]:
         """Draws places of the special token, at least two apart, so that none overwrites the answer of another."""

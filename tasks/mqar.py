@@ -1,7 +1,6 @@
 """Multi-query associative recall: pairs of keys and values, then the keys again (Arora et al. 2023, 2312.04927)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +8,14 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int, Key
 
-from evalkit.tasks.base import Example, distinct
+from evalkit.checks import above, at_least
+from evalkit.tasks.base import Example, Synthetic, distinct
 
 FILLER = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class MQAR:
+class MQAR(Synthetic):
     """`pairs` keys, each with its value after it. Then every key stands once more, and its value is the answer there.
 
     The definition is zoology's (`multiquery_ar`, one pass). Keys are different tokens from 1 to V/2 − 1, values
@@ -52,12 +52,8 @@ class MQAR:
     power_a: float = 0.01
     random_non_queries: bool = True
 
-    answer_length: ClassVar[int] = 0
-    version: ClassVar[int] = 1
-
     def __post_init__(self) -> None:
-        if self.pairs < 1:
-            raise ValueError(f"pairs={self.pairs}; allowed: 1 or more")
+        at_least(self, 1, "pairs")
         if self.vocab_size < 2 * (self.pairs + 1):
             raise ValueError(
                 f"vocab_size={self.vocab_size} has {max(self.vocab_size // 2 - 1, 0)} keys; "
@@ -65,8 +61,7 @@ class MQAR:
             )
         if self.fewest_pairs is not None and not 1 <= self.fewest_pairs <= self.pairs:
             raise ValueError(f"fewest_pairs={self.fewest_pairs}; allowed: 1 to pairs={self.pairs}, or null")
-        if not self.power_a > 0:
-            raise ValueError(f"power_a={self.power_a}; allowed: above 0")
+        above(self, 0, "power_a")
         # Held-out sequences have all pairs.
         (self if self.fewest_pairs is None else self.judged)._slots(self.length)
 
@@ -128,10 +123,6 @@ class MQAR:
             unasked.discard(token)
         return targets, mask
 
-    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """Returns `tokens` as text: `k3` is a key, `v3` a value, and 0 is a dot."""
-        return " ".join(self._symbol(int(token)) for token in tokens)
-
     def _there(self, key: Key[Array, ""], pairs: int) -> Bool[Array, " pairs"]:
         """Draws which of the `pairs` an example has: the first ones."""
         if self.fewest_pairs is None:
@@ -145,7 +136,8 @@ class MQAR:
         """Returns how many pairs a sequence of this length has at most."""
         return self.pairs if self.fewest_pairs is None else min(self.pairs, length // 4)
 
-    def _symbol(self, token: int) -> str:
+    def symbol(self, token: int) -> str:
+        """Returns `k3` for a key, `v3` for a value, and a dot for 0."""
         if token == FILLER:
             return "·"
         return f"k{token}" if token < self.first_value else f"v{token - self.first_value}"

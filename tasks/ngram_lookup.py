@@ -1,7 +1,6 @@
 """N-gram lookup: what followed these letters in the string? (Jelassi et al. 2024, 2402.01032)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +8,15 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example, letter
+from evalkit.checks import at_least, one_of
+from evalkit.tasks.base import Example, Synthetic, letter
 
 KEYS = ("suffix", "prefix")
 SPECIAL = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class NgramLookup:
+class NgramLookup(Synthetic):
     """A string of random letters and an n-gram of it; the answer is what follows the n-gram where it first stands.
 
     With `key=suffix` the n-gram stands after the string, `$ c a d b | a d`, and the answer is `b`. With `key=prefix` it
@@ -46,16 +46,11 @@ class NgramLookup:
     answer: int = 3
     key: str = "suffix"
 
-    version: ClassVar[int] = 1
-
     def __post_init__(self) -> None:
         if self.vocab_size < SPECIAL + 2:
             raise ValueError(f"vocab_size={self.vocab_size}; allowed: at least {SPECIAL + 2} (two letters)")
-        for name in ("ngram", "answer"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; allowed: 1 or more")
-        if self.key not in KEYS:
-            raise ValueError(f"key={self.key!r}; allowed: {', '.join(KEYS)}")
+        at_least(self, 1, "ngram", "answer")
+        one_of(self, "key", KEYS)
         self._letters(self.length)
 
     @property
@@ -108,14 +103,9 @@ class NgramLookup:
         targets[length - 1 :] = string[first + self.ngram : first + self.ngram + self.answer]
         return targets, np.arange(len(tokens)) >= length - 1
 
-    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """Returns `tokens` as text: letters (numbers past z), `$` for the beginning, and a bar."""
-        return " ".join(self._symbol(int(token)) for token in tokens)
-
-    def _symbol(self, token: int) -> str:
-        if token >= self.letters:
-            return "$|"[token - self.letters]
-        return letter(token)
+    def symbol(self, token: int) -> str:
+        """Returns a letter (numbers past z), `$` for the beginning, or a bar."""
+        return letter(token) if token < self.letters else "$|"[token - self.letters]
 
     def _letters(self, length: int) -> int:
         """Returns the letters of the string; raises ValueError if they do not hold the n-gram and its answer."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evalkit.checks import at_least, one_of
 from evalkit.tasks.names import FIRST, LAST
 
 DIGITS = 10
@@ -84,12 +85,10 @@ class Phonebook:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.variant not in VARIANTS:
-            raise ValueError(f"variant={self.variant!r}; allowed: {', '.join(VARIANTS)}")
+        one_of(self, "variant", tuple(VARIANTS))
         if self.depth is not None and not 0 <= self.depth <= 1:
             raise ValueError(f"depth={self.depth}; allowed: 0 (the first entry) to 1 (the last), or null for anywhere")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}; allowed: 0 or more")
+        at_least(self, 0, "seed")
 
     def example(self, entries: int, index: int) -> Lookup:
         """Returns lookup number `index` in books of `entries`; raises ValueError for too few, or more than names."""

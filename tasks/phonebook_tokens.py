@@ -1,7 +1,6 @@
 """Phonebook lookup in tokens: the task of `tasks/phonebook.py` for small models that are trained on it."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example, distinct
+from evalkit.checks import at_least
+from evalkit.tasks.base import Example, Synthetic, distinct
 
 DIGITS = 10
 NEWLINE = 10
@@ -19,7 +19,7 @@ NAME = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhonebookTokens:
+class PhonebookTokens(Synthetic):
     """A book of names and numbers, two of its entries again as examples, then a name: answer with its number.
 
     The layout is that of the text (Jelassi et al. 2024), with one token for a digit, two for a name, and no colon. Ids
@@ -48,13 +48,10 @@ class PhonebookTokens:
     length: int = 64
     digits: int = 3
 
-    version: ClassVar[int] = 1
-
     def __post_init__(self) -> None:
         if self.vocab_size < FIRST_NAME + 2:
             raise ValueError(f"vocab_size={self.vocab_size}; allowed: at least {FIRST_NAME + 2} (two parts of names)")
-        if self.digits < 1:
-            raise ValueError(f"digits={self.digits}; allowed: 1 or more")
+        at_least(self, 1, "digits")
         self.entries(self.length)
 
     @property
@@ -118,10 +115,6 @@ class PhonebookTokens:
             targets[answer : answer + self.digits] = numbers[name]
         return targets, mask
 
-    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """Returns `tokens` as text: digits, ⏎ for newlines, letters for parts of names (`n52` and on past Z)."""
-        return " ".join(map(self._symbol, tokens.tolist()))
-
     @property
     def _parts(self) -> int:
         return self.vocab_size - FIRST_NAME
@@ -141,7 +134,8 @@ class PhonebookTokens:
         within = np.arange(length + self.answer_length) - (length - self._tail + 1)
         return (within >= 0) & (within % self._line >= NAME - 1) & (within % self._line < NAME - 1 + self.digits)
 
-    def _symbol(self, token: int) -> str:
+    def symbol(self, token: int) -> str:
+        """Returns a digit, ⏎ for a newline, or a letter for a part of a name (`n52` and on past Z)."""
         if token < DIGITS:
             return str(token)
         if token == NEWLINE:

@@ -1,7 +1,6 @@
 """Selective copying: repeat the data tokens in order and ignore the noise between them (De et al. 2024, sec. 6.2)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +8,15 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example, letter
+from evalkit.checks import at_least, one_of
+from evalkit.tasks.base import Example, Synthetic, letter
 
 LAYOUTS = ("markers", "mad", "lm")
 NOISE = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectiveCopying:
+class SelectiveCopying(Synthetic):
     """`data_tokens` tokens at random places of a context of noise; after it, the answers are these tokens in order.
 
     In a vocabulary of 16, id 0 is noise, 1 to 14 are data, 15 is the marker. With length 8, three data tokens, `.` for
@@ -45,15 +45,11 @@ class SelectiveCopying:
     layout: str = "markers"
     length_includes_answer: bool = False
 
-    version: ClassVar[int] = 1
-
     def __post_init__(self) -> None:
         if self.vocab_size < 4:
             raise ValueError(f"vocab_size={self.vocab_size}; allowed: at least 4 (noise, two data tokens, marker)")
-        if self.data_tokens < 1:
-            raise ValueError(f"data_tokens={self.data_tokens}; allowed: 1 or more")
-        if self.layout not in LAYOUTS:
-            raise ValueError(f"layout={self.layout!r}; allowed: {', '.join(LAYOUTS)}")
+        at_least(self, 1, "data_tokens")
+        one_of(self, "layout", LAYOUTS)
         self._context(self.length)
 
     @property
@@ -99,11 +95,8 @@ class SelectiveCopying:
         targets[context:] = [token for token in tokens[:context] if token != NOISE]
         return targets, np.arange(len(tokens)) >= context
 
-    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """Returns `tokens` as text: noise as dots, data as letters (numbers past z), the marker as a bar."""
-        return " ".join(self._symbol(int(token)) for token in tokens)
-
-    def _symbol(self, token: int) -> str:
+    def symbol(self, token: int) -> str:
+        """Returns a dot for noise, a letter for data (numbers past z), a bar for the marker."""
         if token == NOISE:
             return "·"
         if token == self.marker:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +11,15 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example
+from evalkit.checks import one_of
+from evalkit.tasks.base import Example, Synthetic
 
 Permutation = tuple[int, ...]
 CYCLIC = ("z2", "z60")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateTracking:
+class StateTracking(Synthetic):
     """Random elements of a finite group; the answer at every position is the product of all elements so far.
 
     A token is an element, and element 0 is the identity. A product a·b does a first and b after it. The groups are
@@ -39,13 +39,8 @@ class StateTracking:
     group: str = "s3"
     length: int = 40
 
-    answer_length: ClassVar[int] = 0
-    scored: ClassVar[int | None] = None
-    version: ClassVar[int] = 1
-
     def __post_init__(self) -> None:
-        if self.group not in GROUPS:
-            raise ValueError(f"group={self.group!r}; allowed: {', '.join(GROUPS)}")
+        one_of(self, "group", tuple(GROUPS))
         _check_length(self.length)
 
     @property
@@ -81,11 +76,9 @@ class StateTracking:
             targets[place] = number[tuple(points.tolist())]
         return targets, np.ones(len(tokens), bool)
 
-    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """Returns `tokens` as text: numbers of a cyclic group, else the cycles of a permutation, `e` for none."""
-        if self.group in CYCLIC:
-            return " ".join(map(str, tokens.tolist()))
-        return " ".join(_cycles(elements(self.group)[token]) for token in tokens)
+    def symbol(self, token: int) -> str:
+        """Returns the number of an element of a cyclic group, else the cycles of a permutation, `e` for none."""
+        return str(token) if self.group in CYCLIC else _cycles(elements(self.group)[token])
 
 
 def _check_length(length: int) -> None:
@@ -132,18 +125,18 @@ def elements(group: str) -> tuple[Permutation, ...]:
 @cache
 def table_of(group: str) -> Int[np.ndarray, "n n"]:
     """Returns the number of the product a·b at `[a, b]`: a first, b after it."""
-    found = elements(group)
-    number = {element: index for index, element in enumerate(found)}
-    return np.array([[number[tuple(b[point] for point in a)] for b in found] for a in found], np.int32)
+    members = elements(group)
+    number = {element: index for index, element in enumerate(members)}
+    return np.array([[number[tuple(b[point] for point in a)] for b in members] for a in members], np.int32)
 
 
 def _cycles(element: Permutation) -> str:
     """Returns the cycles of a permutation of at most nine points, counted from 1."""
-    found, seen = "", set()
+    text, seen = "", set()
     for start in range(len(element)):
         cycle, point = "", start
         while point not in seen:
             seen.add(point)
             cycle, point = cycle + str(point + 1), element[point]
-        found += f"({cycle})" if len(cycle) > 1 else ""
-    return found or "e"
+        text += f"({cycle})" if len(cycle) > 1 else ""
+    return text or "e"

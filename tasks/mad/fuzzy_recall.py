@@ -1,7 +1,7 @@
 """Fuzzy in-context recall: keys and values of one to three tokens (Poli et al. 2024)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example
+from evalkit.checks import one_of
+from evalkit.tasks.base import Example, Synthetic
 from evalkit.tasks.mad.motifs import drawn, placed, stood_before
 
 LOSSES = ("all", "answer")
@@ -17,7 +18,7 @@ SIZES = ("any", "longest")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FuzzyRecall:
+class FuzzyRecall(Synthetic):
     """In-context recall with motifs: a key is one to three different tokens in order, and so is a value.
 
     Values of a sequence are drawn anew, and a key that returns has the value that it had before. The key at the end
@@ -52,14 +53,9 @@ class FuzzyRecall:
     key_sizes: str = "any"
     loss: str = "all"
 
-    answer_length: ClassVar[int] = 0
-    scored: ClassVar[int | None] = None
-    version: ClassVar[int] = 1
-
     def __post_init__(self) -> None:
-        for name, allowed in (("loss", LOSSES), ("key_sizes", SIZES)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r}; allowed: {', '.join(allowed)}")
+        one_of(self, "loss", LOSSES)
+        one_of(self, "key_sizes", SIZES)
         for name, room in (("k_motif_size", self.keys), ("v_motif_size", self.padding - self.keys)):
             if not 1 <= getattr(self, name) <= room:
                 raise ValueError(
@@ -141,11 +137,8 @@ class FuzzyRecall:
         targets = np.append(tokens[1:], answer)
         return (targets, np.ones(len(tokens), bool)) if self.loss == "all" else (np.where(asked, targets, 0), asked)
 
-    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """Returns `tokens` as text: `k3` is of a key, `v3` of a value, padding a dot, the special token a star."""
-        return " ".join(self._symbol(int(token)) for token in tokens)
-
-    def _symbol(self, token: int) -> str:
+    def symbol(self, token: int) -> str:
+        """Returns `k3` of a key, `v3` of a value, a dot for padding, a star for the special token."""
         if token >= self.padding:
             return "·" if token == self.padding else "★"
         return f"k{token}" if token < self.keys else f"v{token - self.keys}"

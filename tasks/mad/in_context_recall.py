@@ -1,7 +1,7 @@
 """In-context recall: keys and values in pairs, with the same value at every return of a key (Poli et al. 2024)."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +9,14 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example
+from evalkit.checks import one_of
+from evalkit.tasks.base import Example, Synthetic
 
 LOSSES = ("all", "answer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InContextRecall:
+class InContextRecall(Synthetic):
     """Pairs of a key and its value, drawn with replacement; a key that returns has the value that it had before.
 
     Values of a sequence are drawn anew. With keys a to d and values 1 to 4, an example is `b 3 a 1 b 3 d 1 a 1`, and
@@ -46,12 +47,8 @@ class InContextRecall:
     frac_noise: float = 0.0
     loss: str = "all"
 
-    answer_length: ClassVar[int] = 0
-    version: ClassVar[int] = 1
-
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise ValueError(f"loss={self.loss!r}; allowed: {', '.join(LOSSES)}")
+        one_of(self, "loss", LOSSES)
         if self.noise_vocab_size < 0 or self.keys < 2:
             raise ValueError(
                 f"vocab_size={self.vocab_size} with noise_vocab_size={self.noise_vocab_size} and "
@@ -135,11 +132,8 @@ class InContextRecall:
             return targets, (np.arange(length) < length - 1) | (not self.multi_query)
         return np.where(answers, targets, 0), answers
 
-    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """Returns `tokens` as text: `k3` is a key, `v3` a value, noise a dot, the special token a star."""
-        return " ".join(self._symbol(int(token)) for token in tokens)
-
-    def _symbol(self, token: int) -> str:
+    def symbol(self, token: int) -> str:
+        """Returns `k3` for a key, `v3` for a value, a dot for noise, a star for the special token."""
         if token < self.keys:
             return f"k{token}"
         if token < self._ordinary:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +9,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from evalkit.tasks.base import Example
+from evalkit.checks import at_least
+from evalkit.tasks.base import Example, Synthetic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memorisation:
+class Memorisation(Synthetic):
     """Random keys, each with a place after it where its value is due; the map is to be learned, it is never shown.
 
     The map from keys to values is drawn once, from `map_seed`, as MAD draws it. With `_` for the place, an example is
@@ -35,15 +35,10 @@ class Memorisation:
     length: int = 32
     map_seed: int = 12345
 
-    answer_length: ClassVar[int] = 0
-    scored: ClassVar[int | None] = None
-    version: ClassVar[int] = 1
-
     def __post_init__(self) -> None:
         if self.vocab_size < 5:
             raise ValueError(f"vocab_size={self.vocab_size}; allowed: at least 5 (two keys, two values, the place)")
-        if self.map_seed < 0:
-            raise ValueError(f"map_seed={self.map_seed}; allowed: 0 or more")
+        at_least(self, 0, "map_seed")
         _check_length(self.length)
 
     @property
@@ -72,11 +67,8 @@ class Memorisation:
         targets[mask] = values_of(self.place, self.map_seed)[np.roll(tokens, 1)[mask]]
         return targets, mask
 
-    def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """Returns `tokens` as text: `k3` is a key, `v3` a value, `_` the place where a value is due."""
-        return " ".join(self._symbol(int(token)) for token in tokens)
-
-    def _symbol(self, token: int) -> str:
+    def symbol(self, token: int) -> str:
+        """Returns `k3` for a key, `v3` for a value, `_` for the place where a value is due."""
         if token == self.place:
             return "_"
         return f"k{token}" if token < self.place // 2 else f"v{token - self.place // 2}"
@@ -89,9 +81,9 @@ def values_of(ordinary: int, seed: int) -> Int[np.ndarray, " k"]:
     keys, values = list(range(ordinary // 2)), list(range(ordinary // 2, ordinary))
     random.shuffle(keys)
     random.shuffle(values)
-    found = np.zeros(len(keys), np.int32)
-    found[keys] = values[: len(keys)]
-    return found
+    value_of = np.zeros(len(keys), np.int32)
+    value_of[keys] = values[: len(keys)]
+    return value_of
 
 
 def _check_length(length: int) -> None:

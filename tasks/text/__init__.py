@@ -1,5 +1,3 @@
 """Text: documents, tokens, windows."""
 
-from evalkit.tasks.text.text import Text
-
-__all__ = ["Text"]
+from evalkit.tasks.text.text import Text as Text

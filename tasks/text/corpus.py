@@ -237,17 +237,17 @@ def _make(documents: Documents, tokenizer: Tokenizer, place: Path) -> Corpus:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with _alone(place):
-            found = load(place)
-            if found is None:
+            corpus = load(place)
+            if corpus is None:
                 _remove_abandoned(place.parent)
                 _write_beside(documents, tokenizer, place)
-                found = load(place)
+                corpus = load(place)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"{place.parent} cannot be written ({reason}); give another folder for tokens") from error
-    if found is None:
+    if corpus is None:
         raise ValueError(f"{place} was written but cannot be read; remove it and start again")
-    return found
+    return corpus
 
 
 @contextmanager

@@ -25,16 +25,16 @@ def files_of(place: str) -> list[Path]:
     """
     path = Path(place).expanduser()
     try:
-        found = _files(path)
+        files = _files(path)
     except OSError as error:
         raise ValueError(f"{place} cannot be read ({error.strerror}); let it be read, or leave it out") from error
-    if not found:
+    if not files:
         state = "holds no" if path.is_dir() else "is no file, no folder and no pattern of"
         raise ValueError(f"{place} {state} {', '.join(SUFFIXES)}; give texts, such as books/*.txt")
-    for file in found:
+    for file in files:
         if file.suffix.lower() not in SUFFIXES:
             raise ValueError(f"{file} is no text; allowed: {', '.join(SUFFIXES)}")
-    return sorted(found)
+    return sorted(files)
 
 
 def read(place: str, field: str = "text") -> Iterator[Document]:
@@ -51,10 +51,10 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if path.is_dir():
         walked = os.walk(path, onerror=_raise, followlinks=True)
-        found = [Path(folder, name) for folder, _, names in walked for name in names]
-        return [file for file in found if file.suffix.lower() in SUFFIXES and file.is_file()]
-    found = [Path(name) for name in glob.glob(str(path), recursive=True)]
-    return [file for file in found if file.is_file()]
+        files = [Path(folder, name) for folder, _, names in walked for name in names]
+        return [file for file in files if file.suffix.lower() in SUFFIXES and file.is_file()]
+    files = [Path(name) for name in glob.glob(str(path), recursive=True)]
+    return [file for file in files if file.is_file()]
 
 
 def _raise(error: OSError) -> None:

@@ -54,7 +54,7 @@ class Hub:
         """
         split = self.train if self.held_out is None or not held_out else self.held_out
         for number, row in enumerate(islice(self._rows(split), self.documents)):
-            if not self._is_wanted(number, held_out):
+            if self.held_out is None and (number % HELD_OUT == 0) != held_out:
                 continue
             text = row.get(field)
             if field in row and text is None:
@@ -62,9 +62,6 @@ class Hub:
             if not isinstance(text, str):
                 raise ValueError(f"field={field}: {self.name} has no text there; it has {', '.join(sorted(row))}")
             yield Document(f"{self.name}/{split}#{number}", text)
-
-    def _is_wanted(self, number: int, held_out: bool) -> bool:
-        return self.held_out is not None or (number % HELD_OUT == 0) == held_out
 
     def _rows(self, split: str) -> Iterator[dict[str, Any]]:
         name = str(Path(str(self.name)).expanduser()) if self.is_local else str(self.name)

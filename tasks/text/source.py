@@ -35,13 +35,13 @@ class Source:
 
     def __post_init__(self) -> None:
         files = {"path": self.path, "train": self.train, "held_out": self.held_out, "hub.name": self.hub.name}
-        given = [f"{name}={value}" for name, value in files.items() if value is not None]
+        places = [f"{name}={value}" for name, value in files.items() if value is not None]
         pair = self.train is not None and self.held_out is not None
-        if len(given) > 1 + pair:
-            raise ValueError(f"{' with '.join(given)}; allowed: path, or train with held_out, or hub.name")
+        if len(places) > 1 + pair:
+            raise ValueError(f"{' with '.join(places)}; allowed: path, or train with held_out, or hub.name")
         if (self.train is None) != (self.held_out is None):
             missing = "held_out" if self.held_out is None else "train"
-            raise ValueError(f"{given[0]} without {missing}; give both, each a file, a folder or a pattern")
+            raise ValueError(f"{places[0]} without {missing}; give both, each a file, a folder or a pattern")
 
     @property
     def streamed(self) -> str | None:

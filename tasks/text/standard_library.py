@@ -29,16 +29,16 @@ def documents(held_out: bool) -> Iterator[Document]:
     Tests are left out, and files that are not UTF-8. Raises ValueError if Python was installed without its source.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = False
+    any_text = False
     for file in sorted(_files(root)):
         source = file.relative_to(root).as_posix()
         if is_held_out(source) != held_out:
             continue
         with suppress(UnicodeDecodeError):
             text = file.read_bytes().decode()
-            found = True
+            any_text = True
             yield Document(source, text)
-    if not found:
+    if not any_text:
         raise ValueError(f"there is no source of Python's standard library in {root}; give data.path=FOLDER with texts")
 
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Integer
 
+from evalkit.checks import at_least
 from evalkit.tasks.text import corpus, tokenizers
 from evalkit.tasks.text.corpus import Corpus, Span, Window
 from evalkit.tasks.text.documents import Document
@@ -45,8 +46,7 @@ class Text(Source):
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"length={self.length}; allowed: 1 or more")
+        at_least(self, 1, "length")
         if not 0 < self.validation < 1:
             raise ValueError(f"validation={self.validation}; allowed: above 0 and below 1, such as {1 / 64}")
         super().__post_init__()
@@ -160,15 +160,12 @@ class Text(Source):
                 f"allowed: below that; take a shorter length or more text"
             )
         if self._tails.total <= length:
+            enough = min(0.5, 4 * (length + 1) / self._training.total)  # for a few windows, or half of the texts
             raise ValueError(
                 f"task.validation={self.validation:.4g} leaves {self._tails.total} tokens, "
                 f"too few for a window of length={length}; "
-                f"allowed: more, such as task.validation={self._enough(length):.2g}"
+                f"allowed: more, such as task.validation={enough:.2g}"
             )
-
-    def _enough(self, length: int) -> float:
-        """A part of the training texts that is long enough for a few windows, or half of them."""
-        return min(0.5, 4 * (length + 1) / self._training.total)
 
 
 def _count(number: int, noun: str) -> str:
