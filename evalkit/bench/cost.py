@@ -112,8 +112,8 @@ def _on_a_device(model: LanguageModel, sizes: Sizes | None, gather: str) -> dict
     """What a device of a mesh keeps in training; nothing without a mesh."""
     if sizes is None:
         return {}
-    found = memory.of_model(model, sizes, gather)._asdict()
-    return {f"{name}_on_a_device_bytes": size for name, size in found.items()}
+    sizes_in_bytes = memory.of_model(model, sizes, gather)._asdict()
+    return {f"{name}_on_a_device_bytes": size for name, size in sizes_in_bytes.items()}
 
 
 def _rows(
@@ -122,28 +122,23 @@ def _rows(
     parameters = count(model)
     price = price_of(model, size * parameters, length, size)
     embedding = vocab_size * sized.node["width"] if "width" in sized.node else 0
-    told = {"model": sized.name, "settings": sized.words}
-    row = {
-        **told,
-        **_priced(parameters, embedding, price, machine, batch),
-        **_of_layers(sized.node, machine, batch, 2 / size),
-        "allocated_bytes": model.cache_bytes(1, length),
-    }
+
+    def row(node: Mapping[str, Any], parameters: int, price: Price, **attention: str) -> dict[str, Any]:
+        priced = _priced(parameters, embedding, price, machine, batch)
+        of_layers = _of_layers(node, machine, batch, 2 / size)
+        return {"model": sized.name, "settings": sized.words, **attention, **priced, **of_layers}
+
+    allocated = {"allocated_bytes": model.cache_bytes(1, length)}
     multi = multi_head(sized.node)
     if multi is None:
-        return [row]
+        return [row(sized.node, parameters, price) | allocated]
     other = Sized(sized.name, sized.words, multi).built(vocab_size)
     more = count(other) - parameters
     # Each further number of the keys' and values' maps is one multiply and one add. Turning the further keys by RoPE
     # is left out: 3 operations a channel.
     wide = price_of(other, size * (parameters + more), length, size)._replace(flops=price.flops + 2 * more)
-    full = {
-        **told,
-        "attention": "multi-head",
-        **_priced(parameters + more, embedding, wide, machine, batch),
-        **_of_layers(multi, machine, batch, 2 / size),
-    }
-    return [row | {"attention": "multi-query"}, full]
+    multi_query = row(sized.node, parameters, price, attention="multi-query") | allocated
+    return [multi_query, row(multi, parameters + more, wide, attention="multi-head")]
 
 
 def count(model: LanguageModel) -> int:
@@ -209,10 +204,10 @@ def _of_layers(node: Mapping[str, Any], machine: Machine, batch: int, per_head: 
     width, ratio = node.get("width"), machine.flops / machine.bandwidth
     if width is None:
         return {}
-    found: dict[str, Any] = {"map_compute_bound_at": ceil(ratio * width / (width - ratio)) if width > ratio else None}
+    columns: dict[str, Any] = {"map_compute_bound_at": ceil(ratio * width / (width - ratio)) if width > ratio else None}
     for mixer in map(completed, node.get("mixers", {}).values()):
         if is_attention(mixer):
-            found["attention_flops_per_byte"] = per_head * mixer["heads"]
+            columns["attention_flops_per_byte"] = per_head * mixer["heads"]
             if mixer.get("window") is not None:
-                found["window_small_below"] = width**2 // (batch * mixer["head_dim"])
-    return found
+                columns["window_small_below"] = width**2 // (batch * mixer["head_dim"])
+    return columns

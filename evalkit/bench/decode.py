@@ -73,11 +73,6 @@ def arguments(read: Prefilled, steps: int) -> tuple[np.ndarray, np.ndarray, np.i
     return np.zeros(rows, bool), np.zeros(rows, np.int32), np.int32(0), np.int32(0), np.int32(steps)
 
 
-def devices_of(pretrained: Pretrained, read: Prefilled) -> int:
-    """How many devices share the rows."""
-    return mesh_sharing(pretrained.params, read.logits.shape[0]).size
-
-
 def peak_bytes(run: Compiled) -> int:
     """The bytes on one device of its arguments, the caches among them, and of what it needs besides."""
     memory = run.memory_analysis()
@@ -92,7 +87,7 @@ def seconds(
 
     `said` hears of each as it is there.
     """
-    found, taken, done = [], 0.0, 0
+    marks, taken, done = [], 0.0, 0
     read, _ = jax.block_until_ready(run(params, read, *arguments(read, 0)))
     for count in tokens:
         began = time.perf_counter()
@@ -101,15 +96,15 @@ def seconds(
             read, _ = jax.block_until_ready(run(params, read, *arguments(read, steps)))
             done += steps
         taken += time.perf_counter() - began
-        found.append(taken)
+        marks.append(taken)
         said(count, taken)
-    return found
+    return marks
 
 
 def read_prompts(pretrained: Pretrained, batch: int, length: int, room: int, vocab_size: int) -> Prefilled:
     """The batch after a prefill of `length` tokens, its cache with room for `room` tokens."""
-    given, size = prompts(batch, length, vocab_size), max(1, length) + room
-    return prefill(pretrained, given, rows=batch, size=size, chunk=shortest_chunk(given, CHUNK))
+    tokens, size = prompts(batch, length, vocab_size), max(1, length) + room
+    return prefill(pretrained, tokens, rows=batch, size=size, chunk=shortest_chunk(tokens, CHUNK))
 
 
 def limits(pretrained: Pretrained, batch: int, width: int, heads: int, head_dim: int, copy: float) -> Limits:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from evalkit.bench.stopwatch import spread, times
+from evalkit.bench.stopwatch import Race, compiled, doubling, name_of_pass
 from evalkit.kernels import linear_state
 
 # The decay (none, a head's, a key channel's), and whether keys are erased.
@@ -34,42 +34,28 @@ def measure(
 
     A contender whose call takes more than `patience` seconds is not taken to longer ones, and its row says so.
     """
-    rows: list[dict[str, Any]] = []
-    stopped: dict[tuple[str, str, bool], str] = {}
-    length = shortest
-    while length <= longest:
-        for form in FORMS:
-            for backward in (False, True):
-                rows += _rows(form, (batch, length, heads, keys, values), backward, repeats, patience, stopped)
-        length *= 2
+    race = Race(repeats, patience)
+    rows = [
+        row
+        for length in doubling(shortest, longest)
+        for form in FORMS
+        for backward in (False, True)
+        for row in _rows(race, form, (batch, length, heads, keys, values), backward)
+    ]
     return {"batch": batch, "heads": heads, "keys": keys, "values": values, "rows": rows}
 
 
-def _rows(
-    form: str,
-    sizes: tuple[int, int, int, int, int],
-    backward: bool,
-    repeats: int,
-    patience: int,
-    stopped: dict[tuple[str, str, bool], str],
-) -> Iterator[dict[str, Any]]:
-    length = sizes[1]
-    running = {
-        name: call(form, sizes, backward, settings)
-        for name, settings in CONTENDERS.items()
-        if (form, name, backward) not in stopped
-    }
-    medians = {name: spread(seconds).median for name, seconds in times(running, repeats).items()}
-    for name in CONTENDERS:
-        done = "forward+backward" if backward else "forward"
-        told: dict[str, Any] = {"operation": form, "implementation": name, "pass": done, "length": length}
-        if name not in medians:
-            yield told | {"not_run": stopped[form, name, backward]}
-            continue
-        if medians[name] > patience:
-            stopped[form, name, backward] = f"took {medians[name]:.1f} s at length {length}"
-        faster = {"of_loop": medians[LOOP] / medians[name]} if LOOP in medians else {}
-        yield told | {"ms": medians[name] * 1e3, **faster}
+def _rows(race: Race, form: str, sizes: tuple[int, int, int, int, int], backward: bool) -> Iterator[dict[str, Any]]:
+    prefix = f"{form} {name_of_pass(backward)} "
+    makers = {prefix + name: partial(call, form, sizes, backward, how) for name, how in CONTENDERS.items()}
+    results = race.run(makers, sizes[1])
+    loop = results[prefix + LOOP]
+    for name, taken in zip(CONTENDERS, results.values(), strict=True):
+        row = {"operation": form, "implementation": name, "pass": name_of_pass(backward), "length": sizes[1]}
+        if isinstance(taken, str):
+            yield row | {"not_run": taken}
+        else:
+            yield row | {"ms": taken * 1e3} | ({"of_loop": loop / taken} if isinstance(loop, float) else {})
 
 
 def call(
@@ -91,12 +77,4 @@ def call(
     def read(q: Array, k: Array, v: Array, gates: dict[str, Array]) -> Array:
         return linear_state(q, k, v, **gates, **settings)[0]
 
-    if not backward:
-        return partial(jax.jit(read), q, k, v, gates)
-
-    @jax.jit
-    def gradient(*given: Any) -> Any:
-        o, pull = jax.vjp(read, *given)
-        return pull(o)
-
-    return partial(gradient, q, k, v, gates)
+    return compiled(read, backward, q, k, v, gates)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from evalkit.bench.stopwatch import rates, spread, times
+from evalkit.bench.stopwatch import Race, compiled, doubling, name_of_pass, rates
 from evalkit.kernels import linear_scan, rglru
 
 # What a backend has beside XLA's own loops.
@@ -51,49 +51,27 @@ def measure(batch: int, width: int, shortest: int, longest: int, repeats: int, p
     in memory is not run; both say so.
     """
     copy = rates(repeats)["fresh_copy"]  # a call writes its outputs to new arrays
-    rows: list[dict[str, Any]] = []
-    stopped: dict[str, str] = {}
-    length = shortest
-    while length <= longest:
-        rows += _at_length(batch, length, width, repeats, patience, copy, stopped)
-        length *= 2
+    race = Race(repeats, patience, LEAST_S)
+    rows = [row for length in doubling(shortest, longest) for row in _at_length(race, batch, length, width, copy)]
     return {"batch": batch, "width": width, "machine_fresh_copy_gb_per_s": copy / 1e9, "rows": rows}
 
 
-def _at_length(
-    batch: int, length: int, width: int, repeats: int, patience: int, copy: float, stopped: dict[str, str]
-) -> Iterator[dict[str, Any]]:
+def _at_length(race: Race, batch: int, length: int, width: int, copy: float) -> Iterator[dict[str, Any]]:
     elements = batch * length * width
     needed = ARRAYS_AT_ONCE * 4 * elements
     lacking = f"needs about {needed / 2**30:.0f} GiB" if needed > memory() else None
     for backward in (False, True):
-        runs, skipped = {}, []
-        for contender in contenders():
-            key = f"{contender.name} {backward}"
-            if lacking or key in stopped:
-                skipped.append((contender, lacking or stopped[key]))
+        racing = {f"{one.name} {name_of_pass(backward)}": one for one in contenders()}
+        makers = {name: partial(call, one, batch, length, width, backward) for name, one in racing.items()}
+        results = dict.fromkeys(racing, lacking) if lacking else race.run(makers, length)
+        for name, taken in results.items():
+            labels = {label: getattr(racing[name], label) for label in ("operation", "implementation", "dtype")}
+            row = {**labels, "pass": name_of_pass(backward), "length": length}
+            if isinstance(taken, float):
+                rate = racing[name].bytes(elements, backward) / taken
+                yield row | {"ms": taken * 1e3, "gb_per_s": rate / 1e9, "of_copy": rate / copy}
             else:
-                runs[contender] = call(contender, batch, length, width, backward)
-        named = {contender.name: function for contender, function in runs.items()}
-        for contender, seconds in zip(runs, times(named, repeats, LEAST_S).values(), strict=True):
-            taken = spread(seconds).median
-            if taken > patience:
-                stopped[f"{contender.name} {backward}"] = f"took {taken:.1f} s at length {length}"
-            rate = contender.bytes(elements, backward) / taken
-            measured = {"ms": taken * 1e3, "gb_per_s": rate / 1e9, "of_copy": rate / copy}
-            yield _row(contender, length, backward) | measured
-        for contender, reason in skipped:
-            yield _row(contender, length, backward) | {"not_run": reason}
-
-
-def _row(contender: Contender, length: int, backward: bool) -> dict[str, Any]:
-    return {
-        "operation": contender.operation,
-        "implementation": contender.implementation,
-        "dtype": contender.dtype,
-        "pass": "forward+backward" if backward else "forward",
-        "length": length,
-    }
+                yield row | {"not_run": taken}
 
 
 def contenders() -> Iterator[Contender]:
@@ -134,15 +112,7 @@ def call(contender: Contender, batch: int, length: int, width: int, backward: bo
     def states(*inputs: Array) -> Array:
         return contender.function(*inputs, *rest)[0]
 
-    if not backward:
-        return partial(jax.jit(states), *inputs)
-
-    @jax.jit
-    def gradient(*inputs: Array) -> Any:
-        h, pull = jax.vjp(states, *inputs)
-        return h, pull(h)
-
-    return partial(gradient, *inputs)
+    return compiled(states, backward, *inputs)
 
 
 def memory() -> int:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,10 +21,11 @@ from evalkit.core.contracts import LanguageModel, Pretrained
 from evalkit.core.errors import UserError, writing
 from evalkit.core.tidy import as_csv
 from evalkit.inference.prefill import Prefilled
-from evalkit.parallel.devices import accelerator_bytes, bytes_of, cores, memory_bytes
+from evalkit.parallel.devices import accelerator_bytes, bytes_of, cores, memory_bytes, mesh_sharing
 from evalkit.record import environment
 from evalkit.record.files import write_text
 from evalkit.reports.curves import COLOURS, Frame, save, seed_figure
+from evalkit.reports.numbers import grouped
 from evalkit.reports.points import Curve, Point
 
 Said = Callable[[str], None]
@@ -64,14 +66,14 @@ class Record:
         self.file = folder / "measured.jsonl"
         settings = {**settings, "jax": jax.__version__, "devices": jax.device_count(), "cores": cores()}
         lines = self.file.read_text("utf-8", errors="replace").splitlines() if self.file.is_file() else []
-        found = list(_whole(lines))  # a line that was cut short is measured again
+        kept = list(_whole(lines))  # a line that was cut short is measured again
         for name, value in settings.items():
-            if found and found[0].get(name) != value:
-                raise UserError(f"{self.file} is of {name}={found[0].get(name)}, not {value}; give another out=FOLDER")
-        self.rows = found[1:]
+            if kept and kept[0].get(name) != value:
+                raise UserError(f"{self.file} is of {name}={kept[0].get(name)}, not {value}; give another out=FOLDER")
+        self.rows = kept[1:]
         with writing(self.file):
             folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.file, "".join(f"{json.dumps(row)}\n" for row in (found or [settings])))
+        write_text(self.file, "".join(f"{json.dumps(row)}\n" for row in (kept or [settings])))
 
     def holds(self, key: Mapping[str, Any]) -> bool:
         """Whether what this key names was measured."""
@@ -94,12 +96,12 @@ def _whole(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 def timed(models: Sequence[Sized], vocab_size: int) -> list[Timed]:
     """The models built of shapes; raises UserError for one that cannot be."""
-    found = []
+    ready = []
     for sized in models:
         model = sized.built(vocab_size)
         weights = bytes_of(jax.eval_shape(model.init, jax.random.key(0)))
-        found.append(Timed(f"{sized.name} {sized.words}".strip(), model, sized.node, weights))
-    return found
+        ready.append(Timed(f"{sized.name} {sized.words}".strip(), model, sized.node, weights))
+    return ready
 
 
 def latency(
@@ -119,11 +121,12 @@ def latency(
     for one in ready:
         _refuse_too_large(one, batch, max(1, *prefill) + tokens[-1], _memory(), "this machine has")
     record = Record(Path(out), {"bench": "decode", **shown, "models": [one.name for one in ready]})
-    for told, one, prefilled, key in _missing(record, repeats, ready, "prefill", prefill):
-        told = f"{told}, batch {batch}, prefill {prefilled:,}"
+
+    def measured(one: Timed, prefilled: int, when: str) -> dict[str, Any]:
         prepared = _prepared(one, batch, prefilled, tokens[-1], vocab_size)
-        record.add(key | _measured(one, batch, prefilled, tokens, prepared, told, said))
-    record.rows = _of_rounds(record, repeats, said)
+        return _measured(one, batch, prefilled, tokens, prepared, f"{when}, batch {batch}, prefill {prefilled:,}", said)
+
+    _fill(record, repeats, ready, "prefill", prefill, measured, said)
     rows = [row for prefilled in prefill for one in ready for row in _rows(record, one, prefilled)]
     panels = {f"decode-{prefilled}": [row for row in rows if row["prefill"] == prefilled] for prefilled in prefill}
     frame = Frame("tokens decoded", "seconds", scale="fitted")
@@ -152,9 +155,11 @@ def throughput(
     for one in ready:
         _refuse_too_large(one, 1, 1 + tokens[-1], memory, f"memory_gb={memory_gb:g} has")
     record = Record(Path(out), {"bench": "throughput", **shown, "models": [one.name for one in ready]})
-    for told, one, count, key in _missing(record, repeats, ready, "tokens", tokens):
-        record.add(key | _at_the_largest_batch(one, count, memory, most, vocab_size, told, said))
-    record.rows = _of_rounds(record, repeats, said)
+
+    def measured(one: Timed, count: int, when: str) -> dict[str, Any]:
+        return _at_the_largest_batch(one, count, memory, most, vocab_size, when, said)
+
+    _fill(record, repeats, ready, "tokens", tokens, measured, said)
     rows = [row for one in ready for count in tokens for row in _rows(record, one, 0, count)]
     frame = Frame("tokens decoded", "tokens a second", scale="fitted")
     title = f"Decoding as many rows as fit in {memory_gb:g} GB"
@@ -162,23 +167,22 @@ def throughput(
     return written(Path(out), {**shown, "repeats": repeats, "rows": rows}, ["throughput"])
 
 
-def _missing(
-    record: Record, repeats: int, ready: Sequence[Timed], name: str, values: Sequence[int]
-) -> Iterator[tuple[str, Timed, int, dict[str, Any]]]:
-    """What is to be measured yet, in rounds over all values and models: in words, the model, the value and its key."""
-    for repeat in range(repeats):
-        for value in values:
-            for one in ready:
-                key = {"repeat": repeat, "model": one.name, name: value}
-                if not record.holds(key):
-                    yield f"round {repeat + 1} of {repeats}, {one.name}", one, value, key
-
-
-def _of_rounds(record: Record, repeats: int, said: Said) -> list[dict[str, Any]]:
-    """The measurements of so many rounds; says how many there are, since some may have been kept from before."""
-    rows = [row for row in record.rows if row["repeat"] < repeats]
-    said(f"{len(rows)} measurements of {repeats} rounds, {record.file}")
-    return rows
+def _fill(
+    record: Record,
+    repeats: int,
+    ready: Sequence[Timed],
+    name: str,
+    values: Sequence[int],
+    measured: Callable[[Timed, int, str], dict[str, Any]],
+    said: Said,
+) -> None:
+    """Measures what the record lacks, in rounds over all values and models; says how many of its rows count."""
+    for repeat, value, one in product(range(repeats), values, ready):
+        key = {"repeat": repeat, "model": one.name, name: value}
+        if not record.holds(key):
+            record.add(key | measured(one, value, f"round {repeat + 1} of {repeats}, {one.name}"))
+    record.rows = [row for row in record.rows if row["repeat"] < repeats]
+    said(f"{len(record.rows)} measurements of {repeats} rounds, {record.file}")
 
 
 class Prepared(NamedTuple):
@@ -191,7 +195,8 @@ class Prepared(NamedTuple):
     @property
     def peak_bytes(self) -> int:
         """What it needs on all devices together."""
-        return decode.peak_bytes(self.run) * decode.devices_of(self.pretrained, self.read)
+        mesh = mesh_sharing(self.pretrained.params, self.read.logits.shape[0])
+        return decode.peak_bytes(self.run) * mesh.size
 
 
 def _prepared(one: Timed, batch: int, prefilled: int, room: int, vocab_size: int) -> Prepared:
@@ -201,7 +206,7 @@ def _prepared(one: Timed, batch: int, prefilled: int, room: int, vocab_size: int
 
 
 def _measured(
-    one: Timed, batch: int, prefilled: int, tokens: Sequence[int], ready: Prepared, told: str, said: Said
+    one: Timed, batch: int, prefilled: int, tokens: Sequence[int], ready: Prepared, when: str, said: Said
 ) -> dict[str, Any]:
     """One decoding with the machine's limits measured beside it."""
     limits = one.limits(ready.pretrained, batch)
@@ -210,20 +215,20 @@ def _measured(
         ready.pretrained.params,
         ready.read,
         tokens,
-        lambda count, taken: said(f"{told}: {count:,} tokens in {taken:,.1f} s"),
+        lambda count, taken: said(f"{when}: {count:,} tokens in {taken:,.1f} s"),
     )
     return _kept(one, batch, prefilled, tokens, at, limits) | {"peak_bytes": ready.peak_bytes}
 
 
 def _at_the_largest_batch(
-    one: Timed, count: int, memory: float, most: int, vocab_size: int, told: str, said: Said
+    one: Timed, count: int, memory: float, most: int, vocab_size: int, when: str, said: Said
 ) -> dict[str, Any]:
     """As `_measured`, with the batch that `cache_bytes` leaves room for, less where the compiled program needs more."""
     batch = largest_batch(one, count, memory, most)
     while True:
         ready = _prepared(one, batch, 0, count, vocab_size)
         if ready.peak_bytes <= memory or batch == 1:
-            return _measured(one, batch, 0, [count], ready, f"{told}, batch {batch}", said)
+            return _measured(one, batch, 0, [count], ready, f"{when}, batch {batch}", said)
         fits = int(batch * (memory - one.weights) / (ready.peak_bytes - one.weights))
         batch = _shared(max(1, min(batch - 1, fits)))
 
@@ -297,17 +302,15 @@ def _ms_lately(at: Sequence[Mapping[str, float]], index: int) -> float:
 
 def _draw(file: Path, title: str, rows: Sequence[dict[str, Any]], value: str, foretold: str, frame: Frame) -> None:
     """A line a model of what was measured, and a dashed one of equation 5 by this machine's copy bandwidth."""
-    names = list(dict.fromkeys(row["model"] for row in rows))
-
-    def curves(column: str, label: str) -> list[Curve]:
-        return [
-            Curve(label.format(name), {0: [Point(row["tokens"], row[column]) for row in rows if row["model"] == name]})
-            for name in names
-        ]
-
     notes = ["Dashed: equation 5, weights and caches read at this machine's copy bandwidth."]
-    figure = seed_figure(curves(value, "{}"), frame, title, notes, curves(foretold, ""), COLOURS)
-    save(figure, file)
+    dashed = [curve.relabel("") for curve in curves_of(rows, "tokens", foretold)]
+    save(seed_figure(curves_of(rows, "tokens", value), frame, title, notes, dashed, COLOURS), file)
+
+
+def curves_of(rows: Sequence[Mapping[str, Any]], x: str, value: str, unit: float = 1.0) -> list[Curve]:
+    """A curve a model, of a column against another, in a `unit` of its own."""
+    points = grouped((row["model"], Point(row[x], row[value] / unit)) for row in rows)
+    return [Curve(model, {0: of_model}) for model, of_model in points.items()]
 
 
 def written(folder: Path, result: dict[str, Any], figures: Sequence[str]) -> dict[str, Any]:

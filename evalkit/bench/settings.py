@@ -73,11 +73,11 @@ def _read(text: str, value: str, default: Any) -> Any:
     """The value of one setting, of the type of its default."""
     key = text.partition("=")[0]
     read, allowed = READERS[type(default)]
-    found = read(value)
-    if found is None or (isinstance(found, list) and found[0] < 1 and key not in FROM_0):
+    setting = read(value)
+    if setting is None or (isinstance(setting, list) and setting[0] < 1 and key not in FROM_0):
         least = "" if key in FROM_0 or not isinstance(default, list) else ", from 1"
         raise UserError(f"{text}; allowed: {key}= {allowed}{least}")
-    return found
+    return setting
 
 
 def _whole(value: str) -> int | None:

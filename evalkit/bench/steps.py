@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from evalkit.bench.sampling import Said, written
+from evalkit.bench.sampling import Said, curves_of, written
 from evalkit.bench.stopwatch import times
 from evalkit.configuration.models import Sized
 from evalkit.core.errors import UserError, writing
 from evalkit.reports.curves import COLOURS, Frame, save, seed_figure
-from evalkit.reports.points import Curve, Point
 from evalkit.tasks import Example
 from evalkit.training.settings import Training
 from evalkit.training.trainer import Trainer
@@ -52,14 +50,7 @@ class Noise:
 
 
 def measure(
-    models: Sequence[Sized],
-    said: Said,
-    *,
-    lengths: Sequence[int],
-    tokens: int,
-    vocab_size: int,
-    repeats: int,
-    out: str,
+    models: Sequence[Sized], said: Said, *, lengths: Sequence[int], tokens: int, vocab_size: int, repeats: int, out: str
 ) -> dict[str, Any]:
     """Milliseconds of a step of each model at each length, and relative to the first model's; raises UserError.
 
@@ -77,7 +68,8 @@ def measure(
     frame = Frame("sequence length (tokens)", f"time of a step, {first} at its shortest = 1", scale="fitted")
     title = f"A training step on {tokens:,} tokens"
     notes = ["Medians of rounds in which the models take turns."]
-    figure = seed_figure(_curves(rows), frame, title, notes, colours=COLOURS)
+    curves = curves_of(rows, "length", "ms_per_step", unit=rows[0]["ms_per_step"])
+    figure = seed_figure(curves, frame, title, notes, colours=COLOURS)
     save(figure, Path(out) / "steps.png")
     return written(Path(out), {**shown, "rows": rows}, ["steps"])
 
@@ -114,12 +106,7 @@ def _at(
 def _dispatch(sized: Sized, length: int, batch: int, vocab_size: int) -> Callable[[], Any]:
     """Takes the next steps of a fresh model, compiled already."""
     training = Training(
-        steps=1_000_000,
-        batch_size=batch,
-        learning_rate=1e-3,
-        log_every=STEPS,
-        eval_every=STEPS,
-        checkpoint_every=STEPS,
+        steps=1_000_000, batch_size=batch, learning_rate=1e-3, log_every=STEPS, eval_every=STEPS, checkpoint_every=STEPS
     )
     trainer = Trainer(Noise(vocab_size, length), sized.built(vocab_size), training, [0])
     (stage,) = training.stages(length)
@@ -131,15 +118,3 @@ def _dispatch(sized: Sized, length: int, batch: int, vocab_size: int) -> Callabl
         return state[0], sums
 
     return take
-
-
-def _curves(rows: Sequence[dict[str, Any]]) -> list[Curve]:
-    """A curve a model, in units of the first model's step at the shortest length."""
-    unit = rows[0]["ms_per_step"]
-    names = list(dict.fromkeys(row["model"] for row in rows))
-    of = partial(_points, rows, unit)
-    return [Curve(name, {0: of(name)}) for name in names]
-
-
-def _points(rows: Sequence[dict[str, Any]], unit: float, name: str) -> list[Point]:
-    return [Point(row["length"], row["ms_per_step"] / unit) for row in rows if row["model"] == name]

@@ -4,7 +4,8 @@ And by them, what the machine can do: the rate of a large float32 product and of
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +36,46 @@ def times(functions: Mapping[str, Callable[[], Any]], repeats: int, least_s: flo
         for name, function in functions.items():
             taken[name].append(_time(function, calls[name]))
     return taken
+
+
+class Race:
+    """Contenders at lengths that grow; one whose call takes more than `patience` seconds goes to no longer one."""
+
+    def __init__(self, repeats: int, patience: float, least_s: float = 0.0):
+        self.repeats, self.patience, self.least_s = repeats, patience, least_s
+        self.stopped: dict[str, str] = {}
+
+    def run(self, contenders: Mapping[str, Callable[[], Callable[[], Any]]], length: int) -> dict[str, float | str]:
+        """Median seconds of each contender, which is made first; or in words why it is not run."""
+        running = {name: make() for name, make in contenders.items() if name not in self.stopped}
+        results: dict[str, float | str] = {name: self.stopped[name] for name in contenders if name in self.stopped}
+        for name, seconds in times(running, self.repeats, self.least_s).items():
+            results[name] = taken = spread(seconds).median
+            if taken > self.patience:
+                self.stopped[name] = f"took {taken:.1f} s at length {length}"
+        return {name: results[name] for name in contenders}
+
+
+def doubling(shortest: int, longest: int) -> Iterator[int]:
+    """`shortest`, twice and four times as much, up to `longest`."""
+    while shortest <= longest:
+        yield shortest
+        shortest *= 2
+
+
+def compiled(function: Callable[..., Any], backward: bool, *inputs: Any) -> Callable[[], Any]:
+    """The function of these inputs, with the gradient of all of them if `backward`, whose cotangent is its value."""
+
+    def gradient(*inputs: Any) -> Any:
+        value, pull = jax.vjp(function, *inputs)
+        return value, pull(value)
+
+    return partial(jax.jit(gradient if backward else function), *inputs)
+
+
+def name_of_pass(backward: bool) -> str:
+    """What a row calls it."""
+    return "forward+backward" if backward else "forward"
 
 
 def _calls(function: Callable[[], Any], least_s: float) -> int:

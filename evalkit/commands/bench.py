@@ -32,9 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("what", choices=list(OWN), help="what is measured")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="the bench's own, or the experiment's")
-    given = parser.parse_args(arguments)
-    settings, rest = split(given.what, given.settings)
-    result, shape, quiet = measure.measure(given.what, settings, rest)
+    parsed = parser.parse_args(arguments)
+    settings, rest = split(parsed.what, parsed.settings)
+    result, shape, quiet = measure.measure(parsed.what, settings, rest)
     measure.show(Console(stderr=shape == "json", quiet=quiet, highlight=False), result)
     if shape == "json":
         print(json.dumps(result), flush=True)

@@ -28,12 +28,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("name", nargs="?", help="a task; without it, all are listed")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="length, seed, or a setting of the task")
     searched = [text for text in arguments if text.startswith(SEARCHED)]
-    given = parser.parse_args([text for text in arguments if text not in searched])
+    parsed = parser.parse_args([text for text in arguments if text not in searched])
     console = Console(highlight=False)
-    if given.name is None:
+    if parsed.name is None:
         _list(console, searched)
     else:
-        _show(console, given.name, given.settings, searched)
+        _show(console, parsed.name, parsed.settings, searched)
     return 0
 
 

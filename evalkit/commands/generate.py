@@ -45,10 +45,10 @@ def _unescaped(text: str) -> str:
 def _stops(text: str) -> tuple[str, ...]:
     if not text.startswith("["):
         return (_unescaped(text),)
-    found = json.loads(text)
-    if not all(isinstance(each, str) for each in found):
+    strings = json.loads(text)
+    if not all(isinstance(each, str) for each in strings):
         raise ValueError(text)
-    return tuple(map(_unescaped, found))
+    return tuple(map(_unescaped, strings))
 
 
 def _ids(text: str) -> tuple[int, ...]:
@@ -104,8 +104,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("checkpoint", help="a run, a released model's folder, or its name on the hub")
     parser.add_argument("words", nargs="*", metavar="PROMPT key=value", help="the prompt, unless file= has them")
-    given = parser.parse_args(arguments)
-    prompt, values = _parsed(given.words)
+    parsed = parser.parse_args(arguments)
+    prompt, values = _parsed(parsed.words)
     output = Output(values.pop("file", None), values.pop("out", None), values.pop("format", "text") == "json")
     if (prompt is None) == (output.file is None):
         raise UserError("give one prompt in quotation marks, or file=FILE with a prompt a line")
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
     prompts = [str(entry["prompt"]) for entry in entries]
     devices.use_every_core()
     devices.spare_memory()
-    _show(prompting.ready(given.checkpoint, prompts, settings), entries, output)
+    _show(prompting.ready(parsed.checkpoint, prompts, settings), entries, output)
     return 0
 
 
