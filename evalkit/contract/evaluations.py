@@ -48,27 +48,27 @@ class EvaluationUnderCheck:
     def rows(self) -> list[Row]:
         """Its first rows."""
         began = time.monotonic()
-        found = []
+        rows = []
         for entry in islice(self.evaluation.run(self.trained), MOST):
-            found.append(entry)
+            rows.append(entry)
             if time.monotonic() - began > SECONDS:
                 self.cut_short = True
                 break
-        return found
+        return rows
 
 
 @promised("evaluation", "it is an Evaluation of evalkit.core.contracts, whose run(trained) yields rows")
 def _evaluation(subject: EvaluationUnderCheck) -> str | None:
-    found = subject.evaluation
-    if not isinstance(found, Evaluation):
-        return f"it is a {type(found).__name__}"
+    evaluation = subject.evaluation
+    if not isinstance(evaluation, Evaluation):
+        return f"it is a {type(evaluation).__name__}"
     for name, count in METHODS.items():
-        method = getattr(found, name)
+        method = getattr(evaluation, name)
         try:
             inspect.signature(method).bind(*range(count))
         except TypeError as error:
             return f"{name} cannot be called with {count} argument{'s' * (count != 1)}: {error}"
-    if not inspect.isgeneratorfunction(inspect.unwrap(type(found).run)):
+    if not inspect.isgeneratorfunction(inspect.unwrap(type(evaluation).run)):
         return "run is no generator; let it yield each row as it is measured"
     return None
 
@@ -117,8 +117,8 @@ def _report(subject: EvaluationUnderCheck) -> str | None:
     )
     kind, record = kind_of(evaluation.kind), Record(header, list(subject.rows))
     lines = [Line("check", [Run(Path(), record, {})], alone=True)]
-    for name, given in (("summarise", [record]), ("tables", [lines]), ("records", [lines])):
-        if not isinstance(getattr(kind, name)(*given), dict if name == "summarise" else list):
+    for name, arguments in (("summarise", [record]), ("tables", [lines]), ("records", [lines])):
+        if not isinstance(getattr(kind, name)(*arguments), dict if name == "summarise" else list):
             return f"{name} gives no {'dictionary' if name == 'summarise' else 'list'}"
     kind.figures(lines, "check", [])
     verdict = evaluation.verdict(trained)

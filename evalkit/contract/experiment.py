@@ -1,18 +1,15 @@
 """The promises of everything in one experiment."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from evalkit.configuration.experiment import Experiment, model_of
-from evalkit.contract.evaluations import (
-    PROMISES_OF_EVALUATIONS,
-    QUICK_PROMISES_OF_EVALUATIONS,
-    EvaluationUnderCheck,
-)
+from evalkit.contract.evaluations import PROMISES_OF_EVALUATIONS, QUICK_PROMISES_OF_EVALUATIONS, EvaluationUnderCheck
 from evalkit.contract.models import OF_ONE_MIXER, QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES, ModelUnderCheck
 from evalkit.contract.promises import BrokenPromise, Promise, broken
 from evalkit.contract.tasks import PROMISES_OF_TASKS, TaskUnderCheck
@@ -46,10 +43,7 @@ def hold(experiment: Experiment, params: Params | None = None) -> None:
     looked at again: our tests hold it, and two more programs would take three seconds of every run.
     """
     of_models = () if is_ours(experiment.config["model"]) else QUICK_PROMISES_OF_MODELS
-    for parts in _parts(experiment, params, QUICK_PROMISES_OF_EVALUATIONS, of_models):
-        for part in parts:
-            for found in part.broken():
-                raise found
+    _raise_first(chain(*_parts(experiment, params, QUICK_PROMISES_OF_EVALUATIONS, of_models)))
 
 
 def hold_model(experiment: Experiment) -> None:
@@ -58,9 +52,13 @@ def hold_model(experiment: Experiment) -> None:
     It takes up to a minute on two cores. Our tests hold models of our mixers alone (`is_ours`).
     """
     _, model, _ = _parts(experiment, None, (), (*QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES))
-    for part in (*model, *_mixers(experiment)):
-        for found in part.broken():
-            raise found
+    _raise_first(chain(model, _mixers(experiment)))
+
+
+def _raise_first(parts: Iterable[Part]) -> None:
+    for part in parts:
+        for violation in part.broken():
+            raise violation
 
 
 def every_part(experiment: Experiment) -> list[Part]:
@@ -85,15 +83,15 @@ def _at_twice_the_length(experiment: Experiment) -> list[Part]:
 
 def _mixers(experiment: Experiment) -> list[Part]:
     """Each mixer with a window, in a model of one block."""
-    node, found = experiment.config["model"], []
+    node, parts = experiment.config["model"], []
     for name in dict.fromkeys(node.get("pattern", ())):
         model = model_of({**node, "pattern": [name], "depth": None}, experiment.task.vocab_size)
         if model.window is not None:
             alone = ModelUnderCheck(
                 model, experiment.task.vocab_size, dtype=_dtype(experiment), length=2 * model.window
             )
-            found.append(Part(f"mixer {name}", (OF_ONE_MIXER,), alone))
-    return found
+            parts.append(Part(f"mixer {name}", (OF_ONE_MIXER,), alone))
+    return parts
 
 
 def _parts(

@@ -56,11 +56,11 @@ class ModelUnderCheck:
     @cached_property
     def params(self) -> Params:
         """The parameters, none of them zero throughout."""
-        given = self._given
-        if given is None:
-            given = jax.jit(self.model.init, compiler_options=RUNS_ONCE)(_key(0))
+        params = self._given
+        if params is None:
+            params = jax.jit(self.model.init, compiler_options=RUNS_ONCE)(_key(0))
         random = np.random.default_rng(0)
-        return jax.tree.map(lambda leaf: _without_zeros(random, _here(leaf)), given)
+        return jax.tree.map(lambda leaf: _without_zeros(random, leaf), params)
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -106,18 +106,13 @@ class ModelUnderCheck:
         return self.lowered.compile(RUNS_ONCE)
 
     @cached_property
-    def program(self) -> Any:
-        """The forward pass of training, compiled."""
-        return jax.jit(lambda params, tokens: self.model.apply(params, tokens)[0], compiler_options=RUNS_ONCE)
-
-    @cached_property
     def logits(self) -> np.ndarray:
         """`[rows, TOKENS, v]` of `tokens`, in one forward pass as in training."""
         return np.asarray(self.first(self.params, jnp.asarray(self.tokens))[0], np.float64)
 
     @cached_property
     def cached(self) -> Any:
-        """The forward pass through the cache, compiled when first called."""
+        """The forward pass, with a cache or without, compiled for each kind of call."""
         return jax.jit(self.model.apply, compiler_options=RUNS_ONCE)
 
     @cached_property
@@ -125,37 +120,50 @@ class ModelUnderCheck:
         """`[rows, TOKENS, v]` of what `_rows` makes, in chunks through the cache."""
         tokens, positions = (jnp.asarray(x) for x in _rows(self.tokens[0]))
         program = self.lowered_with_cache.compile(RUNS_ONCE)
-        cache, found = self.model.init_cache(len(tokens), TOKENS + 1), []
+        cache, chunks = self.model.init_cache(len(tokens), TOKENS + 1), []
         for start in range(0, TOKENS, CHUNK):
             part = slice(start, start + CHUNK)
             logits, cache = program(self.params, tokens[:, part], positions[:, part], cache)
-            found.append(np.asarray(logits, np.float64))
-        return np.concatenate(found, axis=1)
+            chunks.append(np.asarray(logits, np.float64))
+        return np.concatenate(chunks, axis=1)
+
+    def applied(self, tokens: np.ndarray, positions: np.ndarray | None = None, *others: Any) -> tuple[np.ndarray, Any]:
+        """Logits of `tokens`, and the cache where one is given."""
+        with jax.default_matmul_precision("highest"):
+            logits, cache = self.cached(self.params, jnp.asarray(tokens), positions, *others)
+        return np.asarray(logits, np.float64), cache
 
     def through_cache(self, tokens: np.ndarray, positions: np.ndarray | None, sizes: Sequence[int]) -> np.ndarray:
         """Logits of `tokens`, given to the cache in chunks of these sizes."""
-        cache, start, found = self.model.init_cache(len(tokens), tokens.shape[1] + 1), 0, []
+        cache, start, chunks = self.model.init_cache(len(tokens), tokens.shape[1] + 1), 0, []
         for size in sizes:
             part = slice(start, start + size)
-            where = None if positions is None else jnp.asarray(positions[:, part])
-            with jax.default_matmul_precision("highest"):
-                logits, cache = self.cached(self.params, jnp.asarray(tokens[:, part]), where, cache)
-            found.append(np.asarray(logits, np.float64))
+            where = None if positions is None else positions[:, part]
+            logits, cache = self.applied(tokens[:, part], where, cache)
+            chunks.append(logits)
             start += size
-        return np.concatenate(found, axis=1)
+        return np.concatenate(chunks, axis=1)
 
     @cached_property
     def tolerance(self) -> float:
         """What two ways to the same logits may differ by."""
         return CLOSE[self.dtype] * max(float(np.abs(self.logits).max()), 1e-6)
 
-    def differ(self, actual: np.ndarray, expected: np.ndarray) -> str | None:
-        """Where logits `[t, v]` differ the first time, and by how much."""
+    def differ(self, actual: np.ndarray, expected: np.ndarray, when: str = "") -> str | None:
+        """Says, after the words `when`, where logits `[t, v]` first differ and by how much; None if nowhere."""
         off = np.abs(actual - expected).max(axis=-1)
         wrong = np.flatnonzero(~(off <= self.tolerance))
         if not len(wrong):
             return None
-        return f"the logits differ from position {wrong[0]} on, by {np.nanmax(off[wrong]):.2g}"
+        return f"{when}the logits differ from position {wrong[0]} on, by {np.nanmax(off[wrong]):.2g}"
+
+    def documents_differ(self, actual: np.ndarray) -> str | None:
+        """As `differ`, of each document of the row that `_rows` packs with several: beside the document alone."""
+        for row, start, stop in _documents():
+            when = f"in the document that begins at {start} "
+            if differs := self.differ(actual[start:stop], self.logits[row, : stop - start], when):
+                return differs
+        return None
 
 
 @promised("shapes", "logits are float32 [b, t, v], and without a cache there is none")
@@ -196,8 +204,8 @@ def _parameters(subject: ModelUnderCheck) -> str | None:
 
 @promised("account", "flops(length) is a whole number of operations, 0 or more")
 def _account(subject: ModelUnderCheck) -> str | None:
-    told = subject.model.flops(TOKENS)
-    return None if type(told) is int and told >= 0 else f"it is {told!r}"
+    flops = subject.model.flops(TOKENS)
+    return None if type(flops) is int and flops >= 0 else f"it is {flops!r}"
 
 
 @promised("finite", "the logits of fresh parameters are finite")
@@ -226,17 +234,17 @@ def _causality(subject: ModelUnderCheck) -> str | None:
 def _batch(subject: ModelUnderCheck) -> str | None:
     kept = len(subject.tokens) // 2
     others = np.concatenate([np.zeros_like(subject.tokens[kept:]), subject.tokens[:kept][::-1]])
-    found = np.asarray(subject.first(subject.params, jnp.asarray(others))[0], np.float64)[::-1]
-    for row in range(kept):
-        if differs := subject.differ(found[row], subject.logits[row]):
-            return f"beside other rows, and in another place, {differs}"
-    return None
+    beside = np.asarray(subject.first(subject.params, jnp.asarray(others))[0], np.float64)[::-1]
+    differences = (
+        subject.differ(*rows, "beside other rows, and in another place, ")
+        for rows in zip(beside[:kept], subject.logits[:kept], strict=True)
+    )
+    return next(filter(None, differences), None)
 
 
 @promised("chunks", "tokens in chunks through the cache give what they give at once")
 def _chunks(subject: ModelUnderCheck) -> str | None:
-    found = subject.differ(subject.pieces[0], subject.logits[0])
-    return None if found is None else f"in chunks of {CHUNK} {found}"
+    return subject.differ(subject.pieces[0], subject.logits[0], f"in chunks of {CHUNK} ")
 
 
 @promised("padding", NO_PAD)
@@ -244,46 +252,36 @@ def _padding(subject: ModelUnderCheck) -> str | None:
     base, pieces = subject.logits[0], subject.pieces
     if not np.isfinite(pieces).all():
         return "with pads in a row some logits are not finite"
-    after_pads = subject.differ(pieces[1, LEFT:], base[: TOKENS - LEFT])
-    if after_pads is not None:
-        return f"after {LEFT} pads {after_pads}"
     joined = np.concatenate([pieces[2, : CHUNK - RIGHT], pieces[2, CHUNK:]])
-    between = subject.differ(joined, base[: TOKENS - RIGHT])
-    if between is not None:
-        return f"with {RIGHT} pads after position {CHUNK - RIGHT - 1} {between}"
-    first = subject.differ(pieces[4, CHUNK:], base[: TOKENS - CHUNK])
-    return None if first is None else f"after a chunk of pads alone {first}"
+    return (
+        subject.differ(pieces[1, LEFT:], base[: TOKENS - LEFT], f"after {LEFT} pads ")
+        or subject.differ(joined, base[: TOKENS - RIGHT], f"with {RIGHT} pads after position {CHUNK - RIGHT - 1} ")
+        or subject.differ(pieces[4, CHUNK:], base[: TOKENS - CHUNK], "after a chunk of pads alone ")
+    )
 
 
 @promised("resets", "position 0 begins a new document, which sees nothing of the one before")
 def _resets(subject: ModelUnderCheck) -> str | None:
-    for row, start, stop in _documents():
-        found = subject.differ(subject.pieces[3, start:stop], subject.logits[row, : stop - start])
-        if found is not None:
-            return f"in the document that begins at {start} {found}"
-    return None
+    return subject.documents_differ(subject.pieces[3])
 
 
 @promised("steps", "one token at a time gives what all tokens at once give")
 def _steps(subject: ModelUnderCheck) -> str | None:
     tokens = subject.tokens[:2]
     for sizes in ([1] * TOKENS, [ODD_CHUNK, 9, 1, 1, ODD_CHUNK, ODD_CHUNK]):
-        found = subject.differ(subject.through_cache(tokens, None, sizes)[0], subject.logits[0])
-        if found is not None:
-            return f"in chunks of {', '.join(map(str, dict.fromkeys(sizes)))} {found}"
+        when = f"in chunks of {', '.join(map(str, dict.fromkeys(sizes)))} "
+        if differs := subject.differ(subject.through_cache(tokens, None, sizes)[0], subject.logits[0], when):
+            return differs
     return None
 
 
 @promised("packing", "documents in one row, without a cache, are as if each were alone")
 def _packing(subject: ModelUnderCheck) -> str | None:
     tokens, positions = _rows(subject.tokens[0])
-    logits, _ = _precise(subject.cached, subject.params, tokens, positions)
-    for row, start, stop in _documents():
-        found = subject.differ(logits[3, start:stop], subject.logits[row, : stop - start])
-        if found is not None:
-            return f"in the document that begins at {start} {found}"
-    found = subject.differ(logits[1, LEFT:], subject.logits[0, : TOKENS - LEFT])
-    return None if found is None else f"after {LEFT} pads {found}"
+    logits, _ = subject.applied(tokens, positions)
+    return subject.documents_differ(logits[3]) or subject.differ(
+        logits[1, LEFT:], subject.logits[0, : TOKENS - LEFT], f"after {LEFT} pads "
+    )
 
 
 @promised("state under padding", "pads alone change nothing of what follows")
@@ -291,20 +289,19 @@ def _state(subject: ModelUnderCheck) -> str | None:
     # In odd chunks through a cache of this size, because `_steps` has that program.
     tokens, cache = subject.tokens[:2], subject.model.init_cache(2, TOKENS + 1)
     for start in (0, ODD_CHUNK):
-        _, cache = _precise(subject.cached, subject.params, tokens[:, start : start + ODD_CHUNK], None, cache)
+        _, cache = subject.applied(tokens[:, start : start + ODD_CHUNK], None, cache)
     following = tokens[:, 2 * ODD_CHUNK : 3 * ODD_CHUNK]
-    _, after = _precise(subject.cached, subject.params, following, np.full((2, ODD_CHUNK), -1, np.int32), cache)
+    _, after = subject.applied(following, np.full((2, ODD_CHUNK), -1, np.int32), cache)
     # What follows is compared, not the arrays: a cache may move places that hold nothing.
-    expected, _ = _precise(subject.cached, subject.params, following, None, cache)
-    logits, _ = _precise(subject.cached, subject.params, following, None, after)
-    found = subject.differ(logits[0], expected[0])
-    return None if found is None else f"after {ODD_CHUNK} pads {found}"
+    expected, _ = subject.applied(following, None, cache)
+    logits, _ = subject.applied(following, None, after)
+    return subject.differ(logits[0], expected[0], f"after {ODD_CHUNK} pads ")
 
 
 @promised("chosen positions", "the logits at chosen positions are those of all")
 def _at(subject: ModelUnderCheck) -> str | None:
     at = np.array([[0, TOKENS // 2, TOKENS - 1]] * 2, np.int32)
-    some, _ = _precise(subject.cached, subject.params, subject.tokens[:2], None, None, at)
+    some, _ = subject.applied(subject.tokens[:2], None, None, at)
     if some.shape != (2, 3, subject.vocab_size):
         return f"for at {at.shape} they are {some.shape}"
     return subject.differ(some[0], subject.logits[0, at[0]])
@@ -316,16 +313,15 @@ def _long(subject: ModelUnderCheck) -> str | None:
     first, other = np.random.default_rng(2).integers(0, subject.vocab_size, (2, length))
     cuts = [length, TOKENS + 1, length // 2 + 1, length - 1]
     tokens = np.stack([np.where(np.arange(length) < cut, first, other) for cut in cuts]).astype(np.int32)
-    logits = _run(subject.program, subject.params, tokens)
+    logits, _ = subject.applied(tokens)
     for row, cut in enumerate(cuts):
-        found = subject.differ(logits[row, :cut], logits[0, :cut])
-        if found is not None:
-            return f"of {length} tokens, when those from position {cut} on are replaced, {found}"
+        when = f"of {length} tokens, when those from position {cut} on are replaced, "
+        if differs := subject.differ(logits[row, :cut], logits[0, :cut], when):
+            return differs
     sizes = [TOKENS * 2] * (length // (TOKENS * 2))
-    found = subject.differ(subject.through_cache(tokens[:2], None, sizes)[0], logits[0])
-    if found is not None:
-        return f"of {length} tokens in chunks of {TOKENS * 2} {found}"
-    return _long_documents(subject, tokens[0], logits[0], sizes)
+    in_chunks = subject.through_cache(tokens[:2], None, sizes)[0]
+    differs = subject.differ(in_chunks, logits[0], f"of {length} tokens in chunks of {TOKENS * 2} ")
+    return differs or _long_documents(subject, tokens[0], logits[0], sizes)
 
 
 def _long_documents(
@@ -335,13 +331,13 @@ def _long_documents(
     length, second = len(tokens), len(tokens) // 2 + ODD_CHUNK
     row = np.concatenate([tokens[:LEFT], tokens[: second - LEFT], tokens[: length - second]])[None]
     where = np.concatenate([np.full(LEFT, -1), np.arange(second - LEFT), np.arange(length - second)])[None]
-    at_once, _ = _precise(subject.cached, subject.params, row, where.astype(np.int32))
+    at_once, _ = subject.applied(row, where.astype(np.int32))
     in_chunks = subject.through_cache(row, where.astype(np.int32), sizes)
-    for how, found in (("", at_once[0]), (f", in chunks of {TOKENS * 2}", in_chunks[0])):
+    for how, logits_of_row in (("", at_once[0]), (f", in chunks of {TOKENS * 2}", in_chunks[0])):
         for start, stop in ((LEFT, second), (second, length)):
-            differs = subject.differ(found[start:stop], logits[: stop - start])
-            if differs is not None:
-                return f"of {length} tokens{how}, in the document that begins at {start} after {LEFT} pads, {differs}"
+            when = f"of {length} tokens{how}, in the document that begins at {start} after {LEFT} pads, "
+            if differs := subject.differ(logits_of_row[start:stop], logits[: stop - start], when):
+                return differs
     return None
 
 
@@ -353,7 +349,7 @@ def _window(subject: ModelUnderCheck) -> str | None:
     before = np.arange(subject.length) < subject.length - window
     first, other = np.random.default_rng(3).integers(0, subject.vocab_size, (2, subject.length))
     tokens = np.stack([first, np.where(before, other, first)]).astype(np.int32)
-    last = _run(subject.program, subject.params, tokens)[:, -1]
+    last = subject.applied(tokens)[0][:, -1]
     off = float(np.abs(last[0] - last[1]).max())
     return f"with window={window} older tokens change its logits by {off:.2g}" if off > subject.tolerance else None
 
@@ -381,8 +377,8 @@ def _gradients(subject: ModelUnderCheck) -> str | None:
     def loss(params: Params) -> Array:
         return (subject.model.apply(params, jnp.asarray(subject.tokens[:2]))[0] ** 2).mean()
 
-    found = jax.jit(jax.grad(loss), compiler_options=RUNS_ONCE)(subject.params)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+    gradients = jax.jit(jax.grad(loss), compiler_options=RUNS_ONCE)(subject.params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
         if not np.isfinite(np.asarray(leaf)).all():
             return f"that of {jax.tree_util.keystr(path)} is not finite"
         if not np.asarray(leaf).any():
@@ -435,30 +431,15 @@ def _documents() -> list[tuple[int, int, int]]:
     return list(zip(rows, (0, *RESETS), (*RESETS, TOKENS), strict=True))
 
 
-def _run(program: Any, params: Params, tokens: np.ndarray) -> np.ndarray:
-    with jax.default_matmul_precision("highest"):
-        return np.asarray(program(params, jnp.asarray(tokens)), np.float64)
-
-
-def _precise(program: Any, params: Params, tokens: np.ndarray, *others: Any) -> tuple[np.ndarray, Any]:
-    with jax.default_matmul_precision("highest"):
-        logits, cache = program(params, jnp.asarray(tokens), *others)
-    return np.asarray(logits, np.float64), cache
-
-
 def _key(seed: int) -> Array:
     """A key whose random bits are a tenth of the work to compile; parameters to look at need no better ones."""
     return jax.random.key(seed, impl="unsafe_rbg")
 
 
-def _here(leaf: Array) -> Array:
-    """The parameter on one device: a look needs no more, and several would all do the same."""
-    return leaf.addressable_data(0) if leaf.is_fully_replicated else jnp.asarray(np.asarray(leaf))
-
-
 def _without_zeros(random: np.random.Generator, leaf: Array) -> Array:
+    """The parameter on one device, since several would all do the same, or small random values where it is zero."""
     if np.asarray(leaf).any():
-        return leaf
+        return leaf.addressable_data(0) if leaf.is_fully_replicated else jnp.asarray(np.asarray(leaf))
     return jnp.asarray((0.02 * random.standard_normal(leaf.shape)).astype(leaf.dtype))
 
 

@@ -48,9 +48,9 @@ def broken(subject: str, groups: Sequence[Sequence[Promise]], under_check: Any) 
     for group in groups:
         kept = True
         for promise in group:
-            found = promise.found(under_check)
-            if found is not None:
+            violation = promise.found(under_check)
+            if violation is not None:
                 kept = False
-                yield BrokenPromise(subject, promise, found)
+                yield BrokenPromise(subject, promise, violation)
         if not kept:
             return

@@ -69,16 +69,16 @@ def _example(subject: TaskUnderCheck) -> str | None:
     task = subject.task
     for length in (task.length, 2 * task.length):
         try:
-            found = subject.shapes(length)
+            example = subject.shapes(length)
         except ValueError:
             if length == task.length:
                 raise
             continue  # a task may refuse a length
-        if not isinstance(found, Example):
-            return f"it gives {type(found).__name__}"
+        if not isinstance(example, Example):
+            return f"it gives {type(example).__name__}"
         wanted = (length + task.answer_length,)
         for name, kind in (("tokens", np.int32), ("targets", np.int32), ("mask", np.bool_)):
-            field = getattr(found, name)
+            field = getattr(example, name)
             if field.shape != wanted or field.dtype != kind:
                 return f"at length {length} {name} are {field.dtype} {field.shape}, not {np.dtype(kind)} {wanted}"
     return None
@@ -133,9 +133,9 @@ def _ordinary(subject: TaskUnderCheck) -> str | None:
 def _solve(subject: TaskUnderCheck) -> str | None:
     batch = subject.batch
     for tokens, wanted, scored in zip(batch.tokens, batch.targets, batch.mask, strict=True):
-        given = np.array(tokens)
-        targets, mask = subject.task.solve(given)
-        if not np.array_equal(given, tokens):
+        own_copy = np.array(tokens)
+        targets, mask = subject.task.solve(own_copy)
+        if not np.array_equal(own_copy, tokens):
             return "solve changes the tokens that it is given"
         if np.shape(targets) != wanted.shape or np.shape(mask) != wanted.shape:
             return f"for tokens {wanted.shape} they are {np.shape(targets)} and {np.shape(mask)}"
