@@ -23,16 +23,16 @@ def download(name: str) -> Path:
         raise UserError(
             f"checkpoint {name} does not exist; give the folder of a run or a model, or owner/name on the hub"
         )
-    found = _cached(name)
+    cached = _cached(name)
     try:
         ask_hub(name, "model", ANSWER_SECONDS)
     except Refused as refusal:
-        if found is not None and refusal.is_passing:
-            return found
+        if cached is not None and refusal.is_passing:
+            return cached
         raise UserError(f"checkpoint {name} is no folder here and {refusal}") from refusal
     except Silent as error:
-        if found is not None:
-            return found
+        if cached is not None:
+            return cached
         raise UserError(
             f"checkpoint {name} is no folder here, and {error}; give a folder with a copy of it, or the cache of a "
             "machine that has it (HF_HOME)"

@@ -70,24 +70,24 @@ def find(
 
 def load_for_text(checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = ()) -> Pretrained:
     """As `load`; raises UserError for a model whose tokens stand for no text, too."""
-    found = load(checkpoint, dtype, allow_targets)
-    if isinstance(found.tokenizer, Numbers):
+    pretrained = load(checkpoint, dtype, allow_targets)
+    if isinstance(pretrained.tokenizer, Numbers):
         raise UserError(
-            f"checkpoint {checkpoint} has {found.tokenizer.vocab_size} tokens, which stand for no text; "
+            f"checkpoint {checkpoint} has {pretrained.tokenizer.vocab_size} tokens, which stand for no text; "
             f"give one of {Bytes.vocab_size}, bytes and the two ends of a text, or a released model"
         )
-    return found
+    return pretrained
 
 
 def digest(params: Params) -> str:
     """SHA-256 of every parameter with its name, shape and dtype, in hexadecimal."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         # Of a copy, since JAX keeps what NumPy was given for as long as the array lives; on a CPU it gives its own.
         array = np.asarray(leaf if jax.default_backend() == "cpu" else jnp.copy(leaf))
-        found.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+        sha256.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
+        sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return sha256.hexdigest()
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Int
 
+from evalkit.checks import refuse_below_1
 from evalkit.core.contracts import LanguageModel, Params, Pretrained
 from evalkit.inference.prefill import Prefilled, bucket, by_length, check, placed, prefill, shortest_chunk
 from evalkit.inference.sampling import GREEDY, Sampler
-from evalkit.inference.texts import Row, Said, ends_of
+from evalkit.inference.texts import Ends, Row, Said, ends_of
 from evalkit.parallel.devices import by_rows, bytes_of, mesh_sharing
 
 # Tokens that one call of the device decodes: at most, and before the text is looked at for the first time.
@@ -52,13 +53,11 @@ def generate(
 
         generate(load("runs/text"), [list(b"Once upon a time")], 200, sampler=Sampler(temperature=0.8, top_p=0.95))
     """
-    for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size), ("chunk", chunk)):
-        if value < 1:
-            raise ValueError(f"{name}={value}; allowed: 1 or more")
+    refuse_below_1(max_new_tokens=max_new_tokens, batch_size=batch_size, chunk=chunk)
     if not 0 <= seed <= LARGEST_SEED:
         raise ValueError(f"seed={seed}; allowed: 0 to {LARGEST_SEED}")
     check(prompts, pretrained.tokenizer.vocab_size)
-    ends_of(pretrained.tokenizer, stop, stop_tokens)  # refuses what cannot end before anything is read
+    ends = ends_of(pretrained.tokenizer, stop, stop_tokens)
     texts = [Said("", ())] * len(prompts)
     pretrained = placed(pretrained, batch_size)
     chunk = shortest_chunk(prompts, chunk)
@@ -66,8 +65,8 @@ def generate(
         batch = [prompts[index] for index in indices]
         size = bucket(len(batch[0]) + max_new_tokens)
         read = prefill(pretrained, batch, rows=batch_size, size=size, chunk=chunk)
-        settings = {"stop": stop, "stop_tokens": stop_tokens, "sampler": sampler, "seed": seed, "heard": heard}
-        for index, text in zip(indices, decode(pretrained, read, indices, max_new_tokens, **settings), strict=True):
+        decoded_texts = decode(pretrained, read, indices, max_new_tokens, ends, sampler=sampler, seed=seed, heard=heard)
+        for index, text in zip(indices, decoded_texts, strict=True):
             texts[index] = text
             said(index, text)
     return texts
@@ -78,20 +77,17 @@ def decode(
     read: Prefilled,
     indices: Sequence[int],
     max_new_tokens: int,
+    ends: Ends,
     *,
-    stop: Sequence[str] = (),
-    stop_tokens: Sequence[int] = (),
     sampler: Sampler = GREEDY,
     seed: int = 0,
     heard: Heard | None = None,
 ) -> list[Said]:
-    """The texts after prompts that have been `read`, see `generate`; `indices` are the prompts', rows beyond are none.
+    """Decodes from prefilled prompts, as `generate` does. Row i belongs to prompt `indices[i]`; more rows are padding.
 
-    The cache in `read` is used up; a global one needs room for `max_new_tokens`. Raises ValueError for an empty stop
-    string, and for a stop token that the vocabulary has not.
+    The cache in `read` is used up; a global one needs room for `max_new_tokens`.
     """
     rows, tokenizer = read.logits.shape[0], pretrained.tokenizer
-    ends = ends_of(tokenizer, stop, stop_tokens)
     mesh = mesh_sharing(pretrained.params, rows)
     settings = {"sampler": sampler, "ends": tuple(sorted(ends.tokens))}
     run = partial(decoded, pretrained.model, mesh, pretrained.params, **settings)

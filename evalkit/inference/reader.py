@@ -44,8 +44,8 @@ class Reader:
         batch = len(self.answers)
         query = np.full((batch, 1), self.query, np.int32)
         question = _example(query, np.asarray(self.answers)[:, None], scored=True)
-        _, found = self._advance(question, jax.tree.map(jnp.copy, cache), scored=True)
-        return np.asarray(found.correct)
+        _, tally = self._advance(question, jax.tree.map(jnp.copy, cache), scored=True)
+        return np.asarray(tally.correct)
 
     def _advance(self, part: Example, cache: Cache, scored: bool) -> tuple[Cache, Tally]:
         batch = len(self.answers)

@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
-from evalkit.core.checks import at_least
+from evalkit.checks import at_least
 from evalkit.core.contracts import Cache, LanguageModel, Params
 from evalkit.core.errors import UserError
 from evalkit.inference.prefill import empty_cache
@@ -115,8 +115,8 @@ class Scorer:
 
     def scores(self, requests: Sequence[Request]) -> list[Score]:
         """The score of each request; raises UserError for an empty context or continuation."""
-        found = dict(self.stream(requests))
-        return [found[index] for index in range(len(requests))]
+        by_request = dict(self.stream(requests))
+        return [by_request[index] for index in range(len(requests))]
 
     def stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, Score]]:
         """Each request's index and score as soon as it is known; raises as `scores`."""
@@ -205,9 +205,9 @@ class Scorer:
             questions, at, targets = _questions(batch, first)
             # Without a cache nothing comes after the pads that could see them; without pads a row just continues.
             where = positions if batch.room and (positions < 0).any() else None
-            given = jax.device_put((tokens, where, at, targets), split(self._mesh))
+            arrays = jax.device_put((tokens, where, at, targets), split(self._mesh))
             with jax.default_matmul_precision("highest"):
-                logprobs, greedy, cache = read(self.model, self._mesh, self._placed, cache, *given)
+                logprobs, greedy, cache = read(self.model, self._mesh, self._placed, cache, *arrays)
             if not questions:
                 continue
             logprobs, greedy = np.asarray(logprobs), np.asarray(greedy)
@@ -320,7 +320,7 @@ def _group(context: Tokens, requests: Sequence[Request], indices: Sequence[int])
 def _places(rows: Sequence[Row], chunk: int) -> int:
     """Room for the answers in any chunk of any row, no more than the chunk has tokens unless they share some."""
     counts = (groupby(row.questions, key=lambda question: question.place // chunk) for row in rows)
-    most = max(len(list(same)) for found in counts for _, same in found)
+    most = max(len(list(same)) for in_chunks in counts for _, same in in_chunks)
     return min(_power_of_four(most), max(most, chunk))
 
 

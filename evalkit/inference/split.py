@@ -94,9 +94,5 @@ def _advance(
 
     whole, part = PartitionSpec(), PartitionSpec(None, SEQUENCE)
     return jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(whole, part, part, part, whole),
-        out_specs=(whole, part, part),
-        check_vma=False,
+        on_device, mesh=mesh, in_specs=(whole, part, part, part, whole), out_specs=(whole, part, part), check_vma=False
     )(params, tokens, targets, positions, cache)

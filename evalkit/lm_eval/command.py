@@ -111,7 +111,12 @@ def _run(harness: private.HarnessCLI, parsed: argparse.Namespace) -> None:
         if names and not unclear:
             _find_data(names, include, data_path, parsed.num_fewshot)
         parsed.include_path = include
-        with private.evaluating_by(partial(_kept_evaluation, kept, bootstrap_iters)):
+
+        def evaluated(**settings: Any) -> Results:
+            kept.append(evaluate(**settings, bootstrap_iters=bootstrap_iters))
+            return dict(kept[-1])
+
+        with private.evaluating_by(evaluated):
             harness.execute(parsed)
     for results in kept:
         print(table1.beside_the_paper(results["results"]), end="")
@@ -124,11 +129,6 @@ def _find_data(names: Sequence[str], include: Sequence[Path], data_path: Path | 
         data_sets.refuse_unreachable(tasks, "--data_path FOLDER")
     else:
         data_sets.localise(index, tasks, data_path, include[-1], shots=shots)
-
-
-def _kept_evaluation(kept: list[Results], bootstrap_iters: int, **settings: Any) -> Results:
-    kept.append(evaluate(**settings, bootstrap_iters=bootstrap_iters))
-    return dict(kept[-1])
 
 
 def evaluate(

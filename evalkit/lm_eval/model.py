@@ -42,5 +42,5 @@ class EvalkitLM(PretrainedLM):
             raise UserError(f"device={device!r} is lm-eval's; choose the device by JAX_PLATFORMS=cpu, cuda or tpu")
         if max_length is not None and max_length < 1:
             raise UserError(f"max_length={max_length}; allowed: 1 or more")
-        found = pretrained if isinstance(pretrained, Pretrained) else load_for_text(pretrained, dtype)
-        super().__init__(found, dtype=dtype, max_length=max_length, **settings)
+        checkpoint = pretrained if isinstance(pretrained, Pretrained) else load_for_text(pretrained, dtype)
+        super().__init__(checkpoint, dtype=dtype, max_length=max_length, **settings)

@@ -68,10 +68,10 @@ def name_of(task: Task, model: Sequence[Any], how: Mapping[str, Any]) -> str:
 def load(path: Path) -> list[Instance] | None:
     """The prompts in a file; None if there is none, and with a warning if it is not what was written."""
     try:
-        told, _, content = path.read_bytes().partition(b"\n")
+        digest, _, content = path.read_bytes().partition(b"\n")
     except FileNotFoundError:
         return None
-    if sums.of_bytes(content).encode() != told:
+    if sums.of_bytes(content).encode() != digest:
         log.warning("the prompts in %s are damaged: their SHA-256 differs; they are made again", path)
         return None
     return _decoded(content)

@@ -90,8 +90,8 @@ def _completed(runs: Sequence[Run], complete: Complete, at: int | None) -> list[
     """The runs, the headers of those that do not say what their models cost completed."""
     lacking = [run for run in runs if run.header.flops_per_token is None or run.header.state_bytes(at) is None]
     headers = complete([(run.folder, run.header) for run in lacking], at) if lacking else []
-    found = {run.folder: header for run, header in zip(lacking, headers, strict=True)}
-    return [replace(run, record=run.record._replace(header=found.get(run.folder, run.header))) for run in runs]
+    by_folder = {run.folder: header for run, header in zip(lacking, headers, strict=True)}
+    return [replace(run, record=run.record._replace(header=by_folder.get(run.folder, run.header))) for run in runs]
 
 
 def _against(
@@ -137,6 +137,6 @@ def _of_one_kind(loaded: Sequence[Run]) -> list[Run]:
     for run in others:
         tasks.setdefault(run.header.task, run.folder)
     if len(tasks) > 1:
-        found = ", ".join(f"{task} ({folder})" for task, folder in tasks.items())
-        raise UserError(f"runs of different tasks do not compare: {found}; give runs of one task")
+        names = ", ".join(f"{task} ({folder})" for task, folder in tasks.items())
+        raise UserError(f"runs of different tasks do not compare: {names}; give runs of one task")
     return [run for run in others if run.header.kind == others[0].header.kind]

@@ -67,13 +67,13 @@ class Frame:
 
 def frame_of(headers: Iterable[Header], x: str = Frame.x, y: str = Frame.y) -> Frame:
     """Training lengths and windows of these runs are marked, and chance if it is the same for all."""
-    told = list(headers)
-    chances = {header.chance for header in told}
+    known = list(headers)
+    chances = {header.chance for header in known}
     return Frame(
         x,
         y,
-        sorted({header.train_length for header in told if header.train_length}),
-        sorted({header.window for header in told if header.window}),
+        sorted({header.train_length for header in known if header.train_length}),
+        sorted({header.window for header in known if header.window}),
         chances.pop() if len(chances) == 1 else None,
     )
 
@@ -90,7 +90,7 @@ def length_figure(curves: Sequence[Curve], frame: Frame, title: str = "", notes:
         length_axis(axes, [*frame.trained, *frame.windows, *lengths])
         mark_chance(axes, frame.chance)
         rows = mark_lengths(axes, frame.trained, frame.windows)
-        points = [point for curve in curves for found in curve.seeds.values() for point in found]
+        points = [point for curve in curves for of_seed in curve.seeds.values() for point in of_seed]
         _scale(axes, frame, [end for point in points for end in (point.low, point.value, point.high)])
         for index, curve in enumerate(curves):
             _draw_ladder(axes, curve, index, shift=axes.transData if curve.banded else _shift(axes, index, len(curves)))
@@ -110,8 +110,8 @@ def cost_figure(curves: Sequence[Curve], frame: Frame, unit: str, title: str = "
         cost_axis(axes, [x for curve in curves for x, *_ in curve.over_seeds()], unit)
         mark_chance(axes, frame.chance)
         for index, curve in enumerate(curves):
-            across = [Point(*found) for found in curve.over_seeds()]
-            bars = across if len(curve.seeds) > 1 else [point for found in curve.seeds.values() for point in found]
+            across = [Point(*of_seed) for of_seed in curve.over_seeds()]
+            bars = across if len(curve.seeds) > 1 else [point for of_seed in curve.seeds.values() for point in of_seed]
             look = {**_look(index), "marker": MARKERS[index % len(MARKERS)], "zorder": 3 + 0.1 * index}
             _draw_intervals(axes, bars, look["color"], axes.transData)
             axes.plot([point.x for point in across], [point.value for point in across], ms=6, lw=1.2, **look)
@@ -154,7 +154,7 @@ def seed_figure(
     with matplotlib.rc_context(STYLE):
         figure, axes = canvas()
         axes.set(xlabel=frame.x, ylabel=frame.y)
-        points = [point for curve in [*curves, *dashed] for found in curve.seeds.values() for point in found]
+        points = [point for curve in [*curves, *dashed] for of_seed in curve.seeds.values() for point in of_seed]
         last = max((point.x for point in points), default=1)
         if frame.steps:
             step_axis(axes, last)
@@ -240,7 +240,7 @@ def _draw_intervals(axes: Axes, points: Sequence[Point], colour: str, shift: Tra
 
 def _ends(curve: Curve) -> list[Point]:
     """The last point of a curve whose longer lengths were not run; empty for any other."""
-    last = [Point(*found) for found in curve.over_seeds()[-1:]]
+    last = [Point(*at) for at in curve.over_seeds()[-1:]]
     return [point for point in last if any(length > point.x for length in curve.not_run)]
 
 

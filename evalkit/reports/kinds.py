@@ -78,8 +78,8 @@ def kind_of(name: str) -> Kind:
     try:
         found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        said = f"the kind of report {name!r} cannot be imported ({error}); put its module on the path"
-        raise UserError(said) from error
+        message = f"the kind of report {name!r} cannot be imported ({error}); put its module on the path"
+        raise UserError(message) from error
     if not isinstance(found, Kind):
         raise UserError(f"{name} is no kind of report; it needs the functions summarise, tables, figures and records")
     return found

@@ -6,11 +6,7 @@ from typing import Any
 from evalkit.reports.numbers import grouped
 from evalkit.reports.pooling import Line
 
-COMPARED = (
-    ("training length", "train_length"),
-    ("chance", "chance"),
-    ("preset", "preset"),
-)
+COMPARED = (("training length", "train_length"), ("chance", "chance"), ("preset", "preset"))
 
 
 def notes_of(lines: Sequence[Line]) -> list[str]:
@@ -38,17 +34,17 @@ def left_out(line: Line) -> list[str]:
                 measured.add(what)
             elif "not_run" in entry["extra"]:
                 reasons[what] = entry["extra"]["not_run"]
-    found: dict[str, dict[str, None]] = {}  # in order, each once
+    by_reason: dict[str, dict[str, None]] = {}  # in order, each once
     for (metric, length, document), reason in sorted(reasons.items(), key=str):
         if (metric, length, document) not in measured:
-            found.setdefault(reason, {})[document or f"{length:,}"] = None
-    return [f"not run ({reason}): {'; '.join(names)}" for reason, names in found.items()]
+            by_reason.setdefault(reason, {})[document or f"{length:,}"] = None
+    return [f"not run ({reason}): {'; '.join(names)}" for reason, names in by_reason.items()]
 
 
 def _other_texts(lines: Sequence[Line]) -> list[str]:
     """Says so where the lines were not drawn on the same held-out texts."""
-    told = ((line.label, line.header.text) for line in lines if line.header.text)
-    texts = grouped((text.get("held_out", text["digest"]), label) for label, text in told)
+    known = ((line.label, line.header.text) for line in lines if line.header.text)
+    texts = grouped((text.get("held_out", text["digest"]), label) for label, text in known)
     if len(texts) < 2:
         return []
     return [f"The held-out texts differ, so the lines do not compare: {'; '.join(map(', '.join, texts.values()))}."]

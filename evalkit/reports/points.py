@@ -39,7 +39,7 @@ class Curve:
         """(x, median, min, max) over the seeds that have x; with `complete`, only where every seed has it."""
         values = grouped((point.x, point.value) for points in self.seeds.values() for point in points)
         return [
-            (x, median(found), min(found), max(found))
-            for x, found in sorted(values.items())
-            if not complete or len(found) == len(self.seeds)
+            (x, median(at_x), min(at_x), max(at_x))
+            for x, at_x in sorted(values.items())
+            if not complete or len(at_x) == len(self.seeds)
         ]

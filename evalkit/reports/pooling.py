@@ -102,8 +102,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 def inner_runs(paths: Sequence[Path]) -> list[Path]:
     """What `find_runs` leaves out of `paths`: evaluations in the folders of the runs that they are of."""
-    found = [folder.resolve() for folder in find_runs(paths)]
-    return [folder for path in paths for folder in _below(path) if folder.resolve() not in found]
+    runs = [folder.resolve() for folder in find_runs(paths)]
+    return [folder for path in paths for folder in _below(path) if folder.resolve() not in runs]
 
 
 def _below(path: Path) -> list[Path]:
@@ -164,8 +164,8 @@ def _budget(run: Run, runs: Sequence[Run]) -> str:
     """The steps it was trained for where they are not the same for all, or were raised later; an earlier checkpoint."""
     extended, measured, steps = run.recipe.get("extended"), run.recipe.get("measured"), run.header.steps
     at = "" if measured is None else f" · at step {int(measured):,}"
-    told = {other.header.steps for other in runs}
-    if steps is None or (len(told) == 1 and extended is None):
+    budgets = {other.header.steps for other in runs}
+    if steps is None or (len(budgets) == 1 and extended is None):
         return at
     return f" · {steps:,} steps" + ("" if extended is None else f", first {int(extended):,}") + at
 
@@ -175,9 +175,9 @@ def _described(run: Run, runs: Sequence[Run]) -> list[str]:
     settings = sorted({name for other in namesakes for name in other.recipe if name not in BUDGET})
     differing = [name for name in settings if len({other.recipe.get(name) for other in namesakes}) > 1]
     # The configuration explains the facts: `task.length` says why `train_length` differs.
-    told = [name for name in differing if "." in name] or differing
+    names = [name for name in differing if "." in name] or differing
     # What is not set is not said: those that set it say so.
-    values = [(name, run.recipe[name]) for name in told if run.recipe.get(name, "None") not in ("", "None")]
+    values = [(name, run.recipe[name]) for name in names if run.recipe.get(name, "None") not in ("", "None")]
     distinct = [value if name == "notes" else f"{name.rpartition('.')[2]}={value}" for name, value in values]
     return [run.header.model, *distinct[:SHOWN]]
 

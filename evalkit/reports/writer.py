@@ -41,7 +41,7 @@ def report(folder: Path, console: Console, before_results: Callable[[], None] = 
     notes, skipped = notes_of(lines), left_out(lines[0])
     summary, tables = kind.summarise(record), [table for table in kind.tables(lines) if table.lines]
     if extended := history.extensions(folder, record):
-        summary["extended"] = [found._asdict() for found in extended]
+        summary["extended"] = [one._asdict() for one in extended]
     drawings = kind.figures(lines, title, notes)
     parts = [
         page.notes([*notes, *skipped]),
@@ -60,12 +60,12 @@ def report(folder: Path, console: Console, before_results: Callable[[], None] = 
 
 def sections(drawings: Mapping[str, Drawing], folder: Path, tables: Sequence[Table]) -> list[str]:
     """The body of a page: under each heading its figures, each saved as `<name>.png` too, then its tables."""
-    found: list[tuple[str, str]] = []
+    parts_by_heading: list[tuple[str, str]] = []
     for name, drawing in drawings.items():
         save(drawing.figure, folder / f"{name}.png")
-        found.append((drawing.heading, page.figure(svg(drawing.figure, f"{name}-"), drawing.caption)))
-    found += [(table.heading, page.table(table.header, table.lines)) for table in tables]
-    return [part for heading, parts in grouped(found).items() for part in (page.heading(heading), *parts)]
+        parts_by_heading.append((drawing.heading, page.figure(svg(drawing.figure, f"{name}-"), drawing.caption)))
+    parts_by_heading += [(table.heading, page.table(table.header, table.lines)) for table in tables]
+    return [part for heading, parts in grouped(parts_by_heading).items() for part in (page.heading(heading), *parts)]
 
 
 def say(console: Console, line: str) -> None:
@@ -110,8 +110,8 @@ def _facts(line: Line, step: int | None) -> list[tuple[str, str]]:
         "chance": f"{header.chance:.3g}" if header.chance else None,
         "checkpoint": header.source,
     }
-    found = {**{name: f"{number:,}" for name, number in numbers.items() if number}, **words}
-    return [(name, shown) for name, shown in found.items() if shown]
+    facts = {**{name: f"{number:,}" for name, number in numbers.items() if number}, **words}
+    return [(name, shown) for name, shown in facts.items() if shown]
 
 
 def _by_length(header: Header) -> list[tuple[str, int]]:
@@ -122,17 +122,16 @@ def _how_it_was_made(folder: Path) -> list[str]:
     """Every command, the environment and the configuration, as far as the folder has them."""
     environment, config = _environment(folder / "environment.json"), folder / "config.yaml"
     last = environment.pop("command", None)
-    commands = "\n".join(map(_command, history.read(folder))) or last
+    begun = (
+        f"{work.command}  # from step {work.step:,}" if work.step else work.command for work in history.read(folder)
+    )
+    commands = "\n".join(begun) or last
     parts = [
         page.code(commands) if commands else "",
         page.details("environment", json.dumps(environment, indent=2)) if environment else "",
         page.details("configuration", config.read_text(encoding="utf-8", errors="replace")) if config.is_file() else "",
     ]
     return [page.heading("How it was made"), *parts] if any(parts) else []
-
-
-def _command(work: history.Work) -> str:
-    return f"{work.command}  # from step {work.step:,}" if work.step else work.command
 
 
 def _environment(path: Path) -> dict[str, Any]:

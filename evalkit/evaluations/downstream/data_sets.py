@@ -121,9 +121,9 @@ def _unknown(name: str) -> UserError:
 
 def _folders(names: Sequence[str]) -> list[Path]:
     """Returns the folders of Table 1's tasks, and those whose name begins the name of a task, as most do."""
-    found = [LM_EVAL_TASKS / name for name in TABLE1]
+    folders = [LM_EVAL_TASKS / name for name in TABLE1]
     tops = [path for path in LM_EVAL_TASKS.iterdir() if path.is_dir() and path.name not in ("mmlu", *TABLE1)]
-    return found + sorted(top for top in tops if any(f"{name}_".startswith(f"{top.name}_") for name in names))
+    return folders + sorted(top for top in tops if any(f"{name}_".startswith(f"{top.name}_") for name in names))
 
 
 def _leaves(index: TaskManager, name: str) -> Iterator[str]:
@@ -159,9 +159,9 @@ def _is_remote(config: Mapping[str, Any]) -> bool:
 
 def _splits_needed(config: Mapping[str, Any], shots: int | None) -> list[str]:
     """Returns the split with the questions, and the split with the examples if there are any."""
-    asked = config.get("test_split") or config["validation_split"]
+    questions = config.get("test_split") or config["validation_split"]
     examples = config.get("fewshot_split") or (config.get("training_split") if shots else None)
-    return [asked] if examples is None else [asked, examples]
+    return [questions] if examples is None else [questions, examples]
 
 
 def _files(task: str, config: Mapping[str, Any], root: Path, needed: Sequence[str]) -> list[Path]:

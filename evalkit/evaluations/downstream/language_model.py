@@ -202,9 +202,9 @@ def _alike(requests: Sequence[Instance]) -> dict[Wanted, list[int]]:
         _, given_settings = request.arguments
         settings: dict[str, Any] = {**normalize_gen_kwargs(given_settings)}
         served = ("until", "max_gen_toks", "do_sample", "temperature")
-        for name, given in settings.items():
-            if name not in served and given != NEUTRAL.get(name):
-                raise UserError(f"generation setting {name}={given!r} is not served; allowed: {', '.join(served)}")
+        for name, value in settings.items():
+            if name not in served and value != NEUTRAL.get(name):
+                raise UserError(f"generation setting {name}={value!r} is not served; allowed: {', '.join(served)}")
         temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
         wanted = Wanted(tuple(settings.get("until", [])), settings["max_gen_toks"], temperature)
         groups.setdefault(wanted, []).append(number)

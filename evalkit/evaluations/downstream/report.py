@@ -28,9 +28,9 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
 
 def tables(lines: Sequence[Line]) -> list[Table]:
     """A row a metric, a column a model; of several models what each costs comes first."""
-    found = [_results(line.record) for line in lines]
-    metrics = list(dict.fromkeys(metric for results in found for metric in results))
-    cells = [[metric, *(shown(results.get(metric), ".4g") for results in found)] for metric in metrics]
+    by_line = [_results(line.record) for line in lines]
+    metrics = list(dict.fromkeys(metric for results in by_line for metric in results))
+    cells = [[metric, *(shown(results.get(metric), ".4g") for results in by_line)] for metric in metrics]
     costs = [] if lines[0].alone else list(zip(COSTS, *(costs_of(line.header) for line in lines), strict=True))
     return [Table("Benchmarks", ["metric", *(line.label for line in lines)], [*costs, *cells])]
 

@@ -14,7 +14,7 @@ from evalkit.reports.canvas import length_label
 from evalkit.reports.curves import frame_of, length_figure, seed_figure
 from evalkit.reports.kinds import COSTS, Drawing, Table, by_column, costs_of
 from evalkit.reports.numbers import DASH, between, grouped, shown
-from evalkit.reports.points import Curve, Point
+from evalkit.reports.points import Curve
 from evalkit.reports.pooling import Line
 
 LEVEL = "0.99"
@@ -70,15 +70,15 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 def comparison_table(lines: Sequence[Line]) -> Table:
     """A row a line of the figure, a column a length (median accuracy over seeds)."""
-    found = []
+    rows = []
     for line in lines:
         summary = summarise(line.record)
         skipped = {entry["length"]: "not run" for entry in summary["not_run"]}
         medians = {at["length"]: shown(at["accuracy"]["median"]) for at in summary["aggregate"]["extrapolation"]}
         facts = [line.label, *costs_of(line.header), str(len(line.seeds)), _steps_to_level(summary)]
-        found.append((facts, skipped | medians))
-    lengths = sorted({length for _, measured in found for length in measured})
-    cells = [[*facts, *(measured.get(length, DASH) for length in lengths)] for facts, measured in found]
+        rows.append((facts, skipped | medians))
+    lengths = sorted({length for _, measured in rows for length in measured})
+    cells = [[*facts, *(measured.get(length, DASH) for length in lengths)] for facts, measured in rows]
     return Table(BY_LENGTH, ["model", *COSTS, "seeds", "steps to 99%", *map(length_label, lengths)], cells)
 
 
@@ -137,11 +137,11 @@ def learning_tables(lines: Sequence[Line]) -> list[Table]:
     """
     cells, spans = [], set[tuple[float, float]]()
     for line in lines:
-        found = summarise(line.record)
-        if (area := found["aggregate"]["area"])["seeds"]:
-            steps = [_steps_to_level(found, str(level)) for level in LEVELS]
+        summary = summarise(line.record)
+        if (area := summary["aggregate"]["area"])["seeds"]:
+            steps = [_steps_to_level(summary, str(level)) for level in LEVELS]
             cells.append([line.label, *steps, f"{shown(area['median'])} ({between(area['min'], area['max'])})"])
-            spans |= set(map(_span, learning_curve(line.record).seeds.values()))
+            spans |= {(points[0].x, points[-1].x) for points in learning_curve(line.record).seeds.values()}
     header = ["model", *[f"steps to {level:.0%}" for level in LEVELS], "area under the curve"]
     if len(spans) > 1:  # what one run did after the last step of another is no merit of its
         header, cells = header[:-1], [cell[:-1] for cell in cells]
@@ -156,30 +156,25 @@ def test_tables(lines: Sequence[Line]) -> list[Table]:
         shared = set.intersection(*(set(rungs[label]) for label in pair))
         if shared:
             at = max(shared)
-            found = {label: rungs[label][at] for label in pair}
-            high, low = sorted(pair, key=lambda label: -median(found[label]))
-            apart = median(found[high]) - median(found[low])
+            accuracies = {label: rungs[label][at] for label in pair}
+            high, low = sorted(pair, key=lambda label: -median(accuracies[label]))
+            apart = median(accuracies[high]) - median(accuracies[low])
             # Which of the two is higher was not said before, so either way counts.
-            p = min(1.0, *(2 * mann_whitney(found[one], found[other]) for one, other in permutations(pair)))
-            least = min(1.0, 2 / comb(len(found[high]) + len(found[low]), len(found[high])))
+            p = min(1.0, *(2 * mann_whitney(accuracies[one], accuracies[other]) for one, other in permutations(pair)))
+            least = min(1.0, 2 / comb(len(accuracies[high]) + len(accuracies[low]), len(accuracies[high])))
             cells.append([high, low, length_label(at), shown(apart), shown(p, ".2g"), shown(least, ".2g")])
     header = ["higher", "lower", "at length", "difference of medians", "p", "least p of so many seeds"]
     return [Table(TESTS, header, cells)] if cells else []
 
 
-def _span(points: Sequence[Point]) -> tuple[float, float]:
-    """The steps of the first and the last validation."""
-    return points[0].x, points[-1].x
-
-
 def _rungs(line: Line) -> dict[int, list[float]]:
     """The accuracies of the seeds by length, where every seed has one."""
-    found = grouped(
+    by_length = grouped(
         (record["length"], record["accuracy"])
         for record in summarise(line.record)["extrapolation"]
         if record["accuracy"] is not None
     )
-    return {length: values for length, values in found.items() if len(values) == len(line.seeds)}
+    return {length: values for length, values in by_length.items() if len(values) == len(line.seeds)}
 
 
 def _at(curve: Curve, length: int | None, more: str = "") -> Curve:

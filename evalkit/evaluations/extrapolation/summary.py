@@ -106,7 +106,7 @@ def _points(cells: Mapping[tuple[int, int], Cell]) -> dict[int, list[Point]]:
 def _seed_summary(seed: int, cells: Cells) -> dict[str, Any]:
     by_step = {step: {"step": step, **_record(cell)} for (owner, _, step), cell in cells.items() if owner == seed}
     records = list(by_step.values())
-    steps = {level: [found["step"] for found in records if _accuracy(found) >= level - ROUNDING] for level in LEVELS}
+    steps = {level: [record["step"] for record in records if _accuracy(record) >= level - ROUNDING] for level in LEVELS}
     return {
         "seed": seed,
         "steps_to": {str(level): next(iter(reached), None) for level, reached in steps.items()},

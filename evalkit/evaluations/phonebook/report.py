@@ -33,13 +33,13 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
     One model with a window has three lines: all prompts, and those whose answer is inside and outside of it.
     """
     alone = lines[0].alone
-    found = [Curve(line.label, {0: points_of(line.record, ALL)}) for line in lines]
+    curves = [Curve(line.label, {0: points_of(line.record, ALL)}) for line in lines]
     if alone:
         groups = {label: points_of(lines[0].record, which) for which, label in LABELS.items()}
         by_group = [Curve(label, {0: points}) for label, points in groups.items() if points]
-        found = by_group if len(by_group) > 1 else found
+        curves = by_group if len(by_group) > 1 else curves
     frame = frame_of([line.header for line in lines], y="exact match")
-    drawn = Drawing(HEADING, CAPTION, length_figure(found, frame, title, notes))
+    drawn = Drawing(HEADING, CAPTION, length_figure(curves, frame, title, notes))
     return {"lookup" if alone else "compare": drawn}
 
 
@@ -47,8 +47,8 @@ def tables(lines: Sequence[Line]) -> list[Table]:
     """Of one run a row a length; of several a row each, a column a length."""
     if lines[0].alone:
         return [_lookup_table(summarise(lines[0].record))]
-    found = {line.label: {point.x: shown(point.value) for point in points_of(line.record, ALL)} for line in lines}
-    return [by_column(HEADING, "model", found, lines)]
+    cells = {line.label: {point.x: shown(point.value) for point in points_of(line.record, ALL)} for line in lines}
+    return [by_column(HEADING, "model", cells, lines)]
 
 
 def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -79,22 +79,22 @@ def points_of(record: Record, which: str) -> list[Point]:
 def _lookup_table(summary: dict[str, Any]) -> Table:
     header = ["length", "entries", "exact match", "inside window", "outside", "digits", "log p", "prompts"]
     lines = []
-    for found in summary["lengths"]:
+    for record in summary["lengths"]:
         cells = [
-            found[ALL]["exact_match"],
-            *((found[which] or {}).get("exact_match") for which in (INSIDE, OUTSIDE)),
-            found[ALL]["digit_accuracy"],
-            found[ALL]["log_probability"],
+            record[ALL]["exact_match"],
+            *((record[which] or {}).get("exact_match") for which in (INSIDE, OUTSIDE)),
+            record[ALL]["digit_accuracy"],
+            record[ALL]["log_probability"],
         ]
         numbers = map(shown, cells)
-        lines.append([f"{found['length']:,}", f"{found['entries']:,}", *numbers, f"{found[ALL]['prompts']:,}"])
+        lines.append([f"{record['length']:,}", f"{record['entries']:,}", *numbers, f"{record[ALL]['prompts']:,}"])
     return Table(HEADING, header, lines)
 
 
 def _of_length(rows: Sequence[Row]) -> dict[str, Any]:
     groups = {which: [entry for entry in rows if entry["extra"]["answer"] == which] for which in LABELS}
     about = {"length": rows[0]["length"], "entries": rows[0]["extra"]["entries"]}
-    return about | {which: _group(found) for which, found in groups.items()}
+    return about | {which: _group(of_group) for which, of_group in groups.items()}
 
 
 def _group(rows: Sequence[Row]) -> dict[str, Any] | None:

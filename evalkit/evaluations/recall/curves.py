@@ -35,9 +35,9 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
     summaries = {line.label: summarise(line.record) for line in lines}
     single = lines[0].alone
     by_distance = [
-        curve if single else curve.relabel(f"{label}, {curve.label}")
+        _curve(("" if single else f"{label}, ") + f"{before:,} tokens before the fact", records)
         for label, summary in summaries.items()
-        for curve in _by_before(summary)
+        for before, records in sorted(grouped((one["before"], one) for one in summary["recalled"]).items())
     ]
     figure = length_figure(by_distance, frame, f"{title}: by distance", notes)
     drawn = {"distance": Drawing(DISTANCE, "Median and range over seeds; a single seed with its 95% interval.", figure)}
@@ -69,12 +69,6 @@ def _of_one(
         figure = length_figure(_restored(summary), replace(frame, windows=()), named, [*notes, UNDONE])
         drawn["restored"] = Drawing("What lost the answers", "Accuracy with a part of the state put back.", figure)
     return drawn
-
-
-def _by_before(summary: Mapping[str, Any]) -> list[Curve]:
-    """Accuracy against distance, a curve a number of tokens before the fact."""
-    by_before = grouped((record["before"], record) for record in summary["recalled"])
-    return [_curve(f"{before:,} tokens before the fact", by_before[before]) for before in sorted(by_before)]
 
 
 def _restored(summary: Mapping[str, Any]) -> list[Curve]:

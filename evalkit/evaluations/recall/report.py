@@ -11,38 +11,75 @@ from evalkit.reports.kinds import COSTS, Table, costs_of
 from evalkit.reports.numbers import between, grouped, shown
 from evalkit.reports.pooling import Line
 
-Rows = list[list[str]]
+Found = Mapping[str, Any]
+Columns = Mapping[str, Callable[[Found], str]]
+"""How a column shows a record of the summary, by its heading."""
 WHOLE = (NOTHING_UNDONE, DRIFT_UNDONE, DRIFT_SHAM, FORGETTING_UNDONE, FORGETTING_SHAM)
 """What is done to every block at once; records of before the shams have none."""
+
+
+def _tokens(number: float | None, otherwise: str) -> str:
+    return otherwise if number is None else f"{number:,.0f}"
+
+
+BEFORE: Columns = {"tokens before the fact": lambda found: f"{found['before']:,}"}
+SEED: Columns = {"seed": lambda found: str(found["seed"])}
+REACH: Columns = {
+    **BEFORE,
+    "distance from the window": lambda found: found["reach"] if found["window"] else "any",
+    "mean accuracy": lambda found: shown(found["median"]),
+    "range over seeds": lambda found: between(found["min"], found["max"]),
+    "seeds": lambda found: str(found["seeds"]),
+}
+HALF_WAY: Columns = {
+    **BEFORE,
+    **SEED,
+    "half-way to chance at distance": lambda found: _tokens(found["distance"], "never"),
+}
+ANSWERS: Columns = {
+    **BEFORE,
+    **SEED,
+    "distance": lambda found: f"{found['distance']:,}",
+    "answers lost": lambda found: ", ".join(map(str, found["lost"])) or "none",
+    "accuracy of the others": lambda found: shown(found["others"]),
+}
+FORGETTING: Columns = {
+    **SEED,
+    "block": lambda found: str(found["block"] + 1),
+    "tokens to 1/e, by its decay": lambda found: _tokens(found["predicted"], "no end"),
+    "measured": lambda found: _tokens(found["measured"], "longer than the contexts"),
+    "drift": lambda found: shown(found["moved"], ".1f"),
+}
 
 
 def tables(lines: Sequence[Line]) -> list[Table]:
     """Accuracy within the window and beyond, where it is lost, which answers are; of one run also how long each block
     holds a fact."""
-    found = [(line, summarise(line.record)) for line in lines]
-    single = lines[0].alone
+    single, summaries = lines[0].alone, [summarise(line.record) for line in lines]
 
-    def table(heading: str, header: Sequence[str], rows_of: Callable[[Mapping[str, Any]], Rows]) -> Table:
-        if single:
-            return Table(heading, header, rows_of(found[0][1]))
-        cells = [[line.label, *row] for line, summary in found for row in rows_of(summary)]
-        return Table(heading, ["model", *header], cells)
+    def table(heading: str, part: str, columns: Columns) -> Table:
+        cells = [
+            [
+                *([] if single else [line.label]),
+                *(cell({"window": summary["window"], **record}) for cell in columns.values()),
+            ]
+            for line, summary in zip(lines, summaries, strict=True)
+            for record in summary[part]
+        ]
+        return Table(heading, [*([] if single else ["model"]), *columns], cells)
 
-    before, by_seed = "tokens before the fact", ["seed", "half-way to chance at distance"]
-    lost = ["seed", "distance", "answers lost", "accuracy of the others"]
     shared = [
-        table(DISTANCE, [before, "distance from the window", "mean accuracy", "range over seeds", "seeds"], _reach),
-        table("Where accuracy is lost", [before, *by_seed], _half_way),
-        table("Which answers are lost", [before, *lost], _answers),
+        table(DISTANCE, "by_reach", REACH),
+        table("Where accuracy is lost", "half_way", HALF_WAY),
+        table("Which answers are lost", "by_answer", ANSWERS),
     ]
+    if not single:
+        costs = [[line.label, *costs_of(line.header)] for line in lines]
+        return [*shared, Table("What the models cost", ["model", *COSTS], costs)]
     whole = ["as it is", "drift undone", "its sham", "forgetting undone", "its sham"]
-    kept = ["seed", "block", "tokens to 1/e, by its decay", "measured", "drift"]
-    inside = [
-        table("What lost the answers", ["seed", "at distance", *whole, "in one block", "best sham of one"], _restored),
-        table("What the state holds of the fact", kept, _forgetting),
-    ]
-    costs = Table("What the models cost", ["model", *COSTS], [[line.label, *costs_of(line.header)] for line in lines])
-    return [*shared, *inside] if single else [*shared, costs]
+    header = ["seed", "at distance", *whole, "in one block", "best sham of one"]
+    restored = Table("What lost the answers", header, _restored(summaries[0]))
+    return [*shared, restored, table("What the state holds of the fact", "forgetting", FORGETTING)]
 
 
 def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -56,53 +93,7 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
     ]
 
 
-def _reach(summary: Mapping[str, Any]) -> Rows:
-    return [
-        [
-            f"{found['before']:,}",
-            found["reach"] if summary["window"] else "any",
-            shown(found["median"]),
-            between(found["min"], found["max"]),
-            str(found["seeds"]),
-        ]
-        for found in summary["by_reach"]
-    ]
-
-
-def _half_way(summary: Mapping[str, Any]) -> Rows:
-    return [
-        [f"{found['before']:,}", str(found["seed"]), "never" if found["distance"] is None else f"{found['distance']:,}"]
-        for found in summary["half_way"]
-    ]
-
-
-def _answers(summary: Mapping[str, Any]) -> Rows:
-    return [
-        [
-            f"{found['before']:,}",
-            str(found["seed"]),
-            f"{found['distance']:,}",
-            ", ".join(map(str, found["lost"])) or "none",
-            shown(found["others"]),
-        ]
-        for found in summary["by_answer"]
-    ]
-
-
-def _forgetting(summary: Mapping[str, Any]) -> Rows:
-    return [
-        [
-            str(found["seed"]),
-            str(found["block"] + 1),
-            _tokens(found["predicted"], "no end"),
-            _tokens(found["measured"], "longer than the contexts"),
-            shown(found["moved"], ".1f"),
-        ]
-        for found in summary["forgetting"]
-    ]
-
-
-def _restored(summary: Mapping[str, Any]) -> Rows:
+def _restored(summary: Found) -> list[list[str]]:
     """By seed at the furthest distance. `in one block` is the block whose forgetting, undone alone, restores most.
 
     It is the best of several, and so is the sham beside it.
@@ -110,16 +101,12 @@ def _restored(summary: Mapping[str, Any]) -> Rows:
     lines = []
     for seed, own in sorted(grouped((record["seed"], record) for record in summary["restored"]).items()):
         last = max(record["distance"] for record in own)
-        found = {(r["undone"], r["block"]): r["accuracy"] for r in own if r["distance"] == last}
-        whole = [shown(found.get((what, None))) for what in WHOLE]
-        alone = {at: right for (what, at), right in found.items() if what == FORGETTING_UNDONE and at is not None}
+        accuracies = {(r["undone"], r["block"]): r["accuracy"] for r in own if r["distance"] == last}
+        whole = [shown(accuracies.get((what, None))) for what in WHOLE]
+        alone = {at: right for (what, at), right in accuracies.items() if what == FORGETTING_UNDONE and at is not None}
         best = max(alone, key=lambda block: alone[block])
-        shams = [right for (what, at), right in found.items() if what == FORGETTING_SHAM and at is not None]
+        shams = [right for (what, at), right in accuracies.items() if what == FORGETTING_SHAM and at is not None]
         lines.append(
             [str(seed), f"{last:,}", *whole, f"{best + 1}: {alone[best]:.3f}", shown(max(shams, default=None))]
         )
     return lines
-
-
-def _tokens(number: float | None, otherwise: str) -> str:
-    return otherwise if number is None else f"{number:,.0f}"

@@ -60,19 +60,19 @@ def decayed(channels: Sequence[tuple[float, float]], tokens: float) -> float:
 
 def channels(rows: Sequence[Row]) -> dict[tuple[int, int], list[tuple[float, float]]]:
     """δ and share of each channel, by seed and block."""
-    found = _of(rows, recall_rows.FORGETTING)
-    return grouped((_place(entry), (value(entry), entry["extra"]["share"])) for entry in found)
+    looks = _of(rows, recall_rows.FORGETTING)
+    return grouped((_place(entry), (value(entry), entry["extra"]["share"])) for entry in looks)
 
 
 def _records(rows: Sequence[Row], metric: str, *more: str) -> list[dict[str, Any]]:
     """The accuracy that each row measured; `more` names what else is told of it in `extra`."""
-    found = []
+    records = []
     for entry in _of(rows, metric):
         low, high = interval(entry)
         measured = {"accuracy": value(entry), "low": low, "high": high, "sequences": entry["count"]}
-        told = {name: entry["extra"][name] for name in more}
-        found.append({"seed": entry["seed"] or 0, "distance": entry["position"], **measured, **told})
-    return found
+        more_of_it = {name: entry["extra"][name] for name in more}
+        records.append({"seed": entry["seed"] or 0, "distance": entry["position"], **measured, **more_of_it})
+    return records
 
 
 def _by_reach(records: Sequence[dict[str, Any]], window: int | None) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def _by_reach(records: Sequence[dict[str, Any]], window: int | None) -> list[dic
         ((record["before"], window is not None and record["distance"] > window, record["seed"]), record["accuracy"])
         for record in records
     )
-    means = grouped(((before, beyond), float(np.mean(found))) for (before, beyond, _), found in by_seed.items())
+    means = grouped(((before, beyond), float(np.mean(values))) for (before, beyond, _), values in by_seed.items())
     return [
         {"before": before, "reach": "beyond" if beyond else "within", **spread(means[before, beyond])}
         for before, beyond in sorted(means)
@@ -190,8 +190,8 @@ def _measured(found: Sequence[tuple[int, float]]) -> float | None:
 
 def _by_distance(rows: Sequence[Row], metric: str) -> dict[tuple[int, int], list[tuple[int, float]]]:
     """By seed and block: tokens since the first look, nearest first, and the value there."""
-    found = _of(rows, metric)
-    looks = grouped((_place(one), ((one["position"] or 0) - one["extra"]["first"], value(one))) for one in found)
+    entries = _of(rows, metric)
+    looks = grouped((_place(one), ((one["position"] or 0) - one["extra"]["first"], value(one))) for one in entries)
     return {place: sorted(own) for place, own in looks.items()}
 
 

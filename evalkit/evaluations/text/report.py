@@ -31,27 +31,27 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
     return [
         {"model": line.label, "measure": measure, "unit": unit(same), **asdict(one)}
         for line in lines
-        for measure, found in (("loss", losses(line, same)), ("more_context", _longer(line, same)))
-        for one in found
+        for measure, estimates in (("loss", losses(line, same)), ("more_context", _longer(line, same)))
+        for one in estimates
     ]
 
 
 def _of_one(summary: Mapping[str, Any]) -> list[Table]:
     """Loss by octave, the paired differences, the controls, validation by seed."""
     nats, bits = summary["validation"]["loss"], summary["validation"]["bits_per_byte"]
-    octaves = [found for found in summary["by_position"] if found["position"].bit_count() == 1]
+    octaves = [record for record in summary["by_position"] if record["position"].bit_count() == 1]
     return [
         Table(
             POSITIONS,
             ["position", "loss", "95% interval", "documents", "bits a byte"],
-            [[*_cells(found, ".4f"), f"{found['bits_per_byte']:.4f}"] for found in octaves],
+            [[*_cells(record, ".4f"), f"{record['bits_per_byte']:.4f}"] for record in octaves],
         ),
         _contexts(CONTEXT, summary["paired"]),
         _contexts("More context than a training window", summary["paired_after_a_window"]),
         Table(
             "Controls",
             ["control", "tokens", "difference of loss", "95% interval", "documents"],
-            [_control(words, found) for name, words in CONTROLS.items() for found in summary[name]],
+            [_control(words, record) for name, words in CONTROLS.items() for record in summary[name]],
         ),
         Table(
             TRAINING,
@@ -94,8 +94,8 @@ def _contexts(heading: str, paired: Mapping[str, Any]) -> Table:
     against = paired["against"]
     header = ["context", f"loss minus that after {against}", "95% interval", "documents", "so more context"]
     lines = [
-        [*_cells(found, "+.4f"), found["verdict"] if found["position"] > against else DASH]
-        for found in paired["difference"]
+        [*_cells(record, "+.4f"), record["verdict"] if record["position"] > against else DASH]
+        for record in paired["difference"]
     ]
     return Table(heading, header, lines)
 

@@ -39,28 +39,28 @@ def bits_per_byte(entry: Row) -> float:
 
 def table_of(rows: Iterable[Row], metric: str, of: Callable[[Row], float] = value) -> Table:
     """What the rows of `metric` measured, `of` each its loss in nats a token; of equal ones the last."""
-    found: dict[int, dict[str, dict[int, float]]] = {}
+    table: dict[int, dict[str, dict[int, float]]] = {}
     for entry in rows:
         if entry["metric"] == metric and entry["split"] == "test" and entry["position"] is not None and entry["count"]:
             document = str(entry["extra"]["document"])
-            found.setdefault(entry["position"], {}).setdefault(document, {})[entry["seed"] or 0] = of(entry)
-    return found
+            table.setdefault(entry["position"], {}).setdefault(document, {})[entry["seed"] or 0] = of(entry)
+    return table
 
 
 def levels(table: Table) -> list[Estimate]:
     """The mean loss at each position; no loss is below 0, and no end of its interval."""
-    found = []
+    estimates = []
     for position in sorted(table):
         means = {document: float(np.mean(list(seeds.values()))) for document, seeds in table[position].items()}
         estimate = _estimate(position, means)
         # Not `max`, which takes 0 for the interval that a single document has not.
-        found.append(replace(estimate, low=0.0) if estimate.low < 0 else estimate)
-    return found
+        estimates.append(replace(estimate, low=0.0) if estimate.low < 0 else estimate)
+    return estimates
 
 
 def differences(table: Table, base: Table, at: int | None = None) -> list[Estimate]:
     """The mean of `table` minus `base`, document by document and seed by seed: at the same position, or at `at`."""
-    found = []
+    estimates = []
     for position in sorted(table):
         other = base.get(position if at is None else at, {})
         paired = {
@@ -69,16 +69,16 @@ def differences(table: Table, base: Table, at: int | None = None) -> list[Estima
         }
         means = {document: float(np.mean(each)) for document, each in paired.items() if each}
         if means:
-            found.append(_estimate(position, means))
-    return found
+            estimates.append(_estimate(position, means))
+    return estimates
 
 
 def base_context(record: Record) -> int | None:
     """The context that others are compared with: the longest that, with the passage, fits into a training window."""
     trained = record.header.train_length
-    found = [entry for entry in record.rows if entry["metric"] == text_rows.PAIRED and entry["count"]]
-    passage = max((entry["extra"].get("passage", 0) for entry in found), default=0)
-    contexts = {entry["position"] for entry in found if entry["position"] is not None}
+    entries = [entry for entry in record.rows if entry["metric"] == text_rows.PAIRED and entry["count"]]
+    passage = max((entry["extra"].get("passage", 0) for entry in entries), default=0)
+    contexts = {entry["position"] for entry in entries if entry["position"] is not None}
     return max((context for context in contexts if trained is None or context + passage <= trained), default=None)
 
 
@@ -93,21 +93,21 @@ def verdict(estimate: Estimate) -> str:
 
 def bytes_per_token(rows: Sequence[Row]) -> float:
     """Of the documents evaluated, each counted once; 1 where none was."""
-    found = {
+    by_document = {
         entry["extra"]["document"]: entry["extra"]["bytes_per_token"]
         for entry in rows
         if entry["metric"] in text_rows.RAW and entry["position"] is not None and entry["count"]
     }
-    return float(np.mean(list(found.values()))) if found else 1.0
+    return float(np.mean(list(by_document.values()))) if by_document else 1.0
 
 
 def validation(rows: Sequence[Row]) -> dict[str, dict[int, list[tuple[int, float]]]]:
     """By metric and seed: (step, value) while training."""
-    found: dict[str, dict[int, dict[int, float]]] = {"loss": {}, "bits_per_byte": {}}
+    curves: dict[str, dict[int, dict[int, float]]] = {"loss": {}, "bits_per_byte": {}}
     for entry in rows:
-        if entry["split"] == "validation" and entry["metric"] in found and entry["count"]:
-            found[entry["metric"]].setdefault(entry["seed"] or 0, {})[entry["step"] or 0] = value(entry)
-    return {metric: {seed: sorted(each.items()) for seed, each in seeds.items()} for metric, seeds in found.items()}
+        if entry["split"] == "validation" and entry["metric"] in curves and entry["count"]:
+            curves[entry["metric"]].setdefault(entry["seed"] or 0, {})[entry["step"] or 0] = value(entry)
+    return {metric: {seed: sorted(each.items()) for seed, each in seeds.items()} for metric, seeds in curves.items()}
 
 
 def summarise(record: Record) -> dict[str, Any]:
@@ -117,6 +117,8 @@ def summarise(record: Record) -> dict[str, Any]:
     paired, short, long = (tables[name] for name in (text_rows.PAIRED, text_rows.HELPED_SHORT, text_rows.HELPED_LONG))
     in_bits = levels(table_of(rows, text_rows.LOSS, bits_per_byte))
     last = {metric: {seed: found[-1][1] for seed, found in seeds.items()} for metric, seeds in validation(rows).items()}
+    choices = (entry["extra"]["chosen_by"] for entry in rows if entry["metric"] == text_rows.HELPED_LONG)
+    chosen_by = next(choices, None)  # by whose losses the tokens that long context helps most were chosen
     return {
         "schema": SCHEMA,
         **facts_of(record),
@@ -135,7 +137,7 @@ def summarise(record: Record) -> dict[str, Any]:
         "foreign": [_record(found) for found in differences(tables[text_rows.FOREIGN], paired)],
         "repeated": [_record(one) for one in differences(tables[text_rows.REPEATED], tables[text_rows.FRESH])],
         "helped": [
-            {**_record(found), "chosen_by": _chosen_by(rows)}
+            {**_record(found), "chosen_by": chosen_by}
             for position in short
             for found in differences(long, short, position)
         ],
@@ -149,16 +151,11 @@ def summarise(record: Record) -> dict[str, Any]:
 
 def _against(paired: Table, context: int | None) -> dict[str, Any]:
     """The difference of every other context to this one, with what it decides."""
-    found = differences(paired, paired, context) if context in paired else []
+    estimates = differences(paired, paired, context) if context in paired else []
     return {
         "against": context,
-        "difference": [{**_record(one), "verdict": verdict(one)} for one in found if one.position != context],
+        "difference": [{**_record(one), "verdict": verdict(one)} for one in estimates if one.position != context],
     }
-
-
-def _chosen_by(rows: Sequence[Row]) -> str | None:
-    """By whose losses the tokens that long context helps most were chosen."""
-    return next((entry["extra"]["chosen_by"] for entry in rows if entry["metric"] == text_rows.HELPED_LONG), None)
 
 
 def _estimate(position: int, by_document: Mapping[str, float]) -> Estimate:

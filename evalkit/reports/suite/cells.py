@@ -36,10 +36,9 @@ class Measured:
     first: int | None = None
     last: int | None = None
 
-    @property
-    def point(self) -> Point:
-        """The same for a figure, by length."""
-        return Point(self.length, self.accuracy, self.low, self.high)
+    def point(self, x: int) -> Point:
+        """The same for a figure, at `x`."""
+        return Point(x, self.accuracy, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Cell:
 
     def at(self, length: int, last: int | None = None) -> list[float]:
         """The accuracy of each seed at one length, or at positions up to `last` of it."""
-        return [found.accuracy for found in self.measured if (found.length, found.last) == (length, last)]
+        return [one.accuracy for one in self.measured if (one.length, one.last) == (length, last)]
 
     @property
     def protocol(self) -> tuple[int, int, int, float | None, tuple[str, ...]]:

@@ -20,9 +20,9 @@ def figures(cells: Sequence[Cell]) -> dict[str, Drawing]:
         models = [cell for cell in own if cell.size is None]
         if any(cell.size is not None for cell in own):
             drawn[f"{task}-state"] = _against_state(task, own)
-        if any(found.last is not None for cell in models for found in cell.measured):
+        if any(one.last is not None for cell in models for one in cell.measured):
             drawn[f"{task}-position"] = _by_position(task, models)
-        elif len({found.length for cell in models for found in cell.measured}) > 1:
+        elif len({one.length for cell in models for one in cell.measured}) > 1:
             drawn[f"{task}-length"] = _by_length(task, models)
         if any(cell.trials for cell in models):
             drawn[f"{task}-rate"] = _by_rate(task, models)
@@ -43,22 +43,18 @@ def _against_state(task: str, cells: Sequence[Cell]) -> Drawing:
 
 def _at_state(cell: Cell) -> Iterator[tuple[int, Point]]:
     """Each seed, with its accuracy at the training length placed at the bytes of its state."""
-    for found in cell.measured:
-        if (found.length, found.last) == (cell.train_length, None) and cell.state_bytes is not None:
-            yield found.seed, Point(cell.state_bytes, found.accuracy, found.low, found.high)
+    for one in cell.measured:
+        if (one.length, one.last) == (cell.train_length, None) and cell.state_bytes is not None:
+            yield one.seed, one.point(cell.state_bytes)
 
 
 def _by_position(task: str, cells: Sequence[Cell]) -> Drawing:
     """Of the longest sequences, at each span's last position: a mean over all would hide where chance begins."""
-    longest = max(found.length for cell in cells for found in cell.measured)
+    longest = max(one.length for cell in cells for one in cell.measured)
     curves = [
         Curve(
             cell.model,
-            grouped(
-                (found.seed, Point(found.last, found.accuracy, found.low, found.high))
-                for found in cell.measured
-                if found.length == longest and found.last is not None
-            ),
+            grouped((one.seed, one.point(one.last)) for one in cell.measured if one.last and one.length == longest),
         )
         for cell in cells
     ]
@@ -70,7 +66,7 @@ def _by_position(task: str, cells: Sequence[Cell]) -> Drawing:
 
 def _by_length(task: str, cells: Sequence[Cell]) -> Drawing:
     curves = [
-        Curve(cell.model, grouped((found.seed, found.point) for found in cell.measured if found.last is None))
+        Curve(cell.model, grouped((one.seed, one.point(one.length)) for one in cell.measured if one.last is None))
         for cell in cells
     ]
     frame = Frame(trained=[cells[0].train_length], chance=_chance(cells))

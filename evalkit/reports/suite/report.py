@@ -33,15 +33,15 @@ def write(folder: Path, preset: str, console: Console, others: Sequence[Cell]) -
     if len(cells) > len(own):
         notes.append(f"{len(cells) - len(own)} of {len(cells)} cells are results that were kept, not of {folder}.")
     notes += trained_otherwise(own, cells)
-    found, drawn = tables(cells), figures(cells)
+    shown, drawn = tables(cells), figures(cells)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     lead = f"{len({cell.task for cell in cells})} tasks, {len({cell.model for cell in cells})} models, preset={preset}"
-    parts = [page.notes(notes), *sections(drawn, folder, found)]
+    parts = [page.notes(notes), *sections(drawn, folder, shown)]
     write_text(folder / "suite.html", page.page(TITLE, lead, parts, [asdict(cell) for cell in cells]))
     write_text(folder / "suite.csv", as_csv(list(_records(cells))))
     write_text(folder / "suite.json", as_json(own))
-    print_report(console, TITLE, notes, found, lead)
+    print_report(console, TITLE, notes, shown, lead)
     say(console, f"wrote {folder / 'suite.html'}, suite.csv, suite.json and {len(drawn)} figures")
     return cells
 
@@ -75,8 +75,8 @@ def _records(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
     """A record a measurement."""
     for cell in cells:
         shared = {name: value for name, value in asdict(cell).items() if name not in ("measured", "trials")}
-        for found in cell.measured:
-            yield {**shared, "trial": False, **asdict(found)}
+        for measurement in cell.measured:
+            yield {**shared, "trial": False, **asdict(measurement)}
         for trial in cell.trials:
             own = {"rate": trial.rate, "accuracy": trial.accuracy, "loss": trial.loss, "length": cell.train_length}
             yield {**shared, "trial": True, **own}

@@ -18,7 +18,7 @@ LEGEND = (
 def tables(cells: Sequence[Cell]) -> list[Table]:
     """Those that have something to show."""
     own = [cell for cell in cells if cell.size is None]
-    return [found for found in (_trained(own), *_beyond(own), _states(cells), _rates(own)) if found.lines]
+    return [table for table in (_trained(own), *_beyond(own), _states(cells), _rates(own)) if table.lines]
 
 
 def of_seeds(values: Sequence[float]) -> str:
@@ -87,10 +87,10 @@ def _rates(cells: Sequence[Cell]) -> Table:
     rates = sorted({trial.rate for cell in cells for trial in cell.trials})
     lines = []
     for cell in cells:
-        found = {trial.rate: trial for trial in cell.trials}
-        if found:
-            numbers = [shown(found[rate].accuracy if rate in found else None) for rate in rates]
-            edge = EDGE if len(found) > 1 and cell.rate in (min(found), max(found)) else ""
+        by_rate = {trial.rate: trial for trial in cell.trials}
+        if by_rate:
+            numbers = [shown(by_rate[rate].accuracy if rate in by_rate else None) for rate in rates]
+            edge = EDGE if len(by_rate) > 1 and cell.rate in (min(by_rate), max(by_rate)) else ""
             lines.append([f"{cell.task} · {cell.model}", *numbers, f"{cell.rate:g}{edge}"])
     header = ["task and model", *(f"rate {rate:g}" for rate in rates), "chosen"]
     return Table("Accuracy of the trials, one seed, by learning rate", header, lines)
@@ -98,8 +98,8 @@ def _rates(cells: Sequence[Cell]) -> Table:
 
 def _by_model(cells: Sequence[Cell], tasks: Sequence[str], said: Callable[[Cell], str]) -> list[list[str]]:
     """A line a model, a column a task."""
-    found = grouped((cell.model, cell) for cell in cells)
+    by_model = grouped((cell.model, cell) for cell in cells)
     return [
         [model, *({cell.task: said(cell) for cell in own}.get(task, DASH) for task in tasks)]
-        for model, own in found.items()
+        for model, own in by_model.items()
     ]
