@@ -96,7 +96,7 @@ def decode(
     ids[: len(indices)] = indices
     most = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // max(1, bytes_of(pretrained.params))))
     # Where nobody looks at the text meanwhile, a call is as long as it may be: end tokens are seen on the device.
-    first, steps = 0, min(most, FIRST_LOOK if stop or heard else most)
+    first, steps = 0, min(most, FIRST_LOOK if ends.strings or heard else most)
     while first < max_new_tokens and any(row.said is None for row in said):
         steps = min(steps, max_new_tokens - first)
         done = np.ones(rows, bool)
