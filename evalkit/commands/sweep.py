@@ -47,7 +47,7 @@ def main(overrides: Sequence[str]) -> int:
         if composed.choices.get("on_checkpoint") is not None:
             raise UserError(f"task={composed.choices['on_checkpoint']} takes one checkpoint at a time; leave -m out")
         experiment = prepared(composed)
-        group, quiet = experiment.wandb.group, experiment.quiet or quiet
+        group, quiet = experiment.config["wandb"]["group"], experiment.quiet or quiet
         hydra, folder = composed.hydra, composed.sweep
     from evalkit.session import logs, sweeps
     from evalkit.session.hints import near
@@ -118,7 +118,7 @@ def _launched(overrides: Sequence[str]) -> "list[Ended]":
     with initialize_config_dir(version_base="1.3", config_dir=str(catalogue.directory()), job_name="evalkit"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        words = [*composition.forced(overrides), "hydra.mode=MULTIRUN"]
+        words = [*composition.forced(overrides), *composition.sinks_of(overrides), "hydra.mode=MULTIRUN"]
         work = partial(job, typed=list(sys.orig_argv))
         batches = hydra.multirun(config_name="config", task_function=work, overrides=words)
     return [done.return_value for batch in batches or [] for done in batch]

@@ -23,6 +23,7 @@ NAMES = ("task_name", "model_name")
 CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", "hydra.searchpath"
 # A mixer alone, of the folder of --config-dir, and the blocks that are built around it.
 MIXER, AROUND = "+mixer=", "around/mixer"
+LOG = "log"
 # What only a run that trains has; the parameters of a checkpoint are trained already.
 OF_TRAINING = (
     "experiment",
@@ -73,8 +74,9 @@ def compose(words: Words) -> Composed:
     parsed = parse(words)
     for override in parsed:
         _refuse_unfit(override)
-    _refuse_shadowed(parsed)
-    config = _hydra(_options(parsed))
+    sinks = sinks_of(parsed)
+    _refuse_shadowed([*parsed, *parse(sinks)])
+    config = _hydra([*_options(parsed), *sinks])
     values = [override for override in parsed if not chooses(override)]
     of_hydra = [override for override in values if override.is_hydra_override()]
     _refuse_unknown_hydra_keys(of_hydra, config)
@@ -281,6 +283,19 @@ def _options(typed: Sequence[Override]) -> list[str]:
         raise UserError(f"checkpoint= goes with {known}, not with {wrong}; give one of them")
     rest = [text_of(override) for override in options if override not in tasks]
     return [*rest, f"on_checkpoint={tasks[-1].value()}"]
+
+
+def sinks_of(words: Words) -> list[str]:
+    """The options that `log=` takes from `conf/log` and the user's own folder, as Hydra composes several of a group.
+
+    The part `wandb` is there in any case.
+
+    >>> sinks_of(["log=[wandb,tensorboard]"])
+    ['+log@sinks.tensorboard=tensorboard']
+    """
+    names = value_of(words, LOG, [])
+    others = [name for name in names if name != "wandb"] if isinstance(names, list) else []
+    return [f"+{LOG}@sinks.{name}={name}" for name in dict.fromkeys(others)]
 
 
 def _around_mixer(options: Sequence[Override]) -> list[str]:

@@ -18,13 +18,12 @@ from evalkit.configuration.composition import Composed, Words
 from evalkit.configuration.schema import constructor, locate, unknown, verify
 from evalkit.core import trust
 from evalkit.core.batches import feed_of, refuse_no_task
-from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Task
+from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Sink, Task
 from evalkit.core.credentials import secret_of
 from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import record_file
 from evalkit.parallel.layouts import connection
 from evalkit.parallel.layouts.sizes import sizes_of
-from evalkit.record.tracking import WandbSettings
 from evalkit.tasks.text import Text
 from evalkit.training.optimizer import COSINE, SCHEDULES
 from evalkit.training.passing import check_bounded
@@ -53,6 +52,8 @@ class Experiment:
         `auto`: every device has all of a layer.
       distributed: one of several processes of a run: `true` where JAX finds the others, or
         `{coordinator: HOST:PORT, count: 2, index: 0}`.
+      log: where the rows go besides the record: `wandb`, `tensorboard`, `NAME` for `log/NAME.yaml` of `--config-dir`.
+      sinks: the settings of those that `log` names, such as `sinks.NAME.path`; those of W&B are in `wandb`.
       format: `json` ends the output with one line, a JSON object; or `text`.
       quiet: whether the console shows nothing but errors, and the line of `format=json`.
       preset: the size, one of the choices above.
@@ -73,7 +74,9 @@ class Experiment:
     model: LanguageModel | None
     train: Training | None
     eval: Evaluation
-    wandb: WandbSettings
+    wandb: Sink
+    log: Sequence[str]
+    sinks: dict[str, Any]
     seed: int
     seeds: int
     preset: str
@@ -104,6 +107,9 @@ class Experiment:
             )
         one_of(self, "matmul_precision", PRECISIONS)
         one_of(self, "format", FORMATS)
+        for name in self.log:
+            if name not in self._every_sink:
+                raise ValueError(f"log={list(self.log)}; allowed: {', '.join(self._every_sink)}, each once")
         connection.check(self.distributed)
         if sizes_of(self.mesh) is None and self.train is not None and self.train.gather == "layer":
             raise ValueError("train.gather=layer is of a mesh; give one, such as 'mesh={data: 4, model: 1}'")
@@ -131,6 +137,15 @@ class Experiment:
     def feed(self) -> Feed:
         """How the task gives its sequences."""
         return feed_of(self.task)
+
+    @property
+    def outlets(self) -> dict[str, Sink]:
+        """The sinks that `log` names."""
+        return {name: self._every_sink[name] for name in self.log}
+
+    @property
+    def _every_sink(self) -> dict[str, Sink]:
+        return {"wandb": self.wandb, **self.sinks}
 
     @property
     def all_seeds(self) -> list[int]:
@@ -258,6 +273,7 @@ def _parts(config: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     except ValueError as error:
         raise UserError(str(error)) from error
     built["model"] = _model(plain, built["task"])
+    built["sinks"] = {name: build(plain["sinks"], name, "sinks.") for name in plain["sinks"]}
     return plain, built
 
 
@@ -287,13 +303,13 @@ def build_task(name: str, words: Words = ()) -> Task | Text:
     return build(plain, "task")
 
 
-def build(plain: Mapping[str, Any], name: str) -> Any:
+def build(plain: Mapping[str, Any], name: str, within: str = "") -> Any:
     """What the part `name` of a plain configuration describes; raises UserError with the constructor's own message."""
     if plain[name] is None:
         return None
-    constructor(plain[name], name)  # an unnamed one would come back as the mapping that it is
-    _locate_all(plain[name], name)
-    with explained(plain[name], name):
+    constructor(plain[name], within + name)  # an unnamed one would come back as the mapping that it is
+    _locate_all(plain[name], within + name)
+    with explained(plain[name], within + name):
         return instantiate(plain[name], _convert_="all")
 
 

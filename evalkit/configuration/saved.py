@@ -27,12 +27,12 @@ from evalkit.core.errors import UserError, first_line
 from evalkit.core.moved import renamed
 from evalkit.disk.files import write_whole
 
-RESUMABLE = ("wandb", "eval", "train.steps", "mesh", "distributed", "format", "quiet", ALLOW)
-EVALUABLE = ("eval", "task", "data", "wandb", "format", "quiet", "parameters", ALLOW)
+RESUMABLE = ("log", "sinks", "wandb", "eval", "train.steps", "mesh", "distributed", "format", "quiet", ALLOW)
+EVALUABLE = ("eval", "task", "data", "log", "sinks", "wandb", "format", "quiet", "parameters", ALLOW)
 """What may be changed of a run that goes on, and of one that is evaluated again."""
 
 PARTS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("task", "eval", "wandb", "data", "paper", "runs", "controls", "suite"), (Mapping,)),
+    **dict.fromkeys(("task", "eval", "wandb", "sinks", "data", "paper", "runs", "controls", "suite"), (Mapping,)),
     **dict.fromkeys(("model", "train"), (Mapping, type(None))),
 }
 """What has settings in a saved configuration."""
@@ -50,6 +50,8 @@ LATER: Mapping[str, Any] = {
     "parameters": "average",
     "mesh": "auto",
     "distributed": False,
+    "log": ["wandb"],
+    "sinks": {},
 }
 """Those that the configurations of older runs lack, with what they stood for."""
 
@@ -100,6 +102,10 @@ def _changed(config: DictConfig, words: Sequence[Override], allowed: Sequence[st
     for override in filter(composition.is_choice, changes):
         _refuse_fixed(override, choices, allowed)
         _choose(config, override, search)
+    for option in composition.sinks_of(overrides):
+        name = option.rpartition("=")[2]
+        if name not in config.sinks:
+            config.sinks[name] = composition.compose([option, *search]).config.sinks[name]
     base = composition.plain(config)
     values = [override for override in changes if not composition.is_choice(override)]
     for override in values:

@@ -1,4 +1,4 @@
-"""What the harness asks of a task, a model and an evaluation, and nothing more."""
+"""What the harness asks of a task, a model, an evaluation and a sink, and nothing more."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from evalkit.core.rows import Row
+from evalkit.core.rows import Header, Row
 from evalkit.tasks import Example
 from evalkit.tasks.text.corpus import Span
 from evalkit.tasks.text.tokenizers import Tokenizer
@@ -461,3 +461,65 @@ class Evaluation(ABC):
     def verdict(self, trained: Trained) -> Verdict:
         """What is said once all rows are there; an exit code other than 0 says that what was promised does not hold."""
         return Verdict()
+
+
+class SinkStart(NamedTuple):
+    """What a sink is told when a session begins: where the run is, what it is, and what the sink has of it.
+
+    `received` counts the first rows of the record that it was given in sessions that ended by themselves, and
+    `sessions` are the names that these left. `config` is the run's configuration as plain data.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    received: int = 0
+    sessions: Sequence[str] = ()
+
+
+class SinkEnd(NamedTuple):
+    """What a sink is told when a session ends: the exit code, 0 for a run that is finished and well.
+
+    `records` makes the results as flat dictionaries, for a finished run whose figures lie in the folder; else it is
+    None.
+    """
+
+    exit_code: int = 0
+    records: Callable[[], Sequence[Mapping[str, Any]]] | None = None
+
+
+class Sink(ABC):
+    """Where rows go besides the record, `metrics.jsonl`: a subclass gives `write`, and a YAML in `conf/log/` names it.
+
+    A session calls `begin` once, `write` with rows in the order of the record, and `finish` once. A session that is
+    killed does not call `finish`: what it gave is given again by the next one. Where a sink raises, the user reads one
+    warning, the run goes on, and the sink gets nothing more in this session but `finish`.
+    """
+
+    @property
+    def sessions(self) -> Sequence[str]:
+        """Names of what this session leaves; the later ones find them in `SinkStart.sessions` once it has ended."""
+        return ()
+
+    def check(self) -> None:
+        """Raises UserError, before anything is written, if this machine lacks what it needs."""
+        return None
+
+    def begin(self, header: Header, start: SinkStart) -> int | None:
+        """Returns how many of the record's first rows it has and keeps; those after them are given to it now.
+
+        0, the default, has all rows written again: what earlier sessions wrote is the sink's to replace.
+        `start.received` keeps all that it received, for what cannot be replaced. None takes no rows in this session.
+        """
+        return 0
+
+    @abstractmethod
+    def write(self, rows: Sequence[Row]) -> None:
+        """Takes the rows of one dispatch, of one validation, or one row of an evaluation; it changes none."""
+
+    def repeat(self, rows: Sequence[Row]) -> None:
+        """Takes rows of earlier sessions, after those that it keeps."""
+        self.write(rows)
+
+    def finish(self, end: SinkEnd) -> Sequence[str]:
+        """Closes what it opened, in a session that failed as well; returns lines for the user."""
+        return ()

@@ -63,7 +63,7 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
                 asked = session.watch.anywhere()
                 if step % training.checkpoint_every == 0 or last or _is_solved(trainer, solved) or asked:
                     # The length of the record goes with the state: a resumed run deletes the rows after it.
-                    checkpoints.save(state, step, {"rows": session.log.sync(), "solved": solved, "tokens": tokens})
+                    checkpoints.save(state, step, {"rows": session.record.sync(), "solved": solved, "tokens": tokens})
                 if asked:
                     session.watch.check()
     return state

@@ -102,10 +102,15 @@ def resume(folder: Path, overrides: Sequence[str], packages: Sequence[str] = ())
 
 
 def _heard(experiment: Experiment) -> Experiment:
-    """As this process runs it: of several, only the first one shows anything, and sends it to W&B."""
-    if peers.first():
-        return experiment
-    return replace(experiment, quiet=True, format="text", wandb=replace(experiment.wandb, mode="disabled"))
+    """As this process runs it: of several, only the first one shows anything, and gives it to sinks.
+
+    Raises UserError for a sink that this machine lacks something for.
+    """
+    if not peers.first():
+        return replace(experiment, quiet=True, format="text", log=())
+    for sink in experiment.outlets.values():
+        sink.check()
+    return experiment
 
 
 def start_or_resume(experiment: Experiment, folder: Path) -> int:
@@ -149,7 +154,7 @@ def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None)
     if len(at) > 1 or not all(text.isdecimal() for text in at):
         raise UserError(f"step={', '.join(at)}; give one number of training steps, or leave step= out for the newest")
     rest = [text for text in overrides if not text.startswith("step=")]
-    experiment = from_file(folder / "config.yaml", rest, EVALUABLE)
+    experiment = _heard(from_file(folder / "config.yaml", rest, EVALUABLE))
     refuse_elsewhere(folder, written(experiment.config), typed(rest))
     devices.use_precision(experiment.matmul_precision)
     if experiment.checkpoint is not None:

@@ -13,15 +13,15 @@ from typing import Any
 from rich.console import Console
 
 from evalkit.configuration.experiment import Experiment
-from evalkit.core.contracts import Verdict
+from evalkit.core.contracts import SinkEnd, Verdict
 from evalkit.core.errors import UserError, first_line, place_of
-from evalkit.core.rows import FILE, Header, Row, RowLog, row
+from evalkit.core.rows import Header, Row, row
 from evalkit.core.trust import code_of
 from evalkit.parallel import peers
 from evalkit.parallel.interrupt import Interrupted, Watch
 from evalkit.record import environment
 from evalkit.record.files import write_text
-from evalkit.record.tracking import WandbLog
+from evalkit.record.sinks import Recorder
 from evalkit.reports.kinds import records_of
 from evalkit.reports.writer import report
 from evalkit.session import logs
@@ -44,15 +44,13 @@ class Session:
         self.resume_hint, self.next_commands = resume_hint, next_commands
         self.console = console_of(experiment)
         self.watch = Watch()
-        self._uploads: list[str] = []
+        self._said_by_sinks: list[str] = []
         self.timing: dict[str, float] = _times_of(folder) if offset else {}
         with ExitStack() as opened:
             opened.enter_context(logs.shown(self.console))
             opened.enter_context(logs.kept(folder / "evalkit.log"))
-            before = (folder / FILE).read_bytes() if (folder / FILE).is_file() else b""
-            self.log = opened.enter_context(RowLog.open(folder / FILE, offset))
-            self.wandb = self._wandb()
-            self.wandb.catch_up(before, self.log.offset)
+            recorder = Recorder(folder, offset, experiment.outlets, experiment.config)
+            self.record = opened.enter_context(recorder)
             self._opened = opened.pop_all()
         self.make_row = partial(row, run=folder.name, task=experiment.task_name, model=experiment.model_name)
 
@@ -67,7 +65,7 @@ class Session:
     def guard(self, work: Callable[[], Verdict]) -> int:
         """Does the work, reports, and returns the exit code: a signal's own, or what the evaluation's verdict says.
 
-        Any failure ends the W&B runs as failed.
+        Any failure ends the sinks as failed.
         """
         code = 1
         try:
@@ -89,20 +87,18 @@ class Session:
             message = f"{type(error).__name__}: {first_line(error)}{place}"
             raise UserError(f"{message}; mend it, then {self.resume_hint}") from error
         finally:
-            self._close(code)
-            self.say(*self._uploads)
+            self._close(SinkEnd(code))
+            self.say(*self._said_by_sinks)
         return code
 
     def begin(self, header: Header) -> None:
         """Writes the first line of the record: what the run is."""
-        self.log.begin(header)
-        self.wandb.begin(header)
+        self.record.begin(header)
 
     def write(self, rows: Iterable[Row]) -> list[Row]:
-        """Writes rows to the file, then to W&B; returns them."""
+        """Writes rows to the record and to the sinks; returns them."""
         kept = list(rows)
-        self.log.write(kept)
-        self.wandb.write(kept)
+        self.record.write(kept)
         return kept
 
     def say(self, *lines: str) -> None:
@@ -119,18 +115,6 @@ class Session:
         finally:
             self.timing[name] = self.timing.get(name, 0.0) + time.perf_counter() - began
 
-    def _wandb(self) -> WandbLog:
-        experiment = self.experiment
-        return WandbLog(
-            experiment.wandb,
-            self.folder,
-            experiment.config,
-            seeds=experiment.all_seeds,
-            task=experiment.task_name,
-            model=experiment.model_name,
-            train_length=getattr(experiment.task, "length", 0),
-        )
-
     def _describe_machine(self) -> None:
         facts = environment.describe(self.experiment.matmul_precision, code_of(self.experiment.config))
         write_text(self.folder / "environment.json", json.dumps(facts, indent=2) + "\n")
@@ -140,8 +124,7 @@ class Session:
 
         def before_results() -> None:
             # A kill after these is one of a finished run, with which nobody goes on.
-            self.wandb.report(partial(records_of, self.folder))
-            self._close(verdict.exit_code)
+            self._close(SinkEnd(verdict.exit_code, partial(records_of, self.folder)))
 
         summary = report(self.folder, self.console, before_results)
         if verdict.text:
@@ -153,12 +136,12 @@ class Session:
             sys.stdout.write(json.dumps({**summary, "folder": str(self.folder)}, allow_nan=False) + "\n")
             sys.stdout.flush()
 
-    def _close(self, code: int) -> None:
-        """Writes the seconds of every session on this run, added up, and closes the W&B runs that are open."""
+    def _close(self, end: SinkEnd) -> None:
+        """Writes the seconds of every session on this run, added up, and ends the sinks that have not ended yet."""
         # A full disk ended the work and was told then; it is not told twice.
         with suppress(UserError):
             write_text(self.folder / TIMES, json.dumps(self.timing, indent=2) + "\n")
-        self._uploads += self.wandb.finish(code, self.log.offset)
+        self._said_by_sinks += self.record.finish(end)
 
 
 def console_of(experiment: Experiment) -> Console:

@@ -12,7 +12,7 @@ from evalkit.configuration import experiment as config
 from evalkit.configuration.composition import combinations, compose
 from evalkit.configuration.schema import annotations
 from evalkit.core.errors import UserError
-from evalkit.record.tracking import WandbSettings
+from evalkit.record.wandb import Wandb
 from evalkit.training.settings import Training
 from support.shrunk import DRAWN
 
@@ -101,7 +101,7 @@ def test_an_evaluation_of_another_kind_leaves_out_what_a_recipe_says_of_the_firs
     assert built("task=induction_heads", "model=mqa", "eval=recall").eval.kind == "evalkit.evaluations.recall.report"
 
 
-@pytest.mark.parametrize(("node", "constructor"), [("train", Training), ("wandb", WandbSettings)])
+@pytest.mark.parametrize(("node", "constructor"), [("train", Training), ("wandb", Wandb)])
 def test_config_yaml_states_every_setting(node: str, constructor: type) -> None:
     stated = set(config.compose(GRIFFIN).config[node]) - {"_target_"}
     assert stated == {field.name for field in fields(constructor)}

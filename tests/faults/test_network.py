@@ -13,10 +13,11 @@ import huggingface_hub.constants
 import pytest
 import wandb
 
+from evalkit.core.contracts import SinkEnd
 from evalkit.core.network import Refused, Silent, ask_hub
-from evalkit.core.rows import row
-from evalkit.record import tracking
-from evalkit.record.tracking import WandbLog, WandbSettings
+from evalkit.core.rows import Header, Record, row
+from evalkit.record import wandb as sink
+from evalkit.record.sinks import Outlet
 from support import tiny
 from support.servers import Server, Wandb, serving
 
@@ -130,12 +131,14 @@ def wandb_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Wa
     wandb.teardown()
 
 
-def opened(folder: Path) -> WandbLog:
+def opened(folder: Path) -> Outlet:
     folder.mkdir(exist_ok=True)
-    return WandbLog(WandbSettings(), folder, {}, seeds=(0,), task="copying", model="hawk", train_length=256)
+    outlet = Outlet("wandb", sink.Wandb(), folder, {}, b"", 0)
+    outlet.begin(Record(Header("r", "copying", "hawk", "k", seeds=(0,), train_length=256), []))
+    return outlet
 
 
-def written(log: WandbLog, steps: range) -> float:
+def written(log: Outlet, steps: range) -> float:
     """The longest seconds that a row took of the training's time."""
     longest, one = 0.0, {"metric": "loss", "run": "r", "task": "t", "model": "m", "seed": 0, "split": "train"}
     for step in steps:
@@ -148,7 +151,7 @@ def written(log: WandbLog, steps: range) -> float:
 def test_a_server_of_wandb_that_works_gets_the_rows(wandb_server: Wandb, tmp_path: Path) -> None:
     log = opened(tmp_path / "run")
     written(log, range(5))
-    (line,) = log.finish(0)
+    (line,) = log.finish(SinkEnd(), 0)
     assert line.startswith(f"W&B: {wandb_server.url}/me/evalkit/runs/")
     assert any("file_stream" in path for path in wandb_server.asked)
 
@@ -163,9 +166,9 @@ def test_a_server_that_is_slow_or_gone_at_the_start_is_not_waited_for(
         wandb_server.kill()  # type: ignore[attr-defined]
     start = time.monotonic()
     log = opened(tmp_path / "run")
-    assert time.monotonic() - start < tracking.ANSWER_SECONDS + 7
+    assert time.monotonic() - start < sink.ANSWER_SECONDS + 7
     assert written(log, range(50)) < 1.0
-    (line,) = log.finish(0)
+    (line,) = log.finish(SinkEnd(), 0)
     assert line.startswith("upload to W&B with: wandb sync ")
 
 
@@ -174,7 +177,7 @@ def test_a_server_that_is_slow_or_gone_at_the_start_is_not_waited_for(
 def test_a_server_that_dies_midway_holds_no_row_and_the_end_not_long(
     how: str, wandb_server: Wandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "FINISH_SECONDS", 2.0)
+    monkeypatch.setattr(sink, "FINISH_SECONDS", 2.0)
     log = opened(tmp_path / "run")
     written(log, range(5))
     wandb_server.delay = 30.0
@@ -182,7 +185,7 @@ def test_a_server_that_dies_midway_holds_no_row_and_the_end_not_long(
         wandb_server.kill()  # type: ignore[attr-defined]
     assert written(log, range(5, 500)) < 1.0
     start = time.monotonic()
-    (line,) = log.finish(0)
+    (line,) = log.finish(SinkEnd(), 0)
     assert time.monotonic() - start < 2.0 + 8
     folder = Path(line.removeprefix("upload to W&B with: wandb sync "))
     assert list(folder.glob("run-*.wandb"))

@@ -25,7 +25,7 @@ from evalkit.core.errors import UserError, first_line
 from evalkit.core.rows import read
 from evalkit.disk import sums
 from evalkit.record import environment
-from evalkit.record.tracking import WandbSettings
+from evalkit.record.wandb import Wandb
 from evalkit.reports.kinds import kind_of
 from evalkit.session import logs
 from support import tiny
@@ -361,7 +361,7 @@ def test_an_ordinary_word_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYBOARD", "a long layout of a keyboard")
     text = "griffin on a long layout of a keyboard, https://example.org/@me, runs/a@b:c, hf_small"
     assert credentials.masked(text) == text
-    assert WandbSettings(notes=text).notes == text
+    assert Wandb(notes=text).notes == text
 
 
 # What reads or makes Python objects, or runs what it reads.

@@ -11,7 +11,7 @@ from evalkit.session import logs
 
 
 def test_a_warning_is_shown_once_and_kept_by_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    logger, console = logging.getLogger("evalkit.record.tracking"), Console(file=io.StringIO(), width=100)
+    logger, console = logging.getLogger("evalkit.record.wandb"), Console(file=io.StringIO(), width=100)
     root = logging.StreamHandler()  # as a library adds one
     logging.getLogger().addHandler(root)
     try:

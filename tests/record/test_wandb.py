@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ import wandb
 from PIL import Image
 from wandb.util import get_core_path
 
+from evalkit.core.contracts import SinkEnd, SinkStart
 from evalkit.core.errors import UserError
-from evalkit.core.rows import Header, Row, encode, encode_header, row
-from evalkit.record.tracking import WandbLog, WandbSettings
+from evalkit.core.rows import Header, Record, Row, encode, encode_header, row
+from evalkit.record.sinks import Outlet
+from evalkit.record.wandb import Wandb
 
 CONFIG = {"train": {"steps": 20, "length": 256}, "seed": 0}
 KEY = "0" * 40
@@ -47,10 +49,41 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def opened(folder: Path, seeds: tuple[int, ...] = (0,), **settings: Any) -> WandbLog:
-    return WandbLog(
-        WandbSettings(**settings), folder, CONFIG, seeds=seeds, task="copying", model="hawk", train_length=256
-    )
+def header(seeds: tuple[int, ...] = (0,)) -> Header:
+    kind = "evalkit.evaluations.extrapolation.report"
+    return Header("r", "copying", "hawk", kind, parameters=9, seeds=seeds, train_length=256)
+
+
+def opened(
+    folder: Path, seeds: tuple[int, ...] = (0,), rows: Sequence[Row] = (), offset: int = 0, **settings: Any
+) -> Outlet:
+    """A session of W&B, in a run whose record had these rows and is cut after `offset` bytes."""
+    record = recorded(rows)
+    outlet = Outlet("wandb", Wandb(**settings), folder, CONFIG, record, offset)
+    kept = record[:offset].count(b"\n") - 1
+    outlet.begin(Record(header(seeds), list(rows[: max(0, kept)])))
+    return outlet
+
+
+def ended(outlet: Outlet, code: int = 0, rows: Sequence[Row] = (), records: Any = None) -> list[str]:
+    """Ends a session at whose end the record has these rows; returns what the user is told."""
+    return outlet.finish(SinkEnd(code, records), len(recorded(rows)))
+
+
+def recorded(rows: Sequence[Row]) -> bytes:
+    """The record of the first seed's run with these rows."""
+    return "".join(f"{line}\n" for line in [encode_header(header()), *map(encode, rows)]).encode()
+
+
+def killed(outlet: Outlet) -> None:
+    """Ends W&B's part of a session as W&B does, but not the session."""
+    for run in runs_of(outlet).values():
+        run.finish()
+
+
+def runs_of(outlet: Outlet) -> dict[int, Any]:
+    assert isinstance(outlet._sink, Wandb)
+    return outlet._sink._runs
 
 
 def measured(split: str | None, metric: str, total: float | None, **fields: Any) -> Row:
@@ -81,20 +114,25 @@ def of(kind: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def history(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was logged, without W&B's own fields."""
+    """What was logged after the number of parameters, without W&B's own fields."""
     items = [entry["item"] for entry in of("history", lines)]
-    return [{name: item[name] for name in item if not name.startswith("_")} for item in items]
+    logged = [{name: item[name] for name in item if not name.startswith("_")} for item in items]
+    assert [entry for entry in logged if "parameters" in entry] == [{"parameters": 9}] == logged[:1]
+    return logged[1:]
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What a user is told; W&B's own telemetry has loggers of its own."""
-    tracking = [record for record in caplog.records if record.name == "evalkit.record.tracking"]
+    tracking = [
+        record
+        for record in caplog.records
+        if record.name == "evalkit.record" or record.name.startswith("evalkit.record.")
+    ]
     return [record.getMessage() for record in tracking if record.levelno >= logging.WARNING]
 
 
 def test_rows_become_curves_of_each_seed(folder: Path) -> None:
     log = opened(folder, seeds=(3, 4), mode="offline", tags=["fig6b"])
-    log.begin(Header("r", "copying", "hawk", "evalkit.evaluations.extrapolation.report", parameters=1000))
     for seed in (3, 4):
         at: dict[str, Any] = {"seed": seed, "step": 10}
         log.write([measured("train", name, total, **at, length=256) for name, total in (("loss", 8), ("accuracy", 1))])
@@ -103,14 +141,13 @@ def test_rows_become_curves_of_each_seed(folder: Path) -> None:
         log.write([measured("test", "accuracy", total, **at, length=n) for total, n in ((4, 256), (1, 1024))])
         log.write([measured("test", "accuracy", 1, **at, length=1024, position=7)])
         log.write([measured("test", "accuracy", None, **at, length=4096, count=0)])
-    log.finish(0)
+    ended(log)
 
     ids = json.loads((folder / "wandb.json").read_text())
     runs = records(folder)
     assert set(runs) == {ids["3"], ids["4"]}
     for seed in (3, 4):
         assert history(runs[ids[str(seed)]]) == [
-            {"parameters": 1000},
             {"train/step": 10, "train/loss": 2.0, "train/accuracy": 0.25},
             {"train/step": 10, "validation/accuracy": 0.5, "validation/accuracy@512": seed / 4},
             {"eval/length": 256, "extrapolation/accuracy": 1.0},
@@ -119,7 +156,7 @@ def test_rows_become_curves_of_each_seed(folder: Path) -> None:
 
 
 def test_each_seed_has_a_run_in_one_group_with_its_x_axes(folder: Path) -> None:
-    opened(folder, seeds=(0, 1), mode="offline", tags=["fig6b"]).finish(0)
+    ended(opened(folder, seeds=(0, 1), mode="offline", tags=["fig6b"]))
     runs = records(folder)
     described = [of("run", lines)[0] for lines in runs.values()]
     assert {run["display_name"] for run in described} == {"hawk-copying-s0", "hawk-copying-s1"}
@@ -161,7 +198,7 @@ def test_a_run_is_called_as_its_user_says(
         monkeypatch.setenv("WANDB_MODE", "offline")
         monkeypatch.setenv("WANDB_DIR", str(tmp_path / ("files" if by == "variables" else "others")))
     settings = {} if by == "variables" else {**NAMED, "dir": str(tmp_path / "files"), "mode": "offline"}
-    opened(folder, **settings).finish(0)
+    ended(opened(folder, **settings))
     ((_, lines),) = records(tmp_path / "files").items()
     assert described(of("run", lines)[0]) == NAMED
     assert not (folder / "wandb").exists()
@@ -169,7 +206,7 @@ def test_a_run_is_called_as_its_user_says(
 
 def test_the_seeds_of_a_named_run_end_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_NAME", "mine")
-    opened(folder, seeds=(3, 4), mode="offline").finish(0)
+    ended(opened(folder, seeds=(3, 4), mode="offline"))
     runs = [of("run", lines)[0] for lines in records(folder).values()]
     assert {run["display_name"] for run in runs} == {"mine-s3", "mine-s4"}
     assert {run["project"] for run in runs} == {"evalkit"}
@@ -179,8 +216,7 @@ def test_the_figures_and_the_table_of_results_go_to_each_seeds_run(folder: Path)
     Image.new("RGB", (4, 4)).save(folder / "extrapolation.png")
     log = opened(folder, seeds=(0, 1), mode="offline")
     table = [{"seed": seed, "length": 16, "accuracy": seed / 2} for seed in (0, 1)] + [{"length": 32, "loss": None}]
-    log.report(lambda: table)
-    (said,) = log.finish(0)
+    (said,) = ended(log, records=lambda: table)
     assert len(records(folder)) == 2 and said.startswith("upload to W&B with: wandb sync ")
     for seed, place in enumerate(sorted_by_seed(folder)):
         (image,) = (place / "files" / "media" / "images" / "report").glob("extrapolation_*.png")
@@ -203,8 +239,7 @@ def test_figures_that_cannot_be_sent_are_one_warning(folder: Path, caplog: pytes
 
     log = opened(folder, mode="offline")
     log.write([measured("train", "loss", 4.0, step=10)])
-    log.report(refuse)
-    assert log.finish(0) == []
+    assert ended(log, records=refuse) == []
     (warning,) = warnings(caplog)
     assert "no such kind" in warning
     (lines,) = records(folder).values()
@@ -212,13 +247,13 @@ def test_figures_that_cannot_be_sent_are_one_warning(folder: Path, caplog: pytes
 
 
 def test_the_end_names_every_folder_that_is_still_to_be_uploaded(folder: Path) -> None:
-    first, second = [opened(folder, mode="offline").finish(0) for _ in range(2)]
+    first, second = [ended(opened(folder, mode="offline")) for _ in range(2)]
     command, *paths = shlex.split(second[0].partition("with: wandb ")[2])
     assert first[0].endswith(paths[0]) and command == "sync" and len(paths) == 2
     assert all(list(Path(path).glob("run-*.wandb")) for path in paths)
     (run,) = Path(paths[0]).glob("run-*.wandb")
     run.with_name(f"{run.name}.synced").touch()
-    (third,) = opened(folder, mode="offline").finish(0)
+    (third,) = ended(opened(folder, mode="offline"))
     left = shlex.split(third)
     assert paths[0] not in left and paths[1] in left
 
@@ -229,7 +264,7 @@ def test_w_and_b_as_a_whole_stays_as_it_was(
     before = wandb.setup().settings.mode
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", NOWHERE)
-    opened(folder, mode="online").finish(0)
+    ended(opened(folder, mode="online"))
     assert wandb.setup().settings.mode == before
     assert wandb.run is None
     assert capfd.readouterr().err == ""
@@ -241,68 +276,71 @@ def test_a_second_start_continues_the_same_runs(folder: Path) -> None:
     for step in (10, 20):
         log = opened(folder, seeds=(0, 1), mode="offline")
         log.write([measured("train", "loss", 4.0, step=step)])
-        log.finish(0)
+        ended(log)
     ids = json.loads((folder / "wandb.json").read_text())
     runs = records(folder)
     assert set(runs) == set(ids.values())
     assert [entry["train/step"] for entry in history(runs[ids["0"]])] == [10, 20]
 
 
-def kept_rows(*steps: int) -> tuple[list[Row], bytes]:
-    """Rows of these steps, and the record with them."""
-    rows = [measured("train", "loss", 4.0, step=step) for step in steps]
-    header = encode_header(Header("r", "copying", "hawk", "evalkit.evaluations.extrapolation.report", parameters=9))
-    return rows, "".join(f"{line}\n" for line in [header, *map(encode, rows)]).encode()
+def losses(*steps: int, total: float = 4.0) -> list[Row]:
+    return [measured("train", "loss", total, step=step) for step in steps]
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that W&B has, in the order in which it got them."""
+    (lines,) = records(folder).values()
+    return [entry["train/step"] for entry in history(lines)]
 
 
 def test_what_a_killed_session_lost_is_sent_again_and_its_files_are_set_aside(folder: Path) -> None:
     """It wrote two steps and was killed; the next one begins after them."""
-    rows, record = kept_rows(10, 20, 30)
-    killed = opened(folder, mode="offline")
-    killed.write(rows[:2])
-    for run in killed._runs.values():
-        run.finish()  # what W&B does, but not the session
-    log = opened(folder, mode="offline")
-    offset = len(record) - len(encode(rows[2])) - 1
-    log.catch_up(record[:offset], offset)
-    log.write(rows[2:])
-    log.finish(0, len(record))
-    (lines,) = records(folder).values()
-    assert [entry.get("train/step", 0) for entry in history(lines)] == [0, 10, 20, 30]
+    rows = losses(10, 20, 30)
+    first = opened(folder, mode="offline")
+    first.write(rows[:2])
+    killed(first)
+    second = opened(folder, rows=rows[:2], offset=len(recorded(rows[:2])), mode="offline")
+    second.write(rows[2:])
+    ended(second, rows=rows)
+    assert steps(folder) == [10, 20, 30]
     assert len(list((folder / "wandb").glob("torn-run-*"))) == 1
 
 
 def test_what_is_measured_again_after_an_interrupt_is_not_sent_twice(folder: Path) -> None:
     """The first session wrote three steps and ended by itself; the next one begins after the first of them."""
-    rows, record = kept_rows(10, 20, 30)
+    rows = losses(10, 20, 30)
     first = opened(folder, mode="offline")
     first.write(rows)
-    first.finish(130, len(record))
-    second = opened(folder, mode="offline")
-    second.catch_up(record, len(record) - sum(len(encode(entry)) + 1 for entry in rows[1:]))
-    second.write([*rows[1:], measured("train", "loss", 8.0, step=40)])
-    second.finish(0, len(record))
-    (lines,) = records(folder).values()
-    assert [entry["train/step"] for entry in history(lines)] == [10, 20, 30, 40]
+    ended(first, 130, rows)
+    second = opened(folder, rows=rows, offset=len(recorded(rows[:1])), mode="offline")
+    second.write([*rows[1:], *losses(40)])
+    ended(second, 0, [*rows, *losses(40)])
+    assert steps(folder) == [10, 20, 30, 40]
+
+
+def test_what_was_taken_back_whole_is_not_sent_twice_either(folder: Path) -> None:
+    """There was no checkpoint yet: the record begins anew, its header included."""
+    rows = losses(10, 20)
+    first = opened(folder, mode="offline")
+    first.write(rows)
+    ended(first, 130, rows)
+    second = opened(folder, rows=rows, offset=0, mode="offline")
+    second.write([*rows, *losses(30)])
+    ended(second, 0, [*rows, *losses(30)])
+    assert steps(folder) == [10, 20, 30]
 
 
 def test_rows_that_took_the_place_of_others_are_sent_again_after_a_kill(folder: Path) -> None:
     """A finished run is trained further: its last rows give way to others, and the session with these is killed."""
-    (kept, gone), record = kept_rows(10, 20)
+    rows, new = losses(10, 20), losses(20, 30, total=8.0)
     first = opened(folder, mode="offline")
-    first.write([kept, gone])
-    first.finish(0, len(record))
-    new = [measured("train", "loss", 8.0, step=step) for step in (20, 30)]
-    offset = len(record) - len(encode(gone)) - 1
-    killed = opened(folder, mode="offline")
-    killed.catch_up(record, offset)
-    killed.write(new)
-    for run in killed._runs.values():
-        run.finish()  # what W&B does, but not the session
-    record = record[:offset] + "".join(f"{encode(entry)}\n" for entry in new).encode()
-    last = opened(folder, mode="offline")
-    last.catch_up(record, len(record))
-    last.finish(0, len(record))
+    first.write(rows)
+    ended(first, 0, rows)
+    second = opened(folder, rows=rows, offset=len(recorded(rows[:1])), mode="offline")
+    second.write(new)
+    killed(second)
+    record = [rows[0], *new]
+    ended(opened(folder, rows=record, offset=len(recorded(record)), mode="offline"), 0, record)
     (lines,) = records(folder).values()
     assert [(entry["train/step"], entry["train/loss"]) for entry in history(lines)] == [
         (10, 1),
@@ -312,19 +350,18 @@ def test_rows_that_took_the_place_of_others_are_sent_again_after_a_kill(folder: 
     ]
 
 
-def test_online_what_the_server_has_is_not_sent_again(folder: Path) -> None:
-    _, record = kept_rows(10, 20, 30)
-    log = opened(folder, mode="offline")
-    opened_run, sent = log._runs[0], Mock(summary={"train/step": 20})
-    log._runs[0] = sent
-    log.catch_up(record, len(record))
-    log._runs[0] = opened_run
-    log.finish(0, len(record))
-    assert [call.args[0]["train/step"] for call in sent.log.call_args_list] == [20, 30]
+def test_online_what_the_server_has_is_not_sent_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Mock(summary={"train/step": 20}, id="abc", offline=False, url=None)
+    monkeypatch.setattr("evalkit.record.wandb._open", lambda *_: server)
+    sink, rows = Wandb(mode="offline"), losses(10, 20, 30)
+    assert sink.begin(header(), SinkStart(folder, CONFIG)) == 0
+    for entry in rows:
+        sink.repeat([entry])
+    assert [call.args[0]["train/step"] for call in server.log.call_args_list] == [20, 30]
 
 
 def test_a_failed_run_says_so(folder: Path) -> None:
-    opened(folder, mode="offline").finish(143)
+    ended(opened(folder, mode="offline"), 143)
     (lines,) = records(folder).values()
     assert of("exit", lines)[0]["exit_code"] == 143
 
@@ -332,14 +369,14 @@ def test_a_failed_run_says_so(folder: Path) -> None:
 def test_disabled_writes_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = opened(folder, mode="disabled")
     log.write([measured("train", "loss", 4.0, step=10)])
-    log.finish(0)
+    ended(log)
     assert list(folder.iterdir()) == []
     assert warnings(caplog) == []
 
 
 def test_the_environment_may_turn_auto_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    opened(folder).finish(0)
+    ended(opened(folder))
     assert list(folder.iterdir()) == []
 
 
@@ -347,13 +384,13 @@ def test_the_environment_may_ask_for_offline(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    opened(folder).finish(0)
+    ended(opened(folder))
     assert len(records(folder)) == 1
     assert warnings(caplog) == []
 
 
 def test_without_a_key_auto_is_offline_with_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    opened(folder, seeds=(0, 1)).finish(0)
+    ended(opened(folder, seeds=(0, 1)))
     (warning,) = warnings(caplog)
     assert "offline" in warning and "key" in warning
     assert len(records(folder)) == 2
@@ -373,7 +410,7 @@ def test_without_a_server_the_log_is_offline_with_one_warning(
     log = opened(folder, seeds=(0, 1), mode=mode)
     seconds = time.monotonic() - start
     log.write([measured("train", "loss", 4.0, step=10)])
-    log.finish(0)
+    ended(log)
     assert seconds < 10
     (warning,) = warnings(caplog)
     assert "offline" in warning
@@ -408,7 +445,7 @@ def test_a_server_that_refuses_the_key_leaves_the_log_offline_with_one_warning(
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     log = opened(folder, seeds=(0, 1))
     log.write([measured("train", "loss", 4.0, step=10, seed=seed) for seed in (0, 1)])
-    log.finish(0)
+    ended(log)
     (warning,) = warnings(caplog)
     assert "offline" in warning and "401" in warning
     runs = records(folder)
@@ -426,7 +463,7 @@ def test_a_failure_while_logging_is_one_warning_and_then_silence(
     monkeypatch.setattr(wandb.Run, "log", refuse)
     for step in (10, 20):
         log.write([measured("train", "loss", 4.0, step=step)])
-    log.finish(0)
+    ended(log)
     (warning,) = warnings(caplog)
     assert "no space left on device" in warning
 
@@ -434,23 +471,23 @@ def test_a_failure_while_logging_is_one_warning_and_then_silence(
 def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = opened(tmp_path / "missing", mode="offline")
     log.write([measured("train", "loss", 4.0, step=10)])
-    log.finish(0)
+    ended(log)
     assert len(warnings(caplog)) == 1
 
 
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: WandbSettings(mode="on"), "auto, online, offline, disabled"),
-        (lambda: WandbSettings(tags="fig6b"), "wandb.tags=[fig6b]"),
+        (lambda: Wandb(mode="on"), "auto, online, offline, disabled"),
+        (lambda: Wandb(tags="fig6b"), "wandb.tags=[fig6b]"),
     ],
 )
-def test_bad_settings_name_what_is_allowed(make: Callable[[], WandbSettings], named: str) -> None:
+def test_bad_settings_name_what_is_allowed(make: Callable[[], Wandb], named: str) -> None:
     with pytest.raises(UserError, match="wandb") as error:
         make()
     assert named in str(error.value)
 
 
 def test_wandb_is_imported_only_by_a_run_that_uses_it() -> None:
-    code = "import sys, evalkit.record.tracking; sys.exit('wandb' in sys.modules)"
+    code = "import sys, evalkit.record.wandb; sys.exit('wandb' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
