@@ -1,4 +1,4 @@
-"""`python -m evalkit check model=… task=… [eval=…]`: whether a mixer, a task and an evaluation keep their promises."""
+"""`python -m evalkit check model=… task=… [eval=…] [log=…]`: whether your own parts keep their promises."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from rich.text import Text
 from evalkit.commands.guide import Page
 
 ABOUT = """\
-Look at every promise of a model's mixers, of a task and of an evaluation, your own first of all.
+Look at every promise of a model's mixers, a task, an evaluation and sinks, your own first of all.
 
 A line says of each whether it is kept. Of a broken one it says what was promised, what was found and where to read on.
 Every training of your own mixers and tasks looks at the quick ones first. The exit code is 1 if one is broken."""

@@ -52,8 +52,8 @@ class Experiment:
         `auto`: every device has all of a layer.
       distributed: one of several processes of a run: `true` where JAX finds the others, or
         `{coordinator: HOST:PORT, count: 2, index: 0}`.
-      log: where the rows go besides the record: `wandb`, `tensorboard`, `NAME` for `log/NAME.yaml` of `--config-dir`.
-      sinks: the settings of those that `log` names, such as `sinks.NAME.path`; those of W&B are in `wandb`.
+      log: where the rows go besides the record: `[wandb,tensorboard]`, `[]` for nowhere, or sinks of your own.
+      sinks: the settings of sinks that `log` names, such as `sinks.NAME.path`; those of W&B are in `wandb`.
       format: `json` ends the output with one line, a JSON object; or `text`.
       quiet: whether the console shows nothing but errors, and the line of `format=json`.
       preset: the size, one of the choices above.

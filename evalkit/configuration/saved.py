@@ -102,7 +102,7 @@ def _changed(config: DictConfig, words: Sequence[Override], allowed: Sequence[st
     for override in filter(composition.is_choice, changes):
         _refuse_fixed(override, choices, allowed)
         _choose(config, override, search)
-    for option in composition.sinks_of(overrides):
+    for option in composition.sinks_of(words):
         name = option.rpartition("=")[2]
         if name not in config.sinks:
             config.sinks[name] = composition.compose([option, *search]).config.sinks[name]

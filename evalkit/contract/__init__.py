@@ -1,4 +1,4 @@
-"""Whether a mixer, a task or an evaluation keeps its promises: before a training, in `evalkit check`, in your tests.
+"""Whether a mixer, task, evaluation or sink keeps its promises: before a training, in `evalkit check`, in your tests.
 
 In a test of your own, with pytest:
 
@@ -17,5 +17,7 @@ from evalkit.contract.models import QUICK_PROMISES_OF_MODELS as QUICK_PROMISES_O
 from evalkit.contract.models import ModelUnderCheck as ModelUnderCheck
 from evalkit.contract.promises import BrokenPromise as BrokenPromise
 from evalkit.contract.promises import Promise as Promise
+from evalkit.contract.sinks import PROMISES_OF_SINKS as PROMISES_OF_SINKS
+from evalkit.contract.sinks import SinkUnderCheck as SinkUnderCheck
 from evalkit.contract.tasks import PROMISES_OF_TASKS as PROMISES_OF_TASKS
 from evalkit.contract.tasks import TaskUnderCheck as TaskUnderCheck

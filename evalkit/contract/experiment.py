@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from evalkit.configuration.experiment import Experiment, model_of
+from evalkit.configuration.experiment import Experiment, build, model_of
 from evalkit.contract.evaluations import PROMISES_OF_EVALUATIONS, QUICK_PROMISES_OF_EVALUATIONS, EvaluationUnderCheck
 from evalkit.contract.models import OF_ONE_MIXER, QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES, ModelUnderCheck
 from evalkit.contract.promises import BrokenPromise, Promise, broken
+from evalkit.contract.sinks import PROMISES_OF_SINKS, QUICK_PROMISES_OF_SINKS, SinkUnderCheck
 from evalkit.contract.tasks import PROMISES_OF_TASKS, TaskUnderCheck
 from evalkit.core.contracts import LanguageModel, Params, Silent, Task, Trained, never_interrupt
 from evalkit.core.rows import row
@@ -43,7 +44,8 @@ def hold(experiment: Experiment, params: Params | None = None) -> None:
     looked at again: our tests hold it, and two more programs would take three seconds of every run.
     """
     of_models = () if is_ours(experiment.config["model"]) else QUICK_PROMISES_OF_MODELS
-    _raise_first(chain(*_parts(experiment, params, QUICK_PROMISES_OF_EVALUATIONS, of_models)))
+    looked_at = _parts(experiment, params, QUICK_PROMISES_OF_EVALUATIONS, of_models)
+    _raise_first(chain(*looked_at, _sinks(experiment, QUICK_PROMISES_OF_SINKS)))
 
 
 def hold_model(experiment: Experiment) -> None:
@@ -62,10 +64,11 @@ def _raise_first(parts: Iterable[Part]) -> None:
 
 
 def every_part(experiment: Experiment) -> list[Part]:
-    """Task, model, its mixers one by one, and evaluation, with every promise that they make."""
+    """Task, model, its mixers one by one, evaluation, and sinks, with every promise that they make."""
     groups = (*QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES)
     task, model, evaluation = _parts(experiment, None, PROMISES_OF_EVALUATIONS, groups)
-    return [*task, *_at_twice_the_length(experiment), *model, *_mixers(experiment), *evaluation]
+    sinks = _sinks(experiment, PROMISES_OF_SINKS)
+    return [*task, *_at_twice_the_length(experiment), *model, *_mixers(experiment), *evaluation, *sinks]
 
 
 def _at_twice_the_length(experiment: Experiment) -> list[Part]:
@@ -92,6 +95,12 @@ def _mixers(experiment: Experiment) -> list[Part]:
             )
             parts.append(Part(f"mixer {name}", (OF_ONE_MIXER,), alone))
     return parts
+
+
+def _sinks(experiment: Experiment, groups: Sequence[Sequence[Promise]]) -> list[Part]:
+    """The sinks of the user's own; ours are held by our tests, and would send rows of a look to a server."""
+    nodes = {name: node for name, node in experiment.config["sinks"].items() if not is_ours(node)}
+    return [Part(f"log={name}", groups, SinkUnderCheck(partial(build, nodes, name, "sinks."))) for name in nodes]
 
 
 def _parts(

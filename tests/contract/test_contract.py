@@ -1,4 +1,4 @@
-"""What a mixer, a task and an evaluation promise: ours keep all of it, wrong ones are told which they break."""
+"""What a mixer, a task, an evaluation and a sink promise: ours keep all of it, wrong ones are told which they break."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -11,10 +11,12 @@ from evalkit.contract import (
     EVERY_PROMISE_OF_MODELS,
     OF_ONE_MIXER,
     PROMISES_OF_EVALUATIONS,
+    PROMISES_OF_SINKS,
     PROMISES_OF_TASKS,
     QUICK_PROMISES_OF_MODELS,
     EvaluationUnderCheck,
     ModelUnderCheck,
+    SinkUnderCheck,
     TaskUnderCheck,
 )
 from evalkit.contract.experiment import every_part
@@ -23,7 +25,8 @@ from evalkit.core.batches import refuse_no_task
 from evalkit.core.contracts import Task
 from evalkit.core.errors import UserError
 from evalkit.models import build
-from support import tiny, wrong_evaluations, wrong_mixers, wrong_tasks
+from evalkit.record.tensorboard import TensorBoard
+from support import tiny, wrong_evaluations, wrong_mixers, wrong_sinks, wrong_tasks
 from support.shrunk import DRAWN, every_model, overrides_of
 
 VOCABULARY = 16
@@ -112,6 +115,17 @@ def untrained() -> Any:
 
 def measured(evaluation: Any) -> EvaluationUnderCheck:
     return EvaluationUnderCheck(evaluation, lambda: untrained().trained)
+
+
+@pytest.mark.parametrize("sink", [TensorBoard, *wrong_sinks.RIGHT])
+def test_right_sinks_keep_every_promise(sink: type) -> None:
+    assert first(broken("it", PROMISES_OF_SINKS, SinkUnderCheck(sink))) is None
+
+
+@pytest.mark.parametrize("name", wrong_sinks.WRONG)
+def test_a_wrong_sink_breaks_one_promise(name: str) -> None:
+    sink, promise = wrong_sinks.WRONG[name]
+    assert [error.promise.name for error in broken("it", PROMISES_OF_SINKS, SinkUnderCheck(sink))] == [promise]
 
 
 @pytest.mark.parametrize("name", wrong_evaluations.WRONG)

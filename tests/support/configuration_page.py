@@ -23,7 +23,7 @@ from evalkit.tasks.text import Text
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 PARTS = ("task", "model", "train", "eval", "wandb")
-CHOICES = ("task", "model", "scale", "preset", "eval", "experiment")
+CHOICES = ("task", "model", "scale", "preset", "eval", "experiment", "log")
 ENTRY = re.compile(r"  ([\w.]+)(?: \(([^)]+)\))?: (.*)")
 NONE = "—"
 STAR = " \\*"
@@ -246,7 +246,8 @@ def _type(annotation: Any) -> str:
 
 def _choices(group: str) -> str:
     shown = [(option, catalogue.headline(group, option)) for option in catalogue.options(group)]
-    rows = "\n".join(f"| `{group}={option}` | {headline} |" for option, headline in shown)
+    typed = "{}=[{}]" if group == "log" else "{}={}"  # a list: several may be chosen
+    rows = "\n".join(f"| `{typed.format(group, option)}` | {headline} |" for option, headline in shown)
     return f"| {group} | what it is |\n|---|---|\n{rows}\n"
 
 
@@ -318,7 +319,8 @@ def _node(group: str, option: str) -> Any:
 
 
 def _root() -> dict[str, Any]:
-    return _loaded(catalogue.directory() / "config.yaml")
+    root = _loaded(catalogue.directory() / "config.yaml")
+    return {**root, "wandb": _loaded(catalogue.directory() / "log" / "wandb.yaml")}
 
 
 def _loaded(path: Path) -> dict[str, Any]:
