@@ -41,9 +41,7 @@ FINISH_SECONDS = 20.0
 
 @dataclass
 class Wandb(Sink):
-    """Weights & Biases, one run a seed.
-
-    Where a setting is null, W&B's own variable counts (WANDB_NAME, …), then what is said below.
+    """A W&B run for each seed. Where a setting is null, W&B's own variable counts, such as WANDB_NAME.
 
     `online` logs online where an API key is configured and the server answers, and offline otherwise. `auto` is
     `online` unless WANDB_MODE or `wandb offline` says something else. Raises UserError for an unknown mode.

@@ -23,7 +23,7 @@ def composed(*overrides: str) -> Mapping[str, Any]:
 
 def test_there_are_three_layers() -> None:
     assert {path.name for path in CONF.iterdir() if path.is_dir()} == {
-        *("task", "model", "scale", "eval", "recipe", "experiment", "on_checkpoint")
+        *("task", "model", "scale", "eval", "recipe", "experiment", "on_checkpoint", "log")
     }
 
 
