@@ -1,5 +1,6 @@
 """The package of a user's own in docs/extending.md, made and used as the page says it."""
 
+import csv
 import re
 import shlex
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from evalkit.__main__ import main
+from evalkit.core.rows import read
 from support import tiny
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -36,7 +38,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in ("mine", "mine.qrnn", "mine.running_sum", "mine.cautious"):
+    for name in ("mine", "mine.qrnn", "mine.running_sum", "mine.table", "mine.cautious"):
         sys.modules.pop(name, None)
 
 
@@ -45,6 +47,27 @@ def test_a_mixer_is_at_most_60_lines_a_task_50_and_an_optimiser_25() -> None:
     assert lines["mine/qrnn.py"] + lines["conf/model/qrnn.yaml"] <= 60
     assert lines["mine/running_sum.py"] + lines["conf/task/running_sum.yaml"] <= 50
     assert lines["mine/cautious.py"] + lines["conf/optimizer/cautious.yaml"] <= 25
+
+
+def test_a_sink_is_at_most_25_lines() -> None:
+    assert max(len(FILES[name].splitlines()) for name in ("mine/table.py", "conf/log/table.yaml")) <= 25
+
+
+@pytest.mark.slow
+def test_a_sink_of_ones_own_has_every_row_once_after_a_resume(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A finished run is trained further, so that its last rows give way to others."""
+    words = ["--config-dir", "conf", *tiny.OVERRIDES, "log=[table,tensorboard]", "sinks.table.name=mine"]
+    run = package / "run"
+    assert main([*words, f"hydra.run.dir={run}"]) == 0
+    assert f"table: {run / 'mine.csv'}" in capsys.readouterr().out
+    assert main(["resume", str(run), "train.steps=8"]) == 0
+    with (run / "mine.csv").open(newline="") as file:
+        table = list(csv.reader(file))
+    rows = read(run).rows
+    assert [line[:3] for line in table] == [[str(row[name]) for name in ("seed", "step", "metric")] for row in rows]
+    assert rows[-1]["step"] == 8
 
 
 @pytest.mark.slow
@@ -78,9 +101,11 @@ def test_the_promises_hold_in_a_test_of_ones_own(package: Path, part: slice) -> 
 
 
 def test_every_promise_is_explained() -> None:
-    from evalkit.contract import EVERY_PROMISE_OF_MODELS, OF_ONE_MIXER, PROMISES_OF_EVALUATIONS, PROMISES_OF_TASKS
+    from evalkit import contract
 
-    groups = (EVERY_PROMISE_OF_MODELS, OF_ONE_MIXER, *PROMISES_OF_TASKS, *PROMISES_OF_EVALUATIONS)
+    parts = (contract.PROMISES_OF_TASKS, contract.PROMISES_OF_EVALUATIONS, contract.PROMISES_OF_SINKS)
+    of_parts = [group for part in parts for group in part]
+    groups = (contract.EVERY_PROMISE_OF_MODELS, contract.OF_ONE_MIXER, *of_parts)
     rows = re.findall(r"^\| ([^|]+) \|", PAGE, flags=re.MULTILINE)
     explained = {name.strip() for row in rows for name in row.split(",")} | {"causality by gradients"}
     assert {promise.name for group in groups for promise in group} <= explained

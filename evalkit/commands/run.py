@@ -25,6 +25,7 @@ Train and evaluate. A setting is key=value; quotes keep a list whole: 'eval.leng
   checkpoint=…       nothing is trained: a run, a released model's folder or its name on the hub is evaluated
   experiment=…       the runs behind a figure of the paper; with model=… one of them
   data.path=…        the text of task=books and task=arxiv
+  log=[wandb]        where the rows go besides: wandb, tensorboard, your own, or log=[]
   wandb.…            where W&B gets it; wandb.mode=disabled leaves it out
   format=json        the last line of the output is one JSON object; quiet=true: nothing else but errors
   hydra.run.dir=…    the run's folder; with -m hydra.sweep.dir=…
