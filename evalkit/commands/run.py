@@ -111,26 +111,26 @@ def _page() -> guide.Page:
 
 def _answered_by_hydra(flags: argparse.Namespace) -> int:
     """What Hydra answers by itself, without a run."""
-    from evalkit.configuration.composition import compose, one_line
+    from evalkit.configuration.composition import compose, for_hydra, one_line
 
     if flags.info:
         compose(flags.overrides)  # what cannot be composed is told before anything is printed
     own = ["--info", flags.info] if flags.info else ["--hydra-help"] if flags.hydra_help else ["-sc"]
     with one_line():
-        return _hydra([*own, *flags.overrides])
+        return _hydra([*own, *for_hydra(flags.overrides)])
 
 
 def _show(flags: argparse.Namespace) -> int:
     """Prints the configuration of the run, or of each run of a sweep, that these settings would start."""
-    from evalkit.configuration import complete
     from evalkit.configuration.composition import combinations
     from evalkit.configuration.experiment import compose
+    from evalkit.configuration.shown import shown
 
     for combination in combinations(flags.overrides) if flags.multirun else [flags.overrides]:
         if flags.multirun:
             print("---")
         composed = compose(combination)
-        print(complete.shown(composed.config, composed.hydra, flags.cfg, flags.package, flags.resolve), end="")
+        print(shown(composed.config, composed.hydra, flags.cfg, flags.package, flags.resolve), end="")
     return 0
 
 
@@ -138,14 +138,14 @@ def _show_existing(flags: argparse.Namespace, folder: Path, allowed: Sequence[st
     """Prints the configuration of a run that goes on, or is evaluated again, with these settings."""
     from omegaconf import OmegaConf
 
-    from evalkit.configuration import complete
     from evalkit.configuration.saved import from_file
+    from evalkit.configuration.shown import shown
 
     if flags.cfg != "job":
         raise UserError(f"--cfg {flags.cfg}: an existing run has no configuration of Hydra's; give --cfg job")
     rest = [text for text in overrides if not text.startswith("step=")]
     config = OmegaConf.create(from_file(folder / "config.yaml", rest, allowed).config)
-    print(complete.shown(config, {}, "job", flags.package, flags.resolve), end="")
+    print(shown(config, {}, "job", flags.package, flags.resolve), end="")
     return 0
 
 

@@ -108,20 +108,14 @@ def _told(launcher: str, folder: Path) -> Iterator[None]:
         raise UserError(f"a job ended without a result: {first_line(error)}; {left}") from error
 
 
-def _launched(overrides: Sequence[str]) -> "list[Ended]":
+def _launched(words: Sequence[str]) -> "list[Ended]":
     """Has Hydra's launcher call `job` for each run of a sweep."""
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
+    from evalkit.configuration import composition, hydra_private
 
-    from evalkit.configuration import catalogue, composition
-
-    with initialize_config_dir(version_base="1.3", config_dir=str(catalogue.directory()), job_name="evalkit"):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        words = [*composition.forced(overrides), *composition.sinks_of(overrides), "hydra.mode=MULTIRUN"]
-        work = partial(job, typed=list(sys.orig_argv))
-        batches = hydra.multirun(config_name="config", task_function=work, overrides=words)
-    return [done.return_value for batch in batches or [] for done in batch]
+    parsed = composition.parse(words)
+    of_runs = [composition.text_of(word) for word in parsed if not word.is_hydra_override()]
+    work = partial(job, typed=list(sys.orig_argv))
+    return hydra_private.multirun(of_runs, composition.combinations(parsed)[0], composition.whole, work)
 
 
 def _refuse_missing_launcher(overrides: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from evalkit.core.errors import UserError
 from evalkit.core.trust import package_of
 
 TARGET = re.compile(r"_target_['\"]?\s*:\s*['\"]?([A-Za-z_][\w.]*)")
+ROW = re.compile(r"^([\w.]+):.*?# (.+)$", re.MULTILINE)
 
 PRESETS: Mapping[str, str] = {
     "cpu": "Sizes that two CPU cores train in minutes; a task that needs none of it keeps the paper's.",
@@ -17,7 +18,7 @@ PRESETS: Mapping[str, str] = {
         "the default of task=books and task=arxiv."
     ),
 }
-"""What `preset=` takes, a plain name, with what it means; `conf/recipe/<task>/<preset>` is what it sets."""
+"""What `preset=` takes, a plain name, with what it means; `conf/recipe/<task>.yaml` has what it sets."""
 
 
 def directory() -> Path:
@@ -33,42 +34,65 @@ def directory() -> Path:
 
 def options(group: str, own: Path | None = None) -> list[str]:
     """The options of a group, such as `task`, in alphabetical order, with those of the user's `own` folder."""
-    names = set(PRESETS) if group == "preset" else set()
-    return sorted(names.union(path.stem for folder in _folders(own) for path in (folder / group).glob("*.yaml")))
+    names = {path.stem for folder in _folders(own) for path in (folder / group).glob("*.yaml")}
+    return sorted(names.union(_rows(group, own), PRESETS if group == "preset" else ()))
 
 
 def headline(group: str, option: str, own: Path | None = None) -> str:
-    """What an option is: the first comment line of its YAML, the user's before ours."""
-    for folder in _folders(own):
-        path = folder / group / f"{option}.yaml"
-        if path.is_file():
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            return next((line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @")), "")
-    return PRESETS[option] if group == "preset" else ""
+    """What an option is: the first comment line of its YAML, or that of its row, the user's before ours."""
+    path = file(group, option, own)
+    if path is not None:
+        return next((line[2:] for line in _text(path).splitlines() if line.startswith("# ") and line[2] != "@"), "")
+    return {**PRESETS, **_rows(group, own)}.get(option, "")
 
 
-def recipes(experiment: str, own: Path | None = None) -> dict[str, list[str]]:
-    """The models that an experiment has recipes of, by preset: `experiment/<experiment>/<preset>/<model>.yaml`."""
-    places = {place for folder in _folders(own) for place in (folder / "experiment" / experiment).glob("*/*.yaml")}
-    models: dict[str, list[str]] = {}
-    for preset, model in sorted({(place.parent.name, place.stem) for place in places}):
-        models.setdefault(preset, []).append(model)
-    return models
+def file(group: str, option: str, own: Path | None = None) -> Path | None:
+    """The YAML of an option, the user's before ours; None where there is none."""
+    return next((path for folder in _folders(own) if (path := folder / group / f"{option}.yaml").is_file()), None)
+
+
+def experiment_file(name: str, own: Path | None = None) -> Path | None:
+    """The file of an experiment: of that name, or `name` itself if it ends in `.yaml`; None where there is none."""
+    if not name.endswith(".yaml"):
+        return file("experiment", name, own)
+    path = Path(name).expanduser()
+    return path if path.is_file() else None
+
+
+def row_files(group: str, own: Path | None = None) -> list[Path]:
+    """The files of a group whose options are rows of one file, the user's before ours."""
+    return [path for folder in _folders(own) if (path := folder / f"{group}.yaml").is_file()]
+
+
+def recipe_files(task: str, own: Path | None = None) -> list[Path]:
+    """The files with recipes of a task, ours before the user's: that of its name, or one that has it in its `tasks`."""
+    found = []
+    for folder in reversed(_folders(own)):
+        path, shared = folder / "recipe" / f"{task}.yaml", re.compile(rf"^tasks:.*\b{re.escape(task)}\b", re.MULTILINE)
+        others = (folder / "recipe").glob("*.yaml") if not path.is_file() else ()
+        found += [path] if path.is_file() else [other for other in others if shared.search(_text(other))]
+    return found
 
 
 def packages(own: Path) -> list[str]:
     """The packages that the YAML of the user's `own` folder names by `_target_`."""
-    # As deep as recipes lie: the folder may be that of a whole repository.
-    found = [path for pattern in ("*/*.yaml", "*/*/*.yaml", "*/*/*/*.yaml") for path in own.glob(pattern)]
-    texts = (path.read_text(encoding="utf-8", errors="replace") for path in found if path.is_file())
-    return sorted({package_of(target) for text in texts for target in TARGET.findall(text)})
+    files = (path for pattern in ("*/*.yaml", "*/*/*.yaml") for path in own.glob(pattern) if path.is_file())
+    return sorted({package_of(target) for path in files for target in TARGET.findall(_text(path))})
 
 
 def is_suite(experiment: str, own: Path | None = None) -> bool:
     """Whether an experiment has tasks and models of a suite, which are chosen by `task=` and `model=` beside it."""
-    paths = [path for folder in _folders(own) if (path := folder / "experiment" / f"{experiment}.yaml").is_file()]
-    lines = [line for path in paths[:1] for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return any(line.startswith("suite:") for line in lines)
+    path = experiment_file(experiment, own)
+    return path is not None and any(line.startswith("suite:") for line in _text(path).splitlines())
+
+
+def _rows(group: str, own: Path | None) -> dict[str, str]:
+    """The options that are rows of one file, each with the comment at its end."""
+    return {name: said for path in reversed(row_files(group, own)) for name, said in ROW.findall(_text(path))}
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _folders(own: Path | None) -> list[Path]:

@@ -14,11 +14,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from evalkit.configuration import catalogue, hydra_private
+from evalkit.configuration import catalogue, hydra_private, recipes
+from evalkit.configuration.complete import completed
 from evalkit.configuration.schema import INSTRUCTIONS, settings_of, unknown
 from evalkit.core.errors import UserError, first_line
 
 GROUPS = ("task", "model", "scale", "preset", "eval", "experiment", "recipe", "on_checkpoint")
+OURS = ("experiment", "scale")
+"""The groups, and those that Hydra does not know: their files are layers over what it composes."""
 NAMES = ("task_name", "model_name")
 CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", "hydra.searchpath"
 # A mixer alone, of the folder of --config-dir, and the blocks that are built around it.
@@ -38,8 +41,8 @@ OF_TRAINING = (
     "suite",
     "selected_by",
 )
-# Hydra's defaults list, which picks the recipe, follows options of groups and no values. So each preset is an option
-# without a file, which sets the plain key `preset` to its name.
+# A task's defaults list may pick its preset. So each preset is an option without a file, which sets the plain key
+# `preset` to its name.
 for _preset in catalogue.PRESETS:
     ConfigStore.instance().store(group="preset", name=_preset, node={"preset": _preset}, package="_global_")
 
@@ -68,31 +71,24 @@ class Composed(NamedTuple):
 def compose(words: Words) -> Composed:
     """The configuration that `words` describe, keys and types not yet checked; raises UserError.
 
-    Hydra composes once, with the options alone. The values are set afterwards, so that what was there before them is
-    known: a misspelt key is told by that.
+    Hydra composes once, with the options alone, and the layers of recipes follow. The values are set afterwards, so
+    that what was there before them is known: a misspelt key is told by that.
     """
     parsed = parse(words)
-    for override in parsed:
-        _refuse_unfit(override)
-    sinks = sinks_of(parsed)
-    _refuse_shadowed([*parsed, *parse(sinks)])
-    config = _hydra([*_options(parsed), *sinks])
-    values = [override for override in parsed if not chooses(override)]
-    of_hydra = [override for override in values if override.is_hydra_override()]
-    _refuse_unknown_hydra_keys(of_hydra, config)
-    if any(override.key_or_group == "eval" for override in parsed if is_choice(override)):
-        _leave_out_of_other_evaluations(config)
-    base = plain(OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"]), resolve=False)
-    apply(config, values)
-    _name(config)
-    _settle(config)
+    config, base = _whole(parsed)
     with one_line():
         folder, sweep = Path(config.hydra.run.dir), Path(config.hydra.sweep.dir)
     choices = dict(config.hydra.runtime.choices)
     hydra = plain(OmegaConf.masked_copy(config, "hydra"), resolve=False)["hydra"]
     with open_dict(config):
         del config["hydra"]
-    return Composed(config, base, folder, sweep, choices, hydra, frozenset(value.key_or_group for value in values))
+    values = frozenset(override.key_or_group for override in parsed if not chooses(override))
+    return Composed(config, base, folder, sweep, choices, hydra, values)
+
+
+def whole(words: Words) -> DictConfig:
+    """As `compose`, with Hydra's own part: what a launcher of Hydra's takes for a job of these words."""
+    return _whole(parse(words))[0]
 
 
 def parse(words: Words) -> list[Override]:
@@ -139,31 +135,38 @@ def trusted(words: Words) -> list[str]:
 
 def combinations(words: Words) -> list[list[str]]:
     """The runs of a sweep: each value of each word that has several, with each of the others'."""
-    swept: dict[str, list[str]] = {}
+    parsed, swept = parse(words), dict[str, list[str]]()
+    known = _Known(own_folder(parsed))
     with one_line():
-        for override in parse(words):
+        for override in parsed:
             key, values = override.get_key_element(), [text_of(override)]
             if override.is_sweep_override():
                 if not override.is_discrete_sweep():
                     raise UserError(f"{text_of(override)} has no end; give its values, as key=1,2")
-                # It knows the options that `model=*` stands for.
-                override.config_loader = hydra_private.loader(catalogue.directory())
+                override.config_loader = known  # type: ignore[assignment]
                 values = [f"{key}={value}" for value in override.sweep_string_iterator()]
             swept[key] = values
     return [list(combination) for combination in itertools.product(*swept.values())]
 
 
-def forced(words: Words) -> list[str]:
-    """`key=value` and `+key=value` as `++key=value`, for a sweep, which Hydra composes by itself.
+class _Known(NamedTuple):
+    """Says to a word such as `model=*` which options there are."""
+
+    own: Path | None
+
+    def get_group_options(self, group: str, results_filter: Any = None) -> list[str]:
+        return catalogue.options(group, self.own)
+
+
+def for_hydra(words: Words) -> list[str]:
+    """What Hydra itself can compose of these words, to say how it found the files: values are `++key=value`.
 
     The constructor says which keys exist, not what YAML lists.
     """
-    parsed = parse(words)
-    texts = map(text_of, parsed)
-    return [
-        text if is_choice(override) or override.is_hydra_override() or override.is_delete() else f"++{text.lstrip('+')}"
-        for text, override in zip(texts, parsed, strict=True)
-    ]
+    composed = [override for override in parse(words) if not (is_choice(override) and override.key_or_group in OURS)]
+    as_they_are = [chooses(override) or override.is_hydra_override() or override.is_delete() for override in composed]
+    texts = map(text_of, composed)
+    return [text if stays else f"++{text.lstrip('+')}" for text, stays in zip(texts, as_they_are, strict=True)]
 
 
 def is_choice(override: Override) -> bool:
@@ -233,12 +236,93 @@ def _as_it_is_typed(word: str) -> str:
     return "every quote needs its other half" if quotes else f"type '{key}=\"{value}\"', quotes within quotes"
 
 
+def _whole(parsed: Sequence[Override]) -> tuple[DictConfig, dict[str, Any]]:
+    """The configuration with Hydra's own part, and the same as plain data without the values that the user gave."""
+    for override in parsed:
+        _refuse_unfit(override)
+    own = own_folder(parsed)
+    _refuse_shadowed([*parsed, *parse(sinks_of(parsed))], own)
+    with one_line():
+        config, planned = _with_layers(parsed, own)
+    values = [override for override in parsed if not chooses(override)]
+    of_hydra = [override for override in values if override.is_hydra_override()]
+    _refuse_unknown_hydra_keys(of_hydra, config)
+    if any(override.key_or_group == "eval" for override in parsed if is_choice(override)):
+        _leave_out_of_other_evaluations(config)
+    _complete(config)
+    base = plain(OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"]), resolve=False)
+    apply(config, values)
+    if planned is not None and config.get("selected_by") == "":
+        _refuse_no_recipe(planned, config, own)
+    _name(config)
+    hydra_private.describe(config, parsed)
+    _settle(config)
+    return config, base
+
+
+def _with_layers(parsed: Sequence[Override], own: Path | None) -> tuple[DictConfig, recipes.Planned | None]:
+    """What Hydra composes of the options, and over it recipe, experiment and scale; with the experiment, if any."""
+    chosen = {word.key_or_group: word.value() for word in parsed if is_choice(word) and not _is_none(word)}
+    planned = recipes.experiment(str(chosen["experiment"]), own) if "experiment" in chosen else None
+    measured = _on_checkpoint(parsed)
+    implied = {**(planned.options if planned is not None else {}), **measured.get("options", {})}
+    left_out = {*OURS, *(["task"] if measured else [])}
+    options = [word for word in parsed if chooses(word) and not _is_none(word) and word.key_or_group not in left_out]
+    typed = {word.key_or_group for word in options} | set(OURS)
+    beside = [f"{key}={name}" for key, name in implied.items() if key not in typed]
+    config = _hydra([*_around_mixer(options), *beside, *sinks_of(parsed)])
+    choices = config.hydra.runtime.choices
+    task, model, preset, scale = (choices.get("task"), choices.get("model"), config.preset, None)
+    scale = chosen.get("scale", implied.get("scale"))
+    layers = recipes.recipe(task, preset, model, own) if task is not None else []
+    if planned is not None:
+        layers += [planned.settings, *_of_protocol(planned, preset, model, own)]
+    if scale is not None:
+        layers += _sizes(str(scale), model, own)
+    if measured:
+        layers.append({**measured, "model": None, "train": None})
+    with open_dict(config):
+        for layer in layers:
+            config.merge_with({name: value for name, value in layer.items() if name != "options"})
+        on_checkpoint = chosen.get("task") if measured else None
+        choices.update(experiment=planned and planned.name, scale=scale, on_checkpoint=on_checkpoint)
+    return config, planned
+
+
+def _of_protocol(planned: recipes.Planned, preset: str, model: str | None, own: Path | None) -> list[recipes.Node]:
+    """What the protocol of an experiment fixed for a model; if nothing, that no trial was selected."""
+    if planned.recipes is None or model is None:
+        return []
+    fixed = recipes.fixed(planned, preset, model, own)
+    return [{"selected_by": ""} if fixed is None else fixed]
+
+
+def _refuse_no_recipe(planned: recipes.Planned, config: DictConfig, own: Path | None) -> None:
+    """Raises UserError for a model for which the protocol of an experiment chose no recipe."""
+    model = config.hydra.runtime.choices.model
+    known = [f"preset={at} with model={' or '.join(of)}" for at, of in recipes.models_by_preset(planned, own).items()]
+    raise UserError(
+        f"{planned.name} has no recipe of model={model} at preset={config.preset}, which its protocol chooses; "
+        f"give {', or '.join([*known, 'your own settings and selected_by=…'])}"
+    )
+
+
+def _complete(config: DictConfig) -> None:
+    """Writes out what constructors of evalkit's take by default, so that a saved run says it whatever it becomes.
+
+    Code of others is not imported here: whether the user trusts it is not known yet.
+    """
+    with open_dict(config):
+        for part in ("task", "train", "eval", "wandb"):
+            node = config.get(part)
+            if isinstance(node, DictConfig) and str(node.get("_target_")).startswith("evalkit."):
+                config[part] = completed(plain(node, resolve=False), part)
+
+
 def _hydra(options: Sequence[str]) -> DictConfig:
     """What Hydra composes of these options, its own part included."""
     with one_line():
-        config = hydra_private.loaded(catalogue.directory(), list(options))
-        _refuse_recipe_of_no_preset(config, options)
-        return config
+        return hydra_private.loaded(catalogue.directory(), list(options))
 
 
 def _settle(config: DictConfig) -> None:
@@ -251,38 +335,21 @@ def _settle(config: DictConfig) -> None:
                     OmegaConf.update(config, key, OmegaConf.select(config, key))
 
 
-def _refuse_recipe_of_no_preset(config: DictConfig, options: Sequence[str]) -> None:
-    """Raises UserError for a recipe in the folder of no preset, where Hydra would not see it."""
-    chosen = config.hydra.runtime.choices
-    task, model, preset = chosen.get("task"), chosen.get("model"), chosen.get("preset")
-    loader = hydra_private.loader(catalogue.directory())
-
-    def found(group: str) -> list[str]:
-        return loader.get_group_options(group, config_name="config", overrides=list(options))
-
-    if model in found(f"recipe/{task}") and model not in found("preset"):
-        raise UserError(
-            f"recipe/{task}/{model}.yaml is a recipe of no preset; move it to recipe/{task}/{preset}/{model}.yaml"
-        )
-
-
-def _options(typed: Sequence[Override]) -> list[str]:
-    """The words that pick options. With a checkpoint, the task says what is measured on one (`conf/on_checkpoint`)."""
-    options = [override for override in typed if chooses(override) and not _is_none(override)]
-    tasks = [override for override in options if override.key_or_group == "task"]
-    given = [override.value() for override in typed if override.key_or_group == CHECKPOINT]
-    on_checkpoint = catalogue.options("on_checkpoint")
-    if not given or given[-1] in (None, ""):
-        if tasks and tasks[-1].value() in set(on_checkpoint) - set(catalogue.options("task")):
+def _on_checkpoint(parsed: Sequence[Override]) -> recipes.Node:
+    """What `conf/on_checkpoint.yaml` has for the task that is measured on a checkpoint; empty without a checkpoint."""
+    tasks = [override for override in parsed if override.key_or_group == "task" and is_choice(override)]
+    checkpoint, known = value_of(parsed, CHECKPOINT, None), catalogue.options("on_checkpoint")
+    if checkpoint in (None, ""):
+        if tasks and tasks[-1].value() in set(known) - set(catalogue.options("task")):
             raise UserError("checkpoint is missing; give checkpoint=FOLDER, such as runs/<task>/<model>/<time>")
-        return [*_around_mixer(options), *_scaled(options)]
-    _refuse_training(typed, given[-1])
-    if not tasks or tasks[-1].value() not in on_checkpoint:
-        known = ", ".join(f"task={name}" for name in on_checkpoint)
+        return {}
+    _refuse_training(parsed, checkpoint)
+    if not tasks or tasks[-1].value() not in known:
         wrong = tasks[-1].input_line if tasks else "no task"
-        raise UserError(f"checkpoint= goes with {known}, not with {wrong}; give one of them")
-    rest = [text_of(override) for override in options if override not in tasks]
-    return [*rest, f"on_checkpoint={tasks[-1].value()}"]
+        raise UserError(
+            f"checkpoint= goes with {', '.join(f'task={name}' for name in known)}, not with {wrong}; give one of them"
+        )
+    return recipes.row("on_checkpoint", str(tasks[-1].value()), None)
 
 
 def sinks_of(words: Words) -> list[str]:
@@ -317,18 +384,18 @@ def _around_mixer(options: Sequence[Override]) -> list[str]:
     return [*rest, f"model={AROUND}", f"+mixer@model.mixers.mixer={name}"]
 
 
-def _scaled(options: Sequence[Override]) -> list[str]:
-    """With `scale=`, the file of `conf/model/scaled` by which this family takes its sizes from it."""
-    typed = {override.key_or_group: override.value() for override in options if is_choice(override)}
-    if "scale" not in typed or "model" not in typed:
-        return []
-    model, known = typed["model"], catalogue.options("model/scaled", own_folder(options))
-    if model not in known:
+def _sizes(scale: str, model: str | None, own: Path | None) -> list[recipes.Node]:
+    """The row of `conf/scale.yaml`, and the file of `conf/model/scaled` by which this family takes its sizes."""
+    sizes: recipes.Node = {"scale": recipes.row("scale", scale, own)}
+    if model in (None, AROUND):
+        return [sizes]
+    file = catalogue.file("model/scaled", str(model), own)
+    if file is None:
         raise UserError(
-            f"model={model} has no model/scaled/{model}.yaml, by which it takes its sizes from scale={typed['scale']}; "
-            f"choose one of {', '.join(known)}, or give its sizes one by one"
+            f"model={model} has no model/scaled/{model}.yaml, by which it takes its sizes from scale={scale}; "
+            f"choose one of {', '.join(catalogue.options('model/scaled', own))}, or give its sizes one by one"
         )
-    return [f"+model/scaled@model={model}"]
+    return [sizes, {"model": recipes.read(file)}]
 
 
 def _refuse_training(parsed: Sequence[Override], checkpoint: Any) -> None:
@@ -383,9 +450,8 @@ def _refuse_unfit(override: Override) -> None:
         raise UserError(f"{override.input_line!r} gives several values; add -m to run each, or write a list as [a,b]")
 
 
-def _refuse_shadowed(overrides: Sequence[Override]) -> None:
+def _refuse_shadowed(overrides: Sequence[Override], folder: Path | None) -> None:
     """Raises UserError for a chosen option that the user's own folder and evalkit both have: Hydra would take ours."""
-    folder = own_folder(overrides)
     if folder is None:
         return
     for override in filter(is_choice, overrides):

@@ -376,13 +376,6 @@ def _refuse_missing(composed: Composed) -> None:
         if choices.get(group) is None:
             allowed = " or ".join(f"{group}={name}" for name in catalogue.options(group, own))
             raise UserError(f"{group} is missing; give {allowed}")
-    if config.selected_by == "":
-        has = catalogue.recipes(choices["experiment"], own)
-        given = [f"preset={preset} with model={' or '.join(models)}" for preset, models in has.items()]
-        raise UserError(
-            f"{choices['experiment']} has no recipe conf/experiment/{choices['experiment@_global_']}.yaml, "
-            f"which its protocol chooses; give {', or '.join([*given, 'your own settings and selected_by=…'])}"
-        )
 
 
 def _refuse_typed(composed: Composed) -> None:

@@ -1,24 +1,65 @@
 """All that evalkit takes of Hydra that is private or the whole process's; a test says when a version moves it."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 # The base and the resolvers (`${now:…}`) are the process's. They are set once, so that threads see no change.
 version.setbase("1.3")
 setup_globals()
 
 
-def loader(directory: Path) -> ConfigLoaderImpl:
-    """What finds and composes the YAML of `directory`, without Hydra's global state: any thread may have its own."""
-    return ConfigLoaderImpl(create_config_search_path(str(directory)))
-
-
 def loaded(directory: Path, options: list[str]) -> DictConfig:
-    """What Hydra composes of `config.yaml` and these options, its own part included."""
-    return loader(directory).load_configuration("config", options, RunMode.RUN)
+    """What Hydra composes of `config.yaml` in `directory` and these options, its own part included.
+
+    It has a loader of its own, without Hydra's global state: any thread may compose.
+    """
+    loader = ConfigLoaderImpl(create_config_search_path(str(directory)))
+    return loader.load_configuration("config", options, RunMode.RUN)
+
+
+def describe(config: DictConfig, words: Sequence[Override]) -> None:
+    """Writes into Hydra's own part what was typed, for folders that are named by it."""
+    of_hydra = [str(word.input_line) for word in words if word.is_hydra_override()]
+    of_task = [word for word in words if not word.is_hydra_override()]
+    how = config.hydra.job.config.override_dirname
+    config.hydra.overrides.hydra = of_hydra
+    config.hydra.overrides.task = [str(word.input_line) for word in of_task]
+    config.hydra.job.override_dirname = get_overrides_dirname(of_task, how.exclude_keys, how.item_sep, how.kv_sep)
+
+
+class _Loader(ConfigLoaderImpl):
+    """Composes each job of a sweep by `whole`, as a run is; `words` are the whole sweep's, `first` its first job's."""
+
+    def __init__(self, words: list[str], first: list[str], whole: Callable[[list[str]], DictConfig]) -> None:
+        super().__init__(create_config_search_path(None))
+        self.words, self.first, self.whole = words, first, whole
+
+    def load_configuration(self, *_: Any, **__: Any) -> DictConfig:
+        config = self.whole(self.first)
+        config.hydra.overrides.task = self.words
+        config.hydra.mode = RunMode.MULTIRUN
+        return config
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        config = self.whole([*master_config.hydra.overrides.hydra, *sweep_overrides])
+        OmegaConf.copy_cache(from_config=master_config, to_config=config)
+        return config
+
+
+def multirun(
+    words: list[str], first: list[str], whole: Callable[[list[str]], DictConfig], work: Callable[[DictConfig], Any]
+) -> list[Any]:
+    """What `work` returns for each job that Hydra's sweeper makes of `words` and its launcher starts."""
+    sweep = Hydra("evalkit", _Loader(words, first, whole))
+    batches = sweep.multirun(config_name="config", task_function=work, overrides=words)
+    return [done.return_value for batch in batches or [] for done in batch]

@@ -79,7 +79,7 @@ def test_a_shrunk_setting_says_the_papers(task: str) -> None:
 
 
 @pytest.mark.parametrize("name", catalogue.options("task"))
-def test_task_yaml_states_every_setting_with_the_constructors_default(name: str) -> None:
+def test_a_composed_task_has_every_setting_of_its_constructor(name: str) -> None:
     task = config.build_task(name)
     assert task == type(task)()
     assert set(compose([f"task={name}"]).config.task) == {"_target_", *annotations(type(task))}
@@ -102,7 +102,7 @@ def test_an_evaluation_of_another_kind_leaves_out_what_a_recipe_says_of_the_firs
 
 
 @pytest.mark.parametrize(("node", "constructor"), [("train", Training), ("wandb", Wandb)])
-def test_config_yaml_states_every_setting(node: str, constructor: type) -> None:
+def test_a_configuration_has_every_setting_of_training_and_of_wandb(node: str, constructor: type) -> None:
     stated = set(config.compose(GRIFFIN).config[node]) - {"_target_"}
     assert stated == {field.name for field in fields(constructor)}
 
@@ -268,39 +268,11 @@ def own(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def recipe(path: Path, steps: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"# @package _global_\ntrain:\n  steps: {steps}\n", encoding="utf-8")
-
-
 def test_a_task_and_a_model_of_ones_own_need_no_recipe(own: Path) -> None:
     search = f"hydra.searchpath=['file://{own}']"
     experiment = built("task=mine", "model=mine", "preset=cpu", search)
     assert (experiment.task_name, experiment.task.length, experiment.model.window) == ("mine", 1024, 128)
     assert "model=yours" in refusal("task=mine", "model=yours", search)
-
-
-def test_a_recipe_of_ones_own_is_that_of_one_preset(own: Path) -> None:
-    recipe(own / "recipe" / "mine" / "paper" / "mine.yaml", 701)
-    recipe(own / "recipe" / "induction_heads" / "paper" / "mine.yaml", 702)
-    search = f"hydra.searchpath=['file://{own}']"
-    assert built("task=mine", "model=mine", search).train.steps == 701
-    assert built("task=mine", "model=mine", "preset=cpu", search).train.steps == 1500
-    assert built("task=induction_heads", "model=mine", "preset=cpu", search).train.steps == 702  # the paper's, as ours
-
-
-def test_a_recipe_of_no_preset_is_refused_rather_than_left_out(own: Path) -> None:
-    recipe(own / "recipe" / "mine" / "mine.yaml", 700)
-    message = refusal("task=mine", "model=mine", f"hydra.searchpath=['file://{own}']")
-    assert "recipe/mine/mine.yaml" in message and "move it to recipe/mine/paper/mine.yaml" in message
-
-
-def test_a_key_that_a_file_misspells_is_said_to_be_the_files(own: Path) -> None:
-    recipe(own / "recipe" / "mine" / "paper" / "mine.yaml", 701)
-    path = own / "recipe" / "mine" / "paper" / "mine.yaml"
-    path.write_text(path.read_text().replace("steps", "stepz"), encoding="utf-8")
-    message = refusal("task=mine", "model=mine", f"hydra.searchpath=['file://{own}']")
-    assert "'train.stepz', which a chosen YAML file gives; the nearest valid one is 'train.steps'" in message
 
 
 def test_a_model_of_ones_own_takes_what_a_preset_sets_for_every_model(own: Path) -> None:

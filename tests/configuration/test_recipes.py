@@ -1,4 +1,4 @@
-"""Recipes: what a task and a preset set, for every model and for one; what an experiment sets over it."""
+"""Recipes and experiments: what each layer sets, what `like` takes over, and what is wrong in a file as one line."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from evalkit.configuration import catalogue
+from evalkit.configuration import catalogue, recipes
 from evalkit.configuration.experiment import compose
+from evalkit.core.errors import UserError
+from support import studies
 
 CONF = catalogue.directory()
-RECIPES = sorted((CONF / "recipe").rglob("*.yaml"))
-FROZEN = sorted((CONF / "experiment").glob("*/*/*.yaml"))
+FILES = sorted((CONF / "recipe").glob("*.yaml"))
+PLANNED = [recipes.experiment(str(path), None) for path in studies.EXPERIMENTS]
 
 
 def composed(*overrides: str) -> Mapping[str, Any]:
@@ -21,25 +23,31 @@ def composed(*overrides: str) -> Mapping[str, Any]:
     return content
 
 
-def test_there_are_three_layers() -> None:
-    assert {path.name for path in CONF.iterdir() if path.is_dir()} == {
-        *("task", "model", "scale", "eval", "recipe", "experiment", "on_checkpoint", "log")
-    }
+def models_in(document: Any) -> set[str]:
+    """The models that a document of recipes names."""
+    found = set(document.get("models", {}))
+    return found.union(*(level.get("models", {}) for level in document.values() if isinstance(level, Mapping)))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: "/".join(path.with_suffix("").parts[-3:]))
+def test_the_folders_of_options_are_few() -> None:
+    folders = {path.name for path in CONF.iterdir() if path.is_dir()}
+    assert folders == {"task", "model", "eval", "log", "recipe", "experiment"}
+    assert len(list(CONF.rglob("*.yaml"))) <= 75
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_recipe_is_of_what_there_is(path: Path) -> None:
-    """Hydra leaves an optional file out without a word, so a name that is spelt wrong would never be noticed."""
-    task, preset, *model = path.relative_to(CONF / "recipe").with_suffix("").parts
-    assert task in catalogue.options("task") and preset in catalogue.options("preset")
-    assert set(model) <= set(catalogue.options("model")) and len(model) < 2
+    document = recipes.read(path)
+    assert {path.stem, *document.get("tasks", [])} <= set(catalogue.options("task"))
+    assert models_in(document) <= set(catalogue.options("model"))
 
 
-@pytest.mark.parametrize("path", FROZEN, ids=lambda path: "/".join(path.with_suffix("").parts[-3:]))
-def test_what_an_experiment_fixed_for_a_model_is_taken(path: Path) -> None:
-    name, preset, model = path.relative_to(CONF / "experiment").with_suffix("").parts
-    assert name in catalogue.options("experiment")
-    assert composed(f"experiment={name}", f"preset={preset}", f"model={model}")["selected_by"]
+@pytest.mark.parametrize("planned", PLANNED, ids=lambda planned: planned.name)
+def test_what_an_experiment_fixed_for_a_model_is_taken(planned: recipes.Planned) -> None:
+    assert models_in(planned.recipes or {}) <= set(catalogue.options("model"))
+    for preset, models in recipes.models_by_preset(planned, None).items():
+        for model in models:
+            assert composed(f"experiment={planned.path}", f"preset={preset}", f"model={model}")["selected_by"]
 
 
 @pytest.mark.parametrize("preset", catalogue.options("preset"))
@@ -61,3 +69,122 @@ def test_where_nothing_is_smaller_the_presets_differ_in_name_alone(task: str, mo
 )
 def test_a_task_says_its_preset(task: str, preset: str) -> None:
     assert composed(f"task={task}", "model=hawk") == composed(f"task={task}", "model=hawk", f"preset={preset}")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A user's folder of configurations, with the model `mine`."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text((CONF / "model" / "hawk.yaml").read_text())
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "experiment").mkdir()
+    return tmp_path
+
+
+def steps(own: Path, *words: str) -> Any:
+    return composed("model=mine", *words, f"hydra.searchpath=['file://{own}']")["train"]["steps"]
+
+
+def refused(own: Path, *words: str) -> str:
+    with pytest.raises(UserError) as refusal:
+        steps(own, *words)
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
+
+
+def test_the_model_wins_over_the_preset_and_that_over_all(own: Path) -> None:
+    (own / "recipe" / "mqar.yaml").write_text(
+        "all: {train: {steps: 701, batch_size: 7}}\n"
+        "cpu: {train: {steps: 702}, models: {mamba: {train: {steps: 705}}}}\n"
+        "models: {mine: {train: {steps: 703}}, hawk: {like: mine}, mqa: {like: hawk, train: {batch_size: 8}}}\n"
+    )
+    search = f"hydra.searchpath=['file://{own}']"
+    found = {
+        (model, preset): composed("task=mqar", f"model={model}", f"preset={preset}", search)["train"]
+        for model in ("mine", "hawk", "mqa", "mamba", "griffin")
+        for preset in ("paper", "cpu")
+    }
+    assert {key: train["steps"] for key, train in found.items()} == {
+        **dict.fromkeys([(model, preset) for model in ("mine", "hawk", "mqa") for preset in ("paper", "cpu")], 703),
+        ("mamba", "paper"): 701,
+        ("griffin", "paper"): 701,
+        ("mamba", "cpu"): 705,
+        ("griffin", "cpu"): 702,
+    }
+    assert found["mqa", "cpu"]["batch_size"] == 8 and found["mine", "cpu"]["batch_size"] == 7
+    assert found["mine", "cpu"]["validation_sequences"] == 128  # as evalkit's own recipe of the task
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "mine: {train: {steps: 5}}",
+            "mine is neither all, models nor a preset (cpu, paper, text); write",
+        ),
+        ("models: {mine: {like: his}}", "a recipe of mine is like: his; allowed: "),
+        ("models: {mine: {like: hawk}, hawk: {like: mine}}", "is like: mine; allowed: "),
+        ("all: 5", "all has 5 in place of settings"),
+        ("models: {mine: 5}", "models has 5 in place of settings"),
+        ("[all]", "is a list; write settings"),
+        (
+            "all: {train: {stepz: 5}}",
+            "'train.stepz', which a chosen YAML file gives; the nearest valid one is",
+        ),
+        ("all: [", "expected the node content"),
+    ],
+)
+def test_a_wrong_recipe_is_one_line(own: Path, text: str, told: str) -> None:
+    (own / "recipe" / "mqar.yaml").write_text(text + "\n")
+    assert told in refused(own, "task=mqar")
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("recipe/mqar/paper/mine.yaml", "move its settings into recipe/mqar.yaml, as paper: {models: {mine: …}}"),
+        ("recipe/mqar/paper.yaml", "move its settings into recipe/mqar.yaml, as paper: …"),
+        ("experiment/own/cpu/mine.yaml", "into experiment/own.yaml, as recipes: cpu: {models: {mine: …}}"),
+    ],
+)
+def test_a_file_for_each_preset_and_model_is_refused_with_its_new_place(own: Path, path: str, told: str) -> None:
+    (own / path).parent.mkdir(parents=True)
+    (own / path).write_text("train: {steps: 5}\n")
+    (own / "experiment" / "own.yaml").write_text("options: {task: mqar}\n")
+    words = ["experiment=own"] if "experiment" in path else ["task=mqar"]
+    assert told in refused(own, *words)
+
+
+def test_an_experiment_is_built_on_another(own: Path) -> None:
+    (own / "experiment" / "first.yaml").write_text(
+        "options: {task: mqar, preset: cpu}\ntrain: {steps: 701, batch_size: 7}\nruns: {one: [model=mine]}\n"
+        "recipes: {cpu: {models: {mine: {selected_by: a, train: {average: 0.9}}}}}\n"
+    )
+    (own / "experiment" / "second.yaml").write_text(
+        "like: first\ntrain: {steps: 702}\nrecipes: {cpu: {models: {mine: {like: first/mine, selected_by: b}}}}\n"
+    )
+    for word in ("experiment=second", f"experiment={own / 'experiment' / 'second.yaml'}"):
+        found = composed("model=mine", word, f"hydra.searchpath=['file://{own}']")
+        train = {name: found["train"][name] for name in ("steps", "batch_size", "average")}
+        assert train == {"steps": 702, "batch_size": 7, "average": 0.9}
+        assert (found["task_name"], found["preset"], found["selected_by"], found["runs"]) == ("mqar", "cpu", "b", {})
+    assert "second has no recipe of model=hawk at preset=cpu" in refused(own, "experiment=second", "model=hawk")
+    assert "experiment=third does not exist; choose one of fig1a," in refused(own, "experiment=third")
+    (own / "experiment" / "old.yaml").write_text("defaults: [{override /task: mqar}]\n")
+    assert "write options: {task: …}" in refused(own, "experiment=old")
+
+
+def test_a_grid_has_a_run_for_each_point() -> None:
+    grid = {"size": [1, 2], "of": {1: ["a"], 2: ["a", "b"]}, "twice": {1: 2, 2: 4}}
+    runs = recipes.expanded({"{of}{size}": ["seed={twice}", {"b": ["seeds=2"], "a": []}], "alone": ["x={y: 1}"]}, grid)
+    assert runs == {"a1": ["seed=2"], "a2": ["seed=4"], "b2": ["seed=4", "seeds=2"], "alone": ["x={y: 1}"]}
+    with pytest.raises(UserError, match=r"run {sice}: sice is no variable of its grid, which has size, of, twice"):
+        recipes.expanded({"{sice}": []}, grid)
+    with pytest.raises(UserError, match="a grid has 3, and none for"):
+        recipes.expanded({"{size}": [{3: []}]}, grid)
+
+
+def test_the_grid_of_figure_1a_is_whole() -> None:
+    runs = compose(["experiment=fig1a", "model=mqa"]).config.runs
+    assert len(runs) == 36 and runs.hawk_w48_r64[-1] == "train.learning_rate=64e-3"
+    assert list(runs)[:4] == ["mqa_w32_r16", "mqa_w32_r32", "mqa_w32_r64", "mqa_w48_r8"]

@@ -35,10 +35,8 @@ SETTINGS = (
     "wandb.mode=offline",
 )
 EXPERIMENT = """
-# @package _global_
 # Two tiny runs.
-defaults:
-  - override /task: induction_heads
+options: {task: induction_heads}
 runs:
   one: [model=griffin]
   other: [model=griffin, seed=1]

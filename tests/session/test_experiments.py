@@ -10,20 +10,18 @@ from unittest.mock import Mock
 import pytest
 
 from evalkit.__main__ import main
-from evalkit.configuration import catalogue
+from evalkit.configuration import recipes
 from evalkit.configuration.saved import from_file
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
 from evalkit.session import experiments, plan, run
-from support import tiny
+from support import studies, tiny
 
 pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
 
 EXPERIMENT = """
-# @package _global_
 # Two tiny runs and a control.
-defaults:
-  - override /task: induction_heads
+options: {task: induction_heads}
 runs:
   one: [model=griffin]
   other: [model=griffin, seed=1]
@@ -234,23 +232,27 @@ def test_a_figure_with_recipes_of_its_own_takes_no_other(capsys: pytest.CaptureF
     for model in ([], ["model=hawk"]):  # all of its runs, or one
         assert main(["experiment=fig6b", "preset=text", *model]) == 2
         said = capsys.readouterr().err
-        assert "fig6b has no recipe conf/experiment/fig6b/text/hawk.yaml, which its protocol chooses" in said
+        assert "fig6b has no recipe of model=hawk at preset=text, which its protocol chooses" in said
         assert "; give preset=cpu with model=griffin or hawk or" in said
 
 
+PLANNED = [recipes.experiment(str(path), None) for path in studies.EXPERIMENTS]
+
+
 @pytest.mark.parametrize(
-    ("figure", "preset"),
+    ("path", "preset"),
     [
-        pytest.param(folder.parent.name, folder.name, marks=[pytest.mark.exhaustive] * (folder.name != "cpu"))
-        for folder in sorted((catalogue.directory() / "experiment").glob("*/*"))
+        pytest.param(planned.path, preset, marks=[pytest.mark.exhaustive] * (preset != "cpu"), id=planned.name)
+        for planned in PLANNED
+        for preset in recipes.models_by_preset(planned, None)
     ],
 )
-def test_every_run_of_a_figure_can_be(figure: str, preset: str, tmp_path: Path) -> None:
+def test_every_run_of_a_figure_can_be(path: Path, preset: str, tmp_path: Path) -> None:
     """A control's recipe that does not compose would refuse the whole figure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiments, "_do", Mock(return_value=0))
         patch.setattr(plan, "_seconds_measured", Mock(return_value=1e-6))
-        assert main([f"experiment={figure}", f"preset={preset}", f"hydra.run.dir={tmp_path}"]) == 0
+        assert main([f"experiment={path}", f"preset={preset}", f"hydra.run.dir={tmp_path}"]) == 0
 
 
 def test_what_evaluates_a_run_waits_for_its_end(

@@ -13,6 +13,7 @@ from evalkit.configuration.saved import from_file
 from evalkit.core.rows import read, value, with_records
 from evalkit.session.selection import Trial, ranked, select, tokens_after
 from support import tiny
+from support.studies import studied
 
 pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
 
@@ -96,7 +97,7 @@ def test_a_control_is_trained_by_the_recipe_of_its_model(control: str, model: st
 
 
 def test_the_input_scaled_otherwise_is_trained_by_the_recipe_of_hawk() -> None:
-    scaled = recipe_of("experiment=fig6b_convex", "model=hawk_convex", "preset=cpu")
+    scaled = recipe_of(studied("fig6b_convex"), "model=hawk_convex", "preset=cpu")
     frozen = recipe_of("experiment=fig6b", "model=hawk", "preset=cpu")
     assert (scaled["train"], scaled["eval"]) == (frozen["train"], frozen["eval"])
 
@@ -105,12 +106,12 @@ PASSING = {"state_passing": 0.0625, "average": 0.999}
 FIRST_EDITION = [
     "experiment=fig6b preset=paper model=hawk",
     "experiment=fig6b preset=cpu model=griffin",
-    "experiment=fig6b_search preset=cpu model=hawk",
-    "experiment=fig6b_constant preset=cpu model=griffin",
-    "experiment=fig6b_published preset=cpu model=hawk",
-    "experiment=fig6b_convex preset=cpu model=hawk_convex",
-    "experiment=fig6b_longer preset=cpu model=hawk",
-    "experiment=fig6b_scale preset=cpu model=hawk_convex",
+    f"{studied('fig6b_search')} preset=cpu model=hawk",
+    f"{studied('fig6b_constant')} preset=cpu model=griffin",
+    f"{studied('fig6b_published')} preset=cpu model=hawk",
+    f"{studied('fig6b_convex')} preset=cpu model=hawk_convex",
+    f"{studied('fig6b_longer')} preset=cpu model=hawk",
+    f"{studied('fig6b_scale')} preset=cpu model=hawk_convex",
 ]
 
 
@@ -122,7 +123,7 @@ def test_the_default_recipe_passes_states_and_the_studies_of_the_paper_s_trainin
 
 @pytest.mark.parametrize("model", ["hawk", "griffin"])
 def test_state_passing_is_tried_by_the_frozen_recipe_and_nothing_else(model: str) -> None:
-    tried = recipe_of("experiment=fig6b_passing", f"model={model}", "preset=cpu")
+    tried = recipe_of(studied("fig6b_passing"), f"model={model}", "preset=cpu")
     frozen = recipe_of("experiment=fig6b", f"model={model}", "preset=cpu")
     assert tried["train"] == {**frozen["train"], **PASSING}
     assert (tried["model"], tried["task"], tried["selected_by"]) == (
@@ -137,11 +138,11 @@ def test_state_passing_is_tried_by_the_frozen_recipe_and_nothing_else(model: str
 
 def test_each_try_changes_one_thing_of_what_it_is_compared_with() -> None:
     """Of the configurations alone: what differs from Hawk with state passing, key by key."""
-    runs = recipe_of("experiment=fig6b_tries", "model=hawk", "preset=cpu")["runs"]
-    plain = recipe_of("experiment=fig6b_passing", "model=hawk", "preset=cpu")
+    runs = recipe_of(studied("fig6b_tries"), "model=hawk", "preset=cpu")["runs"]
+    plain = recipe_of(studied("fig6b_passing"), "model=hawk", "preset=cpu")
     changed = {}
     for name, words in runs.items():
-        tried = recipe_of("experiment=fig6b_tries", "preset=cpu", *words)
+        tried = recipe_of(studied("fig6b_tries"), "preset=cpu", *words)
         block, usual = (found["model"]["mixers"]["recurrent"] for found in (tried, plain))
         keys = [key for key, given in tried["train"].items() if given != plain["train"][key]]
         changed[name] = {*keys, *(key for key, given in block.items() if given != usual.get(key))}
@@ -157,7 +158,7 @@ def test_each_try_changes_one_thing_of_what_it_is_compared_with() -> None:
 
 @pytest.mark.parametrize("model", ["hawk", "griffin"])
 def test_the_control_and_what_is_trained_by_its_recipe_differ_in_the_model_alone(model: str) -> None:
-    given = recipe_of("experiment=fig6b_published", f"model={model}", "preset=cpu")
+    given = recipe_of(studied("fig6b_published"), f"model={model}", "preset=cpu")
     control = recipe_of("experiment=fig6b", "model=mamba", "preset=cpu")
     assert (given["train"], given["eval"]) == (control["train"], control["eval"])
 
@@ -176,7 +177,7 @@ def test_the_recipes_beyond_the_protocol_are_those_that_carried_furthest(model: 
     }
     furthest = max(carried, key=lambda name: carried[name])
     chosen = from_file(RESULTS / "fig6b_search" / furthest / "config.yaml").config
-    recipe = recipe_of("experiment=fig6b_constant", f"model={model}", "preset=cpu")
+    recipe = recipe_of(studied("fig6b_constant"), f"model={model}", "preset=cpu")
     assert recipe["selected_by"] == furthest
     assert {key: recipe["train"][key] for key in FROZEN} == {key: chosen["train"][key] for key in FROZEN}
     frozen = recipe_of("experiment=fig6b", f"model={model}", "preset=cpu")

@@ -33,7 +33,6 @@ pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
 
 SMALL = 'model=hawk, model.width=8, "model.pattern=[recurrent]", model.mixers.recurrent.gate_blocks=2'
 SUITE = f"""
-# @package _global_
 # Two tasks with two models.
 suite:
   rates: [1.0e-3, 3.0e-3]

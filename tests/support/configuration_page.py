@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from evalkit.commands import run
-from evalkit.configuration import catalogue
+from evalkit.configuration import catalogue, recipes
 from evalkit.configuration.complete import completed
 from evalkit.configuration.composition import paths
 from evalkit.configuration.experiment import SETTINGS, Experiment
@@ -54,7 +54,10 @@ How to read the tables:
 
 This page is written from the constructors and their docstrings, and a test holds it to them.
 """
-CHOOSING = "A choice takes a whole file of `conf/`, or of your own folder (`--config-dir`).\n"
+CHOOSING = """\
+A choice takes a whole file of `conf/`, or of your own folder (`--config-dir`). `experiment=PATH.yaml` takes any
+file, such as those of `studies/`.
+"""
 WORDS = "These words say what to do; they are no settings. `python -m evalkit run --help` has the flags as well.\n"
 ON_CHECKPOINT = """\
 With `checkpoint=…` nothing is trained. Then `task=books` and `task=arxiv` keep the settings above; these two have their
@@ -308,14 +311,11 @@ def _title(group: str, nodes: Mapping[str, Any]) -> str:
 
 
 def _node(group: str, option: str) -> Any:
-    """What the YAML of an option describes, with what it takes from another option of its group."""
-    loaded = _loaded(catalogue.directory() / group / f"{option}.yaml")
-    inherited = [name for name in loaded.pop("defaults", []) if isinstance(name, str) and name != "_self_"]
+    """What the YAML of an option describes."""
     if group == "on_checkpoint":
-        return loaded.get("task", {})  # books and arxiv are those that are trained on
-    for name in inherited:
-        loaded = _node(group, name) | loaded
-    return loaded
+        return recipes.row(group, option, None).get("task", {})  # books and arxiv are those that are trained on
+    loaded = _loaded(catalogue.directory() / group / f"{option}.yaml")
+    return {name: value for name, value in loaded.items() if name != "defaults"}
 
 
 def _root() -> dict[str, Any]:
@@ -330,20 +330,22 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 def _never_trained(path: str, options: Iterable[str]) -> bool:
     """Whether it is an evaluation of a checkpoint alone, which no recipe goes with."""
-    files = (catalogue.directory() / "on_checkpoint").glob("*.yaml")
-    taken = [entry.get("override /eval") for path in files for entry in _loaded(path)["defaults"]]
+    rows = [recipes.row("on_checkpoint", option, None) for option in catalogue.options("on_checkpoint")]
+    taken = [row["options"].get("eval") for row in rows]
     return path == "eval" and set(options) <= set(taken)
 
 
 def _in_recipes(tasks: Iterable[str]) -> set[str]:
     """The keys that some recipe of these tasks sets; `*` is every task."""
-    files = [path for task in tasks for path in (catalogue.directory() / "recipe").glob(f"{task}/**/*.yaml")]
-    return {key for path in files for key in _keys(path)}
+    names = catalogue.options("recipe") if "*" in tasks else tasks
+    return {key for name in names for path in catalogue.recipe_files(name) for key in _keys(path)}
 
 
 @cache
 def _keys(path: Path) -> list[str]:
-    return list(paths(_loaded(path)))
+    levels = [level for name, level in recipes.read(path).items() if name not in (recipes.TASKS, recipes.MODELS)]
+    models = [of for level in [recipes.read(path), *levels] for of in level.get(recipes.MODELS, {}).values()]
+    return [key for level in [*levels, *models] for key in paths(level) if not key.startswith(recipes.MODELS)]
 
 
 def _default(values: Mapping[str, Any]) -> str:

@@ -51,7 +51,7 @@ class Recall(Evaluation):
 
     kind = "evalkit.evaluations.recall.report"
 
-    length: int = 17409
+    length: int = 17409  # room for 16,384 tokens after 1,024 and the question
     before: list[int] = field(default_factory=lambda: [0, 64, 1024])
     distances: list[int] | None = None
     sequences: int = 128
