@@ -4,15 +4,12 @@ import shlex
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import Any
 
 from evalkit.core.contracts import Sink, SinkEnd, SinkStart
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Header, Row
 from evalkit.record.sinks import points
-
-if TYPE_CHECKING:
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 FOLDER = "tensorboard"
 # So many events wait for the thread that writes them; with tensorboard's default of 10 a step would wait for it.
@@ -28,7 +25,7 @@ class TensorBoard(Sink):
     """
 
     def __init__(self) -> None:
-        self._writers: dict[int, EventFileWriter] = {}
+        self._writers: dict[int, Any] = {}  # tensorboard is an extra, whose types are not known here
 
     def check(self) -> None:
         """Raises UserError where tensorboard is not installed."""
