@@ -19,8 +19,9 @@ from evalkit.__main__ import main
 from evalkit.checkpoints import pretrained
 from evalkit.checkpoints.loading import named_folder
 from evalkit.core import streams
+from evalkit.core.contracts import Verdict
 from evalkit.core.errors import UserError
-from evalkit.session import run
+from evalkit.session.outcome import Outcome
 from evalkit.tasks.text.tokenizers import Numbers
 from support import tiny
 
@@ -40,7 +41,7 @@ def evaluated(folder: Path, *overrides: str) -> Path:
     """The folder of one more evaluation, which leaves everything else as it was."""
     before = tiny.files(folder)
     earlier = set((folder / "evaluate").glob("*"))
-    assert run.evaluate(folder, overrides) == 0
+    assert tiny.evaluate(folder, overrides) == 0
     (new,) = set((folder / "evaluate").glob("*")) - earlier
     kept = {name: data for name, data in tiny.files(folder).items() if not name.startswith(f"evaluate/{new.name}/")}
     assert kept == before
@@ -128,13 +129,13 @@ def test_an_evaluation_from_python_takes_the_step_that_was_loaded(folder: Path, 
 def test_a_signal_is_a_keyboard_interrupt_and_a_failed_verdict_an_error(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api.session, "evaluate", lambda run, overrides, target: 143)
+    monkeypatch.setattr(api.session, "evaluate", lambda spec, step, target: Outcome(target, stopped_by=15))
     with pytest.raises(KeyboardInterrupt, match="call evaluate again"):
         evalkit.evaluate(folder, folder=tmp_path / "stopped")
-    monkeypatch.setattr(api.session, "resume", lambda run, overrides: 130)
+    monkeypatch.setattr(api.session, "resume", lambda spec: Outcome(spec.folder, stopped_by=2))
     with pytest.raises(KeyboardInterrupt, match=r"evalkit\.resume\("):
         evalkit.resume(folder)
-    monkeypatch.setattr(api.session, "evaluate", lambda run, overrides, target: 1)
+    monkeypatch.setattr(api.session, "evaluate", lambda spec, step, target: Outcome(target, verdict=Verdict("", 1)))
     with pytest.raises(UserError, match="does not hold"):
         evalkit.evaluate(folder, folder=tmp_path / "failed")
 
@@ -227,7 +228,7 @@ def test_another_task_of_the_same_vocabulary_can_be_evaluated(folder: Path) -> N
 def test_a_task_of_another_vocabulary_is_refused(folder: Path) -> None:
     before = tiny.files(folder)
     with pytest.raises(UserError, match=r"vocab_size=32, but this run's model was trained on 16"):
-        run.evaluate(folder, ["task.vocab_size=32"])
+        tiny.evaluate(folder, ["task.vocab_size=32"])
     assert tiny.files(folder) == before
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from evalkit.configuration import catalogue
-from evalkit.configuration.experiment import compose
+from evalkit.configuration.spec import Spec
 
 CONF = catalogue.directory()
 RECIPES = sorted((CONF / "recipe").rglob("*.yaml"))
@@ -16,9 +15,7 @@ FROZEN = sorted((CONF / "experiment").glob("*/*/*.yaml"))
 
 
 def composed(*overrides: str) -> Mapping[str, Any]:
-    content = OmegaConf.to_container(compose(overrides).config, resolve=True)
-    assert isinstance(content, Mapping)
-    return content
+    return Spec.of(overrides).plain
 
 
 def test_there_are_three_layers() -> None:
