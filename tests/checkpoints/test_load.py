@@ -1,7 +1,9 @@
 """What a finished run is good for: its parameters, its rows, and another evaluation."""
 
+import asyncio
 import json
 import logging
+import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 
 import evalkit
 from evalkit import api
@@ -240,3 +243,37 @@ def test_a_run_on_tokens_loads_with_numbers_for_text_and_is_not_exported(
     assert isinstance(ours.tokenizer, Numbers) and ours.tokenizer.vocab_size == 16
     assert main(["export", str(folder), str(tmp_path / "out")]) == 2
     assert "bias=true" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def trained(words: Any, folder: Path, **more: Any) -> evalkit.Run:
+    return evalkit.train(words, folder=folder, quiet=True, **more)
+
+
+@pytest.mark.slow
+def test_words_a_dictionary_and_names_train_alike_at_once_in_threads_and_in_a_running_loop(
+    tmp_path: Path,
+) -> None:
+    """In two threads at once, then where an event loop runs, as in a notebook; nothing of the process is changed."""
+    before = (sys.orig_argv[:], jax.config.jax_default_matmul_precision, logging.raiseExceptions)
+    logger, absl = logging.getLogger("evalkit"), logging.getLogger("absl")
+    levels = logger.level, logger.propagate, absl.level, absl.filters[:], signal.getsignal(signal.SIGINT)
+    settings = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in tiny.OVERRIDES)}
+    names = {"task": settings["task"], "model": settings["model"]}
+    rest = {key: value for key, value in settings.items() if key not in names}
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(trained, list(tiny.OVERRIDES), tmp_path / "words")
+        two = threads.submit(trained, {**names, **rest}, tmp_path / "dictionary")
+        runs = [one.result(), two.result()]
+
+    async def in_a_loop() -> evalkit.Run:
+        return trained(names["task"], tmp_path / "names", model=names["model"], settings=rest)
+
+    runs.append(asyncio.run(in_a_loop()))
+    assert (sys.orig_argv, jax.config.jax_default_matmul_precision, logging.raiseExceptions) == before
+    after = logger.level, logger.propagate, absl.level, absl.filters[:], signal.getsignal(signal.SIGINT)
+    assert after == levels
+    for found in runs:
+        assert tiny.rows(found.folder) == tiny.rows(runs[0].folder)
+        tiny.assert_identical(found.params, runs[0].params)
+    commands = {json.loads((found.folder / "history.json").read_text())[0]["command"] for found in runs}
+    assert len(commands) == 3 and all(command.startswith("python -m evalkit task=") for command in commands)

@@ -91,6 +91,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.fixture
 def here() -> Path:
     """The folder of a run that exists."""
+    Path("here").mkdir()
     saved.save(Spec.of(GRIFFIN).plain, Path("here", saved.FILE))
     return Path("here")
 
@@ -384,12 +385,10 @@ def test_every_verb_is_a_file(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["resume", "evaluate"])
-def test_a_run_is_given_as_a_word_or_as_a_setting(run: Run, verb: str) -> None:
-    folder = Path("here")
-    folder.mkdir()
-    (folder / "config.yaml").touch()
+def test_a_run_is_given_as_a_word_or_as_a_setting(run: Run, here: Path, verb: str) -> None:
     assert main([verb, "here", "eval.lengths=[8]"]) == main([f"{verb}=here", "eval.lengths=[8]"])
-    assert run.existing == [(verb, folder, ["eval.lengths=[8]"])] * 2
+    first, second = run.existing
+    assert first == second and first[:2] == (verb, here) and first[2]["eval.lengths"] == "eval.lengths=[8]"
 
 
 def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count(hydra_private, "loaded", lambda *_: ["composed"])
     # Of the words that choose files Hydra reads its own copy.
-    count(OverridesParser, "parse_overrides", lambda _, words: [w for w in words if w.startswith(("train.", "eval."))])
+    count(
+        OverridesParser,
+        "parse_overrides",
+        lambda _, overrides: [w for w in overrides if w.startswith(("train.", "eval."))],
+    )
     count(OmegaConf, "to_container", is_whole)
     count(InductionHeads, "__post_init__", lambda _: ["task"])
     count(configuration, "model_of", lambda *_: ["model"])
