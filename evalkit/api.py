@@ -4,32 +4,30 @@ Settings are those of the command line. Those whose name is a Python word are ar
 a dictionary, and `settings` takes dotted names: `train={"steps": 100}` is `settings={"train.steps": 100}`.
 """
 
-import logging
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 from rich.console import Console
 
 from evalkit.checkpoints.archives import is_archive
 from evalkit.checkpoints.loading import Run, load, named_folder
 from evalkit.configuration.account import completed
-from evalkit.configuration.composition import trusted
-from evalkit.configuration.experiment import compose, prepared, refuse_used
 from evalkit.configuration.overrides import overrides_of
-from evalkit.configuration.saved import from_file
+from evalkit.configuration.saved import EVALUABLE, RESUMABLE
+from evalkit.configuration.spec import Spec
 from evalkit.core import tidy
+from evalkit.core.credentials import masked
 from evalkit.core.errors import UserError
 from evalkit.parallel import devices
-from evalkit.parallel.interrupt import STOPPED
+from evalkit.record.history import pasteable
 from evalkit.reports import comparison
 from evalkit.reports.pooling import find_runs
 from evalkit.session import run as session
+from evalkit.session.gates import refuse_run_in
+from evalkit.session.outcome import Outcome
 
 Folder = str | os.PathLike[str]
 """A folder; a `Run` is one too."""
@@ -37,7 +35,7 @@ AGAIN = "call evaluate again"
 
 
 def train(
-    task: str | None = None,
+    task: str | Mapping[str, Any] | Sequence[str] | None = None,
     model: str | None = None,
     *,
     folder: Folder | None = None,
@@ -48,24 +46,24 @@ def train(
     """Trains, evaluates and reports, as `python -m evalkit task=… model=…` does; returns the run.
 
         run = evalkit.train("induction_heads", "griffin", train={"steps": 2000}, eval={"lengths": [256, 4096]}, seeds=3)
+        run = evalkit.train({"task": "induction_heads", "model": "griffin", "train": {"steps": 2000}})
+        run = evalkit.train(["task=induction_heads", "model=griffin", "train.steps=2000"])
 
     `folder` is where it writes, by default `runs/<task>/<model>/<time>`; `config_dir` has tasks, models and recipes of
     your own. Raises UserError, before anything is written, for what cannot be; KeyboardInterrupt when it was stopped,
     its state saved: `evalkit.resume(folder)` goes on.
     """
+    first, own = ([], {"task": task}) if task is None or isinstance(task, str) else (_words(task), {})
     where = None if folder is None else named_folder(folder)
-    own = {"task": task, "model": model, "hydra.run.dir": where}
+    own |= {"model": model, "hydra.run.dir": where}
     given = {name: value for name, value in own.items() if value is not None}
-    overrides = overrides_of({**_search(config_dir), **given, **named, **_settings(settings)})
-    with _as_if(*overrides):
-        composed = compose(overrides)
-        if composed.config.checkpoint is not None:
-            raise UserError("checkpoint= is trained already, so train has no part in it; use python -m evalkit for it")
-        refuse_used(composed.folder)
-        devices.use_every_core()
-        experiment = prepared(composed)
-        _ended(session.start(experiment, composed.folder.absolute()), composed.folder, _resuming(composed.folder))
-    return load(composed.folder, allow_targets=list(composed.config.allow_targets))
+    words = [*first, *overrides_of({**_search(config_dir), **given, **named, **_settings(settings)})]
+    spec = Spec.of(words, command=_command(*words))
+    if spec.plain["checkpoint"] is not None:
+        raise UserError("checkpoint= is trained already, so train has no part in it; use python -m evalkit for it")
+    devices.use_every_core()
+    _ended(session.start(spec), spec, _resuming(spec.folder))
+    return load(spec.folder, allow_targets=spec.packages)
 
 
 def resume(run: Folder, *, settings: Mapping[str, Any] | None = None, **named: Any) -> Run:
@@ -74,11 +72,11 @@ def resume(run: Folder, *, settings: Mapping[str, Any] | None = None, **named: A
     Raises UserError for what cannot go on, and KeyboardInterrupt as `train` does.
     """
     place = named_folder(run)
-    overrides = overrides_of({**named, **_settings(settings)})
-    with _as_if(f"resume={place}", *overrides):
-        devices.use_every_core()
-        _ended(session.resume(place, overrides), place, _resuming(place))
-    return load(place, allow_targets=trusted(overrides))
+    words = overrides_of({**named, **_settings(settings)})
+    devices.use_every_core()
+    spec = Spec.saved(place, words, allowed=RESUMABLE, command=_command(f"resume={place}", *words))
+    _ended(session.resume(spec), spec, _resuming(place))
+    return load(place, allow_targets=spec.packages)
 
 
 def evaluate(
@@ -101,17 +99,15 @@ def evaluate(
     """
     source = named_folder(run)
     at = run.step if step is None and isinstance(run, Run) and not is_archive(source) else step
-    own = {**_search(config_dir), **({} if at is None else {"step": at})}
-    overrides = overrides_of({**own, **named, **_settings(settings)})
-    with _as_if(f"evaluate={source}", *overrides):
-        devices.use_every_core()
-        place = session.new_evaluation(source) if folder is None else named_folder(folder)
-        refuse_used(place)
-        _ended(session.evaluate(source, overrides, place), place, AGAIN)
-    packages = trusted(overrides)
-    evaluated = from_file(place / "config.yaml", packages=packages)
-    found = run if isinstance(run, Run) and at == run.step else load(source, step=step, allow_targets=packages)
-    return replace(found, folder=place, task=evaluated.task, config=dict(evaluated.config))
+    words = overrides_of({**_search(config_dir), **named, **_settings(settings)})
+    typed = [f"evaluate={source}", *(() if at is None else (f"step={at}",)), *words]
+    devices.use_every_core()
+    place = session.new_evaluation(source) if folder is None else named_folder(folder)
+    refuse_run_in(place)
+    spec = Spec.saved(source, words, allowed=EVALUABLE, command=_command(*typed))
+    _ended(session.evaluate(spec, at, place), spec.at(place), AGAIN)
+    found = run if isinstance(run, Run) and at == run.step else load(source, step=step, allow_targets=spec.packages)
+    return replace(found, folder=place, task=spec.experiment.task, config=dict(spec.plain))
 
 
 def compare(
@@ -173,6 +169,15 @@ def _settings(settings: Any) -> Mapping[str, Any]:
     return settings or {}
 
 
+def _words(settings: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    """A dictionary, or words as they are typed; raises UserError for anything else."""
+    if isinstance(settings, Mapping):
+        return overrides_of(settings)
+    if isinstance(settings, Sequence) and all(isinstance(word, str) for word in settings):
+        return list(settings)
+    raise UserError(f"{settings!r}: give the name of a task, a dictionary of settings, or words such as 'task=parity'")
+
+
 def _search(directory: Folder | None) -> dict[str, list[str]]:
     """The setting that adds a folder of configurations; raises UserError for what is none."""
     if directory is None:
@@ -185,32 +190,19 @@ def _search(directory: Folder | None) -> dict[str, list[str]]:
     return {"hydra.searchpath": [f"file://{place.resolve()}"]}
 
 
-def _ended(code: int, folder: Path, again: str) -> None:
-    """Raises what the exit code of a command says; `again` is what a user does after a signal."""
-    if code in STOPPED:
+def _command(*words: str) -> str:
+    """The command line that does the same, without keys and tokens."""
+    return masked(pasteable(*words))
+
+
+def _ended(outcome: Outcome, spec: Spec, again: str) -> None:
+    """Prints what a command would; raises what an outcome says, where `again` is what a user does after a signal."""
+    outcome.shown(spec.plain["format"])
+    if outcome.stopped_by is not None:
         raise KeyboardInterrupt(f"stopped; {again}")
-    if code:
-        raise UserError(f"{folder} is done, but its evaluation does not hold what it promised (exit code {code})")
+    if code := outcome.exit_code:
+        raise UserError(f"{spec.folder} is done, but its evaluation does not hold what it promised (exit code {code})")
 
 
 def _resuming(folder: Path) -> str:
     return f"evalkit.resume({str(folder)!r}) goes on"
-
-
-@contextmanager
-def _as_if(*words: str) -> Iterator[None]:
-    """A run's records name the command line that these words are, and what it sets for its whole process is put back.
-
-    The number of CPU devices cannot be.
-    """
-    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    raising, typed = logging.raiseExceptions, sys.orig_argv
-    levels = {logger: logger.level for logger in map(logging.getLogger, ("evalkit", "absl"))}
-    sys.orig_argv = [sys.executable, "-m", "evalkit", *words]
-    try:
-        yield
-    finally:
-        logging.raiseExceptions, sys.orig_argv = raising, typed
-        jax.config.update("jax_default_matmul_precision", precision)
-        for logger, level in levels.items():
-            logger.setLevel(level)

@@ -11,9 +11,10 @@ import pytest
 from evalkit.commands import existing, run
 from evalkit.configuration import catalogue
 from evalkit.configuration.complete import completed
-from evalkit.configuration.composition import CHECKPOINT, plain
-from evalkit.configuration.experiment import SETTINGS, Experiment, compose
+from evalkit.configuration.composition import CHECKPOINT
+from evalkit.configuration.experiment import SETTINGS, Experiment
 from evalkit.configuration.schema import INSTRUCTIONS, annotations
+from evalkit.configuration.spec import Spec
 from support.configuration_page import NONE, PAGE, listed, options_of, written
 
 TASKS, MODELS, EVALUATIONS = (catalogue.options(group) for group in ("task", "model", "eval"))
@@ -55,7 +56,7 @@ def test_each_key_has_a_type_a_default_a_unit_and_a_meaning_in_a_line_that_can_b
 )
 def test_every_key_of_a_run_is_on_the_page(settings: Sequence[str], rows: list[list[str]]) -> None:
     on_page = {row[0].strip("`") for row in rows}
-    keys = list(_leaves(completed(plain(compose(settings).config, resolve=False))))
+    keys = list(_leaves(completed(Spec.of(settings).plain)))
     wanted = {key for key in keys if not key.startswith(FREE)} - {"train", "model"}  # null with a checkpoint
     assert len(wanted) > 30 and wanted - on_page == set()
 

@@ -78,10 +78,10 @@ def test_the_python_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     of_evaluation = {name: value for name, value in small.items() if name.startswith("eval")}
     of_hawk = {"model.pattern": ["recurrent"]}
 
-    def train(task: str, model: str, settings: Mapping[str, Any] | None = None, **given: Any) -> evalkit.Run:
-        shared = {name: value for name, value in small.items() if model == "griffin" or "attention" not in name}
+    def train(task: Any, model: Any = None, settings: Mapping[str, Any] | None = None, **given: Any) -> evalkit.Run:
+        shared = {name: value for name, value in small.items() if model != "hawk" or "attention" not in name}
         return api.train(
-            task, model, settings={**(settings or {}), **shared, **({} if model == "griffin" else of_hawk)}, **given
+            task, model, settings={**(settings or {}), **shared, **(of_hawk if model == "hawk" else {})}, **given
         )
 
     def evaluate(run: Any, **given: Any) -> evalkit.Run:

@@ -3,13 +3,13 @@
 import jax
 import worker
 
-from evalkit.configuration.experiment import built as built_from
+from evalkit.configuration.spec import Spec
 from evalkit.parallel import devices
 from evalkit.training.trainer import Trainer
 
 devices.use_every_core()
 case = worker.case()
-built = built_from(case["overrides"])
+built = Spec.of(case["overrides"]).experiment
 jax.config.update("jax_default_matmul_precision", built.matmul_precision)
 trainer = Trainer(built.task, built.model, built.train, [0])
 state = trainer.init()

@@ -91,6 +91,8 @@ TABLES: Sequence[Columns] = (
 
 def measure(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], str, bool]:
     """The result, the format in which it is wanted, and whether nothing else is to be shown."""
+    import jax
+
     from evalkit.parallel import devices
     from evalkit.record import environment
 
@@ -101,8 +103,8 @@ def measure(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tupl
         if what != "steps":
             devices.spare_memory()  # as `generate` does, so that what is timed is what it runs
         devices.use_every_core()
-        devices.use_precision("highest")
-        result = _of_models(what, own, rest)
+        with jax.default_matmul_precision("highest"):
+            result = _of_models(what, own, rest)
     else:
         result = _alone(what, own)
     return {**result, "environment": environment.describe("highest")}, wanted, False
@@ -132,20 +134,20 @@ def _of_experiment(what: str, own: Mapping[str, Any], overrides: Sequence[str]) 
 
     from evalkit.bench import start, streaming, training
     from evalkit.checkpoints.loading import trainer_of
-    from evalkit.configuration import experiment
+    from evalkit.configuration.spec import Spec
     from evalkit.parallel import devices
     from evalkit.record import environment
 
     devices.use_every_core()
-    built = experiment.built(overrides)
-    jax.config.update("jax_default_matmul_precision", built.matmul_precision)
-    if what == "start":
-        result = start.measure(overrides, **own)
-    elif what == "evaluate":
-        result = streaming.measure(built, **own)
-    else:
-        names = {"task": built.task_name, "model": built.model_name}
-        result = names | training.measure(trainer_of(built), **own)
+    built = Spec.of(overrides).experiment
+    with jax.default_matmul_precision(built.matmul_precision):
+        if what == "start":
+            result = start.measure(overrides, **own)
+        elif what == "evaluate":
+            result = streaming.measure(built, **own)
+        else:
+            names = {"task": built.task_name, "model": built.model_name}
+            result = names | training.measure(trainer_of(built), **own)
     return {**result, "environment": environment.describe(built.matmul_precision)}, built.format, built.quiet
 
 

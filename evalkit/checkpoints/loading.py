@@ -11,7 +11,7 @@ import jax
 
 from evalkit.checkpoints import archives
 from evalkit.configuration.experiment import Experiment
-from evalkit.configuration.saved import from_file
+from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import LanguageModel, Params, Task
 from evalkit.core.errors import UserError
 from evalkit.core.trust import refuse_elsewhere
@@ -77,7 +77,7 @@ def load(
     it did not train, and a step that was not kept.
     """
     folder = named_folder(run)
-    experiment = from_file(folder / "config.yaml", packages=allow_targets)
+    experiment = Spec.saved(folder, packages=allow_targets).experiment
     model, _ = experiment.trained
     seeds = experiment.all_seeds
     if seed is not None and seed not in seeds:
@@ -130,7 +130,7 @@ def archive(run: Path, folder: Path, step: int | None = None) -> None:
     """
     archives.refuse_used(folder)
     refuse_elsewhere(run, {}, ())
-    experiment = from_file(run / "config.yaml")
+    experiment = Spec.saved(run).experiment
     if not (run / RESULTS).is_file():
         raise UserError(f"{run} is not finished; go on with it by resume={run} first")
     state, step = restore(experiment, run, step)

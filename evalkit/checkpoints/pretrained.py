@@ -14,8 +14,9 @@ import numpy as np
 from evalkit.checkpoints import hub as hub_checkpoints
 from evalkit.checkpoints import tokenizer_files
 from evalkit.checkpoints.loading import restore
-from evalkit.configuration.saved import checkpoint_of, from_file, plain_of
+from evalkit.configuration.saved import checkpoint_of, plain_of
 from evalkit.configuration.schema import settings_of
+from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import AnyTask, LanguageModel, Params, Pretrained
 from evalkit.core.errors import UserError
 from evalkit.models.formats import released
@@ -108,7 +109,7 @@ def _run(folder: Path, checkpoint: str, dtype: str, packages: Sequence[str], cac
     keys = {f"model.mixers.{name}": mixer for name, mixer in mixers.items()}
     kept = [f"{key}.cache_dtype" for key, mixer in keys.items() if "cache_dtype" in settings_of(mixer, key)]
     changes = [f"model.dtype={dtype}", *(f"{key}={cache_dtype or dtype}" for key in kept)]
-    experiment = from_file(folder / "config.yaml", changes, ("model.dtype", *kept), packages)
+    experiment = Spec.saved(folder, changes, allowed=("model.dtype", *kept), packages=packages).experiment
     model, _ = experiment.trained
     size, length = experiment.task.vocab_size, experiment.task.length
     tokenizer = experiment.feed.tokenizer

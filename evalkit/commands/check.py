@@ -25,21 +25,24 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("settings", nargs="*", metavar="key=value", help="as for a run: task=…, model=…, eval=…")
     given = parser.parse_args(arguments)
-    from evalkit.configuration.experiment import compose, prepared
+    import jax
+
+    from evalkit.configuration.spec import Spec
     from evalkit.contract.experiment import every_part
     from evalkit.parallel import devices
 
     devices.use_every_core()
-    experiment = prepared(compose(given.settings))
-    devices.use_precision(experiment.matmul_precision)
-    console, broken = Console(highlight=False), 0
-    for part in every_part(experiment):
-        found = {error.promise.name: error for error in part.broken()}
-        broken += len(found)
-        console.print(Text(part.name, style="bold"))
-        for promise in part.promises:
-            mark = ("broken", "bold red") if promise.name in found else ("kept  ", "green")
-            console.print(Text.assemble("  ", mark, f"  {promise.name}: {promise.text}"), soft_wrap=True)
-        for error in found.values():
-            console.print(Text(str(error), style="red"), soft_wrap=True)
-    return 1 if broken else 0
+    experiment = Spec.of(given.settings).experiment
+    experiment.feed.prepare()
+    console, count = Console(highlight=False), 0
+    with jax.default_matmul_precision(experiment.matmul_precision):
+        for part in every_part(experiment):
+            broken = {error.promise.name: error for error in part.broken()}
+            count += len(broken)
+            console.print(Text(part.name, style="bold"))
+            for promise in part.promises:
+                mark = ("broken", "bold red") if promise.name in broken else ("kept  ", "green")
+                console.print(Text.assemble("  ", mark, f"  {promise.name}: {promise.text}"), soft_wrap=True)
+            for error in broken.values():
+                console.print(Text(str(error), style="red"), soft_wrap=True)
+    return 1 if count else 0

@@ -1,43 +1,45 @@
 """What `resume=RUN` and `evaluate=RUN` do with a run that exists."""
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from evalkit.configuration.request import Request
 from evalkit.core.errors import UserError
 
-VERBS = ("resume", "evaluate")
+if TYPE_CHECKING:
+    from evalkit.configuration.composition import Words
+    from evalkit.configuration.spec import Spec
 
 
-def go_on(verb: str, folder: str, overrides: Sequence[str]) -> int:
-    """Resumes or evaluates the run in `folder`, with `overrides` of what may change, and returns the exit code."""
-    path = run_folder(folder, verb)
-    from evalkit.configuration.composition import value_of
+def go_on(request: Request) -> int:
+    """Resumes or evaluates a run with the settings of it that may change, and returns the exit code."""
+    _refuse_no_run(request)
+    from evalkit.configuration.composition import parse, value_of
+    from evalkit.parallel import devices
     from evalkit.parallel.layouts import connection
 
-    if verb == "evaluate":
+    devices.use_every_core()
+    words = parse(request.settings)
+    with connection.connected(value_of(words, "distributed", False) if request.verb == "resume" else False):
         from evalkit.session import run
 
-        return run.evaluate(path, list(overrides))
-    with connection.connected(value_of(overrides, "distributed", False)):
-        from evalkit.session import run
-
-        return run.resume(path, list(overrides))
+        spec = spec_of(request, words)
+        outcome = run.resume(spec) if request.verb == "resume" else run.evaluate(spec, request.step)
+        return outcome.shown(spec.plain["format"])
 
 
-def changeable(verb: str) -> Sequence[str]:
-    """The keys that may be changed."""
+def spec_of(request: Request, words: "Words") -> "Spec":
+    """The run with these words; raises UserError for what is none, and for what may not be changed."""
+    _refuse_no_run(request)
     from evalkit.configuration import saved
+    from evalkit.configuration.spec import Spec
 
-    return {"resume": saved.RESUMABLE, "evaluate": saved.EVALUABLE}[verb]
+    allowed = saved.RESUMABLE if request.verb == "resume" else saved.EVALUABLE
+    return Spec.saved(Path(request.run).expanduser(), words, allowed=allowed)
 
 
-def run_folder(folder: str, verb: str) -> Path:
-    """The folder of a run, JAX ready for it; raises UserError, naming the `verb`, for what is none."""
-    path = Path(folder.strip("'\"")).expanduser()
+def _refuse_no_run(request: Request) -> None:
+    path = Path(request.run).expanduser()
     if not (path / "config.yaml").is_file():
         state = "has no config.yaml, so it is no run" if path.is_dir() else "does not exist"
-        raise UserError(f"{path} {state}; give the folder of a run, such as {verb}=runs/<task>/<model>/<time>")
-    from evalkit.parallel import devices
-
-    devices.use_every_core()
-    return path
+        raise UserError(f"{path} {state}; give the folder of a run, such as {request.verb}=runs/<task>/<model>/<time>")

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from evalkit.commands import existing, guide, sweep
 from evalkit.configuration import catalogue
+from evalkit.configuration.request import VERBS, Request
 from evalkit.core.errors import UserError
 
 if TYPE_CHECKING:
-    from evalkit.configuration.composition import Words
+    from hydra.core.override_parser.types import Override
 
 ABOUT = """\
 Train and evaluate. A setting is key=value; quotes keep a list whole: 'eval.lengths=[512,65536]'.
@@ -38,7 +39,7 @@ EXAMPLES = (
     "task=phonebook checkpoint=google/recurrentgemma-2b dtype=bfloat16",
     "--cfg job -p train task=induction_heads model=griffin",
 )
-FOLDERS = (*existing.VERBS, "hydra.run.dir", "hydra.sweep.dir")
+FOLDERS = (*VERBS, "hydra.run.dir", "hydra.sweep.dir")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,38 +54,43 @@ def main(arguments: Sequence[str]) -> int:
       hydra.sweep.dir: with `-m`, the folder of all its runs; left out, `runs`.
     """
     flags = _page().parse_intermixed_args(arguments)
-    overrides = flags.overrides
     if (flags.package is not None or flags.resolve) and flags.cfg is None:
         raise UserError("-p and --resolve say how --cfg prints; give --cfg job, hydra or all as well")
     if flags.info or flags.hydra_help or flags.shell_completion:
         return _answered_by_hydra(flags)
-    _refuse_no_folder(overrides)
-    named = [text for text in overrides if text.partition("=")[0] in existing.VERBS]
-    if named:
-        verb, _, folder = named[0].partition("=")
-        if len(named) > 1 or flags.multirun:
-            raise UserError(f"{verb}=RUN takes one run at a time; give one {verb}=, without -m")
-        rest = [text for text in overrides if text not in named]
-        if flags.cfg is not None:
-            return _show_existing(flags, existing.run_folder(folder, verb), existing.changeable(verb), rest)
-        return existing.go_on(verb, folder, rest)
+    _refuse_no_folder(flags.overrides)
+    return _done(Request.of(flags.overrides), flags)
+
+
+def _done(request: Request, flags: argparse.Namespace) -> int:
+    """Does what is asked for, or shows its settings."""
+    if request.verb is not None:
+        if flags.multirun:
+            raise UserError(f"{request.verb}=RUN takes one run at a time; give one {request.verb}=, without -m")
+        return existing.go_on(request) if flags.cfg is None else _show_existing(flags, request)
     if flags.cfg is not None:
         return _show(flags)
-    _refuse_dry_run(overrides)
-    _refuse_distributed(overrides, flags.multirun)
-    if flags.multirun:
-        if _is_whole_experiment(overrides):
-            one = "" if _is_suite(overrides) else ", or give a model= as well"
-            raise UserError(f"experiment= has its own runs; leave -m out{one}")
-        return sweep.main(overrides)
-    if _is_whole_experiment(overrides):
-        from evalkit.parallel import devices
-        from evalkit.session import experiments
+    from evalkit.configuration.composition import parse
 
-        _refuse_without_effect(overrides)
-        devices.use_every_core()
-        return experiments.main(overrides)
-    return _run(overrides)
+    words = parse(request.settings)
+    is_whole = _is_whole_experiment(words)
+    if request.dry_run is not None and not is_whole:
+        shown = f"dry_run={str(request.dry_run).lower()}"
+        raise UserError(f"{shown} lists the runs of experiment=… without model=; --cfg job shows one run's settings")
+    _refuse_distributed(words, flags.multirun or is_whole)
+    if flags.multirun:
+        if is_whole:
+            one = "" if _is_suite(words) else ", or give a model= as well"
+            raise UserError(f"experiment= has its own runs; leave -m out{one}")
+        return sweep.main(words)
+    if not is_whole:
+        return _run(words)
+    from evalkit.parallel import devices
+    from evalkit.session import experiments
+
+    _refuse_without_effect(words)
+    devices.use_every_core()
+    return experiments.main(request.settings, dry_run=bool(request.dry_run))
 
 
 def _refuse_no_folder(overrides: Sequence[str]) -> None:
@@ -122,107 +128,94 @@ def _answered_by_hydra(flags: argparse.Namespace) -> int:
 
 def _show(flags: argparse.Namespace) -> int:
     """Prints the configuration of the run, or of each run of a sweep, that these settings would start."""
-    from evalkit.configuration.composition import combinations
-    from evalkit.configuration.experiment import compose
+    from evalkit.configuration.composition import ALLOW, combinations, compose, parse
     from evalkit.configuration.shown import shown
+    from evalkit.configuration.spec import Spec
 
     for combination in combinations(flags.overrides) if flags.multirun else [flags.overrides]:
         if flags.multirun:
             print("---")
-        composed = compose(combination)
+        words = parse(combination)
+        composed = compose(words)
+        composed.config[ALLOW] = Spec.composed(composed, words).packages
         print(shown(composed.config, composed.hydra, flags.cfg, flags.package, flags.resolve), end="")
     return 0
 
 
-def _show_existing(flags: argparse.Namespace, folder: Path, allowed: Sequence[str], overrides: Sequence[str]) -> int:
+def _show_existing(flags: argparse.Namespace, request: Request) -> int:
     """Prints the configuration of a run that goes on, or is evaluated again, with these settings."""
     from omegaconf import OmegaConf
 
-    from evalkit.configuration.saved import from_file
     from evalkit.configuration.shown import shown
 
     if flags.cfg != "job":
         raise UserError(f"--cfg {flags.cfg}: an existing run has no configuration of Hydra's; give --cfg job")
-    rest = [text for text in overrides if not text.startswith("step=")]
-    config = OmegaConf.create(from_file(folder / "config.yaml", rest, allowed).config)
+    config = OmegaConf.create(existing.spec_of(request, request.settings).experiment.config)
     print(shown(config, {}, "job", flags.package, flags.resolve), end="")
     return 0
 
 
-def _run(overrides: Sequence[str]) -> int:
-    """One run: composed once, built once."""
-    from evalkit.configuration.composition import parse, plain
-    from evalkit.configuration.experiment import compose, prepared, refuse_used
+def _run(words: "Sequence[Override]") -> int:
+    """One run: read once, composed once, built once."""
+    from evalkit.configuration.spec import Spec
     from evalkit.parallel import devices, peers
     from evalkit.parallel.layouts import connection
 
-    words = parse(overrides)
-    composed = compose(words)
+    spec = Spec.of(words)
     _refuse_without_effect(words)
     devices.use_every_core()
-    with connection.connected(plain(composed.config)["distributed"]):
+    with connection.connected(spec.plain["distributed"]):
         # By the clock of the first process, which is the one that may find a run there.
-        folder = Path(peers.agreed(str(composed.folder)))
-        if peers.first():
-            refuse_used(folder)
-        experiment = prepared(composed)
+        spec = spec.at(Path(peers.agreed(str(spec.folder))))
         from evalkit.session import run
 
-        return run.start(experiment, folder.absolute())
+        return run.start(spec).shown(spec.plain["format"])
 
 
-def _is_whole_experiment(overrides: Sequence[str]) -> bool:
+def _is_whole_experiment(words: "Sequence[Override]") -> bool:
     """Whether all its runs are meant; with a model= it is one of them, as any other run."""
-    named = _named(overrides)
-    return "experiment" in named and "checkpoint" not in named and ("model" not in named or _is_suite(overrides))
+    named = _named(words)
+    return "experiment" in named and "checkpoint" not in named and ("model" not in named or _is_suite(words))
 
 
-def _is_suite(overrides: Sequence[str]) -> bool:
+def _is_suite(words: "Sequence[Override]") -> bool:
     """Whether the experiment is one whose tasks and models are chosen by `task=` and `model=`."""
     from evalkit.configuration.composition import own_folder
 
-    return catalogue.is_suite(_named(overrides)["experiment"], own_folder(overrides))
+    return catalogue.is_suite(str(_named(words)["experiment"]), own_folder(words))
 
 
-def _named(overrides: Sequence[str]) -> dict[str, str]:
-    """Each key with its text, but for those that are null."""
-    return {text.partition("=")[0]: text.partition("=")[2] for text in overrides if not text.endswith("=null")}
+def _named(words: "Sequence[Override]") -> dict[str, str]:
+    """The text of what is set, by its key, but for what is null."""
+    texts = {word.key_or_group: (word.input_line or "").partition("=")[2] for word in words}
+    return {key: text for key, text in texts.items() if text != "null"}
 
 
-def _refuse_dry_run(overrides: Sequence[str]) -> None:
-    """Raises UserError for `dry_run=` where there is no list to show."""
-    asked = [text for text in overrides if text.lstrip("+").startswith("dry_run=")]
-    if asked and not _is_whole_experiment(overrides):
-        raise UserError(f"{asked[0]} lists the runs of experiment=… without model=; --cfg job shows one run's settings")
-
-
-def _refuse_distributed(overrides: Sequence[str], multirun: bool) -> None:
+def _refuse_distributed(words: "Sequence[Override]", several: bool) -> None:
     """Raises UserError for `distributed=` that names no processes, or of anything but one run that trains."""
-    asked = [text for text in overrides if text.lstrip("+").partition("=")[0] == "distributed"]
-    if not asked:
+    typed = [word for word in words if word.key_or_group == "distributed"]
+    if not typed:
         return
-    if multirun or _is_whole_experiment(overrides) or "checkpoint" in _named(overrides):
-        raise UserError(f"{asked[0]}: several processes train one model together; give one run, with task= and model=")
-    from evalkit.configuration.composition import parse
+    if several or "checkpoint" in _named(words):
+        line = typed[0].input_line
+        raise UserError(f"{line}: several processes train one model together; give one run, with task= and model=")
     from evalkit.parallel.layouts import connection
 
     try:  # before the types of all settings, which would say less of it
-        connection.check(parse(asked)[-1].value())
+        connection.check(typed[-1].value())
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-def _refuse_without_effect(words: "Words") -> None:
+def _refuse_without_effect(words: "Sequence[Override]") -> None:
     """Raises UserError for a key of Hydra's that says nothing about a single run."""
-    from evalkit.configuration.composition import parse
-
-    parsed = [override for override in parse(words) if override.is_hydra_override()]
-    folders = "".join(str(override.value()) for override in parsed if override.key_or_group == "hydra.run.dir")
-    for override in parsed:
-        key = override.key_or_group
+    of_hydra = [word for word in words if word.is_hydra_override()]
+    folders = "".join(str(word.value()) for word in of_hydra if word.key_or_group == "hydra.run.dir")
+    for word in of_hydra:
+        key = word.key_or_group
         if key not in ("hydra.run.dir", "hydra.searchpath") and key not in folders:  # ${hydra.job.name} may be in it
             kind = "is of a sweep" if key.startswith("hydra.sweep") else "changes nothing"
-            raise UserError(f"{override.input_line} {kind}; give hydra.run.dir=FOLDER, or -m for a sweep")
+            raise UserError(f"{word.input_line} {kind}; give hydra.run.dir=FOLDER, or -m for a sweep")
 
 
 def _hydra(arguments: Sequence[str]) -> int:
@@ -232,7 +225,7 @@ def _hydra(arguments: Sequence[str]) -> int:
     from evalkit.configuration import composition  # noqa: F401  it tells Hydra which presets there are
 
     main = hydra.main(version_base="1.3", config_path=str(catalogue.directory()), config_name="config")
-    command = main(lambda config: sweep.job(config, list(arguments)))
+    command = main(lambda config: None)  # of these flags it calls nothing
     try:
         with _as_command_line(arguments):
             command()

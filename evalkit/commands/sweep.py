@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.core.errors import UserError, first_line
 
 if TYPE_CHECKING:
+    from evalkit.configuration.composition import Words
     from evalkit.session.sweeps import Ended
 
 # Hydra names each run of a sweep as it starts.
@@ -28,64 +29,67 @@ NOW, TIME = re.compile(r"\$\{now:([^}]*)\}"), "%Y-%m-%d_%H-%M-%S"
 SUBMITIT, SUBMITIT_FOLDER = ".submitit", "hydra.launcher.submitit_folder"
 
 
-def main(overrides: Sequence[str]) -> int:
+def main(words: "Words") -> int:
     """Every run of a sweep is built, so that what cannot be is refused, before Hydra starts the first.
 
     Ends with a list of the runs and their comparison; returns the code of the first that failed.
     """
     from rich.console import Console
 
-    from evalkit.configuration.composition import combinations
-    from evalkit.configuration.experiment import compose, prepared
+    from evalkit.configuration.composition import combinations, compose, parse, text_of
+    from evalkit.configuration.spec import Spec
     from evalkit.parallel import devices
 
-    _refuse_missing_launcher(overrides)
+    texts = [text_of(word) for word in parse(words)]
+    _refuse_missing_launcher(texts)
     devices.use_every_core()
     group, quiet, hydra, folder = None, False, {}, Path()
-    for combination in combinations(overrides):
-        composed = compose(combination)
+    for combination in combinations(words):
+        of_run = parse(combination)
+        composed = compose(of_run)
         if composed.choices.get("on_checkpoint") is not None:
             raise UserError(f"task={composed.choices['on_checkpoint']} takes one checkpoint at a time; leave -m out")
-        experiment = prepared(composed)
+        experiment = Spec.composed(composed, of_run).experiment
+        experiment.feed.prepare()
         group, quiet = experiment.config["wandb"]["group"], experiment.quiet or quiet
         hydra, folder = composed.hydra, composed.sweep
     from evalkit.session import logs, sweeps
-    from evalkit.session.hints import near
 
-    console = Console(stderr="format=json" in overrides, quiet=quiet)
-    words = [*overrides, *_named(overrides, hydra, folder, group), *([SILENT] if quiet else [])]
+    console = Console(stderr="format=json" in texts, quiet=quiet)
+    named = [*texts, *_named(texts, hydra, folder, group), *([SILENT] if quiet else [])]
     try:
-        with logs.shown(console), _told(hydra["launcher"]["_target_"], near(folder)):
-            ended = _launched(words)
+        with logs.shown(console), _told(hydra["launcher"]["_target_"], folder):
+            ended = _launched(named)
     except SystemExit as stop:  # of a run that a signal stopped
         return stop.code if isinstance(stop.code, int) else 1
     sweeps.conclude(ended, console)
     return next((one.code for one in ended if one.code), 0)
 
 
-def job(config: Any, typed: list[str]) -> "Ended":
+def job(_: Any, search: Sequence[str], command: str) -> "Ended":
     """One run of a sweep in the folder that Hydra gives it, where a job that was requeued goes on with it.
 
-    `typed` is the command line of the sweep, since a launcher's process has another. A run that failed does not stop
-    the others; a signal ends the sweep by SystemExit.
+    Its words are Hydra's, with those that `search` for the user's own YAML; `command` is that of the sweep, since a
+    launcher's process has another. A run that failed does not stop the others; a signal ends the sweep by SystemExit.
     """
     from hydra.core.hydra_config import HydraConfig
 
-    from evalkit.configuration.experiment import experiment
+    from evalkit.configuration.spec import Spec
     from evalkit.parallel import devices
-    from evalkit.parallel.interrupt import STOPPED
     from evalkit.session import run
     from evalkit.session.sweeps import Ended
 
-    sys.orig_argv = typed
     devices.use_every_core()
-    folder = Path(HydraConfig.get().runtime.output_dir)
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
     try:
-        code = run.start_or_resume(experiment(config), folder)
+        spec = Spec.of([*hydra.overrides.task, *search], folder=folder, command=command)
+        outcome = run.start_or_resume(spec)
     except UserError as error:
         print(f"evalkit: {error}", file=sys.stderr)
-        code = error.exit_code
-    if code in STOPPED:
+        return Ended(str(folder), error.exit_code)
+    code = outcome.shown(spec.plain["format"])
+    if outcome.stopped_by is not None:
         raise SystemExit(code)
     return Ended(str(folder), code)
 
@@ -94,8 +98,9 @@ def job(config: Any, typed: list[str]) -> "Ended":
 def _told(launcher: str, folder: Path) -> Iterator[None]:
     """Says in one line what is left of a sweep that ends before its runs do; `launcher` is the class of Hydra's."""
     from evalkit.record.history import pasteable
+    from evalkit.session.hints import near
 
-    left = f"compare what is finished with: {pasteable('compare', str(folder))}"
+    left = f"compare what is finished with: {pasteable('compare', str(near(folder)))}"
     try:
         yield
     except KeyboardInterrupt:
@@ -114,7 +119,8 @@ def _launched(words: Sequence[str]) -> "list[Ended]":
 
     parsed = composition.parse(words)
     of_runs = [composition.text_of(word) for word in parsed if not word.is_hydra_override()]
-    work = partial(job, typed=list(sys.orig_argv))
+    search = [composition.text_of(word) for word in parsed if word.key_or_group == composition.SEARCHPATH]
+    work = partial(job, search=search, command=command_line())
     return hydra_private.multirun(of_runs, composition.combinations(parsed)[0], composition.whole, work)
 
 

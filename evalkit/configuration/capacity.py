@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from evalkit.core.contracts import Evaluation
+from evalkit.configuration.experiment import Experiment
 from evalkit.core.errors import UserError
 from evalkit.core.trust import BUILD
 from evalkit.parallel.devices import accelerator_bytes, bytes_of, memory_bytes
-from evalkit.training.settings import Training
 
 LONGEST = 2**31 - 1
 """Positions are 32-bit integers."""
@@ -40,13 +39,13 @@ def refuse_too_large(needs: Iterator[Need]) -> None:
             )
 
 
-def of_training(config: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[Need]:
+def of_training(experiment: Experiment) -> Iterator[Need]:
     """The tokens of a batch, of one sequence the input of each block and the logits, parameters and their moments.
 
-    `config` is the plain configuration and `built` its parts. Only what is certainly held at once is counted.
+    Only what is certainly held at once is counted.
     """
-    training, model, task = built["train"], built["model"], built["task"]
-    if not isinstance(training, Training) or model is None:
+    config, training, model, task = experiment.config, experiment.train, experiment.model, experiment.task
+    if training is None or model is None:
         return
     length, batch = task.length, training.batch_size
     refuse_beyond_positions("task.length", length)
@@ -66,13 +65,12 @@ def of_training(config: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator
     yield Need(f"train.batch_size={batch}", tokens, f"its tokens at length {length:,}", "give a smaller one")
 
 
-def of_evaluation(built: Mapping[str, Any]) -> Iterator[Need]:
+def of_evaluation(experiment: Experiment) -> Iterator[Need]:
     """The tokens of a batch and the caches of its rows, of an evaluation that is streamed."""
-    evaluation: Evaluation = built["eval"]
-    for setting, rows, length in evaluation.held():
+    for setting, rows, length in experiment.eval.held():
         refuse_beyond_positions(f"eval.{setting}", length)
         tokens = TOKEN_BYTES * rows * length
-        cache = 0 if built["model"] is None else built["model"].cache_bytes(rows, length)
+        cache = 0 if experiment.model is None else experiment.model.cache_bytes(rows, length)
         of = f"the tokens of {rows:,} sequences, {_shown(tokens)}, and their caches, {_shown(cache)}"
         many = f"{rows:,} sequences of {length:,} tokens (eval.{setting})"
         yield Need(many, tokens + cache, of, f"give a shorter length in eval.{setting}, or fewer in eval.batch_size")

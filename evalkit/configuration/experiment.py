@@ -1,31 +1,28 @@
 """What a run is: one configuration, held to the constructors that it names, and everything that it builds."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import jax
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from evalkit.checks import one_of
-from evalkit.configuration import capacity, catalogue, composition
-from evalkit.configuration.composition import Composed, Words
-from evalkit.configuration.schema import constructor, locate, unknown, verify
+from evalkit.configuration import composition
+from evalkit.configuration.composition import Words
+from evalkit.configuration.schema import constructor, locate, verify
 from evalkit.core import trust
 from evalkit.core.batches import feed_of, refuse_no_task
 from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Sink, Task
 from evalkit.core.credentials import secret_of
 from evalkit.core.errors import UserError, first_line, place_of
-from evalkit.core.rows import record_file
 from evalkit.parallel.layouts import connection
 from evalkit.parallel.layouts.sizes import sizes_of
 from evalkit.tasks.text import Text
-from evalkit.training.optimizer import COSINE, SCHEDULES
 from evalkit.training.passing import check_bounded
 from evalkit.training.settings import Training
 from evalkit.training.state import EVALUATED
@@ -185,84 +182,8 @@ SETTINGS = {name: annotation for name, annotation in get_type_hints(Experiment).
 """The keys of a configuration's first level."""
 
 
-def compose(words: Words) -> Composed:
-    """The configuration of one run, its keys and types checked; raises UserError with one line."""
-    parsed = composition.parse(words)
-    composed = composition.compose(parsed)
-    for name in composed.config:
-        if name not in SETTINGS:
-            raise UserError(unknown(str(name), [*SETTINGS, *composition.paths(composed.base)]))
-    _refuse_missing(composed)
-    admit(composed.config, composition.trusted(parsed))
-    hold(composed.config, composed.base)
-    _refuse_typed(composed)
-    plain = composition.plain(composed.config)  # resuming and evaluating need not be told again
-    trust.remember(trust.strangers(plain).values())
-    trust.remember_folders(written(plain))
-    return composed
-
-
-def built(words: Words) -> Experiment:
-    """What `words` describe, built; raises UserError with one line."""
-    return held_experiment(compose(words).config)
-
-
-def prepared(composed: Composed) -> Experiment:
-    """Builds what `composed` describes and reads its texts; raises UserError before anything is written."""
-    built = held_experiment(composed.config)
-    if built.checkpoint is None:
-        built.feed.prepare()
-    return built
-
-
-def refuse_used(folder: Path) -> None:
-    """Raises UserError if `folder` is a run's already."""
-    if record_file(folder) is not None:
-        raise UserError(
-            f"{folder} holds a run already; go on with it by resume={folder}, or give another hydra.run.dir"
-        )
-
-
-def experiment(config: DictConfig) -> Experiment:
+def assembled(plain: dict[str, Any]) -> Experiment:
     """Builds everything; raises UserError with the constructor's own message and the key's path."""
-    return _assembled(*_parts(config))
-
-
-def held_experiment(config: DictConfig) -> Experiment:
-    """As `experiment`, of what is to be run here: raises UserError for what this machine cannot hold, too."""
-    plain, built = _parts(config)
-    capacity.refuse_too_large(capacity.of_training(plain, built))
-    _refuse_large_caches(plain, built)
-    experiment = _assembled(plain, built)
-    refuse_rare_looks(experiment)
-    return experiment
-
-
-def refuse_rare_looks(experiment: Experiment) -> None:
-    """Raises UserError for looks while training at steps where no model is validated; a finished run may have them."""
-    try:
-        if experiment.train is not None:
-            experiment.eval.check_looks(experiment.train.eval_every)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-def evaluated_experiment(config: DictConfig) -> Experiment:
-    """As `held_experiment`, of a run that was trained already, maybe on a larger machine."""
-    plain, built = _parts(config)
-    _refuse_large_caches(plain, built)
-    return _assembled(plain, built)
-
-
-def _refuse_large_caches(plain: Mapping[str, Any], built: Mapping[str, Any]) -> None:
-    """Raises UserError for an evaluation that needs more memory, and for a mixer's `init_cache` that fails."""
-    with explained(plain["model"] or {}, "model"):
-        capacity.refuse_too_large(capacity.of_evaluation(built))
-
-
-def _parts(config: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The plain configuration, and what its parts describe."""
-    plain = composition.plain(config)
     missing = [name for name in SETTINGS if name not in plain]
     if missing:
         raise UserError(f"{missing[0]} is missing from the configuration; leave ~{missing[0]} out")
@@ -270,15 +191,8 @@ def _parts(config: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         if plain["train"] is not None:
             refuse_no_task(built["task"])
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    built["model"] = _model(plain, built["task"])
-    built["sinks"] = {name: build(plain["sinks"], name, "sinks.") for name in plain["sinks"]}
-    return plain, built
-
-
-def _assembled(plain: dict[str, Any], built: Mapping[str, Any]) -> Experiment:
-    try:
+        built["model"] = _model(plain, built["task"])
+        built["sinks"] = {name: build(plain["sinks"], name, "sinks.") for name in plain["sinks"]}
         return Experiment(**{**plain, **built}, config=plain)
     except (ValueError, OverflowError) as error:
         raise UserError(str(error)) from error
@@ -319,22 +233,21 @@ def _locate_all(node: Mapping[str, Any], path: str) -> None:
         constructor(found, key)
 
 
-def admit(config: DictConfig, packages: Sequence[str], where: str = "") -> None:
-    """Raises UserError for code of a package that the user did not name, and for a key or token.
+def admitted(plain: Mapping[str, Any], packages: Iterable[str], where: str = "") -> list[str]:
+    """The packages whose code a plain configuration runs, and those that the user named: its `allow_targets`.
 
-    `allow_targets` then says what is run.
-
-    Whatever a saved configuration says of `allow_targets` counts for nothing.
+    Raises UserError for code of a package that the user did not name, and for a key or token. What a saved
+    configuration says of `allow_targets` itself counts for nothing.
     """
-    plain = composition.plain(config)
-    trust.refuse_unnamed(plain, packages, where)
+    named = frozenset(packages)
+    trust.refuse_unnamed(plain, named, where)
     secret = secret_of(plain)
     if secret is not None:
         raise UserError(
             f"{where}{secret} has a key or token in it, and a configuration is written into the run's folder and its "
             "report; leave it out, and give the key by wandb login, hf auth login or its variable"
         )
-    config[composition.ALLOW] = sorted({*packages, *map(trust.package_of, trust.strangers(plain).values())})
+    return sorted(named.union(map(trust.package_of, trust.strangers(plain).values())))
 
 
 def written(config: Mapping[str, Any]) -> dict[str, str]:
@@ -342,11 +255,6 @@ def written(config: Mapping[str, Any]) -> dict[str, str]:
     settings = (("wandb", "dir"), ("task", "cache"))
     found = {f"{part}.{name}": config[part].get(name) for part, name in settings if isinstance(config[part], Mapping)}
     return {key: folder for key, folder in found.items() if folder is not None}
-
-
-def hold(config: DictConfig, base: Mapping[str, Any]) -> None:
-    """Holds every key and type to the constructors; `base` is the configuration before what the user typed."""
-    verify(composition.plain(config), base, SETTINGS)
 
 
 def _model(plain: Mapping[str, Any], task: Any) -> LanguageModel | None:
@@ -366,48 +274,6 @@ def model_of(node: Mapping[str, Any], vocab_size: int) -> LanguageModel:
         constructor(mixer if isinstance(mixer, Mapping) else {}, f"model.mixers.{name}")
     with explained(node, "model"):
         return instantiate(node, _convert_="all")(vocab_size=vocab_size)
-
-
-def _refuse_missing(composed: Composed) -> None:
-    """Raises UserError for a run without a task or a model, or of a figure whose protocol chose no recipe for it."""
-    config, choices = composed.config, composed.choices
-    own = next((Path(str(place)[7:]) for place in composed.hydra["searchpath"]), None)
-    for group in ("task", "model") if not OmegaConf.select(config, "checkpoint") else ():
-        if choices.get(group) is None:
-            allowed = " or ".join(f"{group}={name}" for name in catalogue.options(group, own))
-            raise UserError(f"{group} is missing; give {allowed}")
-
-
-def _refuse_typed(composed: Composed) -> None:
-    """Raises UserError for a setting of training that the user gave and that has no effect beside the others.
-
-    A recipe's serves shorter trainings and tasks too, and gives way to them.
-    """
-    task, train = (composition.plain(composed.config).get(name) or {} for name in ("task", "train"))
-    warmup, steps = train.get("warmup_steps", 0), train.get("steps", 0)
-    if "train.warmup_steps" in composed.typed and warmup > steps:
-        raise UserError(f"train.warmup_steps={warmup}, but training ends at train.steps={steps}; give fewer, or 0")
-    for name in ("b1", "b2") if not isinstance(train.get("optimizer", ""), str) else ():
-        if f"train.{name}" in composed.typed:
-            raise UserError(f"train.{name} is AdamW's; give train.optimizer.{name}, or what it is called there")
-    kind, before = train.get("schedule"), (composed.base.get("train") or {}).get("final_fraction")
-    if train.get("final_fraction") != before and kind in SCHEDULES and kind != COSINE:
-        raise UserError(
-            f"train.final_fraction is where a cosine ends, but train.schedule={kind}; give train.schedule={COSINE}"
-        )
-    lengths, longest = train.get("lengths"), task.get("length")
-    if "train.lengths" in composed.typed and lengths and len(lengths) == 2 and lengths[1] != longest:
-        raise UserError(
-            f"train.lengths={lengths}, but the longest is task.length={longest}; allowed: "
-            f"'train.lengths=[SHORTEST,{longest}]', or another task.length"
-        )
-    if "train.curriculum" in composed.typed:
-        for stage in train["curriculum"]:
-            if stage.get("length", 0) >= task.get("length", float("inf")):
-                raise UserError(
-                    f"train.curriculum has a stage of length={stage['length']}, but task.length={task['length']}; "
-                    "stages come before it, so give shorter ones"
-                )
 
 
 @contextmanager

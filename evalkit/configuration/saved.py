@@ -1,6 +1,6 @@
 """A run's saved `config.yaml`: writing it, reading it, and what may be changed of it when the run goes on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,22 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import AliasEvent, YAMLError
 
 from evalkit.configuration import composition
-from evalkit.configuration.composition import ALLOW, NAMES, SEARCHPATH, Words
-from evalkit.configuration.experiment import (
-    SETTINGS,
-    Experiment,
-    admit,
-    build,
-    evaluated_experiment,
-    experiment,
-    hold,
-)
+from evalkit.configuration.complete import completed
+from evalkit.configuration.composition import ALLOW, NAMES, SEARCHPATH
+from evalkit.configuration.experiment import SETTINGS, Experiment, admitted, build
+from evalkit.configuration.schema import verify
 from evalkit.core import studies, trust
 from evalkit.core.errors import UserError, first_line
 from evalkit.core.moved import renamed
 from evalkit.disk.files import write_whole
 
+FILE = "config.yaml"
 RESUMABLE = ("log", "sinks", "wandb", "eval", "train.steps", "mesh", "distributed", "format", "quiet", ALLOW)
 EVALUABLE = ("eval", "task", "data", "log", "sinks", "wandb", "format", "quiet", "parameters", ALLOW)
 """What may be changed of a run that goes on, and of one that is evaluated again."""
 
+# What decides the numbers of a run; where it logs to, and how, does not.
+DECIDING = ("task", "model", "train", "eval", "seed", "seeds", "parameters", "matmul_precision")
 PARTS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("task", "eval", "wandb", "sinks", "data", "paper", "runs", "controls", "suite"), (Mapping,)),
     **dict.fromkeys(("model", "train"), (Mapping, type(None))),
@@ -56,91 +53,81 @@ LATER: Mapping[str, Any] = {
 """Those that the configurations of older runs lack, with what they stood for."""
 
 
-def from_file(path: Path, words: Words = (), allowed: Sequence[str] = (), packages: Sequence[str] = ()) -> Experiment:
-    """The experiment of a run's saved `config.yaml`, with `words` as `changed` takes them; raises UserError.
-
-    It may be a stranger's: code of packages that are neither evalkit, nor among `packages` or those that `words`
-    name, is refused before it is imported.
-    """
-    parsed = composition.parse(words)
-    return _changed(_load(path, [*packages, *composition.trusted(parsed)]), parsed, allowed)
-
-
-def changed(config: Mapping[str, Any], words: Words, allowed: Sequence[str]) -> Experiment:
-    """The experiment of `Experiment.config`, with `words` of keys that begin with one of `allowed`.
-
-    An option that the run has already (`model=` its own model) may always be given. Raises UserError.
-    """
-    return _changed(DictConfig(dict(config)), composition.parse(words), allowed)
-
-
 def checkpoint_of(path: Path) -> str | None:
     """The checkpoint that a saved run measured, None for a run that trained; raises UserError for what is no run."""
-    return _read(path).checkpoint
+    return _read(path)["checkpoint"]
 
 
-def plain_of(path: Path, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """A run's saved configuration as plain data, as if saved today; `packages` as `from_file`. Raises UserError."""
-    return composition.plain(_load(path, packages))
+def plain_of(path: Path, packages: Iterable[str] = ()) -> dict[str, Any]:
+    """A run's saved configuration as if saved today; raises UserError for one that would leave the run's folder.
+
+    It may have come with a stranger's run: code of packages that were not named is refused too.
+    """
+    plain = _read(path)
+    plain[ALLOW] = admitted(plain, packages, f"{path}: ")
+    for name in NAMES:
+        if plain[name] is not None and (plain[name] == ".." or Path(str(plain[name])).name != plain[name]):
+            raise UserError(f"{path}: {name}={plain[name]} is no name; mend it, so that it has no slash")
+    return plain
+
+
+def begun_with_other(run: Path, wanted: Mapping[str, Any], packages: Iterable[str]) -> str | None:
+    """The first setting that decides the numbers of the run in a folder and is another in `wanted`, a configuration.
+
+    None if there is none; a run that was given more steps stays itself. Its code may be of these `packages`. What the
+    one or the other leaves out is its constructor's default.
+    """
+    begun, new = (
+        completed({key: plain[key] for key in DECIDING}) for plain in (plain_of(run / FILE, packages), wanted)
+    )
+    steps = [(plain["train"] or {}).pop("steps", 0) for plain in (begun, new)]
+    other = [key for key in DECIDING if begun[key] != new[key]]
+    return next(iter(other), "train.steps" if steps[0] < steps[1] else None)
 
 
 def save(config: Mapping[str, Any], path: Path) -> None:
-    """Writes `Experiment.config` as the YAML that `from_file` reads; a full disk leaves an earlier one as it was."""
+    """Writes `Spec.plain` as the YAML that `plain_of` reads; a full disk leaves an earlier one as it was."""
     write_whole(path, OmegaConf.to_yaml(OmegaConf.create(dict(config))))
 
 
-def _changed(config: DictConfig, words: Sequence[Override], allowed: Sequence[str]) -> Experiment:
-    choices = {"task": config.task_name, "model": config.model_name, "preset": config.preset}
+def changed(
+    before: Mapping[str, Any], words: Sequence[Override], allowed: Sequence[str]
+) -> tuple[dict[str, Any], bool]:
+    """A run's plain configuration with these words, as `Spec.changed` takes them, and whether they set any value."""
+    choices = {"task": before["task_name"], "model": before["model_name"], "preset": before["preset"]}
     search = [word for word in words if word.key_or_group == SEARCHPATH]
-    parsed = [word for word in words if word.key_or_group not in (SEARCHPATH, ALLOW)]
-    changes = [o for o in parsed if o.key_or_group not in choices or o.value() != choices[o.key_or_group]]
-    trained_on = composition.plain(config.task)
-    config.distributed = False  # how processes were started says nothing about how they are now
-    for override in changes:
-        if override.is_hydra_override():
-            raise UserError(f"{override.input_line} is of a new run; this one has its folder: leave it out")
-    for override in filter(composition.is_choice, changes):
-        _refuse_fixed(override, choices, allowed)
-        _choose(config, override, search)
+    rest = [word for word in words if word.key_or_group not in (SEARCHPATH, ALLOW)]
+    changes = [word for word in rest if word.key_or_group not in choices or word.value() != choices[word.key_or_group]]
+    for word in changes:
+        if word.is_hydra_override():
+            raise UserError(f"{word.input_line} is of a new run; this one has its folder: leave it out")
+    # How processes were started says nothing about how they are now.
+    config = DictConfig({**before, "distributed": False})
+    for word in filter(composition.is_choice, changes):
+        _refuse_fixed(word, choices, allowed)
+        _choose(config, word, search)
     for option in composition.sinks_of(words):
         name = option.rpartition("=")[2]
         if name not in config.sinks:
             config.sinks[name] = composition.compose([option, *search]).config.sinks[name]
-    base = composition.plain(config)
-    values = [override for override in changes if not composition.is_choice(override)]
-    for override in values:
-        if override.is_delete():
-            raise UserError(f"{override.input_line!r}: give one value here, as key=value")
+    values = [word for word in changes if not composition.is_choice(word)]
+    for word in values:
+        if word.is_delete():
+            raise UserError(f"{word.input_line!r}: give one value here, as key=value")
+    base = composition.plain(config) if len(values) < len(changes) else {**before, "distributed": False}
     composition.apply(config, values)
-    if "path" in config.task and any(override.key_or_group == "data.path" for override in values):
+    if "path" in config.task and any(word.key_or_group == "data.path" for word in values):
         config.task.path = config.data.path  # as in conf/task, where the one stands for the other
-    admit(config, [*config[ALLOW], *composition.trusted(words)])
-    hold(config, base)
-    trust.remember(trust.strangers(composition.plain(config)).values())
-    for override in values:
-        _refuse_fixed(override, choices, allowed)
-    # A run of a larger machine is read on any; what is asked for anew must fit.
-    result = evaluated_experiment(config) if values else experiment(config)
-    if result.config["task"] != trained_on:
-        _refuse_other_vocabulary(trained_on, result)
-    return result
+    plain = composition.plain(config) if changes else dict(base)
+    plain[ALLOW] = admitted(plain, [*before[ALLOW], *composition.trusted(words)])
+    verify(plain, base, SETTINGS)
+    trust.remember(trust.strangers(plain).values())
+    for word in values:
+        _refuse_fixed(word, choices, allowed)
+    return plain, bool(values)
 
 
-def _load(path: Path, packages: Sequence[str]) -> DictConfig:
-    """A run's saved configuration, as if saved today; raises UserError for one that would leave the run's folder.
-
-    It may have come with a stranger's run: code of packages that were not named is refused too.
-    """
-    config = _read(path)
-    content = composition.plain(config)
-    admit(config, packages, f"{path}: ")
-    for name in NAMES:
-        if content[name] is not None and (content[name] == ".." or Path(str(content[name])).name != content[name]):
-            raise UserError(f"{path}: {name}={content[name]} is no name; mend it, so that it has no slash")
-    return config
-
-
-def _read(path: Path) -> DictConfig:
+def _read(path: Path) -> dict[str, Any]:
     """A run's saved configuration, as if saved today, whoever wrote it; raises UserError."""
     try:
         text = studies.text(path)
@@ -163,7 +150,7 @@ def _read(path: Path) -> DictConfig:
             raise UserError(f"{path}: {name} is a {type(content[name]).__name__}; it has settings, so mend it")
     if set(content["data"]) != {"path"}:
         raise UserError(f"{path}: data has {', '.join(map(str, content['data'])) or 'nothing'}; it has path alone")
-    return DictConfig(content)
+    return content
 
 
 def _refuse_aliases(text: str) -> None:
@@ -231,10 +218,11 @@ def _choose(config: DictConfig, override: Override, search: Sequence[Override]) 
         config[f"{group}_name"] = option
 
 
-def _refuse_other_vocabulary(before: Mapping[str, Any], result: Experiment) -> None:
+def refuse_other_vocabulary(before: Mapping[str, Any], experiment: Experiment) -> None:
+    """Raises UserError for a task of another vocabulary than the one `before`, on which the model was trained."""
     size = build({"task": before}, "task").vocab_size
-    if size != result.task.vocab_size:
+    if size != experiment.task.vocab_size:
         raise UserError(
-            f"task {result.task_name} has vocab_size={result.task.vocab_size}, "
+            f"task {experiment.task_name} has vocab_size={experiment.task.vocab_size}, "
             f"but this run's model was trained on {size}; choose a task of the same vocabulary"
         )

@@ -24,11 +24,6 @@ IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 COUNT_FLAG, COUNT_VARIABLE = "xla_force_host_platform_device_count", "JAX_NUM_CPU_DEVICES"
 
 
-def use_precision(name: str) -> None:
-    """Says how exact products of float32 arrays are from here on; asked for before anything is compiled."""
-    jax.config.update("jax_default_matmul_precision", name)
-
-
 def cores() -> int:
     """Returns how many CPU cores this process may use."""
     # A container or `taskset` may give a process fewer cores than the machine has; macOS cannot say.

@@ -18,7 +18,7 @@ class Interrupted(Exception):
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
-        self.exit_code = 128 + number
+        self.number = number
 
 
 class Watch:

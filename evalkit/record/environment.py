@@ -32,11 +32,16 @@ def changed_code(folder: Path, own_code: Mapping[str, str]) -> str | None:
     return f"note: {', '.join(other)} was changed since {folder} was trained" if other else None
 
 
-def describe(matmul_precision: str, own_code: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Returns the content of `environment.json`; `own_code` are the sums of the user's modules that the run names."""
+def describe(
+    matmul_precision: str, own_code: Mapping[str, str] | None = None, command: str | None = None
+) -> dict[str, Any]:
+    """Returns the content of `environment.json` for what `command` did, by default the command of this process.
+
+    `own_code` are the sums of the user's modules that the run names.
+    """
     device = jax.local_devices()[0]
     return {
-        "command": command_line(),
+        "command": command_line() if command is None else command,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": device.device_kind,

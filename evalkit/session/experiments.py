@@ -5,7 +5,7 @@ The same command again leaves finished runs alone and goes on with one that was 
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -13,9 +13,12 @@ from rich.text import Text
 
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration.account import completed
-from evalkit.configuration.experiment import Experiment, built
-from evalkit.configuration.saved import EVALUABLE, changed, from_file
+from evalkit.configuration.complete import completed as with_defaults
+from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.request import Request
+from evalkit.configuration.saved import EVALUABLE, FILE, begun_with_other, plain_of
 from evalkit.configuration.schema import unknown
+from evalkit.configuration.spec import Spec
 from evalkit.contract.experiment import hold_model, is_ours
 from evalkit.core.errors import UserError, said_of
 from evalkit.core.trust import code_of
@@ -29,7 +32,7 @@ from evalkit.session import logs, plan, run, suite
 from evalkit.session.plan import is_finished
 from evalkit.training.finite import NotFinite
 
-EVALUATE, STEP, RUN_FOLDER, DRY_RUN = "evaluate=", "step=", "hydra.run.dir=", "dry_run="
+RUN_FOLDER = "hydra.run.dir="
 GROUPS = ("runs", "controls")
 SUITE = "suite"
 
@@ -37,26 +40,29 @@ SUITE = "suite"
 class Member(NamedTuple):
     """One run of an experiment, built.
 
-    `evaluated` is the trained run that it evaluates, with `overrides`; None for a run that trains. `part` is what it
-    is of a suite, of which a final run has no learning rate before its trials are finished.
+    `evaluation` says which trained run it evaluates, and how; None for a run that trains. `part` is what it is of a
+    suite, of which a final run has no learning rate before its trials are finished.
     """
 
     group: str
     name: str
-    overrides: list[str]
-    evaluated: str | None
-    experiment: Experiment
+    spec: Spec
+    evaluation: Request | None = None
     part: suite.Part | None = None
 
+    @property
+    def experiment(self) -> Experiment:
+        """What it builds."""
+        return self.spec.experiment
 
-def main(overrides: Sequence[str]) -> int:
-    """Runs what is missing of the experiment that `overrides` name; returns 0, or the code of a run that stopped.
 
-    A list of the runs and an estimate come first; with `dry_run=true` that is all. `~runs.NAME` leaves one of them out,
+def main(typed: Sequence[str], *, dry_run: bool = False) -> int:
+    """Runs what is missing of the experiment that words name; returns 0, or the code of a run that stopped.
+
+    A list of the runs and an estimate come first; with `dry_run` that is all. `~runs.NAME` leaves one of them out,
     and `+runs.NAME=["model=…"]` adds one. A run that fails does not keep the others from running; the code is then 1.
     Raises UserError for what cannot be run, before anything is written.
     """
-    dry, typed = _dry_run(overrides)
     given = [text for text in typed if not text.lstrip("+").startswith(RUN_FOLDER)]
     folders = [str(composition.parse([text])[0].value()) for text in typed if text not in given]
     asked = suite.asked(given)
@@ -79,24 +85,15 @@ def main(overrides: Sequence[str]) -> int:
             _say_changed(folder, members, console)
             _hold_models(folder, members, console)
             plan.show([_job(folder, member) for member in members], console)
-            if not dry:
+            if not dry_run:
                 _refuse_unreadable(folder, members)
-            code = 0 if dry else _run_all(folder, members, console)
+            code = 0 if dry_run else _run_all(folder, members, console)
     except KeyboardInterrupt:  # between two runs; within one, that is saved first
         console.print(Text(again), soft_wrap=True)
         raise
     if code in STOPPED:
         console.print(Text(again), soft_wrap=True)
     return code
-
-
-def _dry_run(overrides: Sequence[str]) -> tuple[bool, list[str]]:
-    """Whether only the list is wanted, and the other words; raises UserError."""
-    asked = [text for text in overrides if text.lstrip("+").startswith(DRY_RUN)]
-    values = [composition.parse([text])[0].value() for text in asked]
-    if not all(isinstance(value, bool) for value in values):
-        raise UserError(f"{asked[-1]}; allowed: dry_run=true or dry_run=false")
-    return any(values[-1:]), [text for text in overrides if text not in asked]
 
 
 def _is_of_runs(text: str) -> bool:
@@ -142,7 +139,7 @@ def _job(folder: Path, member: Member) -> plan.Job:
     """A run of the plan; those of a cell of a suite are one line, and a step of a model is measured once."""
     target = folder / member.name
     if member.part is None:
-        return plan.Job(member.name, target, member.experiment, member.evaluated)
+        return plan.Job(member.name, target, member.experiment, member.evaluation and member.evaluation.run)
     cell = member.name.rpartition("/")[0]
     return plan.Job(member.name, target, member.experiment, None, cell, cell.split("/")[1])
 
@@ -150,28 +147,26 @@ def _job(folder: Path, member: Member) -> plan.Job:
 def _of_suite(chosen: DictConfig, asked: suite.Asked) -> list[Member]:
     """The runs of a suite, which is drawn as a whole."""
     found = suite.parts(chosen, asked)
-    return [Member(asked.suite, part.name, part.words, None, part.experiment, part) for part in found]
+    return [Member(asked.suite, part.name, part.spec, part=part) for part in found]
 
 
 def _members(chosen: DictConfig, given: Sequence[str]) -> list[Member]:
     """The runs in order, the user's own settings last in what is trained; raises UserError if there are none."""
     members: dict[str, Member] = {}
     for group, name, planned in _plans(chosen):
-        evaluated = next((text.removeprefix(EVALUATE) for text in planned if text.startswith(EVALUATE)), None)
-        own = [text for text in planned if not text.startswith(EVALUATE)]
-        if evaluated is None:
-            typed = [*own, *given]
-            with said_of(f"run {name}"):
-                members[name] = Member(group, name, typed, None, built(typed))
-            continue
-        trained = [member.name for member in members.values() if member.evaluated is None]
-        if evaluated not in trained:
-            known = ", ".join(trained)
-            raise UserError(f"{name} evaluates {evaluated}, which is not trained in this experiment: {known}")
-        settings = [text for text in own if not text.startswith(STEP)]
         with said_of(f"run {name}"):
-            experiment = changed(members[evaluated].experiment.config, settings, EVALUABLE)
-        members[name] = Member(group, name, own, evaluated, experiment)
+            request = Request.of(planned)
+            if request.verb is None:
+                members[name] = Member(group, name, suite.buildable([*planned, *given]))
+                continue
+        trained = [member.name for member in members.values() if member.evaluation is None]
+        if request.run not in trained:
+            known = ", ".join(trained)
+            raise UserError(f"{name} evaluates {request.run}, which is not trained in this experiment: {known}")
+        with said_of(f"run {name}"):
+            spec = members[request.run].spec.changed(request.settings, EVALUABLE)
+            members[name] = Member(group, name, spec, request)
+            _ = spec.experiment
     if not any(member.group == "runs" for member in members.values()):
         allowed = " or ".join(f"experiment={name}" for name in catalogue.options("experiment"))
         raise UserError(f"{' '.join(given)} names no runs; give {allowed}")
@@ -193,26 +188,26 @@ def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:
                     f"""{group}.{name}={planned}; give a list of words, such as '{group}.{name}=["model=hawk"]'"""
                 )
         plans += [(group, str(name), planned) for name, planned in named.items()]
-    return sorted(plans, key=lambda found: any(text.startswith(EVALUATE) for text in found[2]))
+    return sorted(plans, key=lambda found: Request.of(found[2]).verb is not None)
 
 
 def _refuse_begun_otherwise(folder: Path, member: Member) -> None:
     """Raises UserError for a run that was begun in `folder` with other settings."""
-    path = folder / member.name / "config.yaml"
-    if path.is_file():
-        wanted, packages = run.deciding(member.experiment), member.experiment.allow_targets
-        if member.part is not None and member.part.trials:
-            begun = from_file(path, packages=packages)
-            wanted["train"]["learning_rate"] = run.deciding(begun)["train"]["learning_rate"]
-        other = run.begun_with_other(path.parent, wanted, packages)
+    target = folder / member.name
+    if (target / FILE).is_file():
+        wanted = member.spec.plain
+        if member.part is not None and member.part.trials:  # its rate is not chosen yet
+            rate = _rate(plain_of(target / FILE, member.spec.packages))
+            wanted = {**wanted, "train": {**wanted["train"], "learning_rate": rate}}
+        other = begun_with_other(target, wanted, member.spec.packages)
         if other is not None:
-            raise UserError(f"{path.parent} was begun with another {other}; give another {RUN_FOLDER}FOLDER")
+            raise UserError(f"{target} was begun with another {other}; give another {RUN_FOLDER}FOLDER")
 
 
 def _say_changed(folder: Path, members: Sequence[Member], console: Console) -> None:
     """Says of the first run that is there already, and was trained with other code of the user's, that it was."""
     for member in members:
-        changed = environment.changed_code(folder / member.name, code_of(member.experiment.config))
+        changed = environment.changed_code(folder / member.name, code_of(member.spec.plain))
         if changed:
             console.print(Text(f"{changed}; remove that folder to train it anew", style="yellow"), soft_wrap=True)
             return
@@ -222,8 +217,8 @@ def _hold_models(folder: Path, members: Sequence[Member], console: Console) -> N
     """Raises BrokenPromise for a model of the user's that is wrong: it is looked at once, before hours of training."""
     looked_at = []
     for member in members:
-        model = member.experiment.config["model"]
-        left = member.evaluated is None and not is_finished(folder / member.name)
+        model = member.spec.plain["model"]
+        left = member.evaluation is None and not is_finished(folder / member.name)
         if left and not is_ours(model) and model not in looked_at:
             looked_at.append(model)
             console.print(f"looking at what model={member.experiment.model_name} promises …", highlight=False)
@@ -233,7 +228,7 @@ def _hold_models(folder: Path, members: Sequence[Member], console: Console) -> N
 def _refuse_unreadable(folder: Path, members: Sequence[Member]) -> None:
     """Raises UserError if the data of the first run to do is not there: all runs read the same as a rule."""
     for member in members:
-        if member.evaluated is None and not is_finished(folder / member.name):
+        if member.evaluation is None and not is_finished(folder / member.name):
             member.experiment.feed.prepare()
             return
 
@@ -246,28 +241,34 @@ def _do(folder: Path, member: Member) -> int:
     target = folder / member.name
     if member.part is not None and not member.part.trials:
         try:
-            return 0 if suite.is_done(target) else _train(member.experiment, target)
+            return 0 if suite.is_done(target) else _train(member.spec.at(target))
         except NotFinite as error:
             suite.give_up(target, error)
             raise
     if member.part is not None:
-        chosen = suite.at_chosen_rate(folder, member.part).experiment
-        _refuse_other_rate(target, chosen)
-        return 0 if is_finished(target) else _train(chosen, target)
+        chosen = suite.at_chosen_rate(folder, member.part).spec.at(target)
+        _refuse_other_rate(chosen)
+        return 0 if is_finished(target) else _train(chosen)
     if is_finished(target):
         return 0
-    if member.evaluated is not None:
-        if not is_finished(folder / member.evaluated):
-            raise UserError(f"it evaluates {member.evaluated}, which is not finished; give the same command again")
-        return run.evaluate(folder / member.evaluated, member.overrides, target)
-    return _train(member.experiment, target)
+    if member.evaluation is None:
+        return _train(member.spec.at(target))
+    step, trained = member.evaluation.step, folder / member.evaluation.run
+    if not is_finished(trained):
+        raise UserError(f"it evaluates {trained.name}, which is not finished; give the same command again")
+    spec = Spec.saved(trained, member.evaluation.settings, allowed=EVALUABLE)
+    return run.evaluate(spec, step, target).shown(spec.plain["format"])
 
 
-def _refuse_other_rate(target: Path, chosen: Experiment) -> None:
+def _rate(plain: Mapping[str, Any]) -> float:
+    return with_defaults(plain["train"])["learning_rate"]
+
+
+def _refuse_other_rate(chosen: Spec) -> None:
     """Raises UserError for a final run that was begun at another rate than its trials choose now."""
-    if (target / "config.yaml").is_file():
-        before = from_file(target / "config.yaml", packages=chosen.allow_targets)
-        begun, wanted = (of.trained[1].learning_rate for of in (before, chosen))
+    target = chosen.folder
+    if (target / FILE).is_file():
+        begun, wanted = _rate(plain_of(target / FILE, chosen.packages)), _rate(chosen.plain)
         if begun != wanted:
             raise UserError(
                 f"{target} was begun at the rate {begun:g}, and its trials choose {wanted:g} now; "
@@ -275,12 +276,13 @@ def _refuse_other_rate(target: Path, chosen: Experiment) -> None:
             )
 
 
-def _train(experiment: Experiment, target: Path) -> int:
-    """Trains in `target`, or goes on with what was begun there; returns the exit code."""
-    if (target / "config.yaml").is_file():
-        return run.resume(target, [], experiment.allow_targets)
-    experiment.feed.prepare()
-    return run.start(experiment, target)
+def _train(spec: Spec) -> int:
+    """Trains in the run's folder, or goes on with what was begun there; returns the exit code."""
+    if (spec.folder / FILE).is_file():
+        outcome = run.resume(Spec.saved(spec.folder, packages=spec.packages))
+    else:
+        outcome = run.start(spec)
+    return outcome.shown(spec.plain["format"])
 
 
 def _draw(folder: Path, members: Sequence[Member], console: Console) -> None:

@@ -1,14 +1,33 @@
-"""What is logged: warnings to the console, each once, and everything to a run's `evalkit.log`."""
+"""What is logged: warnings to the console, each once, and everything to a run's `evalkit.log`.
+
+Runs in several threads log at once, each what its own thread says.
+"""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from threading import Lock
 
 from rich.console import Console
 from rich.logging import RichHandler
 
 from evalkit.core.credentials import masked
+
+_OWN: ContextVar[object] = ContextVar("the block of `shown` in which a record is logged", default=None)
+_CHANGING = Lock()
+
+
+class _Own(logging.Filter):
+    """Lets pass what is logged in this block, and what threads of libraries log, which are in none."""
+
+    def __init__(self, block: object) -> None:
+        super().__init__()
+        self._block = block
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return _OWN.get() in (None, self._block)
 
 
 class _Once(logging.Filter):
@@ -31,39 +50,66 @@ class _Masked(logging.Formatter):
         return masked(super().format(record))
 
 
+class _File(logging.FileHandler):
+    """Is silent where the disk is full: that is told once, by what could not be written."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
+class _Grave(logging.Filter):
+    """Keeps Orbax's tracebacks of what it also raises from being logged."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.CRITICAL
+
+
 @contextmanager
 def shown(console: Console) -> Iterator[None]:
     """Shows each warning once, until the block ends; within another such block, that one goes on."""
-    logger = logging.getLogger("evalkit")
-    if any(isinstance(handler, RichHandler) for handler in logger.handlers):
+    if _OWN.get() is not None:
         yield
         return
-    # Orbax logs a traceback of what it also raises.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    block = object()
     handler = RichHandler(logging.WARNING, console, show_path=False, show_time=False)
     handler.addFilter(_Once())
-    logger.addHandler(handler)
-    # A library that gives the root logger a handler would have each warning printed twice.
-    logger.propagate = False
+    absl, grave, of_block = logging.getLogger("absl"), _Grave(), _OWN.set(block)
+    absl.addFilter(grave)
     try:
-        yield
+        with _added(handler, block):
+            yield
     finally:
-        logger.removeHandler(handler)
-        logger.propagate = True
+        absl.removeFilter(grave)
+        _OWN.reset(of_block)
 
 
 @contextmanager
 def kept(file: Path) -> Iterator[None]:
-    """Appends to `file` what is logged in the block."""
-    # A full disk is told once, by what could not be written; the log itself must not add its own tracebacks.
-    logging.raiseExceptions = False
-    logger = logging.getLogger("evalkit")
-    logger.setLevel(logging.INFO)
-    handler = logging.FileHandler(file, encoding="utf-8")
+    """Appends to `file` what is logged in the block of `shown` around this one."""
+    handler = _File(file, encoding="utf-8")
     handler.setFormatter(_Masked("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logger.addHandler(handler)
+    try:
+        with _added(handler, _OWN.get()):
+            yield
+    finally:
+        handler.close()
+
+
+@contextmanager
+def _added(handler: logging.Handler, block: object) -> Iterator[None]:
+    """The handler gets what is logged in this block; the logger is as it was once its last handler of ours goes."""
+    logger = logging.getLogger("evalkit")
+    handler.addFilter(_Own(block))
+    with _CHANGING:
+        logger.addHandler(handler)
+        # A library that gives the root logger a handler would have each warning printed twice.
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        handler.close()
+        with _CHANGING:
+            logger.removeHandler(handler)
+            if not any(isinstance(other, RichHandler | _File) for other in logger.handlers):
+                logger.propagate = True
+                logger.setLevel(logging.NOTSET)

@@ -110,8 +110,11 @@ def _seconds_taken(job: Job) -> float | None:
 
 def _seconds_measured(experiment: Experiment) -> float:
     """Seconds a token of a few steps at the training length."""
-    jax.config.update("jax_default_matmul_precision", experiment.matmul_precision)
-    trainer = trainer_of(experiment)
+    with jax.default_matmul_precision(experiment.matmul_precision):
+        return _seconds_a_token(trainer_of(experiment), experiment)
+
+
+def _seconds_a_token(trainer: Trainer, experiment: Experiment) -> float:
     stage = trainer.training.stages(experiment.task.length)[-1]
     state, first = trainer.init(), 1
     state = _advanced(trainer, state, stage, first)

@@ -1,236 +1,130 @@
 """One run: start it, go on with it, evaluate it again.
 
-Its life: the experiment is built; what cannot be is refused; the folder is described; a session trains, evaluates and
-reports. A run on a checkpoint is the same without training.
+Its life: it is built; gates refuse what cannot be; the folder is described; a session trains, evaluates and reports.
+A run on a checkpoint is the same without training.
 """
 
 import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import jax
 from rich.console import Console
 
 from evalkit.checkpoints import archives
-from evalkit.checkpoints.archives import is_archive
-from evalkit.checkpoints.loading import restore, trainer_of
-from evalkit.configuration.composition import typed
-from evalkit.configuration.experiment import Experiment, refuse_rare_looks, refuse_used, written
+from evalkit.checkpoints.loading import restore
 from evalkit.configuration.notes import notes_of
-from evalkit.configuration.saved import EVALUABLE, RESUMABLE, from_file, save
+from evalkit.configuration.saved import FILE, begun_with_other, save
+from evalkit.configuration.spec import Spec
 from evalkit.contract.experiment import hold
 from evalkit.core.contracts import Trained, Verdict
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import Record, offset_after, read, record_file
-from evalkit.core.trust import code_of, refuse_elsewhere
-from evalkit.parallel import devices, peers
-from evalkit.parallel.layouts import connection
+from evalkit.core.trust import code_of
+from evalkit.parallel import peers
 from evalkit.record import environment, history
 from evalkit.record.files import RESULTS
-from evalkit.record.history import Work, pasteable
+from evalkit.record.history import Work
 from evalkit.record.progress import EvaluationProgress
 from evalkit.reports.writer import say
-from evalkit.session import subjects
+from evalkit.session import gates, subjects
+from evalkit.session.gates import Launch, passed
 from evalkit.session.hints import after_evaluation, near, next_commands, resume_hint
 from evalkit.session.lock import alone
 from evalkit.session.loop import train
-from evalkit.session.session import Session, console_of
-from evalkit.session.space import refuse_full
+from evalkit.session.outcome import Outcome
+from evalkit.session.session import Session
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.state import TrainState, params_of
-from evalkit.training.trainer import Trainer
 
 EARLIER = "before"
 """Where the folder of a run that was trained further keeps what it was."""
 AGAIN = "give the same command again"
-# What decides the numbers of a run; where it logs to, and how, does not.
-DECIDING = ("task", "model", "train", "eval", "seed", "seeds", "parameters", "matmul_precision")
 
 
-def start(experiment: Experiment, folder: Path) -> int:
-    """Trains, evaluates and reports in `folder`; returns the exit code (after a signal 128 and its number).
+def start(spec: Spec) -> Outcome:
+    """Trains, evaluates and reports in `spec.folder`.
 
     Raises BrokenPromise, before anything is written, for a task, a model or an evaluation that does not keep one.
     """
-    connection.refuse_unconnected(experiment.distributed)
-    experiment = _heard(experiment)
-    devices.use_precision(experiment.matmul_precision)
-    if experiment.checkpoint is not None:
-        opened = subjects.open_checkpoint(experiment)
-        with alone(folder):
-            return _on_checkpoint(experiment, folder, opened, None)
-    connection.refuse_unshared(folder)
-    _announce(experiment, folder)
-    trainer = trainer_of(experiment)
-    refuse_full(folder, trainer)
-    began = time.perf_counter()
-    state = _fresh(experiment, trainer)
-    compilation = time.perf_counter() - began
-    with peers.room(folder) as own, alone(own), closing(Checkpoints(folder, trainer.training.keep_every)) as kept:
-        return _trained(experiment, own, trainer, kept, state, {"compilation": compilation})
-
-
-def resume(folder: Path, overrides: Sequence[str], packages: Sequence[str] = ()) -> int:
-    """Goes on exactly where the run in `folder` stopped, with its own config; a finished run stays as it is.
-
-    More `train.steps` than before train a finished run further. Its code may be of these `packages`, which the user has
-    named. Raises UserError if it cannot go on.
-    """
-    experiment = _heard(from_file(folder / "config.yaml", overrides, RESUMABLE, packages))
-    connection.refuse_unconnected(experiment.distributed)
-    refuse_elsewhere(folder, written(experiment.config), typed(overrides))
-    devices.use_precision(experiment.matmul_precision)
-    if experiment.checkpoint is None and is_archive(folder):
-        raise UserError(f"{folder} is an archive, which has no checkpoint to go on from; give the run itself")
-    with peers.room(folder) as own, alone(own):
+    launch = Launch(spec.at(spec.folder.absolute()))
+    experiment, folder = launch.experiment, launch.folder
+    with jax.default_matmul_precision(experiment.matmul_precision):
+        passed(gates.BEFORE_START, launch)
         if experiment.checkpoint is not None:
-            if peers.several():
-                raise UserError(f"{folder} measures a checkpoint, which is one process's; leave distributed= out")
-            return _resume_on_checkpoint(experiment, folder, overrides)
-        connection.refuse_unshared(folder)
-        _refuse_less(experiment, folder)
-        finished = (folder / RESULTS).is_file() and not _has_more_steps(experiment, folder)
-        if peers.agreed(RESULTS if finished else ""):
-            _refuse_other_evaluation(experiment, folder, overrides)
-            return _say_finished(experiment, folder) if peers.first() else 0
-        return _go_on(experiment, folder, own)
+            opened = subjects.open_checkpoint(experiment)
+            with alone(folder):
+                return _on_checkpoint(launch, opened, None)
+        _announce(launch)
+        began = time.perf_counter()
+        state = _fresh(launch)
+        timing = {"compilation": time.perf_counter() - began}
+        with peers.room(folder) as own, alone(own), closing(_checkpoints(launch)) as kept:
+            return _trained(launch, own, kept, state, timing)
 
 
-def _heard(experiment: Experiment) -> Experiment:
-    """As this process runs it: of several, only the first one shows anything, and gives it to sinks.
+def resume(spec: Spec) -> Outcome:
+    """Goes on exactly where the run in `spec.folder` stopped; a finished run stays as it is.
 
-    Raises UserError for a sink that this machine lacks something for.
+    More `train.steps` than before train a finished run further. Raises UserError if it cannot go on.
     """
-    if not peers.first():
-        return replace(experiment, quiet=True, format="text", log=())
-    for sink in experiment.outlets.values():
-        sink.check()
-    return experiment
+    launch = Launch(spec)
+    experiment, folder = launch.experiment, launch.folder
+    with jax.default_matmul_precision(experiment.matmul_precision):
+        passed(gates.BEFORE_RESUME, launch)
+        with peers.room(folder) as own, alone(own):
+            passed(gates.WHILE_ALONE, launch)
+            if peers.agreed(RESULTS if launch.is_finished else ""):
+                gates.refuse_other_evaluation(launch)
+                return _finished(launch) if peers.first() else Outcome(folder)
+            if experiment.checkpoint is None:
+                return _go_on(launch, own)
+            opened = subjects.open_checkpoint(experiment)
+            return _on_checkpoint(launch, opened, read(folder) if record_file(folder) else None)
 
 
-def start_or_resume(experiment: Experiment, folder: Path) -> int:
-    """Starts a run, or goes on with it where an earlier process of the same job had begun; returns the exit code.
+def start_or_resume(spec: Spec) -> Outcome:
+    """Starts a run, or goes on with it where an earlier process of the same job had begun.
 
     A finished run stays as it is. Raises UserError where the folder holds a run with other settings.
     """
-    if not (folder / "config.yaml").is_file():
-        refuse_used(folder)
-        return start(experiment, folder)
-    packages = experiment.allow_targets
-    other = begun_with_other(folder, deciding(experiment), packages)
+    if not (spec.folder / FILE).is_file():
+        return start(spec)
+    other = begun_with_other(spec.folder, spec.plain, spec.packages)
     if other is not None:
-        raise UserError(f"{folder} was begun with another {other}; give another hydra.sweep.dir or hydra.sweep.subdir")
-    return resume(folder, [], packages)
-
-
-def deciding(experiment: Experiment) -> dict[str, Any]:
-    """What decides the numbers of a run; its training with the settings that older runs did not have yet."""
-    _, training = experiment.trained
-    return {**{key: experiment.config[key] for key in DECIDING}, "train": asdict(training)}
-
-
-def begun_with_other(folder: Path, wanted: Mapping[str, Any], packages: Sequence[str]) -> str | None:
-    """The first setting that the run in `folder` was begun with and that is another in `wanted`, as of `deciding`.
-
-    None if there is none; a run that was given more steps stays itself. Its code may be of these `packages`.
-    """
-    begun, steps = deciding(from_file(folder / "config.yaml", packages=packages)), wanted["train"]["steps"]
-    fewer, begun["train"]["steps"] = begun["train"]["steps"] < steps, steps
-    other = [key for key in DECIDING if begun[key] != wanted[key]]
-    return next(iter(other), "train.steps" if fewer else None)
-
-
-def evaluate(folder: Path, overrides: Sequence[str], target: Path | None = None) -> int:
-    """Evaluates the run in `folder` again, without training, into `target`, by default `folder/evaluate/<time>`.
-
-    `step=` among the overrides takes a checkpoint that was kept; else the newest.
-    """
-    at = [text.removeprefix("step=") for text in overrides if text.startswith("step=")]
-    if len(at) > 1 or not all(text.isdecimal() for text in at):
-        raise UserError(f"step={', '.join(at)}; give one number of training steps, or leave step= out for the newest")
-    rest = [text for text in overrides if not text.startswith("step=")]
-    experiment = _heard(from_file(folder / "config.yaml", rest, EVALUABLE))
-    refuse_elsewhere(folder, written(experiment.config), typed(rest))
-    devices.use_precision(experiment.matmul_precision)
-    if experiment.checkpoint is not None:
-        raise UserError(f"{folder} was measured on a checkpoint; give task= and checkpoint= again")
-    feed = experiment.feed
-    feed.prepare()
-    unknown = _refuse_trained_on(experiment, folder)
-    state, step = restore(experiment, folder, int(at[0]) if at else None)
-    target = target or new_evaluation(folder)
-    with alone(target):
-        _describe(experiment, target)
-        history.add(target, Work(history.command_line()), before=history.read(folder))
-        following = after_evaluation(folder, target)
-        with Session(experiment, target, offset=0, resume_hint=AGAIN, next_commands=following) as session:
-            for note in (unknown, environment.changed_code(folder, code_of(experiment.config))):
-                if note:
-                    session.say(note)
-
-            def work() -> Verdict:
-                _announce(experiment, target)
-                session.begin(subjects.header(session, subjects.of_state(session, state, step)))
-                return _measure_state(session, state, step)
-
-            return session.guard(work)
-
-
-def _refuse_less(experiment: Experiment, folder: Path) -> None:
-    """Raises UserError for fewer steps than are done, and for a folder in which nothing was ever trained."""
-    _, training = experiment.trained
-    if any(work.step is None for work in history.read(folder)[-1:]):
         raise UserError(
-            f"{folder} is an evaluation, which has no training to go on with; evaluate the run itself again"
+            f"{spec.folder} was begun with another {other}; give another hydra.sweep.dir or hydra.sweep.subdir"
         )
-    with closing(Checkpoints(folder)) as checkpoints:
-        done = checkpoints.latest or 0
-    if done > training.steps:
-        raise UserError(f"train.steps={training.steps}, but {folder} is at step {done}; give at least {done}")
+    return resume(Spec.saved(spec.folder, packages=spec.packages, command=spec.command))
 
 
-def _has_more_steps(experiment: Experiment, folder: Path) -> bool:
-    """Whether it is to train further than its folder says."""
-    before = from_file(folder / "config.yaml", packages=experiment.allow_targets)
-    (_, now), (_, then) = experiment.trained, before.trained
-    return now.steps > then.steps
+def evaluate(spec: Spec, step: int | None = None, target: Path | None = None) -> Outcome:
+    """Evaluates the run in `spec.folder` again, without training, into `target`, by default `<run>/evaluate/<time>`.
 
+    `step` takes a checkpoint that was kept; else the newest.
+    """
+    launch = Launch(spec)
+    experiment, run = launch.experiment, launch.folder
+    with jax.default_matmul_precision(experiment.matmul_precision):
+        passed(gates.BEFORE_EVALUATION, launch)
+        unknown = gates.refuse_trained_on(launch)
+        state, step = restore(experiment, run, step)
+        folder = new_evaluation(run) if target is None else target
+        with alone(folder):
+            _describe(launch, folder)
+            history.add(folder, Work(spec.command), before=history.read(run))
+            with _session(launch, folder, 0, AGAIN, after_evaluation(run, folder)) as session:
+                session.say(*filter(None, (unknown, _changed_code(launch))))
 
-def _refuse_other_evaluation(experiment: Experiment, folder: Path, overrides: Sequence[str]) -> None:
-    """Raises UserError if a finished run is to be measured otherwise: its results stay what they are."""
-    before = from_file(folder / "config.yaml", packages=experiment.allow_targets)
-    if experiment.config["eval"] != before.config["eval"]:
-        settings = [text for text in overrides if not text.startswith("train.")]
-        command = pasteable("evaluate", str(near(folder)), *settings)
-        raise UserError(f"{folder} is finished, and its results stay; for other ones give {command}")
+                def work() -> Verdict:
+                    _announce(launch, folder)
+                    session.begin(subjects.header(session, subjects.of_state(session, state, step)))
+                    return _measure_state(session, state, step)
 
-
-def _say_finished(experiment: Experiment, folder: Path) -> int:
-    """Says that nothing is left to do; with format=json its numbers are the last line of the output, as of any run."""
-    machine = experiment.format == "json"
-    console = Console(stderr=machine)
-    for line in (f"{folder} is finished: nothing is left to do", *next_commands(experiment, folder)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if machine:
-        summary = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-        print(json.dumps({**summary, "folder": str(folder)}, allow_nan=False))
-    return 0
-
-
-def _resume_on_checkpoint(experiment: Experiment, folder: Path, overrides: Sequence[str]) -> int:
-    """Goes on with an evaluation of a checkpoint, whose settings stay."""
-    fixed = [text for text in overrides if text.startswith(("eval", "train"))]
-    if fixed:
-        raise UserError(f"{fixed[0]!r}: an evaluation goes on with its own settings; leave it out")
-    if (folder / RESULTS).is_file():
-        return _say_finished(experiment, folder)
-    opened = subjects.open_checkpoint(experiment)
-    return _on_checkpoint(experiment, folder, opened, read(folder) if record_file(folder) else None)
+                return session.guard(work)
 
 
 def new_evaluation(run: Path) -> Path:
@@ -238,81 +132,80 @@ def new_evaluation(run: Path) -> Path:
     return run / "evaluate" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
 
 
-def _fresh(experiment: Experiment, trainer: Trainer) -> TrainState:
+def _finished(launch: Launch) -> Outcome:
+    """Says that nothing is left to do."""
+    console = Console(stderr=launch.experiment.format == "json")
+    for line in (f"{launch.folder} is finished: nothing is left to do", *_next_commands(launch)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return Outcome(launch.folder, json.loads((launch.folder / RESULTS).read_text(encoding="utf-8")))
+
+
+def _fresh(launch: Launch) -> TrainState:
     """Where training begins; raises BrokenPromise while its program is still being compiled."""
+    experiment = launch.experiment
 
     def look(state: TrainState) -> None:
         hold(experiment, params_of(state, 0, experiment.parameters))
 
     try:
-        return trainer.start(look)
+        return launch.trainer.start(look)
     except UserError:
         raise
     except Exception:
-        look(trainer.init())  # which says in one line what is wrong with a model that cannot even be traced
+        look(launch.trainer.init())  # which says in one line what is wrong with a model that cannot even be traced
         raise
 
 
-def _go_on(experiment: Experiment, folder: Path, own: Path) -> int:
+def _go_on(launch: Launch, own: Path) -> Outcome:
     """Trains from the newest checkpoint, or from the beginning where there is none yet, and evaluates.
 
-    The record is written in `own`, which is `folder` for who speaks for all.
+    The record is written in `own`, which is the run's folder for who speaks for all.
     """
-    refuse_rare_looks(experiment)
-    _announce(experiment, folder)
-    changed = environment.changed_code(folder, code_of(experiment.config))
-    if changed:
-        say(console_of(experiment), changed)
-    trainer = trainer_of(experiment)
-    refuse_full(folder, trainer)
-    with closing(Checkpoints(folder, trainer.training.keep_every)) as checkpoints:
+    passed(gates.BEFORE_GOING_ON, launch)
+    _announce(launch)
+    if changed := _changed_code(launch):
+        say(launch.console, changed)
+    experiment, trainer = launch.experiment, launch.trainer
+    with closing(_checkpoints(launch)) as checkpoints:
         restored = checkpoints.restore(trainer.restorable, trainer.step.whole)
         experiment.feed.prepare()
         if restored is None:
-            return _trained(experiment, own, trainer, checkpoints, _fresh(experiment, trainer), {})
-        _refuse_other_text(experiment, folder)
+            return _trained(launch, own, checkpoints, _fresh(launch), {})
+        gates.refuse_other_text(launch)
         hold(experiment, params_of(restored.state, 0, experiment.parameters))
         checkpoints.retire(restored.step)  # a kill may have come between the last one and this
-        if peers.agreed(RESULTS if (folder / RESULTS).is_file() else ""):
-            _keep_finished(experiment, folder, restored)
-        return _trained(experiment, own, trainer, checkpoints, restored, {})
+        if peers.agreed(RESULTS if (launch.folder / RESULTS).is_file() else ""):
+            _keep_finished(launch, restored)
+        return _trained(launch, own, checkpoints, restored, {})
 
 
-def _keep_finished(experiment: Experiment, folder: Path, restored: Restored) -> None:
+def _keep_finished(launch: Launch, restored: Restored) -> None:
     """Archives a finished run that is trained further: its results go on being what its shorter training gave."""
-    kept = folder / EARLIER / str(restored.step)
+    kept = launch.folder / EARLIER / str(restored.step)
     if not peers.agreed(EARLIER if kept.exists() else ""):
-        archives.write(kept, folder, experiment, restored.state, restored.step)
+        archives.write(kept, launch.folder, launch.experiment, restored.state, restored.step)
     peers.wait("kept")
-    say(console_of(experiment), f"what {restored.step:,} steps gave is kept in {near(kept)}")
+    say(launch.console, f"what {restored.step:,} steps gave is kept in {near(kept)}")
 
 
 def _trained(
-    experiment: Experiment,
-    folder: Path,
-    trainer: Trainer,
-    checkpoints: Checkpoints,
-    begun: Restored | TrainState,
-    timing: Mapping[str, float],
-) -> int:
+    launch: Launch, own: Path, checkpoints: Checkpoints, begun: Restored | TrainState, timing: Mapping[str, float]
+) -> Outcome:
     """Trains to the last step, and evaluates."""
     checkpoints.tidy()
     # Of an earlier end: what has results is finished. They go first, or a kill here would leave a run that has more
     # steps to do and is said to be finished.
-    (folder / RESULTS).unlink(missing_ok=True)
-    _describe(experiment, folder)
+    (own / RESULTS).unlink(missing_ok=True)
+    _describe(launch, own)
     offset, step = (begun.meta["rows"], begun.step) if isinstance(begun, Restored) else (0, 0)
-    offset = offset if peers.first() else 0
-    training = trainer.training
-    history.add(folder, Work(history.command_line(), step, training.steps, training.schedule))
+    training = launch.trainer.training
+    history.add(own, Work(launch.spec.command, step, training.steps, training.schedule))
     # Of several processes the others write elsewhere, and all go on with the one run.
-    run = checkpoints.path.parent
-    told = {"resume_hint": resume_hint(run), "next_commands": next_commands(experiment, run)}
-    with Session(experiment, folder, offset=offset, **told) as session:
+    with _session(launch, own, offset if peers.first() else 0) as session:
         session.timing.update(timing)
 
         def work() -> Verdict:
-            state = train(session, trainer, checkpoints, begun)
+            state = train(session, launch.trainer, checkpoints, begun)
             with session.timed("evaluation"):
                 return _measure_state(session, state, int(state.step[0]))
 
@@ -324,18 +217,18 @@ def _measure_state(session: Session, state: TrainState, step: int) -> Verdict:
         return _measure(session, subjects.of_state(session, state, step, progress))
 
 
-def _on_checkpoint(experiment: Experiment, folder: Path, opened: subjects.Opened, earlier: Record | None) -> int:
+def _on_checkpoint(launch: Launch, opened: subjects.Opened, earlier: Record | None) -> Outcome:
     """Evaluates a checkpoint; goes on after the whole pieces of an `earlier` attempt in the same folder."""
     kept, offset = [], 0
+    experiment, folder = launch.experiment, launch.folder
     if earlier is not None and earlier.header.identity is not None:
         if earlier.header.identity != opened.pretrained.identity:
             raise UserError(f"{experiment.checkpoint} is another model than {folder} began with; start a new run")
         kept = earlier.rows[: experiment.eval.kept(earlier.rows)]
         offset = offset_after(folder, len(kept)) if kept else 0
-    _describe(experiment, folder)
-    history.add(folder, Work(history.command_line()))
-    told = {"resume_hint": resume_hint(folder), "next_commands": next_commands(experiment, folder)}
-    with Session(experiment, folder, offset=offset, **told) as session:
+    _describe(launch, folder)
+    history.add(folder, Work(launch.spec.command))
+    with _session(launch, folder, offset) as session:
 
         def work() -> Verdict:
             with _progress(session) as progress:
@@ -352,6 +245,20 @@ def _on_checkpoint(experiment: Experiment, folder: Path, opened: subjects.Opened
         return session.guard(work)
 
 
+def _session(
+    launch: Launch, own: Path, offset: int, hint: str | None = None, following: Sequence[str] | None = None
+) -> Session:
+    """The work of this process in `own`; at its end it says what may be typed next."""
+    return Session(
+        launch.experiment,
+        own,
+        offset=offset,
+        command=launch.spec.command,
+        resume_hint=resume_hint(launch.folder) if hint is None else hint,
+        next_commands=_next_commands(launch) if following is None else following,
+    )
+
+
 def _measure(session: Session, subject: Trained) -> Verdict:
     """The configured evaluation, its rows written as they come."""
     for entry in session.experiment.eval.run(subject):
@@ -364,15 +271,29 @@ def _progress(session: Session) -> EvaluationProgress:
     return EvaluationProgress(session.console, experiment.eval.pieces * experiment.seeds, "evaluation")
 
 
-def _describe(experiment: Experiment, folder: Path) -> None:
+def _checkpoints(launch: Launch) -> Checkpoints:
+    return Checkpoints(launch.folder, launch.trainer.training.keep_every)
+
+
+def _next_commands(launch: Launch) -> list[str]:
+    return next_commands(launch.experiment, launch.folder)
+
+
+def _changed_code(launch: Launch) -> str | None:
+    """Says of the user's own code that it was changed since the run was trained."""
+    return environment.changed_code(launch.folder, code_of(launch.spec.plain))
+
+
+def _describe(launch: Launch, folder: Path) -> None:
     """Makes the folder and writes the configuration into it."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        save(experiment.config, folder / "config.yaml")
+        save(launch.spec.plain, folder / FILE)
 
 
-def _announce(experiment: Experiment, folder: Path) -> None:
+def _announce(launch: Launch, folder: Path | None = None) -> None:
     """What runs, on what, and where to find it."""
+    experiment = launch.experiment
     seeds, (model, _) = experiment.all_seeds, experiment.trained
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
@@ -383,23 +304,7 @@ def _announce(experiment: Experiment, folder: Path) -> None:
         environment.machine(experiment.matmul_precision),
         *([] if text is None else [text["used"]]),
         *notes_of(experiment, model),
-        f"folder: {folder}",
+        f"folder: {launch.folder if folder is None else folder}",
     ]
     for line in lines:
-        say(console_of(experiment), line)
-
-
-def _refuse_trained_on(experiment: Experiment, folder: Path) -> str | None:
-    """Raises UserError if a run is to be evaluated on text that it was trained on; says what could not be looked at."""
-    before = from_file(folder / "config.yaml", packages=experiment.allow_targets)
-    # The run's own texts were held to each other when they were read.
-    if before.config["task"] == experiment.config["task"]:
-        return None
-    return experiment.feed.refuse_trained_on(before.feed)
-
-
-def _refuse_other_text(experiment: Experiment, folder: Path) -> None:
-    """Raises UserError if a run would go on with another text than it began with."""
-    now, before = experiment.feed.facts(), read(folder).header.text
-    if now is not None and before is not None and before["digest"] != now["digest"]:
-        raise UserError(f"{folder} began with another text ({before['used']}); bring it back, or start a new run")
+        say(launch.console, line)

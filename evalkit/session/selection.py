@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from evalkit.configuration.experiment import Experiment
-from evalkit.configuration.saved import from_file
+from evalkit.configuration.spec import Spec
 from evalkit.core import studies
 from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, read, with_records
@@ -67,7 +67,7 @@ def trial_of(folder: Path, level: float, packages: Sequence[str] = ()) -> Trial:
 
     Raises UserError for what is no run, or of several seeds.
     """
-    experiment = from_file(folder / "config.yaml", packages=packages)
+    experiment = Spec.saved(folder, packages=packages).experiment
     seeds = summarise(read(folder))["seeds"]
     if len(seeds) > 1:
         raise UserError(f"{folder} has {len(seeds)} seeds; a trial has one")

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +24,7 @@ from evalkit.record.sinks import Recorder
 from evalkit.reports.kinds import records_of
 from evalkit.reports.writer import report
 from evalkit.session import logs
+from evalkit.session.outcome import Outcome
 
 TIMES = "timing.json"
 logger = logging.getLogger(__name__)
@@ -34,13 +34,20 @@ class Session:
     """Where the work on one run writes, shows and listens; use it as a context manager.
 
     Rows after the first `offset` bytes of `metrics.jsonl` belong to an interrupted attempt and are deleted.
-    `resume_hint` is printed on Ctrl-C, `next_commands` at the end.
+    `command` is what was typed. `resume_hint` is printed on Ctrl-C, `next_commands` at the end.
     """
 
     def __init__(
-        self, experiment: Experiment, folder: Path, *, offset: int, resume_hint: str, next_commands: Sequence[str]
+        self,
+        experiment: Experiment,
+        folder: Path,
+        *,
+        offset: int,
+        command: str,
+        resume_hint: str,
+        next_commands: Sequence[str],
     ):
-        self.experiment, self.folder = experiment, folder
+        self.experiment, self.folder, self.command = experiment, folder, command
         self.resume_hint, self.next_commands = resume_hint, next_commands
         self.console = console_of(experiment)
         self.watch = Watch()
@@ -62,22 +69,20 @@ class Session:
         self.watch.__exit__(*error)
         self._opened.close()
 
-    def guard(self, work: Callable[[], Verdict]) -> int:
-        """Does the work, reports, and returns the exit code: a signal's own, or what the evaluation's verdict says.
-
-        Any failure ends the sinks as failed.
-        """
+    def guard(self, work: Callable[[], Verdict]) -> Outcome:
+        """Does the work, and reports; any failure ends the sinks as failed."""
         code = 1
         try:
             self._describe_machine()
             verdict = work()
-            if peers.first():
-                self._report(verdict)
-            code = verdict.exit_code
+            summary = self._report(verdict) if peers.first() else {}
+            outcome = Outcome(self.folder, summary, verdict=verdict)
+            code = outcome.exit_code
         except UserError:
             raise
         except Interrupted as stop:
-            code = stop.exit_code
+            outcome = Outcome(self.folder, stopped_by=stop.number)
+            code = outcome.exit_code
             self.say(f"stopped by {stop}; {self.resume_hint}")
         except Exception as error:
             place = place_of(error)
@@ -89,7 +94,7 @@ class Session:
         finally:
             self._close(SinkEnd(code))
             self.say(*self._said_by_sinks)
-        return code
+        return outcome
 
     def begin(self, header: Header) -> None:
         """Writes the first line of the record: what the run is."""
@@ -116,11 +121,12 @@ class Session:
             self.timing[name] = self.timing.get(name, 0.0) + time.perf_counter() - began
 
     def _describe_machine(self) -> None:
-        facts = environment.describe(self.experiment.matmul_precision, code_of(self.experiment.config))
+        own_code = code_of(self.experiment.config)
+        facts = environment.describe(self.experiment.matmul_precision, own_code, self.command)
         write_text(self.folder / "environment.json", json.dumps(facts, indent=2) + "\n")
 
-    def _report(self, verdict: Verdict) -> None:
-        """The report, and with format=json its numbers as the last line of the output."""
+    def _report(self, verdict: Verdict) -> dict[str, Any]:
+        """Makes the report and says what may follow; returns its numbers."""
 
         def before_results() -> None:
             # A kill after these is one of a finished run, with which nobody goes on.
@@ -132,9 +138,7 @@ class Session:
         for name, seconds in self.timing.items():
             self.console.print(f"{name.replace('_', ' ')}: {seconds:.0f} s", highlight=False)
         self.say(*self.next_commands)
-        if self.experiment.format == "json":
-            sys.stdout.write(json.dumps({**summary, "folder": str(self.folder)}, allow_nan=False) + "\n")
-            sys.stdout.flush()
+        return summary
 
     def _close(self, end: SinkEnd) -> None:
         """Writes the seconds of every session on this run, added up, and ends the sinks that have not ended yet."""

@@ -9,10 +9,11 @@ import numpy as np
 
 from evalkit.checkpoints.pretrained import load_for_text
 from evalkit.configuration.account import account
-from evalkit.configuration.experiment import Experiment, written
+from evalkit.configuration.experiment import Experiment, build, written
 from evalkit.configuration.notes import notes_of
-from evalkit.configuration.saved import from_file
+from evalkit.configuration.saved import FILE, plain_of
 from evalkit.core import trust
+from evalkit.core.batches import feed_of
 from evalkit.core.contracts import Feed, Pretrained, Progress, Silent, Trained, never_interrupt
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Header, Row
@@ -46,16 +47,16 @@ def open_checkpoint(experiment: Experiment) -> Opened:
     except ValueError as error:
         raise UserError(str(error)) from error
     feed = own.in_tokens_of(pretrained.tokenizer)
-    run = Path(experiment.checkpoint).expanduser() / "config.yaml"
-    unknown = _refuse_trained_on(feed, run, experiment.allow_targets) if run.is_file() else None
+    run = Path(experiment.checkpoint).expanduser()
+    unknown = _refuse_trained_on(feed, run, experiment.allow_targets) if (run / FILE).is_file() else None
     return Opened(pretrained, feed, [] if unknown is None else [unknown])
 
 
 def _refuse_trained_on(feed: Feed, run: Path, packages: Sequence[str]) -> str | None:
     """Raises UserError if a saved run was trained on what is to be measured; says what could not be looked at."""
-    before = from_file(run, packages=packages)
-    refuse_elsewhere(run.parent, written(before.config), ())
-    return feed.refuse_trained_on(before.feed)
+    before = plain_of(run / FILE, packages)
+    refuse_elsewhere(run, written(before), ())
+    return feed.refuse_trained_on(feed_of(build(before, "task")))
 
 
 def of_state(

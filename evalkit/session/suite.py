@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig
 
 from evalkit.configuration import catalogue, composition
-from evalkit.configuration.experiment import Experiment, built
+from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError, said_of
 from evalkit.record.files import write_text
 from evalkit.reports.suite.cells import FINAL, NOT_FINITE, SOLVED, TRIAL
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
     name: str
     words: list[str]
-    experiment: Experiment
+    spec: Spec
     trials: tuple[str, ...] = ()
 
 
@@ -200,13 +200,13 @@ def at_chosen_rate(folder: Path, part: Part) -> Part:
     unfinished = [name for name in part.trials if not is_done(folder / name)]
     if unfinished:
         raise UserError(f"its rate is chosen from {unfinished[0]}, which is not finished; give the same command again")
-    packages = part.experiment.allow_targets
+    packages = part.spec.packages
     finished = [trial_of(folder / name, SOLVED, packages) for name in part.trials if is_finished(folder / name)]
     if not finished:
         raise UserError("the loss was not finite at any of its rates; give lower ones as 'suite.rates=[1e-4,3e-4]'")
     chosen = ranked(finished)[0]
     words = [*part.words, f"train.learning_rate={chosen.name.removeprefix(TRIAL)}"]
-    return part._replace(words=words, experiment=built(words))
+    return part._replace(words=words, spec=Spec.of(words))
 
 
 def is_done(trial: Path) -> bool:
@@ -248,7 +248,7 @@ def _models(suite: Mapping[str, Any], given: Asked) -> dict[str, list[str]]:
 def _cell(suite: Mapping[str, Any], name: str, words: Sequence[str]) -> Iterator[Part]:
     """The trials of a cell, then its final run."""
     with said_of(f"cell {name}"):
-        experiment = built(words)
+        experiment = Spec.of(words).experiment
     if experiment.eval.kind != KIND:
         task = next((word for word in words if word.startswith("task=")), name)
         raise UserError(f"{task} is not judged by accuracy, as a suite's tasks are; choose one that is generated")
@@ -264,7 +264,7 @@ def _cell(suite: Mapping[str, Any], name: str, words: Sequence[str]) -> Iterator
     names = _trial_names(suite, name)
     for trial, rate in zip(names, suite["rates"], strict=True):
         of_trial = [*words, *search, f"train.learning_rate={rate:g}"]
-        yield Part(trial, of_trial, built(of_trial))
+        yield Part(trial, of_trial, buildable(of_trial))
     yield _final(suite, name, words, names)
 
 
@@ -282,12 +282,19 @@ def _final(suite: Mapping[str, Any], name: str, words: Sequence[str], trials: tu
     """The fresh seeds; the training length, by which a cell is judged, is among the lengths of evaluation."""
     own = [*words, f"seed={suite['seed']}", f"seeds={suite['seeds']}"]
     with said_of(f"cell {name}"):
-        experiment = built(own)
-        length, asked = experiment.task.length, experiment.config["eval"]["lengths"]
+        spec = buildable(own)
+        length, asked = spec.experiment.task.length, spec.plain["eval"]["lengths"]
         if length not in asked:
             own.append(f"eval.lengths={[length, *asked]}".replace(" ", ""))
-            experiment = built(own)
-    return Part(f"{name}/{FINAL}", own, experiment, trials)
+            spec = buildable(own)
+    return Part(f"{name}/{FINAL}", own, spec, trials)
+
+
+def buildable(words: Sequence[str]) -> Spec:
+    """The run of these words, which is built: raises UserError for what cannot be."""
+    spec = Spec.of(words)
+    _ = spec.experiment
+    return spec
 
 
 def _trial_names(suite: Mapping[str, Any], cell: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from evalkit.__main__ import main
 from evalkit.bench import matrix_state, recurrence, stopwatch
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import spread, times
-from evalkit.configuration import experiment as config
+from evalkit.configuration.spec import Spec
 from support.shrunk import overrides_of
 
 TINY = ["task=induction_heads", "model=griffin", "task.length=32", "train.batch_size=2", *overrides_of("griffin")]
@@ -52,7 +52,7 @@ def test_training_is_measured_and_taken_apart(capsys: pytest.CaptureFixture[str]
     result = json.loads(lines[0])
     assert result["ms_per_step"] > 0 and result["compile_s"] > 0 and result["peak_bytes"] > 0
     # At the least every parameter is read, and its gradient written.
-    params = jax.eval_shape(config.built(TINY).model.init, jax.random.key(0))
+    params = jax.eval_shape(Spec.of(TINY).experiment.model.init, jax.random.key(0))
     assert result["counted_gb_per_step"] * 1e9 > 2 * sum(4 * leaf.size for leaf in jax.tree.leaves(params))
     assert result["tokens_per_s"] == pytest.approx(2 * 32 / result["ms_per_step"] * 1e3)
     names = {part["name"]: part["times"] for part in result["parts"]}

@@ -1,7 +1,9 @@
 """What a finished run is good for: its parameters, its rows, and another evaluation."""
 
+import asyncio
 import json
 import logging
+import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 
 import evalkit
 from evalkit import api
@@ -19,8 +22,9 @@ from evalkit.__main__ import main
 from evalkit.checkpoints import pretrained
 from evalkit.checkpoints.loading import named_folder
 from evalkit.core import streams
+from evalkit.core.contracts import Verdict
 from evalkit.core.errors import UserError
-from evalkit.session import run
+from evalkit.session.outcome import Outcome
 from evalkit.tasks.text.tokenizers import Numbers
 from support import tiny
 
@@ -40,7 +44,7 @@ def evaluated(folder: Path, *overrides: str) -> Path:
     """The folder of one more evaluation, which leaves everything else as it was."""
     before = tiny.files(folder)
     earlier = set((folder / "evaluate").glob("*"))
-    assert run.evaluate(folder, overrides) == 0
+    assert tiny.evaluate(folder, overrides) == 0
     (new,) = set((folder / "evaluate").glob("*")) - earlier
     kept = {name: data for name, data in tiny.files(folder).items() if not name.startswith(f"evaluate/{new.name}/")}
     assert kept == before
@@ -128,13 +132,13 @@ def test_an_evaluation_from_python_takes_the_step_that_was_loaded(folder: Path, 
 def test_a_signal_is_a_keyboard_interrupt_and_a_failed_verdict_an_error(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api.session, "evaluate", lambda run, overrides, target: 143)
+    monkeypatch.setattr(api.session, "evaluate", lambda spec, step, target: Outcome(target, stopped_by=15))
     with pytest.raises(KeyboardInterrupt, match="call evaluate again"):
         evalkit.evaluate(folder, folder=tmp_path / "stopped")
-    monkeypatch.setattr(api.session, "resume", lambda run, overrides: 130)
+    monkeypatch.setattr(api.session, "resume", lambda spec: Outcome(spec.folder, stopped_by=2))
     with pytest.raises(KeyboardInterrupt, match=r"evalkit\.resume\("):
         evalkit.resume(folder)
-    monkeypatch.setattr(api.session, "evaluate", lambda run, overrides, target: 1)
+    monkeypatch.setattr(api.session, "evaluate", lambda spec, step, target: Outcome(target, verdict=Verdict("", 1)))
     with pytest.raises(UserError, match="does not hold"):
         evalkit.evaluate(folder, folder=tmp_path / "failed")
 
@@ -227,7 +231,7 @@ def test_another_task_of_the_same_vocabulary_can_be_evaluated(folder: Path) -> N
 def test_a_task_of_another_vocabulary_is_refused(folder: Path) -> None:
     before = tiny.files(folder)
     with pytest.raises(UserError, match=r"vocab_size=32, but this run's model was trained on 16"):
-        run.evaluate(folder, ["task.vocab_size=32"])
+        tiny.evaluate(folder, ["task.vocab_size=32"])
     assert tiny.files(folder) == before
 
 
@@ -239,3 +243,37 @@ def test_a_run_on_tokens_loads_with_numbers_for_text_and_is_not_exported(
     assert isinstance(ours.tokenizer, Numbers) and ours.tokenizer.vocab_size == 16
     assert main(["export", str(folder), str(tmp_path / "out")]) == 2
     assert "bias=true" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def trained(words: Any, folder: Path, **more: Any) -> evalkit.Run:
+    return evalkit.train(words, folder=folder, quiet=True, **more)
+
+
+@pytest.mark.slow
+def test_words_a_dictionary_and_names_train_alike_at_once_in_threads_and_in_a_running_loop(
+    tmp_path: Path,
+) -> None:
+    """In two threads at once, then where an event loop runs, as in a notebook; nothing of the process is changed."""
+    before = (sys.orig_argv[:], jax.config.jax_default_matmul_precision, logging.raiseExceptions)
+    logger, absl = logging.getLogger("evalkit"), logging.getLogger("absl")
+    levels = logger.level, logger.propagate, absl.level, absl.filters[:], signal.getsignal(signal.SIGINT)
+    settings = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in tiny.OVERRIDES)}
+    names = {"task": settings["task"], "model": settings["model"]}
+    rest = {key: value for key, value in settings.items() if key not in names}
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(trained, list(tiny.OVERRIDES), tmp_path / "words")
+        two = threads.submit(trained, {**names, **rest}, tmp_path / "dictionary")
+        runs = [one.result(), two.result()]
+
+    async def in_a_loop() -> evalkit.Run:
+        return trained(names["task"], tmp_path / "names", model=names["model"], settings=rest)
+
+    runs.append(asyncio.run(in_a_loop()))
+    assert (sys.orig_argv, jax.config.jax_default_matmul_precision, logging.raiseExceptions) == before
+    after = logger.level, logger.propagate, absl.level, absl.filters[:], signal.getsignal(signal.SIGINT)
+    assert after == levels
+    for found in runs:
+        assert tiny.rows(found.folder) == tiny.rows(runs[0].folder)
+        tiny.assert_identical(found.params, runs[0].params)
+    commands = {json.loads((found.folder / "history.json").read_text())[0]["command"] for found in runs}
+    assert len(commands) == 3 and all(command.startswith("python -m evalkit task=") for command in commands)

@@ -336,10 +336,8 @@ def test_a_run_of_ours_is_exported_and_comes_back(tmp_path: Path) -> None:
     small = [text for text in tiny.MODEL if "pattern" in text or "window" in text]
     overrides = [*tiny.TASK, *BYTES, *small, *tiny.TRAIN, *tiny.EVAL, "wandb.mode=disabled", "task.vocab_size=258"]
     overrides += ["train.steps=2", "eval.lengths=[32]"]
-    from evalkit.configuration import experiment as config
-    from evalkit.session import run as runs
 
-    assert runs.start(config.built(overrides), run) == 0
+    assert tiny.start(run, of=overrides) == 0
     ours = pretrained.load(str(run))
     assert isinstance(ours.tokenizer, Bytes) and ours.train_length == 32 and ours.source == str(run)
     assert main(["export", str(run), str(out)]) == 0

@@ -18,10 +18,13 @@ from hydra.core.utils import setup_globals
 
 from evalkit.__main__ import main
 from evalkit.commands import VERBS
-from evalkit.configuration import catalogue
+from evalkit.configuration import catalogue, saved
 from evalkit.configuration import experiment as config
-from evalkit.configuration.experiment import built
+from evalkit.configuration.spec import Spec
+from evalkit.core.contracts import Verdict
 from evalkit.core.errors import UserError
+from evalkit.session.gates import refuse_run_in
+from evalkit.session.outcome import Outcome
 from support.words import leaves, typed
 
 ROOT = Path(__file__).parents[2]
@@ -46,26 +49,33 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 class Run:
-    """Stands in for `evalkit.run`: keeps what it was asked to do, and does nothing but mark the folder as used."""
+    """Stands in for `evalkit.session.run`: keeps what it was asked to do; of a new run it marks the folder as used."""
 
     def __init__(self) -> None:
         self.started: list[tuple[config.Experiment, Path]] = []
-        self.existing: list[tuple[str, Path, list[str]]] = []
+        self.existing: list[tuple[str, Path, dict[str, str]]] = []
         self.outcome: Callable[[config.Experiment], int] = lambda experiment: 0
 
-    def start(self, experiment: config.Experiment, folder: Path) -> int:
-        self.started.append((experiment, folder))
+    def start(self, spec: Spec) -> Outcome:
+        refuse_run_in(spec.folder)
+        folder = spec.folder.absolute()
+        self.started.append((spec.experiment, folder))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "metrics.jsonl").touch()
-        return self.outcome(experiment)
+        return ended(folder, self.outcome(spec.experiment))
 
-    def resume(self, folder: Path, overrides: list[str]) -> int:
-        self.existing.append(("resume", folder, overrides))
-        return 0
+    def resume(self, spec: Spec) -> Outcome:
+        self.existing.append(("resume", spec.folder, dict(spec.typed)))
+        return ended(spec.folder, 0)
 
-    def evaluate(self, folder: Path, overrides: list[str]) -> int:
-        self.existing.append(("evaluate", folder, overrides))
-        return 3
+    def evaluate(self, spec: Spec, step: int | None = None) -> Outcome:
+        self.existing.append(("evaluate", spec.folder, {**spec.typed, "step": step}))
+        return ended(spec.folder, 3)
+
+
+def ended(folder: Path, code: int) -> Outcome:
+    """The outcome with this exit code."""
+    return Outcome(folder, stopped_by=code - 128) if code > 128 else Outcome(folder, verdict=Verdict(exit_code=code))
 
 
 @pytest.fixture
@@ -76,6 +86,14 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setitem(sys.modules, "evalkit.session.run", module)
     monkeypatch.setattr("evalkit.session.run", module, raising=False)
     return stand_in
+
+
+@pytest.fixture
+def here() -> Path:
+    """The folder of a run that exists."""
+    Path("here").mkdir()
+    saved.save(Spec.of(GRIFFIN).plain, Path("here", saved.FILE))
+    return Path("here")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -128,7 +146,9 @@ def test_an_option_of_the_users_own_may_not_have_the_name_of_ours(capsys: pytest
     assert not Path("runs").exists()
 
 
-def test_what_is_the_users_own_goes_to_every_verb_that_composes(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_the_users_own_goes_to_every_verb_that_composes(
+    run: Run, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = catalogue.directory() / "task" / "induction_heads.yaml"
     Path("mine", "task").mkdir(parents=True)
     Path("mine", "task", "own.yaml").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
@@ -140,12 +160,10 @@ def test_what_is_the_users_own_goes_to_every_verb_that_composes(run: Run, capsys
     assert run.started[0][0].task_name == "own"
     assert main(["run", "task=own", "model=hawk", "--cfg", "job", "-p", "task_name", "--config-dir", "mine"]) == 0
     assert capsys.readouterr().out == "own\n"
-    folder = Path("here")
-    folder.mkdir()
-    (folder / "config.yaml").touch()
     for verb in ("resume", "evaluate"):
         main([verb, "here", "--config-dir", "mine"])
-        assert run.existing[-1][2] == [f"hydra.searchpath=['file://{Path('mine').resolve()}']"]
+        word = f"hydra.searchpath=['file://{Path('mine').resolve()}']"
+        assert run.existing[-1][2]["hydra.searchpath"] == word
 
 
 def test_the_guide_and_the_help_load_no_jax() -> None:
@@ -247,13 +265,13 @@ def test_a_folder_is_not_used_twice(run: Run, capsys: pytest.CaptureFixture[str]
     assert len(run.started) == 1
 
 
-def test_existing_runs_go_to_their_own_commands(run: Run) -> None:
-    folder = Path("here")
-    folder.mkdir()
-    (folder / "config.yaml").touch()
-    assert main(["resume=here", "train.steps=9"]) == 0
-    assert main(["eval.lengths=[8,16]", "evaluate=here"]) == 3
-    assert run.existing == [("resume", folder, ["train.steps=9"]), ("evaluate", folder, ["eval.lengths=[8,16]"])]
+def test_existing_runs_go_to_their_own_commands(run: Run, here: Path) -> None:
+    assert main(["resume=here", "train.steps=9000"]) == 0
+    assert main(["eval.lengths=[8,16]", "evaluate=here", "step=7"]) == 3
+    assert run.existing == [
+        ("resume", here, {"train.steps": "train.steps=9000"}),
+        ("evaluate", here, {"eval.lengths": "eval.lengths=[8,16]", "step": 7}),
+    ]
 
 
 def test_a_sweep_goes_on_after_a_run_that_failed(run: Run) -> None:
@@ -320,7 +338,7 @@ def test_every_setting_is_shown(run: Run, capsys: pytest.CaptureFixture[str]) ->
     assert job["train"]["steps"] == 700
     assert job["model"]["mixers"]["recurrent"]["decay_range"], "of the constructor, not of YAML"
     assert set(job) >= {"task", "model", "train", "eval", "wandb", "seeds"} and "hydra" not in job
-    assert built([*GRIFFIN, *(f"{key}={typed(value)}" for key, value in leaves(job))]).model is not None, (
+    assert Spec.of([*GRIFFIN, *(f"{key}={typed(value)}" for key, value in leaves(job))]).experiment.model is not None, (
         "not every key that is shown can be given"
     )
     both = yaml.safe_load(shown("--cfg", "all", "--resolve", *GRIFFIN))
@@ -367,12 +385,10 @@ def test_every_verb_is_a_file(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["resume", "evaluate"])
-def test_a_run_is_given_as_a_word_or_as_a_setting(run: Run, verb: str) -> None:
-    folder = Path("here")
-    folder.mkdir()
-    (folder / "config.yaml").touch()
+def test_a_run_is_given_as_a_word_or_as_a_setting(run: Run, here: Path, verb: str) -> None:
     assert main([verb, "here", "eval.lengths=[8]"]) == main([f"{verb}=here", "eval.lengths=[8]"])
-    assert run.existing == [(verb, folder, ["eval.lengths=[8]"])] * 2
+    first, second = run.existing
+    assert first == second and first[:2] == (verb, here) and first[2]["eval.lengths"] == "eval.lengths=[8]"
 
 
 def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

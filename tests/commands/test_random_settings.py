@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from evalkit.checkpoints.loading import trainer_of
-from evalkit.configuration import complete, composition
-from evalkit.configuration import experiment as config
+from evalkit.configuration import complete
+from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.session import run
 from support import tiny
@@ -20,7 +20,7 @@ LONG = {"train.validation_sequences", "eval.sequences", "eval.long_sequences", "
 
 
 def _shown() -> dict[str, Any]:
-    plain = composition.plain(config.compose(BASE).config, resolve=False)
+    plain = Spec.of(BASE).plain
     return {key: value for key, value in leaves(complete.completed(plain)) if key != "wandb.mode"}
 
 
@@ -55,11 +55,13 @@ SETTINGS = st.sampled_from(sorted(SHOWN)).flatmap(
 )
 
 
-def built(key: str, value: Any) -> config.Experiment | None:
-    """What the tiny run with this setting describes, None where it is refused in one line."""
+def built(key: str, value: Any) -> Spec | None:
+    """The tiny run with this setting, built, None where it is refused in one line."""
     word = f"{key}={typed(value)}"
     try:
-        return config.built([*BASE, word])
+        spec = Spec.of([*BASE, word])
+        _ = spec.experiment
+        return spec
     except UserError as error:
         message = str(error)
         assert message and "\n" not in message and len(message) < 700, word
@@ -67,8 +69,9 @@ def built(key: str, value: Any) -> config.Experiment | None:
 
 
 def a_step_or_a_line(key: str, value: Any) -> None:
-    found = built(key, value)
-    if found is not None:
+    spec = built(key, value)
+    if spec is not None:
+        found = spec.experiment
         trainer_of(found).lower(trainer_of(found).training.stages(found.task.length)[0])
 
 
@@ -99,9 +102,9 @@ def test_five_hundred_random_settings_are_a_step_or_a_line(setting: tuple[str, A
 @example(key="eval.reset_every", value=1)
 @every(15)
 def test_a_random_setting_runs_to_its_end(tmp_path_factory: pytest.TempPathFactory, key: str, value: Any) -> None:
-    found = built(key, value)
-    if found is not None and max(found.seeds, found.task.length) < 100:
+    spec = built(key, value)
+    if spec is not None and max(spec.experiment.seeds, spec.experiment.task.length) < 100:
         try:
-            assert run.start(found, tmp_path_factory.mktemp("run") / "run") == 0
+            assert run.start(spec.at(tmp_path_factory.mktemp("run") / "run")).exit_code == 0
         except UserError as error:
             assert "\n" not in str(error)

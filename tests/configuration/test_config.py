@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from evalkit.configuration import catalogue
+from evalkit.configuration import catalogue, composition
 from evalkit.configuration import experiment as config
-from evalkit.configuration.composition import combinations, compose
+from evalkit.configuration.composition import combinations
 from evalkit.configuration.schema import annotations
+from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.record.wandb import Wandb
+from evalkit.session.gates import refuse_run_in
 from evalkit.training.settings import Training
 from support.shrunk import DRAWN
 
@@ -29,16 +31,16 @@ def combined() -> list[Any]:
 
 
 def built(*overrides: str) -> config.Experiment:
-    return config.built(overrides)
+    return Spec.of(overrides).experiment
 
 
 def check(overrides: Sequence[str], *, sweep: bool = False) -> None:
     """What a command does before its first run."""
     for combination in combinations(overrides) if sweep else [overrides]:
-        composed = config.compose(combination)
+        composed = Spec.of(combination)
         if not sweep:
-            config.refuse_used(composed.folder)
-        config.prepared(composed)
+            refuse_run_in(composed.folder)
+        composed.experiment.feed.prepare()
 
 
 def refusal(*overrides: str, sweep: bool = False) -> str:
@@ -82,7 +84,7 @@ def test_a_shrunk_setting_says_the_papers(task: str) -> None:
 def test_a_composed_task_has_every_setting_of_its_constructor(name: str) -> None:
     task = config.build_task(name)
     assert task == type(task)()
-    assert set(compose([f"task={name}"]).config.task) == {"_target_", *annotations(type(task))}
+    assert set(composition.compose([f"task={name}"]).config.task) == {"_target_", *annotations(type(task))}
 
 
 def test_what_a_recipe_sets_gives_way_to_a_shorter_training() -> None:
@@ -97,13 +99,13 @@ def test_the_longest_evaluations_that_run_are_not_refused() -> None:
 
 
 def test_an_evaluation_of_another_kind_leaves_out_what_a_recipe_says_of_the_first() -> None:
-    assert "max_length" in config.compose(("task=induction_heads", "model=mqa")).config.eval
+    assert "max_length" in Spec.of(("task=induction_heads", "model=mqa")).plain["eval"]
     assert built("task=induction_heads", "model=mqa", "eval=recall").eval.kind == "evalkit.evaluations.recall.report"
 
 
 @pytest.mark.parametrize(("node", "constructor"), [("train", Training), ("wandb", Wandb)])
 def test_a_configuration_has_every_setting_of_training_and_of_wandb(node: str, constructor: type) -> None:
-    stated = set(config.compose(GRIFFIN).config[node]) - {"_target_"}
+    stated = set(Spec.of(GRIFFIN).plain[node]) - {"_target_"}
     assert stated == {field.name for field in fields(constructor)}
 
 

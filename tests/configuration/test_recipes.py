@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from evalkit.configuration import catalogue, recipes
-from evalkit.configuration.experiment import compose
+from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from support import studies
 
@@ -18,9 +17,7 @@ PLANNED = [recipes.experiment(str(path), None) for path in studies.EXPERIMENTS]
 
 
 def composed(*overrides: str) -> Mapping[str, Any]:
-    content = OmegaConf.to_container(compose(overrides).config, resolve=True)
-    assert isinstance(content, Mapping)
-    return content
+    return Spec.of(overrides).plain
 
 
 def models_in(document: Any) -> set[str]:
@@ -185,6 +182,6 @@ def test_a_grid_has_a_run_for_each_point() -> None:
 
 
 def test_the_grid_of_figure_1a_is_whole() -> None:
-    runs = compose(["experiment=fig1a", "model=mqa"]).config.runs
+    runs = Spec.of(["experiment=fig1a", "model=mqa"]).plain["runs"]
     assert len(runs) == 36 and runs.hawk_w48_r64[-1] == "train.learning_rate=64e-3"
     assert list(runs)[:4] == ["mqa_w32_r16", "mqa_w32_r32", "mqa_w32_r64", "mqa_w48_r8"]

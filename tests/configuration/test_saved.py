@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from evalkit.configuration import experiment as config
 from evalkit.configuration import saved as saving
 from evalkit.configuration.schema import verify
+from evalkit.configuration.spec import Spec
 from evalkit.core import studies
 from evalkit.core.errors import UserError
 from evalkit.core.moved import MOVED, renamed
@@ -19,7 +20,7 @@ KEPT = [run / "config.yaml" for run in studies.packed_below(Path(__file__).paren
 
 
 def built(*overrides: str) -> config.Experiment:
-    return config.built(overrides)
+    return Spec.of(overrides).experiment
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def saved(tmp_path: Path) -> Path:
 
 def test_a_saved_configuration_gives_the_same_experiment(saved: Path) -> None:
     before = built("task=selective_copying", "model=griffin", "preset=cpu")
-    after = saving.from_file(saved)
+    after = Spec.saved(saved.parent).experiment
     assert after.config == before.config
     assert (after.task, after.train, after.eval, after.wandb) == (before.task, before.train, before.eval, before.wandb)
     assert isinstance(after.train.learning_rate, float)
@@ -39,15 +40,16 @@ def test_a_saved_configuration_gives_the_same_experiment(saved: Path) -> None:
 
 def test_a_saved_run_takes_what_is_allowed(saved: Path) -> None:
     given = ["train.steps=9000", "model=griffin", "preset=cpu", "wandb.mode=disabled", "eval.lengths=[32,64]"]
-    experiment = saving.from_file(saved, given, saving.RESUMABLE)
+    experiment = Spec.saved(saved.parent, given, allowed=saving.RESUMABLE).experiment
     assert (experiment.train.steps, experiment.wandb.mode) == (9000, "disabled")
     assert experiment.config["eval"]["lengths"] == [32, 64]
 
 
 def test_a_saved_run_takes_another_task(saved: Path) -> None:
     """At the length that it was trained at, whatever that task's own is."""
-    trained = saving.from_file(saved).task.length
-    experiment = saving.from_file(saved, ["task=induction_heads", "task.trigger=prefix"], saving.EVALUABLE)
+    trained = Spec.saved(saved.parent).experiment.task.length
+    changes = ["task=induction_heads", "task.trigger=prefix"]
+    experiment = Spec.saved(saved.parent, changes, allowed=saving.EVALUABLE).experiment
     assert (experiment.task_name, experiment.task.length, experiment.model_name) == (
         "induction_heads",
         trained,
@@ -79,7 +81,7 @@ def test_a_saved_run_takes_another_task(saved: Path) -> None:
 )
 def test_a_saved_run_refuses_the_rest(saved: Path, override: str, allowed: Sequence[str], said: Sequence[str]) -> None:
     with pytest.raises(UserError) as caught:
-        saving.from_file(saved, [override], allowed)
+        _ = Spec.saved(saved.parent, [override], allowed=allowed).experiment
     message = str(caught.value)
     assert "\n" not in message and all(part in message for part in said), message
 
@@ -89,19 +91,19 @@ def test_a_file_that_is_no_runs_configuration_is_refused(tmp_path: Path, text: s
     path = tmp_path / "config.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=r"config\.yaml"):
-        saving.from_file(path)
+        Spec.saved(path.parent)
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "."])
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, folder: str) -> None:
     with pytest.raises(UserError, match=r"runs/<task>/<model>/<time>"):
-        saving.from_file(tmp_path / folder / "config.yaml")
+        _ = Spec.saved(tmp_path / folder).experiment
 
 
 def test_a_run_from_before_text_tasks_is_read(tmp_path: Path) -> None:
     whole = built("task=induction_heads", "model=griffin").config
     saving.save({name: value for name, value in whole.items() if name != "data"}, tmp_path / "config.yaml")
-    assert saving.from_file(tmp_path / "config.yaml").config == whole
+    assert Spec.saved(tmp_path).experiment.config == whole
 
 
 def targets(content: Any) -> set[str]:
@@ -139,7 +141,7 @@ def test_every_kept_part_is_built(kept: Mapping[Path, Mapping[str, Any]], part: 
 
 def test_every_kept_model_is_read_and_built(kept: Mapping[Path, Mapping[str, Any]]) -> None:
     for path in once(kept, "model").values():
-        assert saving.from_file(path).config == {**saving.LATER, **kept[path]}
+        assert Spec.saved(path.parent).experiment.config == {**saving.LATER, **kept[path]}
 
 
 @pytest.mark.parametrize("name", MOVED.values())
@@ -172,7 +174,7 @@ def test_a_run_under_old_names_is_the_same_run(tmp_path: Path) -> None:
         text = text.replace(f"_target_: {new}\n", f"_target_: {old}\n")
     assert "_target_: models.build\n" in text
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
-    assert saving.from_file(tmp_path / "config.yaml").config == whole
+    assert Spec.saved(tmp_path).experiment.config == whole
 
 
 def test_a_setting_that_is_none_any_more_is_left_out_of_older_runs() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from evalkit.configuration import experiment as config
+from evalkit.configuration.spec import Spec
 from evalkit.contract import (
     EVERY_PROMISE_OF_MODELS,
     OF_ONE_MIXER,
@@ -34,7 +35,7 @@ VOCABULARY = 16
 
 def ours(name: str) -> ModelUnderCheck:
     overrides = ["task=induction_heads", f"model={name}", *overrides_of(name)]
-    return ModelUnderCheck(config.built(overrides).trained[0], VOCABULARY)
+    return ModelUnderCheck(Spec.of(overrides).experiment.trained[0], VOCABULARY)
 
 
 def of_mixer(mixer: type) -> ModelUnderCheck:

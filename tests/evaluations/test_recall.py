@@ -40,7 +40,6 @@ from evalkit.models.mixers.lru import UngatedRecurrentBlock
 from evalkit.models.mixers.rglru import RecurrentBlock
 from evalkit.models.mixers.s6 import S6Block
 from evalkit.reports.writer import report
-from evalkit.session import run
 from evalkit.tasks.induction_heads import InductionHeads
 from evalkit.tasks.selective_copying import SelectiveCopying
 from support import tiny
@@ -365,7 +364,7 @@ def test_a_finished_run_is_asked_and_reported(tmp_path: Path) -> None:
         "eval.pair_length=99",
         "eval.chunk=2",
     ]
-    assert run.evaluate(folder, settings, tmp_path / "recall") == 0
+    assert tiny.evaluate(folder, settings, tmp_path / "recall") == 0
     found = json.loads((tmp_path / "recall" / "results.json").read_text())
     assert found == json.loads(json.dumps(summarise(read(tmp_path / "recall"))))
     assert {(entry["before"], entry["distance"]) for entry in found["recalled"]} == {

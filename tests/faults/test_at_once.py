@@ -6,15 +6,17 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from evalkit.__main__ import main
+from evalkit.configuration.spec import Spec
+from evalkit.core.contracts import Verdict
 from evalkit.disk.files import write_whole
 from evalkit.session import run
 from evalkit.session.lock import alone
+from evalkit.session.outcome import Outcome
 from evalkit.tasks.text import corpus
 from support import faults, tiny
 
@@ -89,10 +91,10 @@ def test_the_jobs_of_a_sweep_that_start_at_the_same_moment_have_folders_of_their
     monkeypatch.chdir(tmp_path)
     taken: list[Path] = []
 
-    def started(experiment: Any, folder: Path) -> int:
-        with alone(folder):
-            taken.append(folder)
-        return 1
+    def started(spec: Spec) -> Outcome:
+        with alone(spec.folder):
+            taken.append(spec.folder)
+        return Outcome(spec.folder, verdict=Verdict(exit_code=1))
 
     monkeypatch.setattr(run, "start", started)
     clock = Mock(wraps=datetime)

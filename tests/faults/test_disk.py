@@ -20,7 +20,7 @@ from support import faults, tiny
 from support.faults import one_line
 
 pytestmark = [pytest.mark.fault, pytest.mark.usefixtures("shared", "blank_figures")]
-NO_START = "evalkit.session.run.refuse_full"
+NO_START = "evalkit.session.gates.refuse_full"
 # The limits lie between the sizes of the files that a tiny run writes: its settings, rows, checkpoints and report.
 SIZES = (400, 1_000, 1_900, 2_500, 4_000, 7_000, 9_000, 12_000, 20_000, 30_000)
 LEFT = (0, 8, 24, 40, 56, 72, 96, 128, 160, 192, 256)

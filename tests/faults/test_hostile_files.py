@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from evalkit.checkpoints import archives
-from evalkit.configuration.saved import from_file
+from evalkit.configuration.spec import Spec
 from evalkit.core.errors import LONGEST, UserError
 from evalkit.core.rows import read
 from evalkit.disk import sums
@@ -73,7 +73,7 @@ def test_json_that_is_nested_too_deep_is_one_line(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(header + text + b"\n")
     one_line(lambda: released.find(tmp_path, "float32"), "config.json is not JSON")
     one_line(lambda: read(tmp_path), "metrics.jsonl:1 is not JSON")
-    one_line(lambda: from_file(tmp_path / "config.yaml"), "config.yaml cannot be read")
+    one_line(lambda: Spec.saved(tmp_path).experiment, "config.yaml cannot be read")
     one_line(lambda: list(read_texts(str(tmp_path))), "a.jsonl, line 1, is not JSON")
     one_line(lambda: SafeTensors(tmp_path), "the header of model.safetensors is not JSON")
 
@@ -82,13 +82,13 @@ def test_yaml_that_grows_is_refused_before_it_does(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     (tmp_path / "config.yaml").write_text("\n".join(lines), encoding="utf-8")
-    one_line(lambda: from_file(tmp_path / "config.yaml"), "it has an alias")
+    one_line(lambda: Spec.saved(tmp_path).experiment, "it has an alias")
 
 
 @pytest.mark.parametrize("tag", ["!!python/object/apply:os.mkdir [made]", "!!python/name:os.system ''"])
 def test_yaml_makes_no_object(tag: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"task: {tag}\n", encoding="utf-8")
-    one_line(lambda: from_file(tmp_path / "config.yaml"), "config.yaml cannot be read")
+    one_line(lambda: Spec.saved(tmp_path).experiment, "config.yaml cannot be read")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_an_archive_that_is_not_what_it_says_is_one_line(case: str, kept: Path) 
     }[case]
     rewritten(path, f"{'step' if case == 'step' else name}.npy", content)
     sums.write(kept)  # whoever makes a file can make its sums
-    experiment = from_file(kept / "config.yaml")
+    experiment = Spec.saved(kept).experiment
     one_line(lambda: archives.read(experiment, kept), "seed-0.npz")
 
 
@@ -234,7 +234,7 @@ def test_sums_are_of_the_files_in_their_folder(name: str, tmp_path: Path) -> Non
 @pytest.mark.exhaustive
 def test_every_bit_of_an_archive_may_turn(kept: Path) -> None:
     (path,) = (kept / archives.PARAMETERS).glob("*.npz")
-    experiment, content = from_file(kept / "config.yaml"), path.read_bytes()
+    experiment, content = Spec.saved(kept).experiment, path.read_bytes()
     draw = np.random.default_rng(0)
     for _ in range(1000):
         damaged = bytearray(content)

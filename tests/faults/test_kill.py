@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from wandb.util import get_core_path
 
-from evalkit.configuration.saved import from_file
+from evalkit.configuration.spec import Spec
 from evalkit.core.rows import FILE
 from support import faults, tiny
 from support.killing import Attempt, Driver
@@ -185,7 +185,7 @@ def assert_same(folder: Path, whole: Path) -> None:
     for name in (FILE, "metrics.jsonl.gz", "results.json", "extrapolation.png", "training.png"):
         if (whole / name).is_file():
             assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
-    assert from_file(folder / "config.yaml").config == from_file(whole / "config.yaml").config
+    assert Spec.saved(folder).experiment.config == Spec.saved(whole).experiment.config
     pages = [(place / "report.html").read_text().partition("How it was made")[0] for place in (folder, whole)]
     assert pages[0] == pages[1]
     if (whole / "checkpoints").is_dir():

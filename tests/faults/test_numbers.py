@@ -15,7 +15,6 @@ from evalkit.core.errors import UserError
 from evalkit.core.rows import read
 from evalkit.kernels.matrix.linear_state import linear_state
 from evalkit.kernels.rglru import rglru
-from evalkit.session import run
 from evalkit.tasks import Example
 from evalkit.training import finite
 from evalkit.training.checkpoints import Checkpoints
@@ -192,7 +191,7 @@ def test_the_line_names_step_seed_part_and_checkpoint(tmp_path: Path, monkeypatc
     """A loss that overflows at step 4, of a run whose program is no other's."""
     overflowing(monkeypatch, [4])
     with pytest.raises(UserError) as error:
-        run.start(tiny.experiment("train.b2=0.96"), tmp_path / "run")
+        tiny.start(tmp_path / "run", "train.b2=0.96")
     said = str(error.value)
     assert "not finite at step 4, seed 0: " in said and "checkpoint 4 is kept; lower train.learning_rate" in said
     assert "\n" not in said

@@ -19,7 +19,8 @@ from evalkit.__main__ import main
 from evalkit.checkpoints.loading import archive
 from evalkit.checkpoints.pretrained import load as load_checkpoint
 from evalkit.configuration import account, saved
-from evalkit.configuration.experiment import build_task, compose
+from evalkit.configuration.experiment import build_task
+from evalkit.configuration.spec import Spec
 from evalkit.core import credentials, trust
 from evalkit.core.errors import UserError, first_line
 from evalkit.core.rows import read
@@ -104,7 +105,7 @@ def test_a_saved_configuration_runs_nothing_of_a_package_that_was_not_named(plac
         edited(run, lambda config, node={"_target_": target}: PLACES[place](config, node))
         before = tiny.files(run)
         with pytest.raises(UserError) as refusal:
-            saved.from_file(run / "config.yaml")
+            _ = Spec.saved(run).experiment
         package = target.partition(".")[0]
         assert f"_target_={target} would run code of the package {package}" in str(refusal.value)
         assert str(refusal.value).endswith(f"give allow_targets=[{package}]") and "\n" not in str(refusal.value)
@@ -150,7 +151,7 @@ def test_a_kind_of_report_of_a_package_that_was_not_named_is_refused(theirs: Pat
 def test_what_evalkit_has_and_a_run_is_not_made_of_is_refused(target: str, said: str, run: Path) -> None:
     edited(run, lambda config: config.update(task={"_target_": target}))
     with pytest.raises(UserError, match=said):
-        saved.from_file(run / "config.yaml")
+        _ = Spec.saved(run).experiment
 
 
 def test_a_named_package_lends_nothing_of_another(run: Path) -> None:
@@ -163,13 +164,13 @@ def test_a_named_package_lends_nothing_of_another(run: Path) -> None:
 def test_what_the_user_typed_needs_a_name_too(theirs: Path) -> None:
     words = [*tiny.OVERRIDES, "task._target_=theirs.Heads"]
     with pytest.raises(UserError, match=r"allow_targets=\[theirs\]"):
-        compose(words)
+        Spec.of(words)
     with pytest.raises(UserError, match=r"give a list of packages, such as allow_targets=\[theirs\]"):
-        compose([*words, "allow_targets=theirs"])
+        Spec.of([*words, "allow_targets=theirs"])
     with pytest.raises(UserError, match=r"allow_targets=\[os\]"):
         build_task("induction_heads", ["_target_=os.system"])
     assert "theirs" not in sys.modules
-    assert compose([*words, "allow_targets=[theirs]"]).config.allow_targets == ["theirs"]
+    assert Spec.of([*words, "allow_targets=[theirs]"]).packages == ["theirs"]
 
 
 def of_ones_own(folder: Path) -> list[str]:
@@ -201,21 +202,21 @@ def test_a_run_of_ones_own_is_opened_again_without_a_word(theirs: Path, tmp_path
 
 def test_a_package_of_the_same_name_elsewhere_is_another_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edited(run, lambda config: config["task"].update(_target_="theirs.Heads"))
-    assert saved.from_file(run / "config.yaml", packages=["theirs"]).allow_targets == ["theirs"]
-    assert saved.from_file(run / "config.yaml").allow_targets == ["theirs"]
+    assert Spec.saved(run, packages=["theirs"]).experiment.allow_targets == ["theirs"]
+    assert Spec.saved(run).experiment.allow_targets == ["theirs"]
     sys.modules.pop("theirs")
     other = run.parent / "elsewhere"
     shutil.copytree(run.parent / "theirs", other / "theirs")
     monkeypatch.syspath_prepend(str(other))
     with pytest.raises(UserError, match="the package theirs, which you have not named"):
-        saved.from_file(run / "config.yaml")
+        _ = Spec.saved(run).experiment
 
 
 def test_what_was_named_is_one_constructor_and_not_its_package(run: Path) -> None:
     trust.remember(["theirs.Heads"])
     edited(run, lambda config: config["task"].update(_target_="theirs.Other"))
     with pytest.raises(UserError, match="you have not named"):
-        saved.from_file(run / "config.yaml")
+        _ = Spec.saved(run).experiment
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"[1]\n{}\nnull\n7\n", b'["a"', b'[["theirs.Heads"], 1]\n'])
@@ -225,7 +226,7 @@ def test_a_damaged_memory_of_names_names_nothing(content: bytes, run: Path, tmp_
     file.parent.mkdir(parents=True)
     file.write_bytes(content)
     with pytest.raises(UserError, match="you have not named"):
-        saved.from_file(run / "config.yaml")
+        _ = Spec.saved(run).experiment
 
 
 def test_a_saved_configuration_reads_no_variable(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +234,7 @@ def test_a_saved_configuration_reads_no_variable(run: Path, monkeypatch: pytest.
     for reference in ("${oc.env:PRIVATE}", "x ${oc.env:PRIVATE}", "${seed}"):
         edited(run, lambda config, value=reference: config["wandb"].update(notes=value))
         with pytest.raises(UserError, match=r"wandb\.notes=.* stands for something else") as refusal:
-            saved.from_file(run / "config.yaml")
+            _ = Spec.saved(run).experiment
         assert "of this machine" not in str(refusal.value)
 
 
@@ -280,7 +281,7 @@ def test_an_archive_takes_nothing_from_elsewhere(run: Path) -> None:
 def test_a_name_is_no_path(name: str, run: Path) -> None:
     edited(run, lambda config: config.update(task_name=name))
     with pytest.raises(UserError, match="has no slash"):
-        saved.from_file(run / "config.yaml")
+        _ = Spec.saved(run).experiment
 
 
 def test_a_task_that_is_named_like_a_path_is_compared_in_the_usual_place(theirs: Path) -> None:

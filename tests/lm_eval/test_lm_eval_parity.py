@@ -10,11 +10,9 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import get_model
 
 from evalkit.checkpoints import export
-from evalkit.configuration import experiment as config
 from evalkit.core.rows import read
 from evalkit.evaluations.downstream import data_sets as hub
 from evalkit.lm_eval.model import EvalkitLM
-from evalkit.session import run
 from support import benchmark_data, tiny
 
 torch = pytest.importorskip("torch")
@@ -51,7 +49,7 @@ def trained_checkpoint(folder: Path) -> Path:
         "eval.during=[]",
         "wandb.mode=disabled",
     ]
-    assert run.start(config.built(overrides), folder / "run") == 0
+    assert tiny.start(folder / "run", of=overrides) == 0
     losses = [entry["total"] / entry["count"] for entry in read(folder / "run").rows if entry["split"] == "train"]
     assert losses[-1] < 0.6 * losses[0]
     export.export(str(folder / "run"), folder / "exported")

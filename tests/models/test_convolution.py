@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from evalkit.configuration import experiment as config
+from evalkit.configuration.spec import Spec
 from evalkit.models.mixers.convolution import BaseConv
 
 PARAMETERS = 250_000
@@ -34,7 +34,7 @@ def test_it_is_the_published_formula_in_float64() -> None:
 
 
 def test_the_model_has_250k_parameters_and_the_cache_of_three_layers_of_attention() -> None:
-    models = {name: config.built(["task=induction_heads", f"model={name}"]).model for name in ("mqa", "mqa_conv")}
+    models = {name: Spec.of(["task=induction_heads", f"model={name}"]).experiment.model for name in ("mqa", "mqa_conv")}
     model, attention = models["mqa_conv"], models["mqa"]
     assert model is not None and attention is not None
     params = jax.eval_shape(model.init, jax.random.key(0))

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from omegaconf import OmegaConf
 
 from evalkit.configuration import composition
-from evalkit.configuration import experiment as config
+from evalkit.configuration.spec import Spec
 from evalkit.models.layers.decays import ChannelDecay, HeadDecay
 from evalkit.models.layers.mixer import Decaying
 from evalkit.models.mixers.linear_state import MatrixStateBlock
@@ -29,7 +28,7 @@ EXACT = 4e-6
 
 def settings_of(name: str) -> dict[str, Any]:
     """What the model's YAML says of its mixer, at the sizes of these tests."""
-    node = OmegaConf.to_container(config.compose(["task=induction_heads", f"model={name}"]).config.model.mixers)
+    node = Spec.of(["task=induction_heads", f"model={name}"]).plain["model"]["mixers"]
     assert isinstance(node, dict)
     ((_, mixer),) = node.items()
     return {key: value for key, value in mixer.items() if not key.startswith("_")}
@@ -221,7 +220,7 @@ def test_an_erased_state_stays_small_where_a_plain_sum_grows() -> None:
 
 @pytest.mark.parametrize("name", [*MATRIX, "mingru"])
 def test_it_has_250k_parameters_beside_the_embedding(name: str) -> None:
-    model = config.built(["task=induction_heads", f"model={name}"]).model
+    model = Spec.of(["task=induction_heads", f"model={name}"]).experiment.model
     assert model is not None
     params = jax.eval_shape(model.init, jax.random.key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(params)) - params["embedding"]["table"].size
@@ -233,7 +232,7 @@ def test_it_has_250k_parameters_beside_the_embedding(name: str) -> None:
 def test_four_delta_steps_fit_into_as_many_parameters() -> None:
     """By the size of the MLP that the comment of its YAML gives."""
     four = ["model=deltaproduct", "model.mixers.matrix.delta_steps=4", "model.mlp_expansion=0.4375"]
-    model = config.built(["task=induction_heads", *four]).model
+    model = Spec.of(["task=induction_heads", *four]).experiment.model
     assert model is not None
     params = jax.eval_shape(model.init, jax.random.key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(params)) - params["embedding"]["table"].size

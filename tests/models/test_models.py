@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from evalkit.configuration import catalogue
-from evalkit.configuration import experiment as config
+from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import LanguageModel
 from evalkit.models import build
 from evalkit.models.layers.modules import BlockDiagonalLinear, GatedMLP, gelu_times
@@ -27,7 +27,7 @@ TOLERANCE = 2e-5
 
 @lru_cache
 def model_of(name: str) -> LanguageModel:
-    return config.built(["task=induction_heads", f"model={name}", *overrides_of(name)]).model
+    return Spec.of(["task=induction_heads", f"model={name}", *overrides_of(name)]).experiment.model
 
 
 @lru_cache
@@ -207,7 +207,7 @@ def test_the_state_is_float32_and_bounded_where_it_should_be(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_paper_sizes_decay_mask_and_logits_dtype(name: str) -> None:
-    model = config.built(["task=induction_heads", f"model={name}"]).model
+    model = Spec.of(["task=induction_heads", f"model={name}"]).experiment.model
     params = jax.eval_shape(model.init, jax.random.key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     if name != "mamba":  # a control of its authors' size: two blocks without MLPs
@@ -324,7 +324,7 @@ def test_a_filling_cache_is_attended_like_a_full_one(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", OFTEN)
 def test_bfloat16_gradients_are_finite_and_logits_float32(name: str) -> None:
     shrunk = [*overrides_of(name), "model.dtype=bfloat16"]
-    model = config.built(["task=induction_heads", f"model={name}", *shrunk]).model
+    model = Spec.of(["task=induction_heads", f"model={name}", *shrunk]).experiment.model
 
     rows = tokens_of(3, STEPS + 2)  # as in the ragged batch
 

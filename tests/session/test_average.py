@@ -12,7 +12,6 @@ import evalkit
 from evalkit.__main__ import main
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read, value
-from evalkit.session import run
 from support import tiny
 from support.interrupted import StopAfterOneDispatch
 
@@ -40,16 +39,16 @@ def test_a_stop_after_every_dispatch_changes_nothing(
     folder = tmp_path / "run"
     with monkeypatch.context() as patched:
         patched.setattr("evalkit.session.session.Watch", StopAfterOneDispatch)
-        assert run.start(tiny.experiment(*OTHER), folder) == 130
-        assert run.resume(folder, []) == 130
-    assert run.resume(folder, []) == 0
+        assert tiny.start(folder, *OTHER) == 130
+        assert tiny.resume(folder, []) == 130
+    assert tiny.resume(folder, []) == 0
     assert tiny.rows(folder) == tiny.rows(averaged)
     tiny.assert_identical(tiny.state(folder), tiny.state(averaged))
 
 
 def test_the_average_is_evaluated_and_the_last_parameters_beside_it(averaged: Path, tmp_path: Path) -> None:
     last = tmp_path / "last"
-    assert run.evaluate(averaged, ["parameters=last"], last) == 0
+    assert tiny.evaluate(averaged, ["parameters=last"], last) == 0
     assert any(note.startswith("trained with state passing: ") for note in read(averaged).header.notes)
     said = {folder: [note for note in read(folder).header.notes if "parameters" in note] for folder in (averaged, last)}
     assert said[averaged] == ["the average of the parameters (decay 0.9) is evaluated"]
@@ -71,7 +70,7 @@ def test_an_archive_keeps_what_was_evaluated_and_refuses_the_other(averaged: Pat
     assert main(["archive", str(averaged), str(kept)]) == 0
     tiny.assert_identical(evalkit.load(kept).params, evalkit.load(averaged).params)
     with pytest.raises(UserError, match="has the average parameters alone; give the run itself"):
-        run.evaluate(kept, ["parameters=last"], tmp_path / "out")
+        tiny.evaluate(kept, ["parameters=last"], tmp_path / "out")
 
 
 def test_a_run_from_before_averages_goes_on(tiny_run: Path, tmp_path: Path) -> None:
@@ -85,5 +84,5 @@ def test_a_run_from_before_averages_goes_on(tiny_run: Path, tmp_path: Path) -> N
     lines = [line for line in text.splitlines() if not line.startswith(new)]
     assert len(lines) == len(text.splitlines()) - len(new)
     (folder / "config.yaml").write_text("\n".join(lines) + "\n")
-    assert run.resume(folder, ["train.steps=8"]) == 0
+    assert tiny.resume(folder, ["train.steps=8"]) == 0
     assert tiny.last_step(read(folder).rows) == 8

@@ -11,7 +11,7 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.configuration import recipes
-from evalkit.configuration.saved import from_file
+from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
 from evalkit.session import experiments, plan, run
@@ -85,10 +85,10 @@ def test_it_goes_on_with_a_run_that_was_stopped(experiment: Callable[..., int], 
     called: list[Path] = []
     with pytest.MonkeyPatch.context() as patch:
         original = run.resume
-        patch.setattr(run, "resume", lambda folder, *rest: (called.append(folder), original(folder, *rest))[1])
+        patch.setattr(run, "resume", lambda spec: (called.append(spec.folder), original(spec))[1])
         assert experiment() == 0
     assert called == [tmp_path / "out" / "other"]
-    assert from_file(called[0] / "config.yaml").seed == 1
+    assert Spec.saved(called[0]).experiment.seed == 1
 
 
 def test_a_dry_run_lists_the_runs_with_their_hours_and_writes_nothing(
@@ -273,10 +273,10 @@ def test_a_run_that_was_given_more_steps_stays_the_same_run(
     experiment: Callable[..., int], finished: Path, tmp_path: Path
 ) -> None:
     one = tmp_path / "out" / "one"
-    before = from_file(one / "config.yaml").train.steps
-    assert run.resume(one, [f"train.steps={before + 4}"]) == 0
+    before = Spec.saved(one).experiment.train.steps
+    assert tiny.resume(one, [f"train.steps={before + 4}"]) == 0
     assert experiment() == 0
-    assert from_file(one / "config.yaml").train.steps == before + 4
+    assert Spec.saved(one).experiment.train.steps == before + 4
 
 
 def test_a_run_that_goes_on_is_not_finished(experiment: Callable[..., int], finished: Path, tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_run_that_goes_on_is_not_finished(experiment: Callable[..., int], fini
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "train", Mock(side_effect=UserError("a full disk")))
         with pytest.raises(UserError, match="a full disk"):
-            run.resume(one, ["train.steps=8"])
+            tiny.resume(one, ["train.steps=8"])
     assert not (one / "results.json").exists()
 
 

@@ -45,7 +45,7 @@ def test_a_signal_stops_the_work_where_no_library_waits_for_it(number: int) -> N
         assert watch.received == [number]
         with pytest.raises(Interrupted) as stopped:
             watch.check()
-    assert stopped.value.exit_code == 128 + number
+    assert stopped.value.number == number
 
 
 def test_a_library_that_waits_for_a_signal_gets_it_once_the_state_is_saved(handled: list[int]) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from evalkit.__main__ import main
-from evalkit.configuration.experiment import refuse_used
 from evalkit.core.errors import UserError
 from evalkit.core.rows import FILE, read
 from evalkit.evaluations.phonebook.measure import METRICS
 from evalkit.evaluations.phonebook.report import LABELS, figures
 from evalkit.reports.pooling import Line, load
 from evalkit.session import run, subjects
+from evalkit.session.gates import refuse_run_in
 from support.language_models import Reader, pretrained
 
 SETTINGS = (
@@ -135,4 +135,4 @@ def test_a_checkpoint_goes_with_a_task_that_reads_text(capsys: pytest.CaptureFix
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).touch()
     with pytest.raises(UserError, match="holds a run already; go on with it by resume="):
-        refuse_used(tmp_path)
+        refuse_run_in(tmp_path)

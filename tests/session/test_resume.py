@@ -13,7 +13,6 @@ import pytest
 from evalkit.__main__ import main
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Row, read, value
-from evalkit.session import run
 from evalkit.session.lock import alone
 from evalkit.training.checkpoints import Checkpoints
 from support import tiny
@@ -71,7 +70,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("evalkit.session.session.Watch", StopAfterOneDispatch)
-        assert run.start(tiny.experiment(), folder) == 130
+        assert tiny.start(folder) == 130
     return folder
 
 
@@ -145,12 +144,12 @@ def test_a_stop_after_every_dispatch_changes_nothing(
     folder = tmp_path / "run"
     with monkeypatch.context() as patched:
         patched.setattr("evalkit.session.session.Watch", StopAfterOneDispatch)
-        assert run.start(tiny.experiment(), folder) == 130
+        assert tiny.start(folder) == 130
         for step in (2, 4):
             assert Checkpoints(folder).latest == step
-            assert run.resume(folder, []) == 130
+            assert tiny.resume(folder, []) == 130
     assert f"go on with: python -m evalkit resume {folder}" in capsys.readouterr().out
-    assert run.resume(folder, []) == 0
+    assert tiny.resume(folder, []) == 0
     assert_same(folder, short)
 
 
@@ -200,7 +199,7 @@ def test_what_resuming_does(
     """`kept`: what holds of the run afterwards, beside one that was never disturbed; None: no file has changed."""
     folder = tmp_path / "run"
     if state == "an evaluation":
-        assert run.evaluate(short, ["eval.lengths=[16]"], folder) == 0
+        assert tiny.evaluate(short, ["eval.lengths=[16]"], folder) == 0
     else:
         shutil.copytree(short if state == "finished" else stopped, folder)
     if state == "killed":
@@ -227,11 +226,11 @@ def test_what_resuming_does(
 def test_more_steps_are_told_wherever_the_run_is_read(
     short: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run.resume(copy, ["train.steps=10"]) == 0
+    assert tiny.resume(copy, ["train.steps=10"]) == 0
     trained_alike(copy, short)
     assert int(tiny.state(copy).step[0]) == 10
     assert read(copy / "before" / "6").rows == read(short).rows, "what six steps gave is not kept"
-    assert run.evaluate(copy / "before" / "6", ["eval.lengths=[16]"], tmp_path / "of-six") == 0
+    assert tiny.evaluate(copy / "before" / "6", ["eval.lengths=[16]"], tmp_path / "of-six") == 0
     results = tiny.results(copy)
     note = "set out for 6 training steps, and from step 6 on for 10; from there the learning rate follows the cosine"
     assert results["step"] == results["steps"] == 10 and results["notes"][-1].startswith(note)
@@ -239,7 +238,7 @@ def test_more_steps_are_told_wherever_the_run_is_read(
     page = (copy / "report.html").read_text()
     assert "  # from step 6" in page and note in page
     again = tmp_path / "again"
-    assert run.evaluate(copy, ["eval.lengths=[16]"], again) == 0
+    assert tiny.evaluate(copy, ["eval.lengths=[16]"], again) == 0
     assert tiny.results(again)["extended"] == results["extended"], "an evaluation forgets how its run came to be"
     capsys.readouterr()
     assert main(["compare", str(short), str(copy), "--out", str(tmp_path / "out")]) == 0
@@ -254,8 +253,8 @@ def test_a_history_that_went_nowhere_is_no_extension(stopped: Path, short: Path,
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("evalkit.session.run.train", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            run.resume(folder, ["train.steps=10"])
-    assert run.resume(folder, ["train.steps=6"]) == 0
+            tiny.resume(folder, ["train.steps=10"])
+    assert tiny.resume(folder, ["train.steps=6"]) == 0
     assert_same(folder, short)
     assert "extended" not in tiny.results(folder)
     assert [one["steps"] for one in json.loads((folder / "history.json").read_text())] == [6, 10, 6]
@@ -265,7 +264,7 @@ def test_a_history_that_went_nowhere_is_no_extension(stopped: Path, short: Path,
 def test_another_model_or_task_or_seed_is_refused(copy: Path, change: str) -> None:
     before = tiny.files(copy)
     with pytest.raises(UserError) as refusal:
-        run.resume(copy, [change])
+        tiny.resume(copy, [change])
     assert change.partition("=")[0] in str(refusal.value) and "\n" not in str(refusal.value)
     assert tiny.files(copy) == before
 
@@ -273,7 +272,7 @@ def test_another_model_or_task_or_seed_is_refused(copy: Path, change: str) -> No
 def test_looks_that_no_validation_meets_are_refused_before_anything_is_written(stopped: Path) -> None:
     before = tiny.files(stopped)
     with pytest.raises(UserError, match=r"eval.during_every=3, but models are validated every train.eval_every=2 "):
-        run.resume(stopped, ["eval.during=[16]", "eval.during_every=3"])
+        tiny.resume(stopped, ["eval.during=[16]", "eval.during_every=3"])
     assert tiny.files(stopped) == before
 
 
@@ -284,7 +283,7 @@ def test_a_broken_newest_checkpoint_falls_back_to_the_one_before(
     spoil(copy, 6)
     (copy / "results.json").unlink()
     with caplog.at_level(logging.WARNING, "evalkit"):
-        assert run.resume(copy, []) == 0
+        assert tiny.resume(copy, []) == 0
     (warning,) = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
     assert warning.startswith("checkpoint 6 in ") and "\n" not in warning
     assert_same(copy, short)
@@ -300,7 +299,7 @@ def test_no_readable_checkpoint_is_one_line(copy: Path) -> None:
     (copy / "results.json").unlink()
     before = tiny.files(copy)
     with pytest.raises(UserError, match=r"no checkpoint in .* can be read; start the run anew"):
-        run.resume(copy, ["train.steps=10"])
+        tiny.resume(copy, ["train.steps=10"])
     assert tiny.files(copy) == before, "the refused steps were written"
 
 
@@ -308,7 +307,7 @@ def test_no_readable_checkpoint_is_one_line(copy: Path) -> None:
 def test_a_run_stopped_before_its_first_checkpoint_starts_anew(short: Path, copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints")
     (copy / "results.json").unlink()
-    assert run.resume(copy, []) == 0
+    assert tiny.resume(copy, []) == 0
     assert_same(copy, short)
 
 
@@ -324,11 +323,11 @@ def test_lengths_are_drawn_positions_are_told_apart_and_a_stop_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert run.start(tiny.config.built(WORDS), whole) == 0
+    assert tiny.start(whole, of=WORDS) == 0
     with monkeypatch.context() as patched:
         patched.setattr("evalkit.session.session.Watch", StopAfterOneDispatch)
-        assert run.start(tiny.config.built(WORDS), stopped) == 130
-    assert run.resume(stopped, []) == 0
+        assert tiny.start(stopped, of=WORDS) == 130
+    assert tiny.resume(stopped, []) == 0
     rows = tiny.rows(whole)
     assert tiny.rows(stopped) == rows
     results = tiny.results(whole)

@@ -15,6 +15,7 @@ import evalkit
 from evalkit.__main__ import main
 from evalkit.checkpoints.loading import trainer_of
 from evalkit.checkpoints.pretrained import load_for_text
+from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
 from evalkit.session import run
@@ -44,10 +45,10 @@ def test_a_task_with_an_answer_is_trained_and_evaluated_but_not_above_the_longes
     model = ("model=mqa", "model.width=16", "model.mlp_expansion=1", "model.pattern=[attention]")
     size = ("model.mixers.attention.head_dim=4", "eval.lengths=[16,32,64]", "eval.max_length=32")
     own = [text for text in tiny.OVERRIDES if not text.startswith(("task", "model", "eval.lengths"))]
-    experiment = tiny.config.built([*own, *SELECTIVE, *model, *size])
-    assert run.start(experiment, tmp_path / "run") == 0
+    spec = Spec.of([*own, *SELECTIVE, *model, *size], folder=tmp_path / "run")
+    assert run.start(spec).exit_code == 0
     results = tiny.results(tmp_path / "run")
-    assert results["answer_length"] == experiment.task.answer_length > 0
+    assert results["answer_length"] == spec.experiment.task.answer_length > 0
     assert [entry["length"] for entry in results["extrapolation"]] == [16, 32]
     (left_out,) = results["not_run"]
     assert left_out["length"] == 64 and "eval.max_length=32" in json.dumps(left_out)
@@ -59,7 +60,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
-    experiment = tiny.experiment("seeds=2")
     advance = Trainer.advance
 
     def poisoned(self: Trainer, state: TrainState, stage: Any, steps: int) -> Any:
@@ -72,11 +72,11 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_checkpoint(
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "advance", poisoned)
         with pytest.raises(UserError, match=r"at step 4, seed 1: .*; checkpoint 4 is kept; lower") as failure:
-            run.start(experiment, folder)
+            tiny.start(folder, "seeds=2")
     assert failure.value.exit_code == 2 and "\n" not in str(failure.value)
     assert tiny.last_step(tiny.read(folder).rows) == 4
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tiny.state(folder)))
-    assert run.resume(folder, []) == 0
+    assert tiny.resume(folder, []) == 0
     assert int(tiny.state(folder).step[0]) == 6
 
 
@@ -136,12 +136,12 @@ def test_kept_checkpoints_can_be_evaluated_and_others_are_named(tmp_path: Path) 
     """The two newest ones are kept anyway."""
     folder = tiny.trained(tmp_path / "run", "train.keep_every=2")
     assert sorted(int(path.name) for path in (folder / "checkpoints").iterdir()) == [2, 4, 6]
-    assert run.evaluate(folder, ["step=2", "eval.lengths=[16]"], tmp_path / "again") == 0
+    assert tiny.evaluate(folder, ["step=2", "eval.lengths=[16]"], tmp_path / "again") == 0
     assert {entry["step"] for entry in tiny.rows(tmp_path / "again") if entry["split"] == "test"} == {2}
     with pytest.raises(UserError, match=r"step=3 was not kept in .*; kept: 2, 4, 6"):
-        run.evaluate(folder, ["step=3"], tmp_path / "none")
+        tiny.evaluate(folder, ["step=3"], tmp_path / "none")
     with pytest.raises(UserError, match="step=four; give one number of training steps"):
-        run.evaluate(folder, ["step=four"], tmp_path / "none")
+        tiny.evaluate(folder, ["step=four"], tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -157,13 +157,13 @@ def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
         one, other = (evalkit.load(place, seed).params for place in (folder, kept))
         tiny.assert_identical(one, other)
     for place in (folder, kept):
-        assert run.evaluate(place, ["eval.lengths=[16]"], tmp_path / f"again-{place.name}") == 0
+        assert tiny.evaluate(place, ["eval.lengths=[16]"], tmp_path / f"again-{place.name}") == 0
     assert tiny.rows(tmp_path / "again-run") == tiny.rows(tmp_path / "again-kept")
     before = (kept / "metrics.jsonl.gz").read_bytes()
     with pytest.raises(UserError, match="is an archive, which has no checkpoint to go on from"):
-        run.resume(kept, [])
+        tiny.resume(kept, [])
     with pytest.raises(UserError, match="is an archive, which has the last parameters alone"):
-        run.evaluate(kept, ["step=2"], tmp_path / "none")
+        tiny.evaluate(kept, ["step=2"], tmp_path / "none")
     assert (kept / "metrics.jsonl.gz").read_bytes() == before
     capsys.readouterr()
     assert main(["archive", str(folder), str(kept)]) == 2
@@ -196,7 +196,7 @@ def test_the_times_of_all_sessions_add_up(tiny_run: Path, tmp_path: Path) -> Non
     folder = Path(shutil.copytree(tiny_run, tmp_path / "run"))
     first = json.loads((folder / "timing.json").read_text())
     (folder / "timing.json").write_text(json.dumps({**first, "training": 1000.0}))
-    assert run.resume(folder, ["train.steps=10"]) == 0
+    assert tiny.resume(folder, ["train.steps=10"]) == 0
     both = json.loads((folder / "timing.json").read_text())
     assert 1000 < both["training"] < 2000 and both["evaluation"] > first["evaluation"]
     assert both["first_dispatch"] == first["first_dispatch"]

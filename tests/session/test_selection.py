@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from evalkit.__main__ import main
-from evalkit.configuration import experiment as config
-from evalkit.configuration.saved import from_file
+from evalkit.configuration.spec import Spec
 from evalkit.core.rows import read, value, with_records
 from evalkit.session.selection import Trial, ranked, select, tokens_after
 from support import tiny
@@ -50,7 +49,7 @@ def test_a_search_is_read_from_its_rows(tmp_path: Path, capsys: pytest.CaptureFi
         value(row) for name in ("accuracy", "loss") for row in validation if row["metric"] == name
     )
     assert (found.name, found.finished, found.steps, found.tokens) == ("one", True, None, None)
-    experiment = from_file(tmp_path / "one" / "config.yaml")
+    experiment = Spec.saved(tmp_path / "one").experiment
     answer = experiment.task.answer_length
     assert tokens_after(experiment, 2) == 2 * 8 * (8 + answer)
     assert tokens_after(experiment, 6) == 2 * 8 * (8 + answer) + 4 * 4 * (32 + answer)
@@ -71,14 +70,14 @@ FROZEN = ("batch_size", "learning_rate", "schedule", "weight_decay", "warmup_ste
 
 
 def recipe_of(*overrides: str) -> Mapping[str, Any]:
-    return config.built(overrides).config
+    return Spec.of(overrides).experiment.config
 
 
 @pytest.mark.parametrize(("figure", "level"), [("fig6b", 1.0), ("fig6a", 0.99)])
 def test_the_recipes_of_a_figure_are_those_that_its_search_chose(figure: str, level: float) -> None:
     """By the rows kept with the results: no recipe was mended after its figure was seen."""
     for model, trials in select(RESULTS / f"{figure}_search", level).items():
-        chosen = from_file(RESULTS / f"{figure}_search" / trials[0].name / "config.yaml").config
+        chosen = Spec.saved(RESULTS / f"{figure}_search" / trials[0].name).plain
         chosen["model"]["mixers"].get("attention", {}).pop("window", None)
         for preset in ("cpu", "paper"):
             recipe = recipe_of(f"experiment={figure}", f"model={model}", f"preset={preset}")
@@ -176,7 +175,7 @@ def test_the_recipes_beyond_the_protocol_are_those_that_carried_furthest(model: 
         if folder.name.startswith(f"{model}_")
     }
     furthest = max(carried, key=lambda name: carried[name])
-    chosen = from_file(RESULTS / "fig6b_search" / furthest / "config.yaml").config
+    chosen = Spec.saved(RESULTS / "fig6b_search" / furthest).experiment.config
     recipe = recipe_of(studied("fig6b_constant"), f"model={model}", "preset=cpu")
     assert recipe["selected_by"] == furthest
     assert {key: recipe["train"][key] for key in FROZEN} == {key: chosen["train"][key] for key in FROZEN}

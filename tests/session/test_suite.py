@@ -15,8 +15,7 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.configuration import composition
-from evalkit.configuration.experiment import Experiment
-from evalkit.configuration.saved import from_file
+from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.record.history import Work
 from evalkit.reports.kinds import COSTS
@@ -26,6 +25,7 @@ from evalkit.reports.suite.figures import figures
 from evalkit.reports.suite.report import trained_otherwise
 from evalkit.reports.suite.tables import of_seeds, tables
 from evalkit.session import experiments, plan, run, suite
+from evalkit.session.outcome import Outcome
 from evalkit.training.finite import NotFinite
 from support import tiny
 
@@ -113,15 +113,15 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_cell_is_searched_trained_and_drawn(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = done / "out"
     for cell in ("heads/one", "heads/other"):
-        config = from_file(out / cell / "final" / "config.yaml").config
+        config = Spec.saved(out / cell / "final").experiment.config
         assert (config["seed"], config["seeds"], config["train"]["steps"]) == (7, 2, 6)
         trials = [json.loads((out / cell / f"rate_{rate}" / "results.json").read_text()) for rate in ("0.001", "0.003")]
         assert [trial["seeds"][0]["seed"] for trial in trials] == [1000, 1000]
         losses = [trial["seeds"][0]["validation"]["loss"] for trial in trials]
         assert config["train"]["learning_rate"] == (0.001, 0.003)[losses.index(min(losses))], "none has the level yet"
-        assert from_file(out / cell / "rate_0.001" / "config.yaml").config["train"]["steps"] == 3
-    large = from_file(out / "heads" / "one" / "large" / "final" / "config.yaml").config
-    own = from_file(out / "heads" / "one" / "final" / "config.yaml").config
+        assert Spec.saved(out / cell / "rate_0.001").experiment.config["train"]["steps"] == 3
+    large = Spec.saved(out / "heads" / "one" / "large" / "final").experiment.config
+    own = Spec.saved(out / "heads" / "one" / "final").experiment.config
     assert large["model"]["mixers"]["recurrent"]["width_rnn"] == 16
     assert large["train"]["learning_rate"] == own["train"]["learning_rate"]
     drawn = {path.stem for path in out.glob("*.png")}
@@ -152,7 +152,7 @@ def test_a_final_run_at_another_rate_than_its_trials_choose_now_is_refused(
 ) -> None:
     shutil.copytree(done / "out", tmp_path / "out")
     final = tmp_path / "out" / "heads" / "one" / "final"
-    chosen = from_file(final / "config.yaml").config["train"]["learning_rate"]
+    chosen = Spec.saved(final).experiment.config["train"]["learning_rate"]
     (other,) = {0.001, 0.003} - {chosen}
     before = tiny.files(final)
     assert begin(tmp_path, "task=heads", "model=one", f"suite.rates=[{other}]") == 1
@@ -273,8 +273,10 @@ def test_the_protocol_is_changed_by_its_own_keys() -> None:
     assert given is not None and given.protocol == words[1:3] and given.rest == []
     config = composition.compose(["experiment=suite", *given.protocol]).config
     trial, final = suite.parts(config, given)
-    assert (trial.name, trial.experiment.train.learning_rate) == ("parity/hawk/rate_0.002", 2e-3)
-    assert final.experiment.seeds == 5 and final.experiment.preset == "cpu", "a suite's sizes are for a CPU by default"
+    assert (trial.name, trial.spec.experiment.train.learning_rate) == ("parity/hawk/rate_0.002", 2e-3)
+    assert final.spec.experiment.seeds == 5 and final.spec.experiment.preset == "cpu", (
+        "a suite's sizes are for a CPU by default"
+    )
 
 
 def test_a_rate_that_diverges_is_left_out_and_not_tried_again(
@@ -284,17 +286,17 @@ def test_a_rate_that_diverges_is_left_out_and_not_tried_again(
     begun = run.start
     diverging = {"rate_0.003"}
 
-    def start(experiment: Experiment, folder: Path) -> int:
-        if folder.name in diverging:
-            folder.mkdir(parents=True)
+    def start(spec: Spec) -> Outcome:
+        if spec.folder.name in diverging:
+            spec.folder.mkdir(parents=True)
             raise NotFinite("the loss or its gradient was not finite at step 1")
-        return begun(experiment, folder)
+        return begun(spec)
 
     monkeypatch.setattr(run, "start", start)
     assert suite_of("task=heads", "model=other") == 1
     cell = tmp_path / "out" / "heads" / "other"
     assert "not finite at step 1" in (cell / "rate_0.003" / "not_finite.txt").read_text()
-    assert from_file(cell / "final" / "config.yaml").config["train"]["learning_rate"] == 0.001
+    assert Spec.saved(cell / "final").experiment.config["train"]["learning_rate"] == 0.001
     monkeypatch.setattr(run, "start", Mock(side_effect=AssertionError))
     assert suite_of("task=heads", "model=other") == 0
     part = suite.Part("final", [], Mock(), ("heads/other/rate_0.003",))
@@ -327,7 +329,7 @@ def test_another_size_is_of_the_same_model_on_its_task(done: Path) -> None:
     config, given = composition.compose(words[:2]).config, suite.asked(words)
     assert given is not None
     config.suite.sizes.heads.large = {"other": ["model.mixers.recurrent.width_rnn=16"]}
-    own, large = (part.experiment.config["model"] for part in suite.parts(config, given) if part.trials)
+    own, large = (part.spec.experiment.config["model"] for part in suite.parts(config, given) if part.trials)
     assert own["mlp_expansion"] == large["mlp_expansion"] == 2
 
 
@@ -380,7 +382,7 @@ def test_a_mixer_from_outside_is_checked_run_and_drawn_beside_what_is_kept(
 
 
 def read_model(folder: Path) -> str:
-    return from_file(folder / "config.yaml", packages=["theirs"]).model_name
+    return Spec.saved(folder, packages=["theirs"]).experiment.model_name
 
 
 def cell(**changes) -> Cell:
@@ -444,7 +446,7 @@ def test_a_final_run_is_also_asked_at_its_training_length() -> None:
     given = suite.asked([*words, "train.curriculum=[]"])
     assert given is not None
     finals = [part for part in suite.parts(composition.compose(words[:1]).config, given) if part.trials]
-    assert [list(part.experiment.config["eval"]["lengths"]) for part in finals] == 3 * [[128, 256, 512]]
+    assert [list(part.spec.experiment.config["eval"]["lengths"]) for part in finals] == 3 * [[128, 256, 512]]
 
 
 def test_beyond_the_training_length_the_longest_is_also_taken_apart() -> None:
@@ -499,7 +501,7 @@ def test_the_runs_of_the_suite_can_be_and_have_as_many_parameters(preset: str, w
     parts = suite.parts(config, given)
     assert {part.name.split("/")[-1] for part in parts} == {"rate_0.001", "rate_0.003", "rate_0.01", "final"}
     for part in parts:
-        model, _ = part.experiment.trained
+        model, _ = part.spec.experiment.trained
         shapes = jax.eval_shape(model.init, jax.random.key(0))
-        beside = sum(leaf.size for leaf in jax.tree.leaves(shapes)) - part.experiment.task.vocab_size * 64
+        beside = sum(leaf.size for leaf in jax.tree.leaves(shapes)) - part.spec.experiment.task.vocab_size * 64
         assert beside == pytest.approx(250_000, rel=0.02), part.name

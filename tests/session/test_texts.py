@@ -12,15 +12,14 @@ import pytest
 from rich.console import Console
 
 from evalkit.__main__ import main
-from evalkit.configuration import experiment as config
-from evalkit.configuration.saved import EVALUABLE, from_file
+from evalkit.configuration.saved import EVALUABLE
+from evalkit.configuration.spec import Spec
 from evalkit.core import batches as feeds
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
 from evalkit.evaluations.text import rows as text_rows
 from evalkit.evaluations.text.summary import levels, table_of
 from evalkit.reports import comparison as compare
-from evalkit.session import run
 from evalkit.training.trainer import Trainer
 from support import tiny
 
@@ -76,7 +75,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds."""
     folder = tmp_path_factory.mktemp("runs") / "two"
-    assert run.start(config.built(overrides(data, "seeds=2")), folder) == 0
+    assert tiny.start(folder, of=overrides(data, "seeds=2")) == 0
     return folder
 
 
@@ -102,7 +101,7 @@ def test_a_run_leaves_what_it_promises(trained: Path) -> None:
 
 
 def test_seeds_read_other_windows_and_a_resumed_step_the_same(data: Path) -> None:
-    experiment = config.built(overrides(data))
+    experiment = Spec.of(overrides(data)).experiment
     feed = feeds.feed_of(experiment.task)
     whole, later = (feed.load([0, 1], first, 3, 4, 32) for first in (0, 2))
     assert whole.tokens.shape == (2, 3, 4, 32)
@@ -112,7 +111,7 @@ def test_seeds_read_other_windows_and_a_resumed_step_the_same(data: Path) -> Non
 
 def test_positions_are_read_only_where_a_document_begins(data: Path) -> None:
     """Told or not, the windows of one document are the same training."""
-    experiment = config.built(overrides(data))
+    experiment = Spec.of(overrides(data)).experiment
     feed = feeds.feed_of(experiment.task)
     found = [feed.load([0], step, 1, 4, 32) for step in range(200)]
     inside, across = ([one for one in found if (one.positions is None) == whole] for whole in (True, False))
@@ -130,7 +129,7 @@ def test_dispatches_change_nothing(data: Path) -> None:
     ends = []
     for log_every in (2, 6):
         settings = [f"train.{name}_every={log_every}" for name in ("log", "eval", "checkpoint")]
-        experiment = config.built(overrides(data, *settings))
+        experiment = Spec.of(overrides(data, *settings)).experiment
         trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
         (stage,), state = experiment.train.stages(32), trainer.init()
         for _ in range(6 // log_every):
@@ -160,10 +159,10 @@ def test_no_interval_of_a_loss_reaches_below_0() -> None:
 
 def test_another_text_is_refused_when_a_run_goes_on(data: Path, tmp_path: Path) -> None:
     folder, mine = tmp_path / "run", texts(tmp_path / "texts")
-    assert run.start(config.built(overrides(mine)), folder) == 0
+    assert tiny.start(folder, of=overrides(mine)) == 0
     texts(mine, seed=1)
     with pytest.raises(UserError, match=r"began with another text \(text: 2 documents"):
-        run.resume(folder, ["train.steps=8"])
+        tiny.resume(folder, ["train.steps=8"])
 
 
 def test_a_checkpoint_is_read_with_its_own_tokenizer(trained: Path, data: Path, tmp_path: Path) -> None:
@@ -204,10 +203,10 @@ def test_what_was_trained_on_is_not_held_out(
 
 
 def test_a_run_evaluated_on_another_task_keeps_its_training_length(trained: Path, data: Path) -> None:
-    experiment = from_file(trained / "config.yaml", ["task=arxiv", f"data.path={data}"], EVALUABLE)
+    experiment = Spec.saved(trained, ["task=arxiv", f"data.path={data}"], allowed=EVALUABLE).experiment
     assert experiment.task_name == "arxiv" and experiment.task.length == 32
     with pytest.raises(UserError, match=r"task.length is what this run was trained at; give 'eval.lengths"):
-        from_file(trained / "config.yaml", ["task.length=64"], EVALUABLE)
+        _ = Spec.saved(trained, ["task.length=64"], allowed=EVALUABLE).experiment
 
 
 def test_runs_on_different_texts_are_told_apart(
@@ -216,7 +215,7 @@ def test_runs_on_different_texts_are_told_apart(
     other = texts(tmp_path / "other", seed=7)
     small = ["eval.length=32", "eval.contexts=[]", "eval.gaps=[]"]
     again = tmp_path / "again"
-    assert run.evaluate(trained, [f"data.path={other}", *small], again) == 0
+    assert tiny.evaluate(trained, [f"data.path={other}", *small], again) == 0
     compare.compare([trained, again], tmp_path / "out", Console())
     assert "The held-out texts differ, so the lines do not compare" in " ".join(capsys.readouterr().out.split())
 

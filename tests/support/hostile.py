@@ -23,6 +23,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from evalkit.configuration.spec import Spec
 from evalkit.core.errors import LONGEST, UserError
 
 MORE_MEMORY = 2 * 2**30
@@ -232,9 +233,8 @@ def _read_history(folder: Path) -> None:
 
 
 def _read_configuration(folder: Path) -> None:
-    from evalkit.configuration.saved import from_file
 
-    from_file(folder / "config.yaml")
+    _ = Spec.saved(folder).experiment
 
 
 def _read_released(folder: Path) -> None:

@@ -48,7 +48,7 @@ class Shared:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(composition, "_hydra", self.composed)
             patch.setattr(config, "model_of", self.model_of)
-            for user in ("evalkit.checkpoints.loading", "evalkit.session.run"):
+            for user in ("evalkit.checkpoints.loading", "evalkit.session.gates"):
                 patch.setattr(f"{user}.trainer_of", self.trainer_of)
             yield
 

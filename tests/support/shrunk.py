@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration import experiment as config
+from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import LanguageModel, Params
 from evalkit.tasks.text import Text
 
@@ -32,7 +33,7 @@ def every_model(*repeated: str) -> list[Any]:
 @lru_cache
 def experiment(model: str, *overrides: str) -> config.Experiment:
     """Induction heads with that model, shrunk, and `overrides` on top: built, and its programs compiled, once."""
-    return config.built(["task=induction_heads", f"model={model}", *overrides_of(model), *overrides])
+    return Spec.of(["task=induction_heads", f"model={model}", *overrides_of(model), *overrides]).experiment
 
 
 @lru_cache

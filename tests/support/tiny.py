@@ -13,9 +13,10 @@ import jax
 import numpy as np
 
 from evalkit.checkpoints import loading
-from evalkit.configuration import experiment as config
 from evalkit.configuration.experiment import Experiment
-from evalkit.configuration.saved import from_file
+from evalkit.configuration.request import Request
+from evalkit.configuration.saved import EVALUABLE, RESUMABLE
+from evalkit.configuration.spec import Spec
 from evalkit.core.rows import Row, read
 from evalkit.session import run
 
@@ -51,13 +52,29 @@ OVERRIDES = (*TASK, *MODEL, *TRAIN, *EVAL, "wandb.mode=disabled")
 
 def experiment(*overrides: str) -> Experiment:
     """The tiny run with `overrides` on top."""
-    return config.built([*OVERRIDES, *overrides])
+    return Spec.of([*OVERRIDES, *overrides]).experiment
 
 
 def trained(folder: Path, *overrides: str) -> Path:
     """The tiny run, done in `folder` in this process."""
-    assert run.start(experiment(*overrides), folder) == 0
+    assert start(folder, *overrides) == 0
     return folder
+
+
+def start(folder: Path, *overrides: str, of: Sequence[str] = OVERRIDES) -> int:
+    """The exit code of a run in `folder`, of the tiny run's words or other ones."""
+    return run.start(Spec.of([*of, *overrides], folder=folder)).exit_code
+
+
+def resume(folder: Path, changes: Sequence[str] = ()) -> int:
+    """The exit code of what goes on in `folder`."""
+    return run.resume(Spec.saved(folder, changes, allowed=RESUMABLE)).exit_code
+
+
+def evaluate(folder: Path, changes: Sequence[str] = (), target: Path | None = None) -> int:
+    """The exit code of one more evaluation; `step=` may be among the changes."""
+    request = Request.of([f"evaluate={folder}", *changes])
+    return run.evaluate(Spec.saved(folder, request.settings, allowed=EVALUABLE), request.step, target).exit_code
 
 
 def environment() -> dict[str, str]:
@@ -130,7 +147,7 @@ def last_step(entries: Sequence[Row]) -> int:
 
 def state(folder: Path) -> Any:
     """Everything in a run's newest checkpoint."""
-    return loading.restore(from_file(folder / "config.yaml"), folder)[0]
+    return loading.restore(Spec.saved(folder).experiment, folder)[0]
 
 
 def assert_identical(one: Any, other: Any) -> None:

@@ -21,6 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evalkit.configuration import experiment as config
+from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.models import build
 from evalkit.models.layers import Division, Linear, into, out_of, scanned
@@ -401,7 +402,7 @@ def test_a_mesh_is_refused_before_anything_is_compiled() -> None:
 @pytest.mark.parametrize("name", ["mamba", "gla", "hawk_complex", "mqa_conv"])
 def test_a_mixer_without_rules_is_not_divided_over_the_model_axis(name: str) -> None:
     """It trains on a mesh whose data axis has all devices."""
-    model = config.built(["task=induction_heads", f"model={name}"]).model
+    model = Spec.of(["task=induction_heads", f"model={name}"]).experiment.model
     assert model is not None
     mesh.layout_of(model, Sizes(2, 1), "step", "float32")
     with pytest.raises(UserError, match=r"mesh: no rule divides blocks\.\d\.mixer\S* .*the model axis; give model: 1"):

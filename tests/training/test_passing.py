@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evalkit.configuration import experiment as config
+from evalkit.configuration.spec import Spec
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
 from evalkit.core.errors import UserError
@@ -113,7 +113,7 @@ def test_every_mixer_with_a_bounded_cache_takes_part(model: str) -> None:
 )
 def test_what_cannot_be_is_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(UserError, match=said) as refused:
-        config.built(["task=induction_heads", "train.state_passing=0.25", *words])
+        _ = Spec.of(["task=induction_heads", "train.state_passing=0.25", *words]).experiment
     assert "\n" not in str(refused.value)
 
 

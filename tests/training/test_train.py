@@ -17,6 +17,7 @@ import pytest
 
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
+from evalkit.configuration.spec import Spec
 from evalkit.core import streams
 from evalkit.core.objective import Tally, tally
 from evalkit.tasks import Example
@@ -48,12 +49,12 @@ PAIRS = [
 @pytest.mark.parametrize(("task", "model"), PAIRS)
 def test_every_task_and_model_take_a_step(task: str, model: str) -> None:
     """Shrunk, from the configuration that ships: the first loss is near that of guessing, and the parameters move."""
-    experiment = config.built(
+    experiment = Spec.of(
         [
             *[f"task={task}", f"model={model}", "task.length=40", *overrides_of(model)],
             "train.warmup_steps=1",  # the rate of a long one's first steps is lost in float32's last bit
         ]
-    )
+    ).experiment
     trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
     state = trainer.init()
     before = jax.device_get(state.params)
@@ -205,17 +206,17 @@ def test_devices_share_a_batch_or_seeds_and_change_nothing() -> None:
 def shrunken(model: str) -> config.Experiment:
     """Selective copying at 32 tokens, small."""
     overrides = ["task=selective_copying", f"model={model}", "task.length=32", "task.data_tokens=4"]
-    return config.built([*overrides, *overrides_of(model)])
+    return Spec.of([*overrides, *overrides_of(model)]).experiment
 
 
 @pytest.mark.slow
 def test_a_small_task_is_learned() -> None:
     """Selective copying of two tokens out of twelve, teacher-forced nowhere: Hawk at width 32 solves it in seconds."""
-    experiment = config.built(
+    experiment = Spec.of(
         ["task=selective_copying", "model=hawk", "task.length=12", "task.data_tokens=2", *overrides_of("hawk"),
          "model.pattern=[recurrent,recurrent]", "model.width=32", "model.mixers.recurrent.width_rnn=32",
          "train.learning_rate=1e-2", "train.steps=600"]
-    )  # fmt: skip
+    ).experiment  # fmt: skip
     trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
     state, _ = trainer.advance(trainer.init(), Stage(0, 600, 12, 64), 575)
     _, sums = trainer.advance(state, Stage(0, 600, 12, 64), 25)

@@ -1,0 +1,188 @@
+"""What a run is to be: all that words, a dictionary or a saved run say of it, read once."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from evalkit.configuration import capacity, catalogue, composition, saved
+from evalkit.configuration.composition import ALLOW, Composed, Words
+from evalkit.configuration.experiment import SETTINGS, Experiment, admitted, assembled, explained, written
+from evalkit.configuration.overrides import overrides_of
+from evalkit.configuration.schema import unknown, verify
+from evalkit.core import trust
+from evalkit.core.errors import UserError
+from evalkit.record.history import command_line
+from evalkit.training.optimizer import COSINE, SCHEDULES
+
+Check = Callable[[Experiment], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Spec:
+    """A run before it is built: `Spec.of` a new one, `Spec.saved` one that goes on or is evaluated again.
+
+    `plain` is its whole configuration, resolved, of named code alone, each key and type held to the constructors.
+    `typed` has the words that the user typed, by their keys; `command` is what the history says of whoever began it.
+    `checks` judge the experiment once it is built, such as whether this machine can hold it.
+    """
+
+    plain: dict[str, Any]
+    folder: Path
+    typed: Mapping[str, str] = field(default_factory=dict)
+    command: str = field(default_factory=command_line)
+    checks: tuple[Check, ...] = ()
+
+    @classmethod
+    def of(
+        cls, settings: Words | Mapping[str, Any], *, folder: Path | None = None, command: str | None = None
+    ) -> "Spec":
+        """A new run of these words, or of a dictionary; raises UserError with one line.
+
+        `folder` is where it writes, if the settings do not say it.
+        """
+        words = composition.parse(overrides_of(settings) if isinstance(settings, Mapping) else settings)
+        return cls.composed(composition.compose(words), words, folder=folder, command=command)
+
+    @classmethod
+    def composed(
+        cls, composed: Composed, words: Sequence[Override], *, folder: Path | None = None, command: str | None = None
+    ) -> "Spec":
+        """The run that is `composed` of these words; raises UserError for what no run can have."""
+        for name in composed.config:
+            if name not in SETTINGS:
+                raise UserError(unknown(str(name), [*SETTINGS, *composition.paths(composed.base)]))
+        _refuse_missing(composed)
+        plain = composition.plain(composed.config)
+        plain[ALLOW] = admitted(plain, composition.trusted(words))
+        verify(plain, composed.base, SETTINGS)
+        _refuse_without_effect(plain, composed)
+        trust.remember(trust.strangers(plain).values())  # resuming and evaluating need not be told again
+        trust.remember_folders(written(plain))
+        where = composed.folder if folder is None else folder
+        return cls(plain, where, _typed(words), command_line() if command is None else command, NEW)
+
+    @classmethod
+    def saved(
+        cls,
+        run: Path,
+        changes: Words = (),
+        *,
+        allowed: Sequence[str] = (),
+        packages: Iterable[str] = (),
+        command: str | None = None,
+    ) -> "Spec":
+        """The run in a folder, with `changes` of keys that begin with one of `allowed`; raises UserError.
+
+        It may be a stranger's: code of packages that are neither evalkit, nor among `packages` or those that the
+        changes name, is refused before it is imported.
+        """
+        words = composition.parse(changes)
+        plain = saved.plain_of(run / saved.FILE, [*packages, *composition.trusted(words)])
+        return cls(plain, run, command=command_line() if command is None else command).changed(words, allowed)
+
+    def changed(self, changes: Words, allowed: Sequence[str]) -> "Spec":
+        """The same run with `changes` of keys that begin with one of `allowed`, as it goes on or is evaluated again.
+
+        An option that the run has already (`model=` its own model) may always be given. Raises UserError.
+        """
+        words = composition.parse(changes)
+        plain, values = saved.changed(self.plain, words, allowed)
+        # A run of a larger machine is read on any; what is asked for anew must fit.
+        checks: tuple[Check, ...] = (refuse_large_caches,) if values else ()
+        if plain["task"] != self.plain["task"]:
+            checks = (*checks, partial(saved.refuse_other_vocabulary, self.plain["task"]))
+        return Spec(plain, self.folder, _typed(words), self.command, checks)
+
+    def at(self, folder: Path) -> "Spec":
+        """The same run in another folder; what is built already stays."""
+        moved = replace(self, folder=folder)
+        moved.__dict__.update({name: built for name, built in self.__dict__.items() if name == "experiment"})
+        return moved
+
+    @property
+    def packages(self) -> list[str]:
+        """The packages whose code it runs, and those that the user named."""
+        return self.plain[ALLOW]
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """Everything that it describes, built once; raises UserError for what cannot be, or not on this machine."""
+        experiment = assembled(self.plain)
+        for check in self.checks:
+            check(experiment)
+        return experiment
+
+
+def refuse_large_training(experiment: Experiment) -> None:
+    """Raises UserError for a training that needs more memory than there is."""
+    capacity.refuse_too_large(capacity.of_training(experiment))
+
+
+def refuse_large_caches(experiment: Experiment) -> None:
+    """Raises UserError for an evaluation that needs more memory, and for a mixer's `init_cache` that fails."""
+    with explained(experiment.config["model"] or {}, "model"):
+        capacity.refuse_too_large(capacity.of_evaluation(experiment))
+
+
+def refuse_rare_looks(experiment: Experiment) -> None:
+    """Raises UserError for looks while training at steps where no model is validated; a finished run may have them."""
+    try:
+        if experiment.train is not None:
+            experiment.eval.check_looks(experiment.train.eval_every)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+NEW: tuple[Check, ...] = (refuse_large_training, refuse_large_caches, refuse_rare_looks)
+"""What is checked of a new run once it is built."""
+
+
+def _typed(words: Sequence[Override]) -> dict[str, str]:
+    return {word.key_or_group: composition.text_of(word) for word in words}
+
+
+def _refuse_missing(composed: Composed) -> None:
+    """Raises UserError for a run without a task or a model."""
+    config, choices = composed.config, composed.choices
+    own = next((Path(str(place)[7:]) for place in composed.hydra["searchpath"]), None)
+    for group in ("task", "model") if not OmegaConf.select(config, "checkpoint") else ():
+        if choices.get(group) is None:
+            allowed = " or ".join(f"{group}={name}" for name in catalogue.options(group, own))
+            raise UserError(f"{group} is missing; give {allowed}")
+
+
+def _refuse_without_effect(plain: Mapping[str, Any], composed: Composed) -> None:
+    """Raises UserError for a setting of training that the user gave and that has no effect beside the others.
+
+    A recipe's serves shorter trainings and tasks too, and gives way to them.
+    """
+    task, train = plain["task"] or {}, plain["train"] or {}
+    warmup, steps = train.get("warmup_steps", 0), train.get("steps", 0)
+    if "train.warmup_steps" in composed.typed and warmup > steps:
+        raise UserError(f"train.warmup_steps={warmup}, but training ends at train.steps={steps}; give fewer, or 0")
+    for name in ("b1", "b2") if not isinstance(train.get("optimizer", ""), str) else ():
+        if f"train.{name}" in composed.typed:
+            raise UserError(f"train.{name} is AdamW's; give train.optimizer.{name}, or what it is called there")
+    kind, before = train.get("schedule"), (composed.base.get("train") or {}).get("final_fraction")
+    if train.get("final_fraction") != before and kind in SCHEDULES and kind != COSINE:
+        raise UserError(
+            f"train.final_fraction is where a cosine ends, but train.schedule={kind}; give train.schedule={COSINE}"
+        )
+    lengths, longest = train.get("lengths"), task.get("length")
+    if "train.lengths" in composed.typed and lengths and len(lengths) == 2 and lengths[1] != longest:
+        raise UserError(
+            f"train.lengths={lengths}, but the longest is task.length={longest}; allowed: "
+            f"'train.lengths=[SHORTEST,{longest}]', or another task.length"
+        )
+    if "train.curriculum" in composed.typed:
+        for stage in train["curriculum"]:
+            if stage.get("length", 0) >= task.get("length", float("inf")):
+                raise UserError(
+                    f"train.curriculum has a stage of length={stage['length']}, but task.length={task['length']}; "
+                    "stages come before it, so give shorter ones"
+                )

@@ -1,0 +1,202 @@
+"""What is asked before a run is worked on, in order; each gate raises UserError, with one line, for what cannot be."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from evalkit.checkpoints.archives import is_archive
+from evalkit.checkpoints.loading import trainer_of
+from evalkit.configuration import saved
+from evalkit.configuration.complete import completed
+from evalkit.configuration.experiment import Experiment, build, written
+from evalkit.configuration.spec import Spec, refuse_rare_looks
+from evalkit.core.batches import feed_of
+from evalkit.core.errors import UserError
+from evalkit.core.rows import read, record_file
+from evalkit.core.trust import refuse_elsewhere
+from evalkit.parallel import peers
+from evalkit.parallel.layouts import connection
+from evalkit.record import history
+from evalkit.record.files import RESULTS
+from evalkit.record.history import pasteable
+from evalkit.session.hints import near
+from evalkit.session.session import console_of
+from evalkit.session.space import refuse_full
+from evalkit.training.checkpoints import Checkpoints
+from evalkit.training.trainer import Trainer
+
+
+class Launch:
+    """A run that is about to be worked on, as this process shows it: of several, the first one alone says anything."""
+
+    def __init__(self, spec: Spec):
+        self.spec, self.folder = spec, spec.folder
+        self.experiment = spec.experiment if peers.first() else _unheard(spec.experiment)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """What trains it."""
+        return trainer_of(self.experiment)
+
+    @property
+    def console(self) -> Console:
+        """Where it is shown."""
+        return console_of(self.experiment)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has the results of all that it is to do."""
+        if not (self.folder / RESULTS).is_file():
+            return False
+        train = self.experiment.train
+        return train is None or train.steps <= completed(self.before["train"])["steps"]
+
+    @property
+    def before(self) -> dict[str, Any]:
+        """The configuration in its folder, which is not changed yet."""
+        return saved.plain_of(self.folder / saved.FILE, self.spec.packages)
+
+
+Gate = Callable[[Launch], None]
+
+
+def passed(gates: tuple[Gate, ...], launch: Launch) -> Launch:
+    """The launch, where every gate lets it pass."""
+    for gate in gates:
+        gate(launch)
+    return launch
+
+
+def refuse_unconnected(launch: Launch) -> None:
+    """One of several processes has met the others."""
+    connection.refuse_unconnected(launch.experiment.distributed)
+
+
+def refuse_missing_packages(launch: Launch) -> None:
+    """This machine has what each sink needs."""
+    for sink in launch.experiment.outlets.values():
+        sink.check()
+
+
+def refuse_used(launch: Launch) -> None:
+    """A new run has a folder of its own."""
+    if peers.first():
+        refuse_run_in(launch.folder)
+
+
+def refuse_run_in(folder: Path) -> None:
+    """Raises UserError if a folder is a run's already."""
+    if record_file(folder) is not None:
+        place = near(folder)
+        raise UserError(f"{place} holds a run already; go on with it by resume={place}, or give another hydra.run.dir")
+
+
+def refuse_unreadable(launch: Launch) -> None:
+    """Texts are there and can be read."""
+    if launch.experiment.checkpoint is None:
+        launch.experiment.feed.prepare()
+
+
+def refuse_unshared(launch: Launch) -> None:
+    """All processes see the folder."""
+    if launch.experiment.checkpoint is None:
+        connection.refuse_unshared(launch.folder)
+
+
+def refuse_small_disk(launch: Launch) -> None:
+    """The disk has room for checkpoints and rows."""
+    if launch.experiment.checkpoint is None:
+        refuse_full(launch.folder, launch.trainer)
+
+
+def refuse_foreign_folders(launch: Launch) -> None:
+    """A saved run writes into its own folder, and into those that the user gave."""
+    refuse_elsewhere(launch.folder, written(launch.spec.plain), launch.spec.typed)
+
+
+def refuse_archive(launch: Launch) -> None:
+    """A run that goes on has a checkpoint to go on from."""
+    if launch.experiment.checkpoint is None and is_archive(launch.folder):
+        raise UserError(f"{launch.folder} is an archive, which has no checkpoint to go on from; give the run itself")
+
+
+def refuse_measured(launch: Launch) -> None:
+    """A run that is evaluated again has parameters of its own."""
+    if launch.experiment.checkpoint is not None:
+        raise UserError(f"{launch.folder} was measured on a checkpoint; give task= and checkpoint= again")
+
+
+def refuse_changed_measurement(launch: Launch) -> None:
+    """The evaluation of a checkpoint is one process's, and goes on with its own settings."""
+    if launch.experiment.checkpoint is None:
+        return
+    if peers.several():
+        raise UserError(f"{launch.folder} measures a checkpoint, which is one process's; leave distributed= out")
+    fixed = [word for word in launch.spec.typed.values() if word.startswith(("eval", "train"))]
+    if fixed:
+        raise UserError(f"{fixed[0]!r}: an evaluation goes on with its own settings; leave it out")
+
+
+def refuse_fewer_steps(launch: Launch) -> None:
+    """A run that goes on has no fewer steps to do than are done, and was trained in its folder."""
+    if launch.experiment.checkpoint is not None:
+        return
+    _, training = launch.experiment.trained
+    if any(work.step is None for work in history.read(launch.folder)[-1:]):
+        raise UserError(
+            f"{launch.folder} is an evaluation, which has no training to go on with; evaluate the run itself again"
+        )
+    with closing(Checkpoints(launch.folder)) as checkpoints:
+        done = checkpoints.latest or 0
+    if done > training.steps:
+        raise UserError(f"train.steps={training.steps}, but {launch.folder} is at step {done}; give at least {done}")
+
+
+def refuse_other_evaluation(launch: Launch) -> None:
+    """The results of a finished run stay what they are."""
+    if launch.spec.plain["eval"] != launch.before["eval"]:
+        settings = [word for key, word in launch.spec.typed.items() if not key.startswith("train.")]
+        command = pasteable("evaluate", str(near(launch.folder)), *settings)
+        raise UserError(f"{launch.folder} is finished, and its results stay; for other ones give {command}")
+
+
+def refuse_other_text(launch: Launch) -> None:
+    """A run goes on with the text that it began with."""
+    now, before = launch.experiment.feed.facts(), read(launch.folder).header.text
+    if now is not None and before is not None and before["digest"] != now["digest"]:
+        raise UserError(
+            f"{launch.folder} began with another text ({before['used']}); bring it back, or start a new run"
+        )
+
+
+def refuse_trained_on(launch: Launch) -> str | None:
+    """Raises UserError if a run is to be evaluated on text that it was trained on; says what could not be looked at."""
+    before = launch.before
+    # The run's own texts were held to each other when they were read.
+    if before["task"] == launch.spec.plain["task"]:
+        return None
+    return launch.experiment.feed.refuse_trained_on(feed_of(build(before, "task")))
+
+
+BEFORE_START = (
+    refuse_unconnected,
+    refuse_missing_packages,
+    refuse_used,
+    refuse_unreadable,
+    refuse_unshared,
+    refuse_small_disk,
+)
+BEFORE_RESUME = (refuse_unconnected, refuse_missing_packages, refuse_foreign_folders, refuse_archive)
+WHILE_ALONE = (refuse_changed_measurement, refuse_unshared, refuse_fewer_steps)
+"""Those of a run that goes on, asked while no other process works on it."""
+BEFORE_GOING_ON = (lambda launch: refuse_rare_looks(launch.experiment), refuse_small_disk)
+BEFORE_EVALUATION = (refuse_missing_packages, refuse_foreign_folders, refuse_measured, refuse_unreadable)
+
+
+def _unheard(experiment: Experiment) -> Experiment:
+    return replace(experiment, quiet=True, format="text", log=())
