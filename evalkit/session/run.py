@@ -266,7 +266,7 @@ def _go_on(experiment: Experiment, folder: Path, own: Path) -> int:
     trainer = trainer_of(experiment)
     refuse_full(folder, trainer)
     with closing(Checkpoints(folder, trainer.training.keep_every)) as checkpoints:
-        restored = checkpoints.restore(trainer.restorable, trainer.step.whole)
+        restored = checkpoints.restore(trainer.restorable, trainer.step.layout)
         experiment.feed.prepare()
         if restored is None:
             return _trained(experiment, own, trainer, checkpoints, _fresh(experiment, trainer), {})
