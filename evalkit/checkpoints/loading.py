@@ -113,7 +113,7 @@ def restore(experiment: Experiment, run: Path, at: int | None = None) -> tuple[T
             raise UserError(f"{run} has results and no parameters: it is an evaluation; give the run that it is of")
         raise UserError(f"{run} has no checkpoint yet; go on with resume={run}")
     trainer = trainer_of(experiment)
-    kept_as = trainer.abstract, trainer.step.whole
+    kept_as = trainer.abstract, trainer.step.layout
     with closing(Checkpoints(run)) as checkpoints:
         if at is not None:
             return checkpoints.at(at, *kept_as), at

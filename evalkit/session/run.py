@@ -167,7 +167,7 @@ def _go_on(launch: Launch, own: Path) -> Outcome:
         say(launch.console, changed)
     experiment, trainer = launch.experiment, launch.trainer
     with closing(_checkpoints(launch)) as checkpoints:
-        restored = checkpoints.restore(trainer.restorable, trainer.step.whole)
+        restored = checkpoints.restore(trainer.restorable, trainer.step.layout)
         experiment.feed.prepare()
         if restored is None:
             return _trained(launch, own, checkpoints, _fresh(launch), {})

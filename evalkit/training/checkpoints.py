@@ -20,8 +20,8 @@ import orbax.checkpoint as ocp
 from evalkit.core.errors import UserError, first_line, writing
 from evalkit.disk import sums
 from evalkit.parallel import peers
+from evalkit.parallel.layouts.forms import as_parameters, as_vectors, has_vectors
 from evalkit.parallel.layouts.vectors import Layout
-from evalkit.training.forms import as_parameters, as_vectors, has_vectors
 from evalkit.training.state import TrainState
 
 FOLDER = "checkpoints"
@@ -201,7 +201,8 @@ def _in_form(
     if has_vectors(abstract) == (MOMENTS not in meta):
         return read(abstract)
     other, form = (as_parameters, as_vectors) if has_vectors(abstract) else (as_vectors, as_parameters)
-    state = form(read(jax.eval_shape(lambda state: other(state, layout), abstract)), layout)
+    whole = layout.whole
+    state = form(read(jax.eval_shape(lambda state: other(state, whole), abstract)), whole)
     where = jax.tree.map(lambda leaf: leaf.sharding or jax.local_devices()[0], abstract)
     return jax.device_put(jax.tree.map(np.asarray, state), where)
 

@@ -78,7 +78,7 @@ def first_in(trainer: Trainer, params: Params, example: Example, begun: Cache | 
     for name in _not_finite(params):
         return f"the parameter {name} was so before it"
     model, alone = trainer.model, trainer.alone
-    used = alone.whole.cast(params)
+    used = alone.layout.cast(params)
     if isinstance(model, Inspectable):
         for name, output in model.outputs(used, example.tokens, example.positions):
             if not bool(jnp.isfinite(output).all()):
@@ -89,7 +89,7 @@ def first_in(trainer: Trainer, params: Params, example: Example, begun: Cache | 
     if not bool(jnp.isfinite(loss)):
         return "it begins in the loss"
     # The last layer's comes first on the way back.
-    names = _not_finite(alone.whole.params(gradient))
+    names = _not_finite(alone.layout.params(gradient))
     return f"it begins in the gradient of {names[-1]}" if names else None
 
 
@@ -100,7 +100,7 @@ def _begun_from(
     passing = trainer.alone.passing
     if passing is None:
         return None
-    used = trainer.alone.whole.cast(params)
+    used = trainer.alone.layout.cast(params)
     at, size = jnp.asarray(step, jnp.int32), trainer.alone.microbatch(passing.count, tokens)
     reached = passing.advance(used, streams_of(state, index), trainer.seeds[index], at, tokens, 1, size)
     return copied_to(reached, stage.batch_size)
@@ -108,7 +108,7 @@ def _begun_from(
 
 def _before(trainer: Trainer, checkpoints: Checkpoints, step: int) -> tuple[TrainState, Stage]:
     """The state before a step, trained again from the last checkpoint, and the stage that the step is of."""
-    restored = checkpoints.restore(trainer.restorable, trainer.step.whole)
+    restored = checkpoints.restore(trainer.restorable, trainer.step.layout)
     state, at = (trainer.init(), 0) if restored is None else (restored.state, restored.step)
     for stage in trainer.training.stages(trainer.task.length):
         while at < min(step, stage.stop):

@@ -10,7 +10,6 @@ from evalkit.core.contracts import LanguageModel
 from evalkit.parallel.devices import AXIS, MODEL_AXIS, bytes_of
 from evalkit.parallel.layouts.mesh import layout_of
 from evalkit.parallel.layouts.sizes import Sizes
-from evalkit.training.mesh_step import MeshStep
 from evalkit.training.state import TrainState
 from evalkit.training.trainer import Trainer
 
@@ -37,16 +36,16 @@ def bytes_a_device(trainer: Trainer) -> Bytes:
 
         bytes_a_device(Trainer(task, model, training, [0], {"data": 4, "model": 2})).optimizer
     """
-    step, kept = trainer.step, trainer.abstract
-    if isinstance(step, MeshStep):
-        kept = _own(kept, step.specs(kept), step.layout.sizes)
+    layout, kept, sizes = trainer.step.layout, trainer.abstract, trainer.place.sizes
+    if sizes is not None:
+        kept = _own(kept, trainer.place.specs(kept), sizes)
     else:
         kept = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), kept)
     return Bytes(
         parameters=bytes_of(kept.params),
         optimizer=bytes_of(kept.optimizer),
-        gathered=step.layout.gathered_bytes,
-        gradient=step.layout.gradient_bytes,
+        gathered=layout.gathered_bytes,
+        gradient=layout.gradient_bytes,
     )
 
 

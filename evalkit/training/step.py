@@ -1,6 +1,5 @@
 """One optimisation step of one seed: the gradient over micro-batches, and the update."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,8 +9,8 @@ from jax import Array, lax
 
 from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
 from evalkit.core.objective import scored_only, tally
-from evalkit.parallel.layouts.mesh import MeshLayout
-from evalkit.parallel.layouts.vectors import Layout
+from evalkit.parallel.layouts.mesh import layout_of, share_of
+from evalkit.parallel.layouts.sizes import Sizes
 from evalkit.tasks import Example
 from evalkit.training import optimizer
 from evalkit.training.microbatches import in_parts, microbatch
@@ -23,34 +22,35 @@ from evalkit.training.state import Sums, TrainState
 class Step:
     """One step on a batch of `feed`, of whose sequences `scored` positions count (None: all, or a varying number).
 
-    `streams` are those of `train.state_passing`, where there are any.
+    `streams` are those of `train.state_passing`, where there are any. With `sizes`, the devices of a mesh take the step
+    together, inside `jax.shard_map` over both axes. Raises UserError for a model that the mesh does not divide, and
+    ValueError for training that looks at whole arrays.
     """
 
-    def __init__(self, feed: Feed, scored: int | None, model: LanguageModel, training: Training, streams: int):
-        self.feed, self.scored, self.model, self.training = feed, scored, model, training
+    def __init__(
+        self,
+        feed: Feed,
+        scored: int | None,
+        model: LanguageModel,
+        training: Training,
+        streams: int,
+        sizes: Sizes | None = None,
+    ):
         params = jax.eval_shape(model.init, jax.random.key(0))
-        self.whole = training.layout(params, model.decay_mask(params))
-        self.layout: Layout | MeshLayout = self.whole
-        self.optimizer = training.transformation(self.whole)
+        self.layout = training.layout(params, model.decay_mask(params))
+        if sizes is not None:
+            training.check_divided()
+            self.layout = layout_of(model, sizes, training.gather, training.parameter_dtype)
+            model = share_of(model, sizes)
+        self.feed, self.scored, self.model, self.training = feed, scored, model, training
+        self.optimizer = training.transformation(self.layout.whole)
         self.passing = None
         if training.state_passing is not None:
             self.passing = StatePassing(feed, model, streams, training.state_passing, training.stream_facts)
 
     def fresh(self, params: Params) -> Any:
         """The optimiser's first state."""
-        return self.optimizer.init(self.layout.vectors(params))
-
-    def packed(self, state: TrainState) -> TrainState:
-        """The state with its parameters, and their average, as vectors, as `take` has them."""
-        return self._with(state, self.layout.vectors)
-
-    def unpacked(self, state: TrainState) -> TrainState:
-        """The state with its parameters, and their average, as the model has them."""
-        return self._with(state, self.layout.params)
-
-    def _with(self, state: TrainState, form: Callable[[Any], Any]) -> TrainState:
-        average = None if state.average is None else form(state.average)
-        return state._replace(params=form(state.params), average=average)
+        return self.layout.fresh(self.optimizer.init, params)
 
     def take(
         self,

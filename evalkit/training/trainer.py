@@ -16,11 +16,10 @@ from evalkit.core import streams
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import LanguageModel, Task
 from evalkit.parallel.devices import RUNS_ONCE
+from evalkit.parallel.layouts.placement import Placement
 from evalkit.parallel.layouts.sizes import AUTO, Setting, sizes_of
 from evalkit.tasks import Example
 from evalkit.tasks.text import Text
-from evalkit.training.mesh_step import MeshStep
-from evalkit.training.placement import Placement
 from evalkit.training.settings import Stage, Training
 from evalkit.training.state import Sums, TrainState
 from evalkit.training.step import Step
@@ -38,9 +37,9 @@ class Trainer:
         sizes = sizes_of(mesh)
         # The step as one device takes it by itself is looked at on a mesh, too.
         self.alone = Step(self.feed, task.scored, model, training, training.streams(task.length))
-        self.step = self.alone if sizes is None else MeshStep(self.feed, task.scored, model, training, sizes)
+        self.step = self.alone if sizes is None else Step(self.feed, task.scored, model, training, 0, sizes)
         batches = [stage.batch_size for stage in training.stages(task.length)]
-        self.place = Placement(self.step, sizes, len(self.seeds), batches)
+        self.place = Placement(self.step.layout, sizes, len(self.seeds), batches)
         self._programs: dict[Any, jax.stages.Compiled] = {}
 
     def init(self) -> TrainState:
@@ -132,7 +131,7 @@ class Trainer:
         loaded = jax.tree.map(_first, self.feed.shapes(1, 1, stage.batch_size, stage.length))
         state = jax.tree.map(_first, self.abstract)
         state = state._replace(optimizer=jax.eval_shape(self.alone.fresh, state.params))
-        state = jax.eval_shape(self.alone.packed, state)
+        state = jax.eval_shape(self.alone.layout.packed, state)
         return jax.make_jaxpr(step)(jnp.zeros((), jnp.int32), state, Sums.none(), loaded)
 
     @partial(jax.jit, static_argnames=("self", "length", "batch", "shortest"), donate_argnames="state")
@@ -168,10 +167,10 @@ class Trainer:
         def one_seed(args: tuple[TrainState, Array, Any]) -> tuple[TrainState, Sums]:
             state, seed, loaded = args
             body = partial(take, seed=seed, shards=self.place.shards)
-            start = (self.step.packed(state), Sums.none())
+            start = (self.step.layout.packed(state), Sums.none())
             # The number of steps is an argument, so that a short last dispatch runs the very same program.
             state, sums = lax.fori_loop(0, steps, lambda index, carry: body(index, carry[0], carry[1], loaded), start)
-            return self.step.unpacked(state), sums
+            return self.step.layout.unpacked(state), sums
 
         # One seed after the other: on a CPU that is faster than vmap, whose larger arrays leave the cache.
         return lax.map(one_seed, (state, seeds, loaded))

@@ -183,5 +183,5 @@ def test_a_grid_has_a_run_for_each_point() -> None:
 
 def test_the_grid_of_figure_1a_is_whole() -> None:
     runs = Spec.of(["experiment=fig1a", "model=mqa"]).plain["runs"]
-    assert len(runs) == 36 and runs.hawk_w48_r64[-1] == "train.learning_rate=64e-3"
+    assert len(runs) == 36 and runs["hawk_w48_r64"][-1] == "train.learning_rate=64e-3"
     assert list(runs)[:4] == ["mqa_w32_r16", "mqa_w32_r32", "mqa_w32_r64", "mqa_w48_r8"]

@@ -63,7 +63,7 @@ def assert_last_checkpoint_good(folder: Path) -> None:
         return
     step = tiny.last_step(read(folder).rows)
     trainer = loading.trainer_of(tiny.experiment())
-    restored = Checkpoints(folder).restore(trainer.abstract, trainer.step.whole)
+    restored = Checkpoints(folder).restore(trainer.abstract, trainer.step.layout)
     if restored is None:
         assert step <= 2
     else:

@@ -52,7 +52,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
 @pytest.mark.parametrize("trials", faults.counts(20, 200))
 def test_a_damaged_checkpoint_is_never_loaded_and_the_one_before_is(copy: Path, trials: int, lines: Any) -> None:
     trainer = loading.trainer_of(tiny.experiment())
-    kept_as = trainer.abstract, trainer.step.whole
+    kept_as = trainer.abstract, trainer.step.layout
     kept = Checkpoints(copy)
     good = kept.at(BEFORE, *kept_as)
     rot = faults.Rot(copy / "checkpoints" / str(NEWEST))
@@ -78,7 +78,7 @@ def test_a_checkpoint_of_before_there_were_sums_is_loaded(tmp_path: Path, lines:
     items = ocp.args.Composite(state=ocp.args.StandardSave(parts), meta=ocp.args.JsonSave(meta))
     with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
         manager.save(2, args=items)
-    restored = Checkpoints(tmp_path).restore(trainer.abstract, trainer.step.whole)
+    restored = Checkpoints(tmp_path).restore(trainer.abstract, trainer.step.layout)
     assert restored is not None and restored.step == 2 and restored.meta == meta and not lines()
     tiny.assert_identical(restored.state, state)
 

@@ -168,14 +168,14 @@ def through_checkpoint(run: Trainer, state: Any, others: dict[str, Trainer]) -> 
     with tempfile.TemporaryDirectory() as folder, closing(Checkpoints(Path(folder))) as checkpoints:
         checkpoints.save(state, 4, {})
         for name, other in others.items():
-            found = checkpoints.restore(other.restorable, other.step.whole)
+            found = checkpoints.restore(other.restorable, other.step.layout)
             assert found is not None
             restored[name] = found.state
     same = all(equal(found.params, state.params) for found in restored.values())
     back = restored["one"]
     with tempfile.TemporaryDirectory() as folder, closing(Checkpoints(Path(folder))) as checkpoints:
         checkpoints.save(back, 4, {})
-        again = checkpoints.restore(run.restorable, run.step.whole)
+        again = checkpoints.restore(run.restorable, run.step.layout)
         assert again is not None
         return restored, same and equal(again.state, state)
 

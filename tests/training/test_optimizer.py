@@ -160,7 +160,7 @@ def test_an_optimiser_of_optax_trains_whole_arrays_and_resumes_bit_for_bit(name:
     kept = Checkpoints(tmp_path)
     kept.save(begun, 2, {})
     straight, sums = trainer.advance(begun, stage, 2)
-    restored = kept.restore(trainer.restorable, trainer.step.whole)
+    restored = kept.restore(trainer.restorable, trainer.step.layout)
     kept.close()
     assert restored is not None and np.isfinite(sums.loss).all()
     resumed, _ = trainer.advance(restored.state, stage, 2)

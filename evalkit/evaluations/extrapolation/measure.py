@@ -14,8 +14,8 @@ from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, T
 from evalkit.core.objective import Tally
 from evalkit.core.rows import Row
 from evalkit.core.statistics import LOOK_EVERY, wilson
-from evalkit.inference.split import ROWS, SEQUENCE, SHARED, refuse_unsplit, split_tallies
 from evalkit.inference.streaming import stream_tallies
+from evalkit.parallel.layouts.sequences import ROWS, SEQUENCE, SHARED, refuse_unsplit, split_tallies
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from evalkit.core.contracts import Pretrained
 from evalkit.core.rows import Row
 from evalkit.inference.scoring import LOGITS_AT_A_TIME, Request, Scorer
-from evalkit.inference.split import read_split
+from evalkit.parallel.layouts.sequences import read_split
 from evalkit.tasks import Example
 from evalkit.tasks.text.corpus import Span
 

@@ -14,7 +14,7 @@ from evalkit.core.rows import Row
 from evalkit.evaluations.text import rows as text_rows
 from evalkit.evaluations.text.held_out import Document, Losses, Subject, drawn, longest_of, losses_of, split_losses_of
 from evalkit.evaluations.text.passages import Passages
-from evalkit.inference.split import ROWS, SEQUENCE, SHARED, refuse_unsplit
+from evalkit.parallel.layouts.sequences import ROWS, SEQUENCE, SHARED, refuse_unsplit
 from evalkit.tasks.text.corpus import Span
 
 WINDOWS = 0  # what random places are drawn for; those of passages are in `passages`

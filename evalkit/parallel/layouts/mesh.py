@@ -4,7 +4,7 @@ The model axis divides each layer, as the model says by `Divisible` (Shoeybi et 
 batch, and what the model axis leaves of parameters, gradients and moments (Rajbhandari et al. 2020).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -19,9 +19,18 @@ from evalkit.core.contracts import Divisible, LanguageModel, Params
 from evalkit.core.errors import UserError
 from evalkit.parallel.devices import AXIS, MODEL_AXIS
 from evalkit.parallel.layouts.sizes import Sizes
-from evalkit.parallel.layouts.vectors import DECAYS, STAYS, computed_in
+from evalkit.parallel.layouts.vectors import (
+    DECAYS,
+    STAYS,
+    Layout,
+    State,
+    VectorLayout,
+    computed_in,
+    each,
+    is_vectors,
+)
 
-Vectors = dict[str, dict[str, Array]]
+Vectors = Any  # dict[str, dict[str, Array]]
 """A device's own part of all parameters: by whether they decay, then by how they are divided."""
 Shape = tuple[int, ...]
 MOVES = ("all_gather", "slice", "reshape", "transpose", "convert_element_type")
@@ -81,20 +90,25 @@ class Leaf(NamedTuple):
         return (1 if self.rule.axis is not None else sizes.model) * (1 if self.axis is not None else sizes.data)
 
 
-class MeshLayout:
+class MeshLayout(Layout):
     """Where each parameter lies on a mesh, and what its devices tell each other: the `Layout` of a mesh.
 
-    Parameters are gathered over the data axis once a step, and the sums of their gradients are scattered once.
-    All but `specs` and `leaves` is used inside `jax.shard_map` over both axes.
+    Parameters are gathered over the data axis once a step, and the sums of their gradients are scattered once. Between
+    dispatches the state is whole parameters and moments, each divided over the devices, so that a checkpoint says
+    nothing of the mesh. Within a dispatch each device has vectors of its parts.
+    All but `specs` and `leaves` is used inside `jax.shard_map` over both axes. Raises UserError for a model that the
+    mesh does not divide.
     """
 
     def __init__(self, model: LanguageModel, sizes: Sizes, dtype: str):
         params = jax.eval_shape(model.init, jax.random.key(0))
+        decays = model.decay_mask(params)
+        super().__init__(params, decays, dtype)
         self.sizes = sizes
-        self.remat_policy: Any = None
-        paths, self.structure = jax.tree.flatten_with_path(params)
+        self._whole_layout = VectorLayout(params, decays, dtype)
+        paths = jax.tree.leaves_with_path(params)
         rules = _rules(model, len(paths), sizes.model)
-        every = zip(paths, rules, jax.tree.leaves(model.decay_mask(params)), strict=True)
+        every = zip(paths, rules, jax.tree.leaves(decays), strict=True)
         self.leaves = [_leaf(number, *given, sizes, dtype) for number, given in enumerate(every)]
         self._divided = [leaf for leaf in self.leaves if leaf.axis is not None]
         if not self._divided:
@@ -104,9 +118,31 @@ class MeshLayout:
         self._kinds = {kind: [leaf for leaf in self.leaves if leaf.kind == kind] for kind in kinds}
 
     @property
-    def specs(self) -> Params:
-        """The axes of the mesh for each axis of each parameter of all seeds."""
-        return jax.tree.unflatten(self.structure, [leaf.spec for leaf in self.leaves])
+    def whole(self) -> VectorLayout:
+        """The layout of a device that has all of a seed."""
+        return self._whole_layout
+
+    def fresh(self, init: Callable[[Any], Any], params: Params) -> Any:
+        """The first state of an optimiser, its moments as the model has parameters."""
+        return each(init(self.whole.vectors(params)), is_vectors, self.whole.params)
+
+    def packed(self, state: State) -> State:
+        """The state of this device as vectors, as a step has it."""
+        return each(state, self.is_params, self.vectors)
+
+    def unpacked(self, state: State) -> State:
+        """The state of this device as its parts of parameters and moments."""
+        return each(state, is_vectors, self.params)
+
+    def specs(self, state: State, *_: PartitionSpec) -> State:
+        """The axes of the mesh for each axis of the state of all seeds."""
+        axes = jax.tree.unflatten(self.structure, [leaf.spec for leaf in self.leaves])
+        divided = each(state, self.is_params, lambda _: axes)
+        return jax.tree.map(
+            lambda leaf: leaf if isinstance(leaf, PartitionSpec) else PartitionSpec(),
+            divided,
+            is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+        )
 
     def vectors(self, own: Params) -> Vectors:
         """The vectors of what this device keeps."""
@@ -230,6 +266,11 @@ class LayerwiseLayout(MeshLayout):
         """Loss, accuracy and this device's part of the gradient, each the sum over all devices."""
         *scores, vectors = totals
         return *lax.psum(scores, AXIS), self._vectors(self._of_all(self._pieces(vectors)))
+
+
+def share_of(model: LanguageModel, sizes: Sizes) -> LanguageModel:
+    """The model as one device of the model axis computes it; the mesh divides it."""
+    return model.over(MODEL_AXIS) if isinstance(model, Divisible) and sizes.model > 1 else model
 
 
 def layout_of(model: LanguageModel, sizes: Sizes, gather: str, dtype: str) -> MeshLayout:

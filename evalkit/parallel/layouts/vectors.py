@@ -1,15 +1,18 @@
 """How one device keeps parameters while it trains: as the model has them, or as two long vectors."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from evalkit.core.contracts import Params
 from evalkit.parallel.devices import AXIS
 
+State = Any  # what training changes: a NamedTuple with `params`, `optimizer`, `average` and `streams` among others
 Vectors = dict[str, Array]
 DECAYS, STAYS = "decays", "stays"
 MASK = {DECAYS: True, STAYS: False}
@@ -25,7 +28,7 @@ class Layout:
     def __init__(self, params: Params, decays: Params, dtype: str = "float32"):
         self.mask = decays
         self.remat_policy: Any = None
-        self._leaves, self._structure = jax.tree.flatten(params)
+        self._leaves, self.structure = jax.tree.flatten(params)
         self._dtypes = [computed_in(leaf, dtype) for leaf in self._leaves]
 
     def vectors(self, params: Params) -> Any:
@@ -40,6 +43,31 @@ class Layout:
         """A `transformation` without a state that looks at each array of the parameters."""
         return transformation
 
+    @property
+    def whole(self) -> "Layout":
+        """The layout of a device that has all of a seed, which says how a checkpoint's moments lie."""
+        return self
+
+    def fresh(self, init: Callable[[Any], Any], params: Params) -> Any:
+        """The first state of an optimiser, as it is kept between dispatches."""
+        return init(self.vectors(params))
+
+    def packed(self, state: State) -> State:
+        """The state as a step has it: parameters, and their average, as the optimiser takes them."""
+        return _with(state, self.vectors)
+
+    def unpacked(self, state: State) -> State:
+        """The packed state as it is kept between dispatches."""
+        return _with(state, self.params)
+
+    def specs(self, state: State, seeds: PartitionSpec, streams: PartitionSpec) -> State:
+        """How the state of all seeds is split: all of it by `seeds`, and the streams by `streams`."""
+        return state._replace(**{**dict.fromkeys(state._fields, seeds), "streams": streams})
+
+    def is_params(self, node: Any) -> bool:
+        """Whether a part of a state is shaped as the parameters."""
+        return jax.tree.structure(node) == self.structure
+
     def gathered(self, vectors: Any) -> Params:
         """What a step computes the gradient by."""
         return self.cast(self.params(vectors))
@@ -48,7 +76,7 @@ class Layout:
         """The parameters in the dtypes that a step computes with."""
         leaves = jax.tree.leaves(params)
         cast = [leaf.astype(dtype) for leaf, dtype in zip(leaves, self._dtypes, strict=True)]
-        return jax.tree.unflatten(self._structure, cast)
+        return jax.tree.unflatten(self.structure, cast)
 
     def used(self, gathered: Params) -> Params:
         """The parameters as the model takes them, of what was `gathered`."""
@@ -107,7 +135,7 @@ class VectorLayout(Layout):
             next(pieces[DECAYS if decays else STAYS]).reshape(leaf.shape).astype(leaf.dtype)
             for leaf, decays in self._with(self._leaves)
         ]
-        return jax.tree.unflatten(self._structure, leaves)
+        return jax.tree.unflatten(self.structure, leaves)
 
     def by_array(self, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
         """A `transformation` without a state that looks at each array of the parameters, for vectors."""
@@ -132,6 +160,21 @@ class VectorLayout(Layout):
                 end += leaf.size
                 ends.append(end)
         return ends
+
+
+def each(tree: Any, chosen: Callable[[Any], bool], function: Callable[[Any], Any]) -> Any:
+    """The tree with `function` of each part that is `chosen` in its place."""
+    return jax.tree.map(lambda node: function(node) if chosen(node) else node, tree, is_leaf=chosen)
+
+
+def is_vectors(node: Any) -> bool:
+    """Whether a part of a state is parameters, or their moments, as vectors."""
+    return isinstance(node, dict) and set(node) == set(MASK)
+
+
+def _with(state: State, form: Callable[[Any], Any]) -> State:
+    average = None if state.average is None else form(state.average)
+    return state._replace(params=form(state.params), average=average)
 
 
 def computed_in(leaf: Any, dtype: str) -> Any:

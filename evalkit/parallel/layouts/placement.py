@@ -13,16 +13,14 @@ from evalkit.core.errors import UserError
 from evalkit.parallel import peers
 from evalkit.parallel.devices import AXIS, mesh_for
 from evalkit.parallel.layouts.sizes import Sizes, mesh_of, refuse_undivided
-from evalkit.training.mesh_step import MeshStep
-from evalkit.training.state import TrainState
-from evalkit.training.step import Step
+from evalkit.parallel.layouts.vectors import Layout, State
 
 
 class Placement:
     """The devices of a run with so many `seeds` and these `batches`; `sizes` are those of its mesh, None for `auto`."""
 
-    def __init__(self, step: Step, sizes: Sizes | None, seeds: int, batches: Sequence[int]):
-        self.step, self.sizes, self._seeds, self._batches = step, sizes, seeds, batches
+    def __init__(self, layout: Layout, sizes: Sizes | None, seeds: int, batches: Sequence[int]):
+        self.layout, self.sizes, self._seeds, self._batches = layout, sizes, seeds, batches
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -88,18 +86,15 @@ class Placement:
         """Along which axis of the mesh the seeds are split."""
         return PartitionSpec(AXIS) if self.by_seed else PartitionSpec()
 
-    def specs(self, state: TrainState) -> Any:
+    def specs(self, state: State) -> Any:
         """Along which axes each part of the state is split: all by seeds, or the streams as the batch, or by the mesh.
 
         Streams lie with the sequences that begin from them, so that no device asks another for a state.
         """
-        if isinstance(self.step, MeshStep):
-            return self.step.specs(state)
-        streams: Any = self.seeds if self.by_seed else PartitionSpec(None, AXIS)
-        whole: Any = self.seeds
-        return TrainState(whole, whole, whole, whole, streams)
+        streams = self.seeds if self.by_seed else PartitionSpec(None, AXIS)
+        return self.layout.specs(state, self.seeds, streams)
 
-    def shardings(self, state: TrainState) -> TrainState:
+    def shardings(self, state: State) -> State:
         """How every array of the state lies on the devices."""
 
         def of_each(spec: PartitionSpec, part: Any) -> Any:
@@ -107,7 +102,7 @@ class Placement:
 
         return jax.tree.map(of_each, self.specs(state), state, is_leaf=lambda node: isinstance(node, PartitionSpec))
 
-    def placed(self, state: TrainState) -> TrainState:
+    def placed(self, state: State) -> State:
         """The shapes and dtypes of the state, and how it lies on the devices."""
         return jax.tree.map(
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),

@@ -13,8 +13,8 @@ from evalkit.core.contracts import Pretrained
 from evalkit.core.rows import Row, value
 from evalkit.evaluations.extrapolation.measure import Extrapolation
 from evalkit.evaluations.text.held_out import losses_of, split_losses_of
-from evalkit.inference.split import read_split, refuse_unsplit
 from evalkit.inference.streaming import stream_tally
+from evalkit.parallel.layouts.sequences import read_split, refuse_unsplit
 from evalkit.tasks import Example
 from evalkit.tasks.text.tokenizers import Numbers
 from support import tiny
@@ -76,11 +76,11 @@ import json, sys
 import jax
 jax.config.update("jax_num_cpu_devices", {DEVICES})
 sys.path[:0] = ["tests", "tests/inference"]
-import test_split
+import test_sequences as tests
 assert jax.device_count() == {DEVICES}
-models = test_split.SPLIT + (test_split.MORE if sys.argv[1] == "every model" else ())
-found = {{f"{{name}} {{restarts}}": test_split.of_tallies(name, restarts) for name in models for restarts in (0, 1)}}
-found |= {{"losses": test_split.of_losses("griffin"), "rows": max(test_split.of_evaluation())}}
+models = tests.SPLIT + (tests.MORE if sys.argv[1] == "every model" else ())
+found = {{f"{{name}} {{restarts}}": tests.of_tallies(name, restarts) for name in models for restarts in (0, 1)}}
+found |= {{"losses": tests.of_losses("griffin"), "rows": max(tests.of_evaluation())}}
 print(json.dumps(found))
 """
 
