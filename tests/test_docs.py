@@ -27,7 +27,7 @@ NAMED = re.compile(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_files_that_a_page_names_are_there(page: Path) -> None:
-    recipes = ("recipe/running_sum", "optimizer/cautious")
+    recipes = ("recipe/running_sum", "optimizer/cautious", "log/table")
     a_users = ("mixer/theirs", "experiment/mine", "model/qrnn", "task/running_sum", *recipes)
     own = {f"conf/{name}.yaml" for name in a_users}
     named = set(NAMED.findall(page.read_text(encoding="utf-8"))) - own
