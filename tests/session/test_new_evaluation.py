@@ -9,8 +9,7 @@ import pytest
 from evalkit.__main__ import main
 from support import tiny
 
-# The model is as small as any: what is measured is no matter of its mixers.
-SETTINGS = [*(text for text in tiny.OVERRIDES if not text.startswith("eval.")), "model.pattern=[attention]"]
+SETTINGS = [text for text in tiny.OVERRIDES if not text.startswith("eval.")]
 pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
 
 MEASURE = '''

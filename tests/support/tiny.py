@@ -25,12 +25,14 @@ MODEL = (
     "model=griffin",
     "model.width=16",
     "model.mlp_expansion=1",
-    "model.pattern=[recurrent,attention]",
+    "model.pattern=[recurrent]",  # every mixer more is half as much again to compile
     "model.mixers.recurrent.width_rnn=16",
     "model.mixers.recurrent.gate_blocks=4",
     "model.mixers.attention.head_dim=4",
     "model.mixers.attention.window=8",
 )
+# For what is about several blocks, or about attention beside a recurrence.
+TWO_BLOCKS = "model.pattern=[recurrent,attention]"
 TRAIN = (
     "train.steps=6",
     "train.batch_size=4",
