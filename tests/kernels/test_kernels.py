@@ -26,7 +26,8 @@ from support.kernel_oracle import (
 )
 
 IMPLEMENTATIONS = {"auto": "auto", **ALL}
-SMALL = ("sequential", "associative", "triton in chunks", "tpu in small blocks")
+SMALL = ("associative", "triton in chunks", "tpu in small blocks")
+BFLOAT16 = ("associative", "triton in chunks")
 
 
 def inputs(steps, width, seed=0, batch=2, dtype=jnp.float32):
@@ -64,12 +65,12 @@ def test_states_and_gradients_match_float64(name, kind, reverse):
     check(ALL[name], STEPS, WIDTH, kind, "float32", reverse)
 
 
-@pytest.mark.parametrize("name", often(("triton in chunks", "tpu")))
+@pytest.mark.parametrize("name", often(("triton in chunks",)))
 def test_one_step_of_one_channel_matches_float64(name):
     check(ALL[name], 1, 1, "first", "float32", reverse=False)
 
 
-@pytest.mark.parametrize("name", often(SMALL))
+@pytest.mark.parametrize("name", often(BFLOAT16))
 def test_states_and_gradients_in_bfloat16_match_float64(name):
     check(ALL[name], STEPS, WIDTH, "none", "bfloat16", reverse=False)
 
@@ -129,7 +130,7 @@ def test_a_reset_is_two_scans():
     np.testing.assert_allclose(whole, np.concatenate(parts, axis=1), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", often(SMALL, IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", often(BFLOAT16, IMPLEMENTATIONS))
 def test_bfloat16_inputs_accumulate_in_float32(name):
     """The state counts to 512 by ones in float32; in bfloat16 it stops at 256."""
     ones = np.ones((2, STEPS, WIDTH), jnp.bfloat16)

@@ -29,7 +29,7 @@ from support.kernel_oracle import (
 
 UNIT_RESET = dict(zip(ALL, (False, True, True, False, False, True), strict=True))
 """Each way of resetting is compiled with half of the implementations: `-m kernels` has both with all of them."""
-BFLOAT16 = ("sequential", "associative", "triton in chunks", "tpu in small blocks")
+BFLOAT16 = ("associative", "triton in chunks")
 
 
 def inputs(steps, width, dtype="float32", seed=0, batch=2):
