@@ -27,7 +27,7 @@ NAMED = re.compile(
 
 def test_the_files_that_pages_name_are_there() -> None:
     recipes = ("recipe/running_sum/paper", "recipe/running_sum/paper/qrnn")
-    a_users = ("mixer/theirs", "experiment/mine", "model/qrnn", "task/running_sum", *recipes)
+    a_users = ("mixer/theirs", "experiment/mine", "model/qrnn", "task/running_sum", "optimizer/cautious", *recipes)
     own = {f"conf/{name}.yaml" for name in a_users}
     named = {(page, name) for page in PAGES for name in NAMED.findall(page.read_text(encoding="utf-8"))}
     assert [(page, name) for page, name in named if name not in own and not (ROOT / name).exists()] == []
