@@ -47,10 +47,7 @@ def first(found: Iterator[BrokenPromise]) -> BrokenPromise | None:
     return next(found, None)
 
 
-IN_GRIFFIN = ("hawk", "mqa_local")  # its two mixers, each alone
-
-
-@pytest.mark.parametrize("name", every_model(*IN_GRIFFIN))
+@pytest.mark.parametrize("name", every_model())
 def test_our_models_keep_every_promise(name: str) -> None:
     """All promises of a model in one test, because they share its programs."""
     model = ours(name)

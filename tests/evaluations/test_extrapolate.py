@@ -18,7 +18,7 @@ from evalkit.inference import streaming
 from evalkit.inference.streaming import stream_tally
 from evalkit.tasks import Example
 from support.evaluated import trained_of
-from support.shrunk import REPEATED, applied, experiment, params_of, shrunk
+from support.shrunk import applied, experiment, params_of, shrunk
 
 MODELS = catalogue.options("model")
 ALL = pytest.mark.exhaustive
@@ -41,12 +41,9 @@ def whole(model: str) -> tuple[Example, Any]:
 @pytest.mark.parametrize(
     ("chunk", "model"),
     [
-        *(pytest.param(7, model, marks=ALL if model in REPEATED else ()) for model in MODELS),
-        *(
-            pytest.param(chunk, model, marks=ALL if model != "griffin" else ())
-            for chunk in (32, 1000)
-            for model in MODELS
-        ),
+        pytest.param(chunk, model, marks=() if model in ("griffin", "kda") and chunk < 1000 else ALL)
+        for chunk in (7, 32, 1000)
+        for model in MODELS
     ],
 )
 def test_streaming_gives_the_whole_result(chunk: int, model: str) -> None:

@@ -83,7 +83,7 @@ def test_where_the_job_that_makes_them_is_killed_another_does(tmp_path: Path, jo
     assert made.read_text().split() == ["begun", "begun", "ended"]
 
 
-@pytest.mark.parametrize("jobs", faults.counts(4, 16))
+@pytest.mark.parametrize("jobs", faults.counts(2, 16))
 def test_the_jobs_of_a_sweep_that_start_at_the_same_moment_have_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:

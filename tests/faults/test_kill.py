@@ -17,7 +17,7 @@ from wandb.util import get_core_path
 
 from evalkit.configuration.spec import Spec
 from evalkit.core.rows import FILE
-from support import faults, tiny
+from support import tiny
 from support.killing import Attempt, Driver
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
@@ -223,13 +223,25 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Campai
         yield Campaign(tmp_path, drive, seed=20)
 
 
-FEW = {"run": 2}
+# While a checkpoint is written, and during an evaluation.
+ENDS = ((signal.SIGKILL, "evalkit.disk.sums.write"), (signal.SIGTERM, WORK[2]))
 MANY = {"run": 24, "further": 11, "archive": 4, "experiment": 11}
 
 
-@pytest.mark.parametrize("kills", faults.counts(FEW, MANY), ids=lambda kills: f"{sum(kills.values())} kills")
-def test_a_run_that_was_killed_ends_as_one_that_was_not(campaign: Campaign, kills: dict[str, int]) -> None:
-    for name, count in kills.items():
+def test_a_signal_while_saving_or_evaluating_changes_nothing(campaign: Campaign) -> None:
+    """Each time the run goes on, and ends as one that was left alone."""
+    whole, place = campaign.undisturbed("run"), campaign.root / "signalled"
+    campaign.begin("run", place)
+    for number, function in ENDS:
+        assert campaign.drive(Attempt(run_words(place), function, number=number)) in (-number, 128 + number)
+        assert not (place / "run" / "results.json").exists()
+    campaign.finish("run", place)
+    assert_same(place / "run", whole / "run")
+
+
+@pytest.mark.exhaustive
+def test_a_run_that_was_killed_ends_as_one_that_was_not(campaign: Campaign) -> None:
+    for name, count in MANY.items():
         campaign.kill(name, count)
     print(json.dumps(campaign.ended, indent=1))  # for the page on reliability
-    assert campaign.ended.total() == sum(kills.values())
+    assert campaign.ended.total() == sum(MANY.values())

@@ -29,7 +29,9 @@ pytestmark = [pytest.mark.fault, pytest.mark.usefixtures("shared", "blank_figure
 
 @pytest.fixture(scope="module")
 def trainer(shared: None) -> Trainer:
-    experiment = tiny.experiment("seeds=2", "train.log_every=1", "train.eval_every=1", "train.checkpoint_every=1")
+    experiment = tiny.experiment(
+        tiny.TWO_BLOCKS, "seeds=2", "train.log_every=1", "train.eval_every=1", "train.checkpoint_every=1"
+    )
     model, training = experiment.trained
     return Trainer(experiment.task, model, training, experiment.all_seeds)
 

@@ -11,6 +11,7 @@ import pytest
 from evalkit.kernels import cglru, linear_scan, rglru, selective_scan
 from support.kernel_oracle import (
     ALL,
+    FEW,
     MATRIX,
     RESETS,
     STEPS,
@@ -26,7 +27,8 @@ from support.kernel_oracle import (
 )
 
 IMPLEMENTATIONS = {"auto": "auto", **ALL}
-SMALL = ("sequential", "associative", "triton in chunks", "tpu in small blocks")
+SMALL = ("associative", "triton in chunks", "tpu in small blocks")
+BFLOAT16 = ("associative", "triton in chunks")
 
 
 def inputs(steps, width, seed=0, batch=2, dtype=jnp.float32):
@@ -55,7 +57,7 @@ def check(implementation, steps, width, kind, dtype, reverse):
     all_close(run(implementation, x, a, h0, None if kind == "none" else reset, reverse), expected, dtype)
 
 
-DIRECTIONS = [(False, name) for name in ALL] + [(True, name) for name in SMALL]
+DIRECTIONS = [(False, name) for name in FEW] + [(True, name) for name in SMALL]
 
 
 @pytest.mark.parametrize("kind", RESETS)
@@ -64,12 +66,12 @@ def test_states_and_gradients_match_float64(name, kind, reverse):
     check(ALL[name], STEPS, WIDTH, kind, "float32", reverse)
 
 
-@pytest.mark.parametrize("name", often(("triton in chunks", "tpu")))
+@pytest.mark.parametrize("name", often(("triton in chunks",)))
 def test_one_step_of_one_channel_matches_float64(name):
     check(ALL[name], 1, 1, "first", "float32", reverse=False)
 
 
-@pytest.mark.parametrize("name", often(SMALL))
+@pytest.mark.parametrize("name", often(BFLOAT16))
 def test_states_and_gradients_in_bfloat16_match_float64(name):
     check(ALL[name], STEPS, WIDTH, "none", "bfloat16", reverse=False)
 
@@ -84,7 +86,7 @@ def test_the_whole_matrix_matches_float64(implementation, steps, width, subtests
             check(implementation, steps, width, kind, dtype, reverse)
 
 
-@pytest.mark.parametrize("name", often(tuple(ALL), IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", often(FEW, IMPLEMENTATIONS))
 def test_a_split_scan_is_the_whole_scan(name):
     """The parts are followed by steps of a = 1 and x = 0, which leave the state as it is."""
     x, a, h = inputs(STEPS, WIDTH)
@@ -109,7 +111,7 @@ def test_reverse_is_a_flip(name):
     np.testing.assert_allclose(last, end, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", often(tuple(ALL), IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", often(FEW, IMPLEMENTATIONS))
 def test_it_is_linear_in_the_inputs_and_the_state(name):
     x, a, h0 = inputs(STEPS, WIDTH)
     x2, _, h2 = inputs(STEPS, WIDTH, seed=5)
@@ -129,7 +131,7 @@ def test_a_reset_is_two_scans():
     np.testing.assert_allclose(whole, np.concatenate(parts, axis=1), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", often(SMALL, IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", often(BFLOAT16, IMPLEMENTATIONS))
 def test_bfloat16_inputs_accumulate_in_float32(name):
     """The state counts to 512 by ones in float32; in bfloat16 it stops at 256."""
     ones = np.ones((2, STEPS, WIDTH), jnp.bfloat16)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from evalkit.configuration import catalogue
 from evalkit.models import build, lm
 from evalkit.models.layers import modules
 from evalkit.models.layers.mixer import Counted
@@ -19,9 +18,8 @@ from evalkit.models.mixers.lru import UngatedRecurrentBlock
 from evalkit.models.mixers.rglru import RecurrentBlock
 from evalkit.models.model import Model
 from evalkit.parallel.devices import bytes_of
-from support.shrunk import WINDOW, shrunk
+from support.shrunk import WINDOW, every_model, shrunk
 
-MODELS = catalogue.options("model")
 LENGTH = 32
 AFFINE = (1, WINDOW, WINDOW + 1, LENGTH)
 """Between these sizes of a cache the cost of a step grows by as much for every slot."""
@@ -36,7 +34,7 @@ def count_of_a_step(model: Model, slots: int) -> float:
     return lowered.cost_analysis()["flops"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", every_model())
 def test_flops_are_what_xla_counts_of_the_unrolled_sequential_form(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Token by token, each with a cache that it fills, so that every pair that is computed is one that is seen."""
     for module in (modules, rglru):  # blocks as blocks, not as one dense product with zeros
@@ -48,7 +46,7 @@ def test_flops_are_what_xla_counts_of_the_unrolled_sequential_form(name: str, mo
     assert model.flops(LENGTH) == pytest.approx(unrolled, rel=0.05)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", every_model())
 def test_cache_bytes_are_those_of_the_cache_that_comes_out(name: str) -> None:
     model = shrunk(name)
     params = jax.eval_shape(model.init, jax.random.key(0))

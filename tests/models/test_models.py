@@ -15,12 +15,11 @@ from evalkit.models import build
 from evalkit.models.layers.modules import BlockDiagonalLinear, GatedMLP, gelu_times
 from evalkit.models.mixers.attention import MQA, Marks, attend, rope
 from evalkit.models.mixers.rglru import RecurrentBlock
-from support.shrunk import WINDOW, overrides_of
+from support.shrunk import WINDOW, every_model, overrides_of
 
 MODELS = catalogue.options("model")
-FEW = ("griffin_released", "mqa", "mamba", "hawk_complex", "kda")
-"""Every kind of a cache once; of the other models `tests/contract` looks at pads, chunks and documents in every run."""
-OFTEN = [name if name in FEW else pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS]
+OFTEN = every_model(["griffin_released", "mamba"])
+"""Of the other models `tests/contract` looks at pads, chunks and documents in every run."""
 VOCABULARY, STEPS = 16, 30
 TOLERANCE = 2e-5
 

@@ -23,7 +23,7 @@ from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.state import TrainState, params_of
 from evalkit.training.trainer import Trainer
 from support import tiny
-from support.faults import full_beyond, one_line
+from support.faults import one_line
 
 pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
 
@@ -84,23 +84,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_checkpoint(
 def test_a_folder_without_a_name_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert "= names no folder; give one" in one_line(capsys.readouterr().err)
-
-
-# What cannot be written: a row; a checkpoint.
-@pytest.mark.parametrize(("size", "every"), [(2500, 6), (4000, 2)])
-def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_space(
-    tiny_run: Path, tmp_path: Path, size: int, every: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """After another run, whose programs are in the cache: none would be kept while the disk is full."""
-    folder = tmp_path / "run"
-    with full_beyond(size):
-        code = main([*tiny.OVERRIDES, f"train.checkpoint_every={every}", f"hydra.run.dir={folder}"])
-    assert code == 2
-    line = one_line(capsys.readouterr().err)
-    assert "cannot write" in line and "free space" in line and str(folder) in line
-    assert main([f"resume={folder}"]) == 0
-    assert tiny.last_step(tiny.read(folder).rows) == 6
-    assert len(tiny.rows(folder)) == len({json.dumps(entry) for entry in tiny.rows(folder)})
 
 
 @pytest.mark.slow

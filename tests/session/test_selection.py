@@ -42,7 +42,7 @@ def test_what_never_got_there_comes_behind_and_what_failed_last() -> None:
 @pytest.mark.slow
 def test_a_search_is_read_from_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stages = "train.curriculum=[{length:8,steps:2,batch_size:8}]"
-    tiny.trained(tmp_path / "one", "model.pattern=[attention]", "train.steps=8", "train.eval_every=2", stages)
+    tiny.trained(tmp_path / "one", "train.steps=8", "train.eval_every=2", stages)
     (found,) = select(tmp_path, level=1.0)["griffin"]
     validation = [row for row in read(tmp_path / "one").rows if row["split"] == "validation" and row["step"] == 8]
     assert (found.accuracy, found.loss) == tuple(

@@ -180,7 +180,7 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("words", "line"),
     [
         ("task=books", "task=books is not judged by accuracy, as a suite's tasks are; choose one that is generated"),
         (
@@ -202,11 +202,11 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
         ),
         ("~suite.tasks", f"suite.tasks is missing; a suite has {', '.join(suite.KEYS)}"),
         (
-            '+suite.models_on.s3.hawk=["model.widht=32"]',
+            'task=s3 model=hawk +suite.models_on.s3.hawk=["model.widht=32"]',
             "cell s3/hawk: unknown key 'model.widht'; the nearest valid one is 'model.width'",
         ),
         (
-            'suite.sizes.mqar.small.mamba=["model.widht=32"]',
+            'task=mqar model=mamba suite.sizes.mqar.small.mamba=["model.widht=32"]',
             "cell mqar/mamba/small: unknown key 'model.widht'; the nearest valid one is 'model.width'",
         ),
         (
@@ -233,9 +233,9 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
         ("model=hawk,mamba", "model= takes one name in a suite; leave it out for all, or give a command for each"),
     ],
 )
-def test_what_a_suite_cannot_do_is_one_line(word: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiment=suite", word]) == 2
-    assert capsys.readouterr().err == f"evalkit: {told}\n"
+def test_what_a_suite_cannot_do_is_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment=suite", *words.split()]) == 2
+    assert capsys.readouterr().err == f"evalkit: {line}\n"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_the_protocol_is_changed_by_its_own_keys() -> None:
 
 
 def test_a_rate_that_diverges_is_left_out_and_not_tried_again(
-    suite_of: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    suite_of: Callable[..., int], done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its folder says so; the final run takes the best of the others, and refuses if there are none."""
     begun = run.start
@@ -293,8 +293,9 @@ def test_a_rate_that_diverges_is_left_out_and_not_tried_again(
         return begun(spec)
 
     monkeypatch.setattr(run, "start", start)
-    assert suite_of("task=heads", "model=other") == 1
     cell = tmp_path / "out" / "heads" / "other"
+    shutil.copytree(done / "out" / "heads" / "other" / "rate_0.001", cell / "rate_0.001")
+    assert suite_of("task=heads", "model=other") == 1
     assert "not finite at step 1" in (cell / "rate_0.003" / "not_finite.txt").read_text()
     assert Spec.saved(cell / "final").experiment.config["train"]["learning_rate"] == 0.001
     monkeypatch.setattr(run, "start", Mock(side_effect=AssertionError))

@@ -20,6 +20,8 @@ PALLAS = {
     "tpu in small blocks": mosaic_tpu.kernel(SMALL_TPU, interpret=True),
 }
 ALL = {**XLA, **PALLAS}
+FEW = (*XLA, "triton in chunks", "tpu in small blocks")
+"""One of each kind, with blocks so small that a sequence takes several."""
 
 RESETS = ("none", "first", "last", "consecutive", "all")
 STEPS, WIDTH = 63, 33

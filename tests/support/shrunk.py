@@ -1,6 +1,6 @@
 """Any model of `conf/model/` at width 16 and window 8, so that what holds for the big one is tested in seconds."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,21 +12,20 @@ from evalkit.configuration import catalogue, composition
 from evalkit.configuration import experiment as config
 from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import LanguageModel, Params
-from evalkit.tasks.text import Text
 
-DRAWN = [name for name in catalogue.options("task") if not isinstance(config.build_task(name), Text)]
+TEXTS = ("arxiv", "books")
+DRAWN = [name for name in catalogue.options("task") if name not in TEXTS]
 """The tasks that are sampled, not read."""
-REPEATED = ("deltanet", "deltanet_negative", "gated_deltanet", "linear_attention")
-"""Models whose settings `deltaproduct`, `kda`, `gla` and `mamba2` have too: `-m exhaustive` looks at them as well."""
+OFTEN = ("griffin", "mqa", "hawk_complex", "mamba", "mamba2", "mingru", "deltaproduct", "kda")
+"""Models of every mixer and every kind of cache; `-m exhaustive` looks at the others, whose settings these have too."""
 WINDOW = 8
 SIZES = {"width": 16, "width_rnn": 16, "gate_blocks": 4, "head_dim": 4, "window": WINDOW}
 
 
-def every_model(*repeated: str) -> list[Any]:
-    """The names of all models as parameters of a test; those `REPEATED` or `repeated` are exhaustive."""
+def every_model(often: Sequence[str] = OFTEN) -> list[Any]:
+    """The names of all models as parameters of a test; those that are not in `often` are exhaustive."""
     return [
-        pytest.param(name, marks=pytest.mark.exhaustive if name in (*REPEATED, *repeated) else ())
-        for name in catalogue.options("model")
+        pytest.param(name, marks=() if name in often else pytest.mark.exhaustive) for name in catalogue.options("model")
     ]
 
 

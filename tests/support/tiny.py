@@ -4,8 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,14 @@ MODEL = (
     "model=griffin",
     "model.width=16",
     "model.mlp_expansion=1",
-    "model.pattern=[recurrent,attention]",
+    "model.pattern=[recurrent]",  # every mixer more is half as much again to compile
     "model.mixers.recurrent.width_rnn=16",
     "model.mixers.recurrent.gate_blocks=4",
     "model.mixers.attention.head_dim=4",
     "model.mixers.attention.window=8",
 )
+# For what is about several blocks, or about attention beside a recurrence.
+TWO_BLOCKS = "model.pattern=[recurrent,attention]"
 TRAIN = (
     "train.steps=6",
     "train.batch_size=4",
@@ -113,26 +114,6 @@ def new(folder: Path, *overrides: str) -> list[str]:
 def finished(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """The process, when it has ended."""
     return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=300, check=False)
-
-
-def signalled(arguments: Sequence[str], number: int, folder: Path, when: Callable[[list[Row]], bool]) -> int:
-    """Starts a process, sends it a signal as soon as its new rows are as they should be, and returns its exit code."""
-    silent, log = subprocess.DEVNULL, folder / "metrics.jsonl"
-    before = _stamp(log)
-    with subprocess.Popen(arguments, env=environment(), stdout=silent, stderr=silent) as process:
-        while process.poll() is None:
-            now = _stamp(log)
-            if now != before and when(read(folder).rows):
-                break
-            before = now  # reading takes longer than a dispatch
-            time.sleep(0.01)
-        process.send_signal(number)
-        return process.wait(120)
-
-
-def _stamp(path: Path) -> int:
-    """When a file was last written; 0 for none."""
-    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -20,8 +20,6 @@ from evalkit.training.trainer import Trainer
 from support.shrunk import every_model, experiment, params_of, shrunk
 
 LENGTH, STREAMS, NEVER, ALWAYS = 16, 4, 1e-9, 1 - 1e-7
-ALIKE = ("griffin_released", "mqa_nope", "mqa_conv", "hawk", "hawk_ungated", "hawk_convex", "gla", "mamba2")
-"""Models whose mixers others have too, or whose caches are like theirs."""
 
 
 @cache
@@ -84,7 +82,7 @@ def test_streams_read_what_seed_and_step_say_and_a_fact_now_and_then() -> None:
     assert abs(anew - 1 / 16) < 0.02
 
 
-@pytest.mark.parametrize("model", every_model(*ALIKE))
+@pytest.mark.parametrize("model", every_model())
 def test_every_mixer_with_a_bounded_cache_takes_part(model: str) -> None:
     """What it keeps has the same shapes after a step, as a loop over steps wants; global attention is refused."""
     built = shrunk(model)
