@@ -161,7 +161,7 @@ def _refuse_without_effect(plain: Mapping[str, Any], composed: Composed) -> None
 
     A recipe's serves shorter trainings and tasks too, and gives way to them.
     """
-    task, train = plain["task"] or {}, plain["train"] or {}
+    task, train = plain.get("task") or {}, plain.get("train") or {}
     warmup, steps = train.get("warmup_steps", 0), train.get("steps", 0)
     if "train.warmup_steps" in composed.typed and warmup > steps:
         raise UserError(f"train.warmup_steps={warmup}, but training ends at train.steps={steps}; give fewer, or 0")

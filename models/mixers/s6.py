@@ -70,7 +70,7 @@ class S6Block(Recurrent):
 
     def mixed(
         self, x: Activations, positions: Positions | None, before: RecurrentCache
-    ) -> tuple[Activations, Float[Array, "b r"], Float[Array, "b s r"]]:
+    ) -> tuple[Activations, Float[Array, "b r"], Float[Array, "b s c"]]:
         """See `Recurrent`."""
         u, gate = side_by_side(x, self.input, self.gate)
         u, conv = self.convolved(u, positions, before)
