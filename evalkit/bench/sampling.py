@@ -15,8 +15,8 @@ from jax.stages import Compiled
 from evalkit.bench import decode
 from evalkit.bench.cost import GB, is_attention
 from evalkit.bench.stopwatch import rates
-from evalkit.configuration.capacity import refuse_beyond_positions
 from evalkit.configuration.models import Sized
+from evalkit.configuration.positions import refuse_beyond_positions
 from evalkit.core.contracts import LanguageModel, Pretrained
 from evalkit.core.errors import UserError, writing
 from evalkit.core.tidy import as_csv

@@ -26,7 +26,7 @@ Train and evaluate. A setting is key=value; quotes keep a list whole: 'eval.leng
   checkpoint=…       nothing is trained: a run, a released model's folder or its name on the hub is evaluated
   experiment=…       the runs behind a figure of the paper; with model=… one of them
   data.path=…        the text of task=books and task=arxiv
-  log=[wandb]        where the rows go besides: wandb, tensorboard, your own, or log=[]
+  'log=[wandb]'      where the rows go besides: wandb, tensorboard, your own; 'log=[]' for none
   wandb.…            where W&B gets it; wandb.mode=disabled leaves it out
   format=json        the last line of the output is one JSON object; quiet=true: nothing else but errors
   hydra.run.dir=…    the run's folder; with -m hydra.sweep.dir=…
@@ -123,7 +123,8 @@ def _answered_by_hydra(flags: argparse.Namespace) -> int:
         compose(flags.overrides)  # what cannot be composed is told before anything is printed
     own = ["--info", flags.info] if flags.info else ["--hydra-help"] if flags.hydra_help else ["-sc"]
     with one_line():
-        return _hydra([*own, *for_hydra(flags.overrides)])
+        words = flags.overrides if flags.shell_completion else for_hydra(flags.overrides)
+        return _hydra([*own, *words])
 
 
 def _show(flags: argparse.Namespace) -> int:

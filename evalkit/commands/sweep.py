@@ -73,6 +73,7 @@ def job(_: Any, search: Sequence[str], command: str) -> "Ended":
     launcher's process has another. A run that failed does not stop the others; a signal ends the sweep by SystemExit.
     """
     from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
 
     from evalkit.configuration.spec import Spec
     from evalkit.parallel import devices
@@ -83,7 +84,8 @@ def job(_: Any, search: Sequence[str], command: str) -> "Ended":
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     try:
-        spec = Spec.of([*hydra.overrides.task, *search], folder=folder, command=command)
+        words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+        spec = Spec.of([*words, *search], folder=folder, command=command)
         outcome = run.start_or_resume(spec)
     except UserError as error:
         print(f"evalkit: {error}", file=sys.stderr)
@@ -116,6 +118,7 @@ def _told(launcher: str, folder: Path) -> Iterator[None]:
 def _launched(words: Sequence[str]) -> "list[Ended]":
     """Has Hydra's launcher call `job` for each run of a sweep."""
     from evalkit.configuration import composition, hydra_private
+    from evalkit.record.history import command_line
 
     parsed = composition.parse(words)
     of_runs = [composition.text_of(word) for word in parsed if not word.is_hydra_override()]

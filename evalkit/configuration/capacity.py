@@ -6,14 +6,11 @@ from typing import Any, NamedTuple
 import jax
 
 from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.positions import TOKEN_BYTES, shown
 from evalkit.core.errors import UserError
 from evalkit.core.trust import BUILD
 from evalkit.parallel.devices import accelerator_bytes, bytes_of, memory_bytes
 
-LONGEST = 2**31 - 1
-"""Positions are 32-bit integers."""
-TOKEN_BYTES = 9
-"""Of a token of an example: itself, its target, and whether it is scored."""
 ADAM, ANY = (3, "parameters and AdamW's moments"), (1, "parameters")
 """How many times the parameters' bytes an optimiser certainly takes, and what these are."""
 PLAINLY_SMALL = 10**8
@@ -34,8 +31,8 @@ def refuse_too_large(needs: Iterator[Need]) -> None:
     for need in needs:
         if need.bytes > memory_bytes() and need.bytes > accelerator_bytes():
             raise UserError(
-                f"{need.setting} takes at least {_shown(need.bytes)} ({need.of}), and this machine has "
-                f"{_shown(memory_bytes())}; {need.instead}"
+                f"{need.setting} takes at least {shown(need.bytes)} ({need.of}), and this machine has "
+                f"{shown(memory_bytes())}; {need.instead}"
             )
 
 
@@ -48,7 +45,6 @@ def of_training(experiment: Experiment) -> Iterator[Need]:
     if training is None or model is None:
         return
     length, batch = task.length, training.batch_size
-    refuse_beyond_positions("task.length", length)
     node: Mapping[str, Any] = config["model"]
     ours = node["_target_"] == BUILD  # of another model nothing is known but its logits
     blocks = (node.get("depth") or len(node["pattern"])) if ours else 0
@@ -68,26 +64,8 @@ def of_training(experiment: Experiment) -> Iterator[Need]:
 def of_evaluation(experiment: Experiment) -> Iterator[Need]:
     """The tokens of a batch and the caches of its rows, of an evaluation that is streamed."""
     for setting, rows, length in experiment.eval.held():
-        refuse_beyond_positions(f"eval.{setting}", length)
         tokens = TOKEN_BYTES * rows * length
         cache = 0 if experiment.model is None else experiment.model.cache_bytes(rows, length)
-        of = f"the tokens of {rows:,} sequences, {_shown(tokens)}, and their caches, {_shown(cache)}"
+        of = f"the tokens of {rows:,} sequences, {shown(tokens)}, and their caches, {shown(cache)}"
         many = f"{rows:,} sequences of {length:,} tokens (eval.{setting})"
         yield Need(many, tokens + cache, of, f"give a shorter length in eval.{setting}, or fewer in eval.batch_size")
-
-
-def refuse_beyond_positions(setting: str, length: int) -> None:
-    """Raises UserError for a `length`, given by `setting`, that no position can count."""
-    if length > LONGEST:
-        raise UserError(
-            f"{setting}: a length of {length:,} tokens takes at least {_shown(TOKEN_BYTES * length)} a sequence, and "
-            f"positions end at {LONGEST:,}; give a shorter one"
-        )
-
-
-def _shown(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        if size < 1024 or unit == "PiB":
-            break
-        size /= 1024
-    return f"{size:,.3g} {unit}" if size < 1000 else f"{size:,.0f} {unit}"

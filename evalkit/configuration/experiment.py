@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from evalkit.checks import one_of
 from evalkit.configuration import composition
 from evalkit.configuration.composition import Words
+from evalkit.configuration.positions import refuse_beyond_positions
 from evalkit.configuration.schema import constructor, locate, verify
 from evalkit.core import trust
 from evalkit.core.batches import feed_of, refuse_no_task
@@ -98,6 +99,7 @@ class Experiment:
     config: dict[str, Any]
 
     def __post_init__(self) -> None:
+        self._check_positions()
         if self.seed < 0 or self.seeds < 1 or self.seed + self.seeds > 2**32:
             raise ValueError(
                 f"seed={self.seed}, seeds={self.seeds}; allowed: seed from 0, seeds from 1, below 2^32 together"
@@ -155,6 +157,12 @@ class Experiment:
         if self.model is None or self.train is None:
             raise UserError(f"checkpoint={self.checkpoint} is trained already; give the folder of a run")
         return self.model, self.train
+
+    def _check_positions(self) -> None:
+        for setting, _, length in self.eval.held():
+            refuse_beyond_positions(f"eval.{setting}", length)
+        if self.train is not None:
+            refuse_beyond_positions("task.length", self.task.length)
 
     def _check_stages(self, train: Training) -> None:
         stages = train.stages(self.task.length)

@@ -51,7 +51,9 @@ class _Loader(ConfigLoaderImpl):
         return config
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        config = self.whole([*master_config.hydra.overrides.hydra, *sweep_overrides])
+        # As they were typed: ${hydra.job.num} is known to the job alone.
+        of_hydra: Any = OmegaConf.to_container(master_config.hydra.overrides.hydra, resolve=False)
+        config = self.whole([*of_hydra, *sweep_overrides])
         OmegaConf.copy_cache(from_config=master_config, to_config=config)
         return config
 

@@ -172,7 +172,8 @@ def _held(document: Node, path: Path, own: Path | None) -> Node:
                 f"{path}: {name} is neither all, models nor a preset ({', '.join(presets)}); write a model's as "
                 f"models: {{{name}: …}}, or at one preset as {presets[0]}: {{models: {{{name}: …}}}}"
             )
-        for part in [level, *(level.get(MODELS, {}).values() if isinstance(level, Mapping) else ())] * (name != TASKS):
+        models = level if name == MODELS else level.get(MODELS, {}) if isinstance(level, Mapping) else {}
+        for part in [level, *models.values()] * (name != TASKS):
             if not isinstance(part, Mapping):
                 raise UserError(
                     f"{path}: {name} has {part!r} in place of settings; write such as train: {{steps: 1500}}"

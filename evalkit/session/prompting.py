@@ -8,8 +8,9 @@ from typing import Any
 
 from evalkit.checkpoints.pretrained import Found, find
 from evalkit.checks import at_least, one_of
-from evalkit.configuration.capacity import Need, refuse_beyond_positions, refuse_too_large
+from evalkit.configuration.capacity import Need, refuse_too_large
 from evalkit.configuration.experiment import DTYPES
+from evalkit.configuration.positions import refuse_beyond_positions
 from evalkit.core.contracts import Pretrained, Task
 from evalkit.core.errors import UserError
 from evalkit.inference.generation import LARGEST_SEED, Heard, generate

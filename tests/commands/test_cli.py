@@ -232,7 +232,7 @@ def test_a_fault_of_ours_keeps_its_traceback(run: Run) -> None:
         (("--cfg", "job", *GRIFFIN, "nope=3"), "unknown key 'nope'"),
         (("resume",), "resume needs the folder of a run"),
         (("evaluate", "eval.lengths=[8]"), "evaluate needs the folder of a run"),
-        (("archive", "a"), "required: folder; see python -m evalkit archive --help"),
+        (("archive", "a"), "archive takes a run and the folder to write"),
         (("bench", "fly"), "invalid choice: 'fly'"),
         (("--config-dir",), "--config-dir is no folder"),
         (("--config-dir", ".", "--config-dir", "."), "--config-dir is given twice; give one folder"),
