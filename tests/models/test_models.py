@@ -406,9 +406,9 @@ def test_another_mixer_with_the_parameters_of_attention_is_not_divided_like_it()
             return jnp.zeros((batch, 0))
 
     model = build(vocab_size=VOCABULARY, width=8, pattern="a", mixers={"a": Grouped})
-    with pytest.raises(ValueError, match="no rule divides Grouped over the model axis"):
-        model.over("model")
-    assert model_of("griffin").over("model") is not None
+    with pytest.raises(ValueError, match=r"no rule divides .*\(Grouped\) over the model axis; give model: 1"):
+        model.division(2)
+    assert model_of("griffin").division(2)
 
 
 @pytest.mark.parametrize("unit_reset", [False, True])
