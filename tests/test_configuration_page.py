@@ -15,9 +15,12 @@ from evalkit.configuration.composition import CHECKPOINT
 from evalkit.configuration.experiment import SETTINGS, Experiment
 from evalkit.configuration.schema import INSTRUCTIONS, annotations
 from evalkit.configuration.spec import Spec
-from support.configuration_page import NONE, PAGE, listed, options_of, written
+from evalkit.core import studies
+from evalkit.core.moved import renamed
+from support.configuration_page import NONE, PAGE, REASONS, listed, options_of, written
 
 TASKS, MODELS, EVALUATIONS = (catalogue.options(group) for group in ("task", "model", "eval"))
+STUDIES = PAGE.parents[1] / "studies"
 FREE = ("paper.", "runs.", "controls.")
 """Mappings whose keys are any setting's."""
 # Each task, model and evaluation once, and each task of a checkpoint.
@@ -59,6 +62,20 @@ def test_every_key_of_a_run_is_on_the_page(settings: Sequence[str], rows: list[l
     keys = list(_leaves(completed(Spec.of(settings).plain)))
     wanted = {key for key in keys if not key.startswith(FREE)} - {"train", "model"}  # null with a checkpoint
     assert len(wanted) > 30 and wanted - on_page == set()
+
+
+def test_what_no_kept_run_changed_has_a_reason_or_is_no_setting() -> None:
+    kept = [packed.files["config.yaml"] for study in STUDIES.iterdir() for packed in studies.runs_of(study).values()]
+    assert len(kept) > 200
+    values: dict[str, set[str]] = {}
+    for config in map(renamed, kept):
+        for key in _leaves({part: node for part, node in config.items() if f"{part}." not in (*FREE, "suite.")}):
+            node = config
+            for name in key.split("."):
+                node = node[name]
+            values.setdefault(key, set()).add(repr(node))
+    unvaried = {key for key, several in values.items() if len(several) == 1}
+    assert len(unvaried) > 50 and unvaried - set(REASONS) == set()
 
 
 def test_a_docstring_speaks_of_no_key_that_its_constructor_does_not_take() -> None:

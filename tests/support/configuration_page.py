@@ -86,7 +86,6 @@ REASONS: Mapping[str, str] = {
     "format": "another program reads the result",
     "matmul_precision": "an accelerator is to be faster and less exact",
     "mesh": "a model or a batch is too large for one device",
-    "model.mixers.attention.rope": "a Transformer without positions is asked whether RoPE is what fails",
     "model.mixers.matrix.delta_steps": "a group is harder than one step a token can follow",
     "model.mixers.recurrent.conv_width": "the convolution itself is studied",
     "model.mixers.recurrent.gate_blocks": "gates of another width are studied, or the width has other divisors",
