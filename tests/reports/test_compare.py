@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from evalkit.__main__ import main
 from evalkit.configuration import catalogue
 from evalkit.configuration.account import completed
-from evalkit.configuration.complete import completed
+from evalkit.configuration.complete import completed as with_defaults
 from evalkit.configuration.saved import save
 from evalkit.core.moved import RECALL
 from evalkit.core.rows import Record, row
@@ -168,7 +168,9 @@ def test_a_run_under_old_names_is_of_the_same_recipe(tmp_path: Path) -> None:
 
 def test_a_run_from_before_a_setting_is_of_the_same_recipe_and_what_is_set_is_the_label(tmp_path: Path) -> None:
     """What `LATER` says of older runs is what the defaults are."""
-    defaults = completed(yaml.safe_load((catalogue.directory() / "config.yaml").read_text(encoding="utf-8"))["train"])
+    defaults = with_defaults(
+        yaml.safe_load((catalogue.directory() / "config.yaml").read_text(encoding="utf-8"))["train"]
+    )
     assert {name: defaults[name] for name in LATER} == LATER
     older, newer, other = ({"steps": 6, **more} for more in ({}, LATER, {**LATER, "state_passing": 0.5}))
     for seed, train in enumerate((older, newer, other)):
