@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from evalkit.commands import existing, run
+from evalkit.commands import run
 from evalkit.configuration import catalogue
 from evalkit.configuration.complete import completed
 from evalkit.configuration.composition import CHECKPOINT
 from evalkit.configuration.experiment import SETTINGS, Experiment
+from evalkit.configuration.request import VERBS
 from evalkit.configuration.schema import INSTRUCTIONS, annotations
 from evalkit.configuration.spec import Spec
 from evalkit.core import studies
@@ -86,7 +87,7 @@ def test_a_docstring_speaks_of_no_key_that_its_constructor_does_not_take() -> No
         for owner in built.__mro__ if isinstance(built, type) else [built]:
             assert set(listed(owner)) <= set(annotations(owner) if listed(owner) else {}), owner
     assert {key.partition(".")[0] for key in options_of(Experiment)} <= set(SETTINGS)
-    assert {*existing.VERBS, *run.FOLDERS} <= set(options_of(run.main))
+    assert {*VERBS, *run.FOLDERS} <= set(options_of(run.main))
 
 
 def _leaves(node: Mapping[str, Any], path: str = "") -> Iterator[str]:

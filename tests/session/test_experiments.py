@@ -11,11 +11,11 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.configuration import recipes
-from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
 from evalkit.session import experiments, plan, run
+from evalkit.session.outcome import Outcome
 from evalkit.training.finite import NotFinite
 from support import studies, tiny
 
@@ -216,10 +216,10 @@ def test_a_run_that_fails_does_not_keep_the_others_from_running(
     """A rate that makes the loss infinite is as likely as any in a search."""
     started = run.start
 
-    def start(begun: Experiment, folder: Path) -> int:
-        if folder.name == "one":
+    def start(spec: Spec) -> Outcome:
+        if spec.folder.name == "one":
             raise NotFinite("the loss was not finite at step 2")
-        return started(begun, folder)
+        return started(spec)
 
     monkeypatch.setattr(run, "start", start)
     assert experiment(text=EXPERIMENT.split("controls:")[0]) == 1

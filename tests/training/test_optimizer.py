@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from evalkit.configuration import experiment as config
 from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.core.objective import tally
 from evalkit.parallel.layouts.vectors import MASK, VectorLayout
@@ -144,7 +144,7 @@ SMALLEST = ("task=induction_heads", "task.length=16", "model=mqa", "model.width=
 
 def of_optax(*words: str) -> Experiment:
     """The smallest run, of one block of attention."""
-    return config.built([*SMALLEST, *tiny.TRAIN, *words])
+    return Spec.of([*SMALLEST, *tiny.TRAIN, *words]).experiment
 
 
 @pytest.mark.parametrize("name", OF_OPTAX)
