@@ -66,11 +66,11 @@ def main(words: "Words") -> int:
     return next((one.code for one in ended if one.code), 0)
 
 
-def job(_: Any, search: Sequence[str], command: str) -> "Ended":
+def job(_: Any, command: str) -> "Ended":
     """One run of a sweep in the folder that Hydra gives it, where a job that was requeued goes on with it.
 
-    Its words are Hydra's, with those that `search` for the user's own YAML; `command` is that of the sweep, since a
-    launcher's process has another. A run that failed does not stop the others; a signal ends the sweep by SystemExit.
+    Its words are Hydra's; `command` is that of the sweep, since a launcher's process has another. A run that failed
+    does not stop the others; a signal ends the sweep by SystemExit.
     """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
@@ -84,8 +84,9 @@ def job(_: Any, search: Sequence[str], command: str) -> "Ended":
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     try:
-        words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-        spec = Spec.of([*words, *search], folder=folder, command=command)
+        typed: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
+        own = [word for word in typed["hydra"] if word.startswith("hydra.searchpath=")]
+        spec = Spec.of([*typed["task"], *own], folder=folder, command=command)
         outcome = run.start_or_resume(spec)
     except UserError as error:
         print(f"evalkit: {error}", file=sys.stderr)
@@ -122,8 +123,7 @@ def _launched(words: Sequence[str]) -> "list[Ended]":
 
     parsed = composition.parse(words)
     of_runs = [composition.text_of(word) for word in parsed if not word.is_hydra_override()]
-    search = [composition.text_of(word) for word in parsed if word.key_or_group == composition.SEARCHPATH]
-    work = partial(job, search=search, command=command_line())
+    work = partial(job, command=command_line())
     return hydra_private.multirun(of_runs, composition.combinations(parsed)[0], composition.whole, work)
 
 

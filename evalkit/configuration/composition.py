@@ -111,11 +111,6 @@ def own_folder(words: Words) -> Path | None:
     return Path(str(found[0]).removeprefix("file://")) if found else None
 
 
-def typed(words: Words) -> list[str]:
-    """The keys that these words set."""
-    return [override.key_or_group for override in parse(words)]
-
-
 def value_of(words: Words, key: str, default: Any) -> Any:
     """What these words set `key` to, the last of them; else the default."""
     values = [override.value() for override in parse(words) if override.key_or_group == key]

@@ -102,15 +102,15 @@ def changed(
     for word in filter(composition.is_choice, changes):
         _refuse_fixed(word, choices, allowed)
         _choose(config, word, search)
-    for option in composition.sinks_of(words):
+    sinks = [option for option in composition.sinks_of(words) if option.rpartition("=")[2] not in config.sinks]
+    for option in sinks:
         name = option.rpartition("=")[2]
-        if name not in config.sinks:
-            config.sinks[name] = composition.compose([option, *search]).config.sinks[name]
+        config.sinks[name] = composition.compose([option, *search]).config.sinks[name]
     values = [word for word in changes if not composition.is_choice(word)]
     for word in values:
         if word.is_delete():
             raise UserError(f"{word.input_line!r}: give one value here, as key=value")
-    base = composition.plain(config) if len(values) < len(changes) else {**before, "distributed": False}
+    base = composition.plain(config) if len(values) < len(changes) or sinks else {**before, "distributed": False}
     composition.apply(config, values)
     if "path" in config.task and any(word.key_or_group == "data.path" for word in values):
         config.task.path = config.data.path  # as in conf/task, where the one stands for the other
