@@ -1,15 +1,11 @@
 """A run's saved `config.yaml`: writing it, reading it, and what may be changed of it when the run goes on."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import AliasEvent, YAMLError
 
 from evalkit.configuration import composition
 from evalkit.configuration.complete import completed
@@ -130,14 +126,12 @@ def changed(
 def _read(path: Path) -> dict[str, Any]:
     """A run's saved configuration, as if saved today, whoever wrote it; raises UserError."""
     try:
-        text = studies.text(path)
-        if text is None:
-            wrong = f"has no {path.name}, so it is no run" if path.parent.is_dir() else "does not exist"
-            raise UserError(f"{path.parent} {wrong}; give the folder of a run, such as runs/<task>/<model>/<time>")
-        _refuse_aliases(text)
-        content = OmegaConf.to_container(OmegaConf.load(StringIO(text)))
-    except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
+        content = studies.content(path)
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}") from error
+    if content is None:
+        wrong = f"has no {path.name}, so it is no run" if path.parent.is_dir() else "does not exist"
+        raise UserError(f"{path.parent} {wrong}; give the folder of a run, such as runs/<task>/<model>/<time>")
     if not isinstance(content, dict):
         raise UserError(f"{path} is no run's configuration: it is a list")
     _refuse_references(content, path)
@@ -151,12 +145,6 @@ def _read(path: Path) -> dict[str, Any]:
     if set(content["data"]) != {"path"}:
         raise UserError(f"{path}: data has {', '.join(map(str, content['data'])) or 'nothing'}; it has path alone")
     return content
-
-
-def _refuse_aliases(text: str) -> None:
-    """Raises ValueError for YAML in which one part stands for another: a few lines of such fill all memory."""
-    if "*" in text and any(isinstance(event, AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-        raise ValueError("it has an alias (*name), which no saved configuration has; write what it stands for")
 
 
 def _refuse_references(content: Mapping[Any, Any], path: Path) -> None:

@@ -13,7 +13,10 @@ from io import StringIO
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
+import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import AliasEvent
 
 from evalkit.core.errors import UserError, first_line
 
@@ -65,21 +68,26 @@ def packed_below(folder: Path) -> list[Path]:
     return [study / name for name in runs_of(study) if PurePosixPath(name).is_relative_to(part)]
 
 
-def text(path: Path) -> str | None:
-    """What a run's YAML or JSON file says, None where there is none; of a packed run it is JSON, which is YAML too."""
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    found = content(path)
-    return None if found is None else json.dumps(found, ensure_ascii=False)
-
-
 def content(path: Path) -> Any:
-    """The plain data of a run's YAML or JSON file, None where there is none; raises ValueError for another text."""
+    """The plain data of a run's YAML or JSON file, None where there is none; raises ValueError for another text.
+
+    A packed run's is shared by all who read it.
+    """
     if not path.is_file():
         run = packed(path.parent)
         return None if run is None else run.files.get(path.name)
     said = path.read_text(encoding="utf-8")
-    return json.loads(said) if path.suffix == ".json" else OmegaConf.to_container(OmegaConf.load(StringIO(said)))
+    return json.loads(said) if path.suffix == ".json" else _yaml(said)
+
+
+def _yaml(text: str) -> Any:
+    """The plain data of YAML in which no part stands for another: a few lines of such fill all memory."""
+    try:
+        if "*" in text and any(isinstance(event, AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise ValueError("it has an alias (*name), which no saved configuration has; write what it stands for")
+        return OmegaConf.to_container(OmegaConf.load(StringIO(text)))
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ValueError(first_line(error)) from error
 
 
 @lru_cache(maxsize=16)
