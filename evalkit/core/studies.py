@@ -14,8 +14,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from yaml import AliasEvent
 
 from evalkit.core.errors import UserError, first_line
@@ -82,6 +80,9 @@ def content(path: Path) -> Any:
 
 def _yaml(text: str) -> Any:
     """The plain data of YAML in which no part stands for another: a few lines of such fill all memory."""
+    from omegaconf import OmegaConf  # a machine that only times programs has none
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         if "*" in text and any(isinstance(event, AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
             raise ValueError("it has an alias (*name), which no saved configuration has; write what it stands for")
