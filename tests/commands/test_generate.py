@@ -14,6 +14,7 @@ from evalkit.configuration import capacity
 from evalkit.core.errors import UserError
 from evalkit.session import prompting
 from evalkit.tasks.text.tokenizers import Numbers, Symbols
+from support import tiny
 from support.shrunk import applied, shrunk
 
 NEW = 6
@@ -102,7 +103,8 @@ def test_names_stand_for_the_first_token_that_has_them_and_numbers_for_themselve
         names.encode("5")
 
 
-def test_keys_and_values_are_kept_in_the_dtype_that_is_asked_for(tiny_run: Path) -> None:
+def test_keys_and_values_are_kept_in_the_dtype_that_is_asked_for(tmp_path: Path) -> None:
+    folder = tiny.trained(tmp_path / "run", tiny.TWO_BLOCKS)
     for settings, itemsize in ((("float32",), 4), (("bfloat16",), 2), (("float32", (), "bfloat16"), 2)):
-        cache = pretrained.find(str(tiny_run), *settings).model.init_cache(1, 8)
+        cache = pretrained.find(str(folder), *settings).model.init_cache(1, 8)
         assert {block.keys.dtype.itemsize for block in cache if hasattr(block, "keys")} == {itemsize}
