@@ -19,17 +19,6 @@ _OWN: ContextVar[object] = ContextVar("the block of `shown` in which a record is
 _CHANGING = Lock()
 
 
-class _Own(logging.Filter):
-    """Lets pass what is logged in this block, and what threads of libraries log, which are in none."""
-
-    def __init__(self, block: object) -> None:
-        super().__init__()
-        self._block = block
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return _OWN.get() in (None, self._block)
-
-
 class _Once(logging.Filter):
     """Lets each message pass once."""
 
@@ -57,13 +46,6 @@ class _File(logging.FileHandler):
         pass
 
 
-class _Grave(logging.Filter):
-    """Keeps Orbax's tracebacks of what it also raises from being logged."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.CRITICAL
-
-
 @contextmanager
 def shown(console: Console) -> Iterator[None]:
     """Shows each warning once, until the block ends; within another such block, that one goes on."""
@@ -73,8 +55,10 @@ def shown(console: Console) -> Iterator[None]:
     block = object()
     handler = RichHandler(logging.WARNING, console, show_path=False, show_time=False)
     handler.addFilter(_Once())
-    absl, grave, of_block = logging.getLogger("absl"), _Grave(), _OWN.set(block)
+    # Orbax logs a traceback of what it also raises.
+    absl, grave = logging.getLogger("absl"), lambda record: record.levelno >= logging.CRITICAL
     absl.addFilter(grave)
+    of_block = _OWN.set(block)
     try:
         with _added(handler, block):
             yield
@@ -97,9 +81,12 @@ def kept(file: Path) -> Iterator[None]:
 
 @contextmanager
 def _added(handler: logging.Handler, block: object) -> Iterator[None]:
-    """The handler gets what is logged in this block; the logger is as it was once its last handler of ours goes."""
+    """The handler gets what is logged in this block, and by threads of libraries, which are in none.
+
+    The logger is as it was once its last handler of ours goes.
+    """
     logger = logging.getLogger("evalkit")
-    handler.addFilter(_Own(block))
+    handler.addFilter(lambda record: _OWN.get() in (None, block))
     with _CHANGING:
         logger.addHandler(handler)
         # A library that gives the root logger a handler would have each warning printed twice.
