@@ -13,8 +13,8 @@ PLANTED: tuple[Mutation, ...] = (
     Mutation(
         "a_package_that_names_itself",
         "evalkit/configuration/saved.py",
-        '    admit(config, packages, f"{path}: ")',
-        '    admit(config, [*packages, *config[ALLOW]], f"{path}: ")',
+        'admitted(plain, packages, f"{path}: ")',
+        'admitted(plain, [*packages, *plain[ALLOW]], f"{path}: ")',
         "tests/faults/test_trust.py",
     ),
     Mutation(
