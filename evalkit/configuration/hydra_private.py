@@ -1,5 +1,6 @@
 """All that evalkit takes of Hydra that is private or the whole process's; a test says when a version moves it."""
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,5 +64,11 @@ def multirun(
 ) -> list[Any]:
     """What `work` returns for each job that Hydra's sweeper makes of `words` and its launcher starts."""
     sweep = Hydra("evalkit", _Loader(words, first, whole))
-    batches = sweep.multirun(config_name="config", task_function=work, overrides=words)
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        batches = sweep.multirun(config_name="config", task_function=work, overrides=words)
+    finally:  # Hydra gives the root logger a handler of its own, and leaves it there
+        root.handlers[:] = handlers
+        root.setLevel(level)
     return [done.return_value for batch in batches or [] for done in batch]
