@@ -1,6 +1,7 @@
 """What a sink promises: methods that a session can call, and every row once, after kills and resumes as well."""
 
 import inspect
+import shutil
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -46,8 +47,10 @@ def counts(make: Callable[[], Any], sessions: Sequence[tuple[int, int, bool]]) -
     lengths = [len(encode_header(HEADER)) + 1, *(len(encode(entry)) + 1 for entry in ROWS)]
     killed = []
     with TemporaryDirectory() as name:
-        folder = Path(name)
-        for first, last, ends in sessions:
+        for number, (first, last, ends) in enumerate(sessions):
+            # Each goes on in a copy: what a sink that was killed still writes, from a thread of its own, is not there.
+            folder = Path(name) / str(number)
+            shutil.copytree(Path(name) / str(number - 1), folder) if number else folder.mkdir()
             sink = make()
             with Recorder(folder, sum(lengths[: first + 1]) if first else 0, {NAME: sink}, CONFIG) as recorder:
                 if not first:
@@ -57,7 +60,7 @@ def counts(make: Callable[[], Any], sessions: Sequence[tuple[int, int, bool]]) -
                 if ends:
                     recorder.finish(SinkEnd(0 if last == len(ROWS) else 130))
                 else:
-                    killed.append(sink)  # it is kept, so that what it holds back is not written, as after a kill
+                    killed.append(sink)  # it is kept, because one that goes may write what it holds back
         own = {FILE, f"{NAME}_sent.json"}
         found = [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in own]
         for sink in killed:

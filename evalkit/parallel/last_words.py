@@ -34,11 +34,15 @@ def shortened(line: str = LINE) -> Iterator[None]:
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(before, 2)
-        os.close(before)
+        # JAX may end the process while the program passes on the last lines; its stack of C++ then goes nowhere.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
         program.stdin.close()
         with suppress(subprocess.TimeoutExpired):  # W&B's service, which goes on for a while, has stderr too
             program.wait(timeout=2)
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def pass_on(last: str) -> None:

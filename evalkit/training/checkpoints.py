@@ -6,6 +6,7 @@ Orbax restores a flipped bit in silence, so that every file has a sum (`evalkit/
 import logging
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -32,6 +33,8 @@ SUMMED = "summed"
 MOMENTS = "moments"
 """What is saved beside a state says so where its moments are shaped as the parameters, as those of a mesh are."""
 log = logging.getLogger(__name__)
+_SAVING = threading.Lock()
+"""Orbax numbers the saves of a whole process, and two at once would wait for each other's folders."""
 
 
 class Restored(NamedTuple):
@@ -78,9 +81,10 @@ class Checkpoints:
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         try:
             self.tidy()
-            hook, sys.unraisablehook = sys.unraisablehook, _forget_late_writes
-            self._orbax.save(new, args=items)
-            sys.unraisablehook = hook
+            with _SAVING:
+                hook, sys.unraisablehook = sys.unraisablehook, _forget_late_writes
+                self._orbax.save(new, args=items)
+                sys.unraisablehook = hook
             if peers.first():
                 self._keep(new, step)
         except Exception as error:  # TensorStore reports a full disk as whatever its driver raises

@@ -1,5 +1,6 @@
 """Several processes train one model as one process does; what ends one ends all, with one line and nothing lost."""
 
+import os
 import shutil
 import signal
 import socket
@@ -270,6 +271,21 @@ def test_what_jax_says_of_a_lost_process_becomes_one_line(words: bytes) -> None:
     warning = b"E1125 03:14:07.000791   26657 coordination_service.cc:1549] Use error polling\n1\n"
     assert passed_on(b"a line\n" + warning + words) == b"a line\nthe last\n"
     assert passed_on(b"a line\n" + warning + b"and another\n") == b"a line\n" + warning + b"and another\n"
+
+
+def test_what_jax_says_while_the_last_lines_are_passed_on_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Slow(Process):
+        def wait(self, timeout: float | None = None) -> int:
+            os.write(2, b"    @     0x7f66778a71f5  (unknown)\n")
+            return super().wait(timeout)
+
+    monkeypatch.setattr(last_words.subprocess, "Popen", Slow)
+    with last_words.shortened():
+        os.write(2, b"a line\n")
+    os.write(2, b"after it\n")
+    assert capfd.readouterr().err == "a line\nafter it\n"
 
 
 def passed_on(text: bytes) -> bytes:
