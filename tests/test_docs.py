@@ -26,7 +26,7 @@ NAMED = re.compile(
 
 
 def test_the_files_that_pages_name_are_there() -> None:
-    recipes = ("recipe/running_sum", "optimizer/cautious", "log/table")
+    recipes = ("recipe/running_sum", "optimizer/cautious", "eval/sureness", "log/table")
     a_users = ("mixer/theirs", "experiment/mine", "model/qrnn", "task/running_sum", *recipes)
     own = {f"conf/{name}.yaml" for name in a_users}
     named = {(page, name) for page in PAGES for name in NAMED.findall(page.read_text(encoding="utf-8"))}

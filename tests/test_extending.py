@@ -3,7 +3,6 @@
 import csv
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +11,8 @@ import pytest
 from evalkit.__main__ import main
 from evalkit.core.rows import read
 from support import tiny
+from support.extending import FILES, PAGE, made
 
-PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
-FILES = dict(re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)```", PAGE, flags=re.DOTALL | re.MULTILINE))
 COMMANDS = [
     shlex.split(line)[3:]
     for block in re.findall(r"^```bash\n(.*?)```", PAGE, flags=re.DOTALL | re.MULTILINE)
@@ -31,15 +29,8 @@ pytestmark = pytest.mark.usefixtures("blank_figures")
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    for name, text in {**FILES, "mine/__init__.py": ""}.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name in ("mine", "mine.qrnn", "mine.running_sum", "mine.table", "mine.cautious"):
-        sys.modules.pop(name, None)
+    with made(tmp_path, monkeypatch) as folder:
+        yield folder
 
 
 def test_a_mixer_is_at_most_60_lines_a_task_50_and_an_optimiser_25() -> None:
