@@ -44,6 +44,17 @@ def wilson(total: float, count: float, z: float = 1.96) -> tuple[float, float]:
     return min(mean, max(0.0, centre - half)), max(mean, min(1.0, centre + half))
 
 
+def is_narrow(total: float, count: int, width: float | None, marks: Sequence[float] = ()) -> bool:
+    """Whether the 95% interval of `total` right of `count` is at most `width` wide, with none of `marks` inside it.
+
+    Nothing is narrow enough where `width` is None.
+    """
+    if width is None:
+        return False
+    low, high = wilson(min(total, count), count)
+    return high - low <= width and not any(low < mark < high for mark in marks)
+
+
 def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
     """Returns the exact one-sided p-value of "`first` is larger": the share of all ways to divide these numbers in two
     groups of these sizes in which the first group's ranks are at least as high. Equal numbers share a middle rank.

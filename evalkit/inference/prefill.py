@@ -80,9 +80,9 @@ def prefill(pretrained: Pretrained, prompts: Sequence[Sequence[int]], *, rows: i
     for start in range(0, tokens.shape[1], chunk):
         part, where = tokens[:, start : start + chunk], positions[:, start : start + chunk]
         # Without pads a row just continues, which local attention does at less cost than with positions.
-        given = jnp.asarray(where) if (where < 0).any() else None
+        padded = jnp.asarray(where) if (where < 0).any() else None
         with jax.default_matmul_precision("highest"):
-            logits, cache = _read(pretrained.model, mesh, pretrained.params, jnp.asarray(part), given, cache)
+            logits, cache = _read(pretrained.model, mesh, pretrained.params, jnp.asarray(part), padded, cache)
     assert logits is not None
     return Prefilled(cache, logits)
 

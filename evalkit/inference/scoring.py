@@ -1,6 +1,7 @@
 """How likely a model finds continuations of contexts: few compiled programs, each distinct context read once."""
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,11 +20,10 @@ from evalkit.core.contracts import Cache, LanguageModel, Params
 from evalkit.core.errors import UserError
 from evalkit.inference.prefill import empty_cache
 from evalkit.parallel.devices import by_rows, copied, mesh_sharing, split
+from evalkit.parallel.microbatches import in_parts, microbatch, together
 
 # Of lengths and rooms, so that few programs serve many.
 MULTIPLE, SPARE = 8, 1 / 8
-# Rows that a CPU core reads together: with more, activations leave its cache.
-PIECE_TOKENS = 512
 LOGITS_AT_A_TIME = 2**28  # numbers: 1 GiB of float32
 CACHE_AT_A_TIME = 2**30  # bytes
 
@@ -120,7 +120,10 @@ class Scorer:
 
     def stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, Score]]:
         """Each request's index and score as soon as it is known; raises as `scores`."""
-        _refuse_empty(requests)
+        for number, request in enumerate(requests):
+            for name, tokens in zip(Request._fields, request, strict=True):
+                if not tokens:
+                    raise UserError(f"request {number} has an empty {name}; give at least one token of it")
         sizes = [len(request.continuation) for request in requests]
         scores = [Score(np.zeros(size, np.float64), np.zeros(size, bool)) for size in sizes]
         for group in self._answered(_groups(requests, self.share_prefixes), scores):
@@ -130,18 +133,20 @@ class Scorer:
     def _answered(self, groups: Sequence[Group], scores: Sequence[Score]) -> Iterator[Group]:
         """The groups as their answers are written into `scores`: those of one row, then those with branches."""
         single = [group for group in groups if not group.branches]
-        stems = [group.stem for group in single]
-        for batch in self._cut(stems, lambda length, chunk: 0 if length <= chunk else length):
-            self._read(batch, self._empty(batch), np.zeros(batch.size, np.int32), scores, continues=False)
+        for batch in self._cut([group.stem for group in single], lambda length, chunk: length if length > chunk else 0):
+            self._read_stems(batch, scores, continues=False)
             yield from (single[member] for member in batch.members)
         branched = [group for group in groups if group.branches]
-        stems = [group.stem for group in branched]
         longest = max((len(row.tokens) for group in branched for row in group.branches), default=0)
-        for batch in self._cut(stems, lambda length, chunk: rounded(length + longest)):
+        for batch in self._cut([group.stem for group in branched], lambda length, chunk: rounded(length + longest)):
             part = [branched[member] for member in batch.members]
-            cache = self._read(batch, self._empty(batch), np.zeros(batch.size, np.int32), scores, continues=True)
-            self._read_branches(part, cache, batch.room, scores)
+            self._read_branches(part, self._read_stems(batch, scores, continues=True), batch.room, scores)
             yield from part
+
+    def _read_stems(self, batch: Batch, scores: Sequence[Score], *, continues: bool) -> Cache | None:
+        """As `_read`, from the beginning of each row."""
+        cache = empty_cache(self.model, self._mesh, batch.size, batch.room) if batch.room else None
+        return self._read(batch, cache, np.zeros(batch.size, np.int32), scores, continues=continues)
 
     def _read_branches(self, groups: Sequence[Group], cache: Cache, room: int, scores: Sequence[Score]) -> None:
         """Reads what continues each stem, from the state after it: row i of `cache` is after stem i."""
@@ -216,9 +221,6 @@ class Scorer:
                 score.logprobs[question.index], score.greedy[question.index] = logprobs[row, slot], greedy[row, slot]
         return cache
 
-    def _empty(self, batch: Batch) -> Cache | None:
-        return empty_cache(self.model, self._mesh, batch.size, batch.room) if batch.room else None
-
     @cached_property
     def _mesh(self) -> Mesh:
         return mesh_sharing(self.params, jax.local_device_count())
@@ -266,20 +268,13 @@ def fit(requests: Sequence[Request], max_length: int, *, truncate: bool, keep: i
     return fitted, cut
 
 
-def _refuse_empty(requests: Sequence[Request]) -> None:
-    for number, request in enumerate(requests):
-        for name, tokens in zip(Request._fields, request, strict=True):
-            if not tokens:
-                raise UserError(f"request {number} has an empty {name}; give at least one token of it")
-
-
 def _groups(requests: Sequence[Request], share_prefixes: bool) -> list[Group]:
     """What is to be read; of a context that is shared, only what follows it more than once is a branch."""
     if not share_prefixes:
         return _rows_apart(requests, range(len(requests)))
-    followers: dict[Tokens, list[int]] = {}
+    followers = defaultdict[Tokens, list[int]](list)
     for index, request in enumerate(requests):
-        followers.setdefault(request.context, []).append(index)
+        followers[request.context].append(index)
     groups = []
     for context, indices in followers.items():
         apart = _rows_apart(requests, indices)
@@ -289,32 +284,29 @@ def _groups(requests: Sequence[Request], share_prefixes: bool) -> list[Group]:
 
 def _rows_apart(requests: Sequence[Request], indices: Sequence[int]) -> list[Group]:
     """A row for each distinct input: choices of one token after the same context share one row."""
-    rows: dict[Tokens, list[Question]] = {}
-    members: dict[Tokens, set[int]] = {}
+    rows = defaultdict[Tokens, list[Question]](list)
     for number in indices:
         context, continuation = requests[number]
-        tokens = context + continuation[:-1]
         first = len(context) - 1
-        rows.setdefault(tokens, []).extend(
-            Question(first + index, target, number, index) for index, target in enumerate(continuation)
-        )
-        members.setdefault(tokens, set()).add(number)
-    return [Group(sorted(members[tokens]), Row(tokens, sorted(questions)), []) for tokens, questions in rows.items()]
+        questions = (Question(first + index, target, number, index) for index, target in enumerate(continuation))
+        rows[context + continuation[:-1]].extend(questions)
+    return [
+        Group(sorted({question.request for question in questions}), Row(tokens, sorted(questions)), [])
+        for tokens, questions in rows.items()
+    ]
 
 
 def _group(context: Tokens, requests: Sequence[Request], indices: Sequence[int]) -> Group:
     """One stem, the context, which answers for every first token, and a branch for each distinct rest."""
-    stem, rests = [], dict[Tokens, list[Question]]()
+    stem, rests = [], defaultdict[Tokens, list[Question]](list)
     for number in indices:
-        continuation = requests[number].continuation
-        stem.append(Question(len(context) - 1, continuation[0], number, 0))
-        if len(continuation) > 1:
-            rests.setdefault(continuation[:-1], []).extend(
-                Question(index, target, number, index + 1) for index, target in enumerate(continuation[1:])
-            )
-    return Group(
-        list(indices), Row(context, stem), [Row(tokens, sorted(questions)) for tokens, questions in rests.items()]
-    )
+        first, *rest = requests[number].continuation
+        stem.append(Question(len(context) - 1, first, number, 0))
+        if rest:
+            questions = (Question(index, target, number, index + 1) for index, target in enumerate(rest))
+            rests[first, *rest[:-1]].extend(questions)
+    branches = [Row(tokens, sorted(questions)) for tokens, questions in rests.items()]
+    return Group(list(indices), Row(context, stem), branches)
 
 
 def _places(rows: Sequence[Row], chunk: int) -> int:
@@ -380,7 +372,11 @@ def _read_rows(
         return logprobs, jnp.argmax(logits, axis=-1) == targets, cache if keep else None
 
     def on_device(params: Params, *rows: Any) -> tuple[Array, Array, Cache | None]:
-        return _in_pieces(partial(read, params), rows, _piece(tokens.shape[0], tokens.shape[1], mesh.size))
+        count = tokens.shape[0] // mesh.size
+        size = microbatch(None, count, tokens.shape[1])
+        if size == count:
+            return read(params, *rows)
+        return together(jax.lax.map(lambda part: read(params, *part), in_parts(rows, size)))
 
     return by_rows(on_device, mesh, params, cache, tokens, positions, at, targets)
 
@@ -390,27 +386,6 @@ _advance = jax.jit(partial(_read_rows, keep=True), static_argnames=("model", "me
 _finish = jax.jit(partial(_read_rows, keep=False), static_argnames=("model", "mesh"))
 
 
-def _piece(rows: int, length: int, devices: int) -> int:
-    """How many of a device's rows are read together: a divisor of them, since they and `devices` are powers of two
-    times one another."""
-    mine = rows // devices
-    if jax.default_backend() != "cpu":
-        return mine
-    most = max(1, min(mine, PIECE_TOKENS // length))
-    return 1 << (most.bit_length() - 1)
-
-
-def _in_pieces(function: Callable[..., Any], rows: Any, size: int) -> Any:
-    """`function` of `size` rows at a time, one after the other; `rows` are any arrays with the rows first."""
-    count = jax.tree.leaves(rows)[0].shape[0]
-    if size == count:
-        return function(*rows)
-    pieces = jax.tree.map(lambda leaf: leaf.reshape(count // size, size, *leaf.shape[1:]), rows)
-    done = jax.lax.map(lambda piece: function(*piece), pieces)
-    return jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), done)
-
-
 @jax.jit
 def _take(cache: Cache, rows: Int[Array, " b"]) -> Cache:
-    """The state of each of these rows."""
     return jax.tree.map(lambda leaf: leaf[rows], cache)

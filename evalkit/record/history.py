@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -73,17 +73,17 @@ def read(folder: Path) -> list[Work]:
     """The work on a run, the first first; empty for runs from before there was a history. Raises UserError."""
     path = folder / FILE
     try:
-        return [Work(**told) for told in studies.content(path) or ()]
+        return [Work(**entry) for entry in studies.content(path) or ()]
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path} was damaged or edited ({first_line(error)}); delete it to go on without") from error
 
 
 def add(folder: Path, work: Work, before: Iterable[Work] | None = None) -> None:
     """Adds `work` to the history of a run, or to what was `before` it elsewhere; raises UserError on a full disk."""
-    found = [*(read(folder) if before is None else before), work]
+    works = [*(read(folder) if before is None else before), work]
     path = folder / FILE
     with writing(path):
-        write_whole(path, json.dumps([asdict(one) for one in found], indent=2) + "\n")
+        write_whole(path, json.dumps([asdict(one) for one in works], indent=2) + "\n")
 
 
 def extensions(folder: Path, record: Record) -> list[Extension]:
@@ -112,11 +112,11 @@ def record_of(folder: Path) -> Record:
     Raises UserError as `rows.read` does.
     """
     record = rows.read(folder)
-    found = extensions(folder, record)
-    if not found:
+    extended = extensions(folder, record)
+    if not extended:
         return record
-    notes: Sequence[str] = (*record.header.notes, *map(str, found))
-    return record._replace(header=replace(record.header, steps=found[-1].after, notes=notes))
+    notes = (*record.header.notes, *map(str, extended))
+    return record._replace(header=replace(record.header, steps=extended[-1].after, notes=notes))
 
 
 def _began(work: Work) -> int:

@@ -66,7 +66,7 @@ def _write(study: Path, members: list[bytes], entries: Mapping[str, Any]) -> Non
 
 def _files(run: Path) -> dict[str, Any]:
     """What the files of a run say, as JSON can hold it; raises UserError for a file that it cannot."""
-    found = {}
+    contents = {}
     for name in FILES:
         try:
             content = studies.content(run / name)
@@ -75,5 +75,5 @@ def _files(run: Path) -> dict[str, Any]:
         except (ValueError, TypeError, RecursionError) as error:
             raise UserError(f"{run / name} cannot be packed: {error}") from error
         if content is not None:
-            found[name] = content
-    return found
+            contents[name] = content
+    return contents

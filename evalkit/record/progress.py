@@ -37,7 +37,13 @@ class _Display:
         self._pending: str | None = None
         self._bar: progress.Progress | None = None
         if console.is_terminal and not console.is_dumb_terminal:
-            self._bar = _bar(console)
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(bar_width=_bar_width(console)),
+                progress.TextColumn("{task.fields[text]}", markup=False),
+                console=console,
+                refresh_per_second=4,
+            )
             self._bar.add_task(description, total=total, text="")
 
     def __enter__(self) -> Self:
@@ -119,24 +125,14 @@ class EvaluationProgress(_Display):
             self._finished += 1
 
 
-def _bar(console: Console) -> progress.Progress:
-    return progress.Progress(
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(bar_width=_bar_width(console)),
-        progress.TextColumn("{task.fields[text]}", markup=False),
-        console=console,
-        refresh_per_second=4,
-    )
-
-
 def _bar_width(console: Console) -> int:
     return BAR if console.width >= WIDE else NARROW_BAR
 
 
 def _fitted(parts: Mapping[str, str], spare: Sequence[str], room: int) -> str:
     """The parts in a line of at most `room`, without as many of the `spare` ones as that takes."""
-    for gone in range(len(spare) + 1):
-        line = GAP.join(text for name, text in parts.items() if name not in spare[:gone])
+    for count in range(len(spare) + 1):
+        line = GAP.join(text for name, text in parts.items() if name not in spare[:count])
         if len(line) <= room:
             break
     return line

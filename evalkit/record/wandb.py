@@ -94,8 +94,12 @@ class Wandb(Sink):
         self._train_length, self._folder = header.train_length, start.folder
         shared = _facts(self, known, start.folder, title)
         _set_aside(Path(shared["dir"]), _ids(start.folder).values(), start.sessions)
-        names = _names(self.name or known.run_name, title, seeds)
-        own = {seed: {**shared, "name": names[seed], "config": {**start.config, "seed": seed}} for seed in seeds}
+        chosen = self.name or known.run_name
+        names = [chosen] if chosen is not None and len(seeds) == 1 else [f"{chosen or title}-s{seed}" for seed in seeds]
+        own = {
+            seed: {**shared, "name": name, "config": {**start.config, "seed": seed}}
+            for seed, name in zip(seeds, names, strict=True)
+        }
         self._open_all(mode, own, start.folder / IDS)
         self._reached = {seed: run.summary.get(STEP, -1) for seed, run in self._runs.items()}
         if not start.received and not start.sessions and max(self._reached.values()) < 0:
@@ -128,8 +132,7 @@ class Wandb(Sink):
                 with suppress(Exception):
                     run.finish(exit_code=end.exit_code)
             raise
-        lines: list[str] = []
-        unsent: list[str] = []
+        lines, unsent = list[str](), list[str]()
         for run in runs.values():
             in_time = _finished(run, end.exit_code)
             if run.offline:
@@ -207,23 +210,16 @@ def _facts(settings: Wandb, known: "wandb.Settings", folder: Path, title: str) -
     }
 
 
-def _names(chosen: str | None, title: str, seeds: Sequence[int]) -> dict[int, str]:
-    """What each seed's run is called."""
-    if chosen is not None and len(seeds) == 1:
-        return {seeds[0]: chosen}
-    return {seed: f"{chosen or title}-s{seed}" for seed in seeds}
-
-
 def _media(folder: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The figures in `folder`, and a table with a column for every name that a record has."""
     import wandb
 
-    found: dict[str, Any] = {f"report/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))}
+    media: dict[str, Any] = {f"report/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))}
     if records:
         columns: list[Any] = list(dict.fromkeys(name for record in records for name in record))
         data: list[Any] = [[record.get(name) for name in columns] for record in records]
-        found["results"] = wandb.Table(columns=columns, data=data, allow_mixed_types=True)
-    return found
+        media["results"] = wandb.Table(columns=columns, data=data, allow_mixed_types=True)
+    return media
 
 
 def _finished(run: "wandb.Run", exit_code: int) -> bool:

@@ -64,7 +64,6 @@ def compare(
 def _draw(
     runs: Sequence[Run], kind: Kind, out: Path, console: Console, against: Against | None, complete: Complete | None
 ) -> None:
-    """Writes and prints the comparison of runs of one kind."""
     task = runs[0].header.task
     at = None if against is None else against.at or runs[0].header.train_length
     lines = pool(runs if complete is None else _completed(runs, complete, at))
@@ -87,7 +86,7 @@ def _draw(
 
 
 def _completed(runs: Sequence[Run], complete: Complete, at: int | None) -> list[Run]:
-    """The runs, the headers of those that do not say what their models cost completed."""
+    """The runs, with the costs that some headers lack."""
     lacking = [run for run in runs if run.header.flops_per_token is None or run.header.state_bytes(at) is None]
     headers = complete([(run.folder, run.header) for run in lacking], at) if lacking else []
     by_folder = {run.folder: header for run, header in zip(lacking, headers, strict=True)}
@@ -108,7 +107,6 @@ def _against(
 
 
 def _loaded(folders: Sequence[Path], names: Mapping[Path, str], console: Console) -> list[Run]:
-    """The runs in `folders`, what is left out of them said."""
     loaded: list[Run] = []
     problems: list[UserError] = []
     for folder in find_runs(folders):

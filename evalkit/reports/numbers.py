@@ -26,8 +26,12 @@ def finite(number: float) -> float | None:
 
 
 def interval(entry: Row) -> tuple[float, float]:
-    """The 95% Wilson interval of a row whose numbers are right or wrong."""
-    return wilson(entry["total"] or 0.0, entry["count"] or 0.0)
+    """The 95% Wilson interval of a row whose numbers are right or wrong; NaN where their sum is none.
+
+    A sum in float32 may end a hair outside [0, count]; it is put back first.
+    """
+    total, count = entry["total"], entry["count"] or 0
+    return (math.nan, math.nan) if total is None else wilson(min(max(total, 0.0), count), count)
 
 
 def shown(number: float | None, form: str = ".3f") -> str:

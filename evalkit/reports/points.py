@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from evalkit.reports.numbers import grouped
+from evalkit.core.rows import Row, value
+from evalkit.reports.numbers import grouped, interval
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,11 @@ class Point:
     low: float = math.nan
     high: float = math.nan
     count: float = 1
+
+
+def point_of(x: int, entry: Row) -> Point:
+    """The value of a row at `x`, with the interval of numbers that are right or wrong."""
+    return Point(x, value(entry), *interval(entry), entry["count"] or 0)
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ class Run:
     @property
     def seeds(self) -> list[int]:
         """The seeds that were measured; of a run that only began, those it began with."""
-        found = sorted({entry["seed"] for entry in self.record.rows if entry["seed"] is not None})
-        return found or list(self.header.seeds)
+        measured = sorted({entry["seed"] for entry in self.record.rows if entry["seed"] is not None})
+        return measured or list(self.header.seeds)
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,15 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
     Raises `UserError` naming a path that holds no run.
     """
-    found: dict[Path, Path] = {}
+    runs: dict[Path, Path] = {}
     for path in paths:
         folders = _below(path)
         if not folders:
             raise UserError(f"no {FILE} in or below {path}: give folders of runs (runs/<task>/<model>/<timestamp>)")
         for folder in folders:
             if not any(parent in folders for parent in folder.parents):
-                found.setdefault(folder.resolve(), folder)
-    return list(found.values())
+                runs.setdefault(folder.resolve(), folder)
+    return list(runs.values())
 
 
 def inner_runs(paths: Sequence[Path]) -> list[Path]:
@@ -135,7 +135,9 @@ def pool(runs: Sequence[Run]) -> list[Line]:
     labels = [_label(group[0], runs) for group in groups.values()]
     lines = []
     for label, group in zip(labels, groups.values(), strict=True):
-        if _seeds_repeat(group) or labels.count(label) > 1:
+        # Runs without seeds are the same seed: what has no chance in it is no further evidence when it is repeated.
+        seeds = [seed for run in group for seed in run.seeds or [None]]
+        if len(set(seeds)) < len(seeds) or labels.count(label) > 1:
             namesakes = [
                 run for other, alike in zip(labels, groups.values(), strict=True) if other == label for run in alike
             ]
@@ -156,8 +158,8 @@ def _own_name(run: Run, namesakes: Sequence[Run]) -> str:
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    """The model's name, with what sets this run apart from others of the same model, and how long it was trained."""
-    return " · ".join([run.name] if run.name is not None else _described(run, runs)) + _budget(run, runs)
+    """What the run is called, and how long it was trained."""
+    return (_described(run, runs) if run.name is None else run.name) + _budget(run, runs)
 
 
 def _budget(run: Run, runs: Sequence[Run]) -> str:
@@ -170,7 +172,8 @@ def _budget(run: Run, runs: Sequence[Run]) -> str:
     return f" · {steps:,} steps" + ("" if extended is None else f", first {int(extended):,}") + at
 
 
-def _described(run: Run, runs: Sequence[Run]) -> list[str]:
+def _described(run: Run, runs: Sequence[Run]) -> str:
+    """The model's name, with what sets this run apart from others of the same model."""
     namesakes = [other for other in runs if other.header.model == run.header.model]
     settings = sorted({name for other in namesakes for name in other.recipe if name not in BUDGET})
     differing = [name for name in settings if len({other.recipe.get(name) for other in namesakes}) > 1]
@@ -179,21 +182,15 @@ def _described(run: Run, runs: Sequence[Run]) -> list[str]:
     # What is not set is not said: those that set it say so.
     values = [(name, run.recipe[name]) for name in names if run.recipe.get(name, "None") not in ("", "None")]
     distinct = [value if name == "notes" else f"{name.rpartition('.')[2]}={value}" for name, value in values]
-    return [run.header.model, *distinct[:SHOWN]]
-
-
-def _seeds_repeat(group: Sequence[Run]) -> bool:
-    """Runs without seeds are the same seed: what has no chance in it is no further evidence when it is repeated."""
-    seeds = [seed for run in group for seed in run.seeds or [None]]
-    return len(set(seeds)) < len(seeds)
+    return " · ".join([run.header.model, *distinct[:SHOWN]])
 
 
 def _settings(config: Path) -> dict[str, str]:
     """What `config.yaml` sets in the sections that decide the outcome, by dotted name; empty without the file."""
-    said = studies.content(config)
-    if said is None:
+    saved = studies.content(config)
+    if saved is None:
         return {}
-    content = renamed(said)
+    content = renamed(saved)
     assert isinstance(content, dict)
     if isinstance(content.get("train"), dict):
         content["train"] = {**LATER, **content["train"]}

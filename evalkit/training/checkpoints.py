@@ -21,8 +21,7 @@ import orbax.checkpoint as ocp
 from evalkit.core.errors import UserError, first_line, writing
 from evalkit.disk import sums
 from evalkit.parallel import peers
-from evalkit.parallel.layouts.forms import as_parameters, as_vectors, has_vectors
-from evalkit.parallel.layouts.vectors import Layout
+from evalkit.parallel.layouts.vectors import Layout, as_parameters, as_vectors, has_vectors
 from evalkit.training.state import TrainState
 
 FOLDER = "checkpoints"

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from evalkit.core import streams
 from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
 from evalkit.parallel.devices import own
-from evalkit.training.microbatches import in_parts, together
+from evalkit.parallel.microbatches import in_parts, together
 
 LONGEST = 2**30
 """More tokens than a bounded cache has room for."""

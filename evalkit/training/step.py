@@ -11,9 +11,9 @@ from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
 from evalkit.core.objective import scored_only, tally
 from evalkit.parallel.layouts.mesh import layout_of, share_of
 from evalkit.parallel.layouts.sizes import Sizes
+from evalkit.parallel.microbatches import in_parts, microbatch
 from evalkit.tasks import Example
 from evalkit.training import optimizer
-from evalkit.training.microbatches import in_parts, microbatch
 from evalkit.training.passing import StatePassing, copied_to
 from evalkit.training.settings import Training
 from evalkit.training.state import Sums, TrainState

@@ -13,7 +13,8 @@ from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core import streams
 from evalkit.core.objective import tally
-from evalkit.evaluations.extrapolation.measure import Extrapolation, _is_narrow
+from evalkit.core.statistics import is_narrow
+from evalkit.evaluations.extrapolation.measure import Extrapolation
 from evalkit.inference import streaming
 from evalkit.inference.streaming import stream_tally
 from evalkit.tasks import Example
@@ -119,7 +120,7 @@ def test_memory_does_not_grow_with_length(model: str) -> None:
 def test_sampling_stops_when_the_interval_is_narrow_and_off_the_marks(right: float, needed: int) -> None:
     """381 sequences without an error put Wilson's interval above 0.99: looked at every 32, that is 384."""
     marks = Extrapolation(lengths=[8]).marks
-    assert next((n for n in range(32, 1025, 32) if _is_narrow(right * n, n, 0.1, marks)), 1024) == needed
+    assert next((n for n in range(32, 1025, 32) if is_narrow(right * n, n, 0.1, marks)), 1024) == needed
 
 
 def test_longer_lengths_are_looked_at_now_and_then() -> None:

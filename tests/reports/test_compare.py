@@ -18,8 +18,7 @@ from evalkit.configuration.complete import completed as with_defaults
 from evalkit.configuration.saved import save
 from evalkit.core.moved import RECALL
 from evalkit.core.rows import Record, row
-from evalkit.evaluations.extrapolation.costs import against
-from evalkit.evaluations.extrapolation.report import COLUMNS, comparison_table, tables
+from evalkit.evaluations.extrapolation.report import COLUMNS, against, comparison_table, tables
 from evalkit.evaluations.extrapolation.summary import extrapolation_curve, learning_curve
 from evalkit.evaluations.recall.rows import RECALLED
 from evalkit.reports.curves import MARKERS

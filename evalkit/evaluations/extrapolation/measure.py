@@ -1,11 +1,10 @@
 """Accuracy against length: does a model trained on 256 tokens still work on 16,384?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from evalkit.checks import at_least, at_least_or_null, between_or_null, one_of
 from evalkit.core import streams
@@ -13,7 +12,7 @@ from evalkit.core.batches import feed_of
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, Trained
 from evalkit.core.objective import Tally
 from evalkit.core.rows import Row
-from evalkit.core.statistics import LOOK_EVERY, wilson
+from evalkit.core.statistics import LOOK_EVERY, is_narrow
 from evalkit.inference.streaming import stream_tallies
 from evalkit.parallel.layouts.sequences import ROWS, SEQUENCE, SHARED, refuse_unsplit, split_tallies
 
@@ -73,6 +72,9 @@ class Extrapolation(Evaluation):
         if self.devices == SEQUENCE and self.span is not None:
             raise ValueError(f"devices=sequence and span={self.span}; spans need devices=rows")
 
+    def _runs(self, length: int) -> bool:
+        return self.max_length is None or length <= self.max_length
+
     @property
     def pieces(self) -> int:
         """The lengths that are run."""
@@ -126,9 +128,6 @@ class Extrapolation(Evaluation):
                 for _, row in trained.each(split="test", length=length):
                     yield row(metric="accuracy", count=0, extra=extra)
 
-    def _runs(self, length: int) -> bool:
-        return self.max_length is None or length <= self.max_length
-
     def score(self, trained: Trained, split: str, length: int, sequences: int) -> Iterator[Row]:
         """One row a seed and metric: its model on the first `sequences` held-out sequences of `split` at `length`.
 
@@ -155,7 +154,9 @@ class Extrapolation(Evaluation):
             trained.check_interrupt()
             example = trained.feed.held_out(stream, done, self.batch_size, length)
             if self.reset_every is not None:
-                example = example._replace(positions=_restarting(example.tokens.shape, self.reset_every))
+                # Where positions begin anew, every state does.
+                restarting = jnp.arange(example.tokens.shape[1]) % self.reset_every
+                example = example._replace(positions=jnp.broadcast_to(restarting, example.tokens.shape))
             # A last batch that is not full keeps its shape, and the program with it; sequences beyond are left out.
             left = sequences - done if interval is None else min(sequences - done, LOOK_EVERY - done % LOOK_EVERY)
             used = min(self.batch_size, left)
@@ -164,24 +165,11 @@ class Extrapolation(Evaluation):
             for metric, values in spans.last_of(tallies, used).scores().items():
                 totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())
             done += used
-            enough = done % LOOK_EVERY == 0 and _is_narrow(totals["accuracy"], done, interval, self.marks)
+            enough = done % LOOK_EVERY == 0 and is_narrow(totals["accuracy"], done, interval, self.marks)
             trained.progress.describe(length, done, done if enough else sequences)
             if enough:
                 break
         return totals, done
-
-
-def _is_narrow(total: float, count: int, interval: float | None, marks: Sequence[float]) -> bool:
-    """Whether the 95 % interval of `total` right of `count` is at most `interval` wide, with no mark inside it."""
-    if interval is None:
-        return False
-    low, high = wilson(min(total, count), count)
-    return high - low <= interval and not any(low < mark < high for mark in marks)
-
-
-def _restarting(shape: tuple[int, ...], every: int) -> Array:
-    """Positions that begin anew, and with them every state, every so many tokens."""
-    return jnp.broadcast_to(jnp.arange(shape[1]) % every, shape)
 
 
 class _Spans:

@@ -1,17 +1,18 @@
 """Accuracy by length and by training step: the tables, figures and CSV of one run or of several."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, permutations
 from math import comb
 from statistics import median
 from typing import Any
 
+from evalkit.core.errors import UserError
 from evalkit.core.statistics import mann_whitney
-from evalkit.evaluations.extrapolation.costs import against as against
 from evalkit.evaluations.extrapolation.summary import LEVELS, extrapolation_curve, learning_curve, probe_lengths
 from evalkit.evaluations.extrapolation.summary import summarise as summarise
 from evalkit.reports.canvas import length_label
-from evalkit.reports.curves import frame_of, length_figure, seed_figure
+from evalkit.reports.curves import cost_figure, frame_of, length_figure, seed_figure
 from evalkit.reports.kinds import COSTS, Drawing, Table, by_column, costs_of
 from evalkit.reports.numbers import DASH, between, grouped, shown
 from evalkit.reports.points import Curve
@@ -24,6 +25,7 @@ LOSS = ".3g"
 BY_LENGTH, TRAINING = "Accuracy by evaluation length", "While training"
 BY_POSITION = "Accuracy by position in sequences of"
 SPREAD = "Median and range over seeds; a single seed with its 95% interval."
+OF_COSTS = "A point a model: median and range over seeds; a single seed with its 95% interval."
 TESTS = "Which is higher, by the exact two-sided test of Mann and Whitney over seeds"
 VALIDATION = "Validation accuracy at the training length against training steps."
 COLUMNS = ("seed", "length", "accuracy", "low", "high", "exact_match", "loss", "sequences")
@@ -48,6 +50,32 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
         figure = seed_figure(looked, learning, f"{title} at {length_label(at)} while training", notes)
         drawn[f"growth-{at}"] = Drawing(TRAINING, f"The same at {at:,} tokens.", figure)
     return {"compare": extrapolation, **drawn}
+
+
+def against(lines: Sequence[Line], x: str, at: int, title: str, notes: Sequence[str]) -> Drawing:
+    """Accuracy at the length `at` against the bytes of state there (`cache_bytes`), or FLOPs a token (`flops`).
+
+    Raises UserError where no run was measured at that length, and where no run says what its model costs.
+    """
+    ladders = {line.label: extrapolation_curve(line.record) for line in lines}
+    measured = {point.x for curve in ladders.values() for points in curve.seeds.values() for point in points}
+    if at not in measured:
+        raise UserError(f"--at={at}: nothing was measured there; measured: {', '.join(map(str, sorted(measured)))}")
+    of_state = x == "cache_bytes"
+    costs = {line.label: line.header.state_bytes(at) if of_state else line.header.flops_per_token for line in lines}
+    unknown = [label for label, cost in costs.items() if cost is None]
+    if len(unknown) == len(lines):
+        raise UserError(f"--x={x} is known of none of these runs, whose configurations cannot be built; leave it out")
+    curves = []
+    for label, curve in ladders.items():
+        if (cost := costs[label]) is not None:
+            seeds = {seed: [replace(p, x=cost) for p in points if p.x == at] for seed, points in curve.seeds.items()}
+            curves.append(replace(curve, label=label, seeds={seed: points for seed, points in seeds.items() if points}))
+    words = f"state of one sequence of {at:,} tokens" if of_state else "FLOPs a token, at the training length"
+    said = [f"Left out, for what it costs is not known: {', '.join(unknown)}."] if unknown else []
+    frame = frame_of([line.header for line in lines], words, f"accuracy at {at:,} tokens")
+    figure = cost_figure(curves, frame, "B" if of_state else "", title, [*notes, *said])
+    return Drawing(f"Accuracy at {at:,} tokens against cost", OF_COSTS, figure)
 
 
 def tables(lines: Sequence[Line]) -> list[Table]:

@@ -7,10 +7,10 @@ from statistics import median
 from typing import Any
 
 from evalkit.core.rows import Record, Row, value
-from evalkit.core.statistics import censored_spread, spread, wilson
+from evalkit.core.statistics import censored_spread, spread
 from evalkit.reports.kinds import facts_of, last_step
-from evalkit.reports.numbers import finite, grouped
-from evalkit.reports.points import Curve, Point
+from evalkit.reports.numbers import finite, grouped, interval
+from evalkit.reports.points import Curve, Point, point_of
 
 SCHEMA = 1
 LEVELS = (0.5, 0.7, 0.9, 0.99, 1.0)
@@ -53,8 +53,8 @@ def summarise(record: Record) -> dict[str, Any]:
             "area": spread(seed["area"] for seed in per_seed if seed["area"] is not None),
             "validation": _spreads([seed["validation"] for seed in per_seed if seed["validation"]]),
             "extrapolation": [
-                {"length": length, "sequences": sum(cell["sequences"] for cell in found), **_spreads(found)}
-                for length, found in grouped((cell["length"], cell) for cell in ladder).items()
+                {"length": length, "sequences": sum(cell["sequences"] for cell in of_length), **_spreads(of_length)}
+                for length, of_length in grouped((cell["length"], cell) for cell in ladder).items()
             ],
         },
     }
@@ -100,7 +100,7 @@ def _evaluations(record: Record, split: str, length: int | None = None) -> Cells
 
 def _points(cells: Mapping[tuple[int, int], Cell]) -> dict[int, list[Point]]:
     """By seed, of cells by seed and x."""
-    return grouped((seed, _point(x, cells[seed, x])) for seed, x in sorted(cells))
+    return grouped((seed, point_of(x, cells[seed, x]["accuracy"])) for seed, x in sorted(cells))
 
 
 def _seed_summary(seed: int, cells: Cells) -> dict[str, Any]:
@@ -127,17 +127,16 @@ def _area(records: Sequence[Mapping[str, Any]]) -> float | None:
     return math.fsum(parts) / (records[-1]["step"] - records[0]["step"])
 
 
-def _accuracy(found: Mapping[str, Any]) -> float:
-    return found["accuracy"] or 0.0
+def _accuracy(record: Mapping[str, Any]) -> float:
+    return record["accuracy"] or 0.0
 
 
 def _ladder(record: Record) -> list[dict[str, Any]]:
     """One record a length and seed: the test evaluation after most training steps."""
     latest: dict[tuple[int, int], dict[str, Any]] = {}
     for (seed, length, step), cell in _evaluations(record, "test").items():
-        point = _point(length, cell)
-        ends = {"low": finite(point.low), "high": finite(point.high)}
-        latest[length, seed] = {"length": length, "seed": seed, "step": step, **_record(cell), **ends}
+        low, high = map(finite, interval(cell["accuracy"]))
+        latest[length, seed] = {"length": length, "seed": seed, "step": step, **_record(cell), "low": low, "high": high}
     return [latest[key] for key in sorted(latest)]
 
 
@@ -147,10 +146,10 @@ def _spans(record: Record) -> list[dict[str, Any]]:
     for entry in record.rows:
         if entry["metric"] == "accuracy" and entry["split"] == "test" and "first" in entry["extra"]:
             length, last, seed = entry["length"] or 0, entry["position"] or 0, entry["seed"] or 0
-            point = _point(last, {"accuracy": entry})
-            ends = {"low": finite(point.low), "high": finite(point.high), "sequences": point.count}
+            low, high = map(finite, interval(entry))
             at = {"length": length, "first": entry["extra"]["first"], "last": last, "seed": seed}
-            latest[length, last, seed] = {**at, "accuracy": finite(point.value), **ends}
+            measured = {"accuracy": finite(value(entry)), "low": low, "high": high, "sequences": entry["count"] or 0}
+            latest[length, last, seed] = {**at, **measured}
     return [latest[key] for key in sorted(latest)]
 
 
@@ -179,15 +178,6 @@ def _not_run(record: Record) -> list[dict[str, Any]]:
 def _record(cell: Cell) -> dict[str, Any]:
     values = {metric: finite(value(cell[metric])) if metric in cell else None for metric in METRICS}
     return {**values, "sequences": cell["accuracy"]["count"]}
-
-
-def _point(x: int, cell: Cell) -> Point:
-    """A sum in float32 may end a hair outside [0, count]; it is put back before the interval is taken."""
-    entry = cell["accuracy"]
-    count = entry["count"] or 0
-    if entry["total"] is None:
-        return Point(x, math.nan, math.nan, math.nan, count)
-    return Point(x, value(entry), *wilson(min(max(entry["total"], 0.0), count), count), count)
 
 
 def _spreads(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -80,9 +80,10 @@ class Lookup(Evaluation):
         return [("lengths", 1, max(self.lengths))]
 
     def kept(self, rows: Sequence[Row]) -> int:
-        """The rows up to the last length that was finished."""
-        ends = [number for number, row in enumerate(rows, 1) if _ends_a_length(row)]
-        return ends[-1] if ends else 0
+        """The rows up to the last length that was finished: its last row is of the last metric over all prompts."""
+        last = METRICS[-1], ALL
+        ends = (number for number, row in enumerate(rows, 1) if (row["metric"], row["extra"].get("answer")) == last)
+        return max(ends, default=0)
 
     def check_tokens(self, task: AnyTask, tokenizer: Tokenizer) -> None:
         """Raises ValueError for a length that is too short for any entry."""
@@ -90,7 +91,11 @@ class Lookup(Evaluation):
 
     def _sizes(self, task: phonebook.Phonebook, tokenizer: Tokenizer) -> dict[int, int]:
         """The entries of the book by length, the shortest first."""
-        return {length: task.entries_for(length, partial(_count, tokenizer)) for length in sorted(set(self.lengths))}
+
+        def count(text: str) -> int:
+            return len(tokenizer.encode(text)) + (tokenizer.bos is not None)
+
+        return {length: task.entries_for(length, count) for length in sorted(set(self.lengths))}
 
     def run(self, trained: Trained) -> Iterator[Row]:
         """The rows of each length that `trained.kept` has not, the shortest first.
@@ -203,15 +208,6 @@ def _log_probabilities(
         return jnp.take_along_axis(logs, tokens[..., None], axis=-1)[..., 0]
 
     return by_rows(on_device, mesh, params, read, tokens)
-
-
-def _ends_a_length(row: Row) -> bool:
-    """Whether it is the last row of a length."""
-    return row["metric"] == METRICS[-1] and row["extra"].get("answer") == ALL
-
-
-def _count(tokenizer: Tokenizer, text: str) -> int:
-    return len(tokenizer.encode(text)) + (tokenizer.bos is not None)
 
 
 def _groups(questions: Sequence[Question], window: int | None) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ from evalkit.evaluations.phonebook.rows import ALL, INSIDE, OUTSIDE
 from evalkit.reports.curves import frame_of, length_figure
 from evalkit.reports.kinds import Drawing, Table, by_column
 from evalkit.reports.numbers import grouped, interval, shown
-from evalkit.reports.points import Curve, Point
+from evalkit.reports.points import Curve, Point, point_of
 from evalkit.reports.pooling import Line
 
 LABELS = {ALL: "all prompts", INSIDE: "answer inside the window", OUTSIDE: "answer outside it"}
@@ -70,7 +70,7 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
 def points_of(record: Record, which: str) -> list[Point]:
     """The exact match of one group of prompts by length."""
     return [
-        Point(entry["length"] or 0, value(entry), *interval(entry), entry["count"] or 0)
+        point_of(entry["length"] or 0, entry)
         for entry in record.rows
         if entry["metric"] == "exact_match" and entry["extra"]["answer"] == which
     ]

@@ -54,14 +54,14 @@ class Forgetting:
     def forgotten(self, trained: Trained, task: Recalls, params: Params, row: Callable[..., Row]) -> Iterator[Row]:
         """Rows of how fast each channel forgets, and of how far apart the states of a pair are at each checkpoint."""
         row = partial(row, length=self.length)
-        for block, found in self._summed(trained, task, params).items():
-            shares = found.share / max(found.share.sum(), TINY)
-            for channel, (total, share) in enumerate(zip(found.forgetting, shares, strict=True)):
+        for block, sums in self._summed(trained, task, params).items():
+            shares = sums.share / max(sums.share.sum(), TINY)
+            for channel, (total, share) in enumerate(zip(sums.forgetting, shares, strict=True)):
                 extra = {"block": block, "channel": channel, "share": float(share)}
                 yield row(metric=recall_rows.FORGETTING, total=total, count=self.pairs, extra=extra)
             extra = {"block": block, "first": FIRST_CHECK}
             for number, distance in enumerate(self.checkpoints()):
-                for metric, totals in ((recall_rows.DIFFERENCE, found.difference), (recall_rows.DRIFT, found.drift)):
+                for metric, totals in ((recall_rows.DIFFERENCE, sums.difference), (recall_rows.DRIFT, sums.drift)):
                     yield row(metric=metric, position=distance, total=totals[number], count=self.pairs, extra=extra)
 
     def restored(self, trained: Trained, task: Recalls, params: Params, row: Callable[..., Row]) -> Iterator[Row]:
@@ -77,11 +77,13 @@ class Forgetting:
         reader = Reader(trained.model, params, answers, task.query, self.chunk, trained.check_interrupt)
         cache = reader.read(tokens[:, :FIRST_CHECK], reader.start(self.length))
         before = jax.tree.map(jnp.copy, cache)
-        for start, stop in pairwise([FIRST_CHECK, *self._octaves()]):
+        last = self.length - 1
+        octaves = [*(FIRST_CHECK << n for n in range(64) if FIRST_CHECK << n < last), last]
+        for start, stop in pairwise(octaves):
             cache = reader.read(tokens[:, start:stop], cache)
-            found = _queried(reader, cache, before, blocks, task.answers)
-            trained.progress.describe(self.length, stop, self.length - 1)
-            for (what, block), right in found.items():
+            answered = _queried(reader, cache, before, blocks, task.answers)
+            trained.progress.describe(self.length, stop, last)
+            for (what, block), right in answered.items():
                 extra = {"first": FIRST_CHECK, "undone": what, "block": block}
                 place = {"length": stop + 1, "position": stop}
                 yield row(metric=recall_rows.RESTORED, total=int(right.sum()), count=len(right), extra=extra, **place)
@@ -92,11 +94,6 @@ class Forgetting:
         steps = np.arange(0, PER_OCTAVE * np.log2(last / FIRST_CHECK) + 1e-9) / PER_OCTAVE
         return sorted({*(round(float(FIRST_CHECK * 2**step)) for step in steps), last})
 
-    def _octaves(self) -> list[int]:
-        """Twice `FIRST_CHECK`, and so on, and the end of the contexts."""
-        last = self.length - 1
-        return [*(FIRST_CHECK << n for n in range(1, 64) if FIRST_CHECK << n < last), last]
-
     def _summed(self, trained: Trained, task: Recalls, params: Params) -> dict[int, PairDifference]:
         """The sums over all pairs, by block."""
         sums: dict[int, PairDifference] = {}
@@ -105,9 +102,9 @@ class Forgetting:
             trained.check_interrupt()
             tokens = planted_pair(task, number, self.length)
             for block, (delta, state) in _decays(trained.model, params, tokens).items():
-                found = _pair_difference(np.asarray(delta, np.float64), np.asarray(state, np.float64)[:, checkpoints])
+                pair = _pair_difference(np.asarray(delta, np.float64), np.asarray(state, np.float64)[:, checkpoints])
                 before = sums.get(block)
-                sums[block] = found if before is None else PairDifference(*map(np.add, before, found))
+                sums[block] = pair if before is None else PairDifference(*map(np.add, before, pair))
             trained.progress.describe(self.length, number + 1, self.pairs)
         return sums
 
@@ -130,13 +127,13 @@ def _queried(
     reader: Reader, cache: Cache, before: Cache, blocks: list[int], answers: int
 ) -> dict[tuple[str, int | None], np.ndarray]:
     """What is right of each context, by what was undone in which block; None stands for every block."""
-    found: dict[tuple[str, int | None], np.ndarray] = {(recall_rows.NOTHING_UNDONE, None): reader.ask(cache)}
+    right: dict[tuple[str, int | None], np.ndarray] = {(recall_rows.NOTHING_UNDONE, None): reader.ask(cache)}
     for what in (recall_rows.DRIFT_UNDONE, recall_rows.FORGETTING_UNDONE):
         for block in [None, *blocks]:
             chosen = blocks if block is None else [block]
-            found[what, block] = reader.ask(undone(what, cache, before, chosen, answers))
-            found[SHAMS[what], block] = reader.ask(sham(what, cache, before, chosen, answers))
-    return found
+            right[what, block] = reader.ask(undone(what, cache, before, chosen, answers))
+            right[SHAMS[what], block] = reader.ask(sham(what, cache, before, chosen, answers))
+    return right
 
 
 def undone(what: str, cache: Cache, before: Cache, blocks: Iterable[int], answers: int) -> Cache:

@@ -13,7 +13,7 @@ from jax import Array
 from evalkit.checks import at_least, between_or_null
 from evalkit.core.contracts import AnyTask, Evaluation, Params, Recalls, Trained
 from evalkit.core.rows import Row
-from evalkit.core.statistics import LOOK_EVERY, wilson
+from evalkit.core.statistics import LOOK_EVERY, is_narrow
 from evalkit.evaluations.recall.forgetting import FIRST_CHECK, Forgetting
 from evalkit.evaluations.recall.planting import planted
 from evalkit.evaluations.recall.rows import RECALLED
@@ -121,7 +121,9 @@ class Recall(Evaluation):
             for at, hit in enumerate(self._answers(trained, params, tokens, answers, task.query, before)):
                 right[at] += np.bincount(facts[hit[:used] > 0], minlength=task.answers)
             done += used
-            enough = done % LOOK_EVERY == 0 and self._narrow(right.sum(axis=1), done)
+            enough = done % LOOK_EVERY == 0 and all(
+                is_narrow(float(total), done, self.interval) for total in right.sum(axis=1)
+            )
             trained.progress.describe(self.length, done, done if enough else self.sequences)
             if enough:
                 break
@@ -135,18 +137,12 @@ class Recall(Evaluation):
                 extra={"before": before, "right": of_each.tolist(), "asked": queried.tolist()},
             )
 
-    def _narrow(self, right: np.ndarray, count: int) -> bool:
-        if self.interval is None:
-            return False
-        widths = [high - low for low, high in (wilson(float(total), count) for total in right)]
-        return max(widths) <= self.interval
-
     def _answers(
-        self, trained: Trained, params: Params, tokens: Array | np.ndarray, answers: Array, query: int, before: int
+        self, trained: Trained, params: Params, tokens: Array, answers: Array, query: int, before: int
     ) -> Iterator[np.ndarray]:
         """What is right at each distance: the context is read once, the questions go to copies of the cache."""
         reader = Reader(trained.model, params, answers, query, self.chunk, trained.check_interrupt)
-        cache, tokens = reader.start(self.length), np.asarray(tokens)
+        cache, read = reader.start(self.length), np.asarray(tokens)
         for start, stop in pairwise([0, *(before + distance for distance in self.distances_after(before))]):
-            cache = reader.read(tokens[:, start:stop], cache)
+            cache = reader.read(read[:, start:stop], cache)
             yield reader.ask(cache)

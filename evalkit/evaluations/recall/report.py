@@ -1,55 +1,93 @@
-"""The tables and the CSV of recall evaluations, of one or of several."""
+"""The tables, figures and CSV of recall evaluations, of one or of several: accuracy by distance, what loses answers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from evalkit.evaluations.recall.curves import DISTANCE
-from evalkit.evaluations.recall.curves import figures as figures
-from evalkit.evaluations.recall.rows import DRIFT_SHAM, DRIFT_UNDONE, FORGETTING_SHAM, FORGETTING_UNDONE, NOTHING_UNDONE
+from evalkit.core.rows import Row
+from evalkit.evaluations.recall import rows as recall_rows
+from evalkit.evaluations.recall.summary import channels, decayed
 from evalkit.evaluations.recall.summary import summarise as summarise
-from evalkit.reports.kinds import COSTS, Table, costs_of
+from evalkit.reports.curves import COLOURS, Frame, frame_of, length_figure, seed_figure
+from evalkit.reports.kinds import COSTS, Drawing, Table, costs_of
 from evalkit.reports.numbers import between, grouped, shown
+from evalkit.reports.points import Curve, Point
 from evalkit.reports.pooling import Line
 
-Found = Mapping[str, Any]
-Columns = Mapping[str, Callable[[Found], str]]
+Entry = Mapping[str, Any]
+Columns = Mapping[str, Callable[[Entry], str]]
 """How a column shows a record of the summary, by its heading."""
-WHOLE = (NOTHING_UNDONE, DRIFT_UNDONE, DRIFT_SHAM, FORGETTING_UNDONE, FORGETTING_SHAM)
+WHOLE = (
+    recall_rows.NOTHING_UNDONE,
+    recall_rows.DRIFT_UNDONE,
+    recall_rows.DRIFT_SHAM,
+    recall_rows.FORGETTING_UNDONE,
+    recall_rows.FORGETTING_SHAM,
+)
 """What is done to every block at once; records of before the shams have none."""
+DISTANCE = "Accuracy by distance"
+LABELS = {
+    recall_rows.NOTHING_UNDONE: "as it is",
+    recall_rows.DRIFT_UNDONE: "drift undone",
+    recall_rows.FORGETTING_UNDONE: "forgetting undone",
+    recall_rows.DRIFT_SHAM: "drift, sham",
+    recall_rows.FORGETTING_SHAM: "forgetting, sham",
+}
+SOLID = "Solid: measured. Dashed: by the decay of the channels that carry the fact. Thin: a seed. Thick: their median."
+UNDONE = (
+    "Undone: the other tokens' part (drift) or the fact's (forgetting) of each state as it was soon after the fact. "
+    "Sham: each channel moved as far, up or down by chance."
+)
+DRIFTED = "How far the other tokens have moved the state, in differences that the fact makes. Thick: the median."
 
 
 def _tokens(number: float | None, otherwise: str) -> str:
     return otherwise if number is None else f"{number:,.0f}"
 
 
-BEFORE: Columns = {"tokens before the fact": lambda found: f"{found['before']:,}"}
-SEED: Columns = {"seed": lambda found: str(found["seed"])}
+BEFORE: Columns = {"tokens before the fact": lambda entry: f"{entry['before']:,}"}
+SEED: Columns = {"seed": lambda entry: str(entry["seed"])}
 REACH: Columns = {
     **BEFORE,
-    "distance from the window": lambda found: found["reach"] if found["window"] else "any",
-    "mean accuracy": lambda found: shown(found["median"]),
-    "range over seeds": lambda found: between(found["min"], found["max"]),
-    "seeds": lambda found: str(found["seeds"]),
+    "distance from the window": lambda entry: entry["reach"] if entry["window"] else "any",
+    "mean accuracy": lambda entry: shown(entry["median"]),
+    "range over seeds": lambda entry: between(entry["min"], entry["max"]),
+    "seeds": lambda entry: str(entry["seeds"]),
 }
 HALF_WAY: Columns = {
     **BEFORE,
     **SEED,
-    "half-way to chance at distance": lambda found: _tokens(found["distance"], "never"),
+    "half-way to chance at distance": lambda entry: _tokens(entry["distance"], "never"),
 }
 ANSWERS: Columns = {
     **BEFORE,
     **SEED,
-    "distance": lambda found: f"{found['distance']:,}",
-    "answers lost": lambda found: ", ".join(map(str, found["lost"])) or "none",
-    "accuracy of the others": lambda found: shown(found["others"]),
+    "distance": lambda entry: f"{entry['distance']:,}",
+    "answers lost": lambda entry: ", ".join(map(str, entry["lost"])) or "none",
+    "accuracy of the others": lambda entry: shown(entry["others"]),
 }
 FORGETTING: Columns = {
     **SEED,
-    "block": lambda found: str(found["block"] + 1),
-    "tokens to 1/e, by its decay": lambda found: _tokens(found["predicted"], "no end"),
-    "measured": lambda found: _tokens(found["measured"], "longer than the contexts"),
-    "drift": lambda found: shown(found["moved"], ".1f"),
+    "block": lambda entry: str(entry["block"] + 1),
+    "tokens to 1/e, by its decay": lambda entry: _tokens(entry["predicted"], "no end"),
+    "measured": lambda entry: _tokens(entry["measured"], "longer than the contexts"),
+    "drift": lambda entry: shown(entry["moved"], ".1f"),
 }
+
+
+def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str, Drawing]:
+    """Accuracy against the distance between fact and question; of one run also what the state holds of the fact."""
+    frame = frame_of((line.header for line in lines), "distance from the fact to the question (tokens)")
+    summaries = {line.label: summarise(line.record) for line in lines}
+    single = lines[0].alone
+    by_distance = [
+        _curve(("" if single else f"{label}, ") + f"{before:,} tokens before the fact", records)
+        for label, summary in summaries.items()
+        for before, records in sorted(grouped((one["before"], one) for one in summary["recalled"]).items())
+    ]
+    figure = length_figure(by_distance, frame, f"{title}: by distance", notes)
+    drawn = {"distance": Drawing(DISTANCE, "Median and range over seeds; a single seed with its 95% interval.", figure)}
+    return drawn | _of_one(summaries[lines[0].label], lines[0].record.rows, frame, title, notes) if single else drawn
 
 
 def tables(lines: Sequence[Line]) -> list[Table]:
@@ -78,7 +116,7 @@ def tables(lines: Sequence[Line]) -> list[Table]:
         return [*shared, Table("What the models cost", ["model", *COSTS], costs)]
     whole = ["as it is", "drift undone", "its sham", "forgetting undone", "its sham"]
     header = ["seed", "at distance", *whole, "in one block", "best sham of one"]
-    restored = Table("What lost the answers", header, _restored(summaries[0]))
+    restored = Table("What lost the answers", header, _restored_lines(summaries[0]))
     return [*shared, restored, table("What the state holds of the fact", "forgetting", FORGETTING)]
 
 
@@ -93,7 +131,57 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
     ]
 
 
-def _restored(summary: Found) -> list[list[str]]:
+def _of_one(
+    summary: Mapping[str, Any], rows: Sequence[Row], frame: Frame, title: str, notes: Sequence[str]
+) -> dict[str, Drawing]:
+    """What was looked at in the states: forgetting, drift, and which of them loses the answers."""
+    drawn = {}
+    since = Frame("tokens since the fact")
+    if summary["forgetting"]:
+        measured = _by_block(summary["differences"])
+        predicted = [_decay(block, curve, rows) for block, curve in measured.items()]
+        inside = replace(since, y="difference in the state, relative")
+        named = f"{title}: what the state holds of the fact"
+        figure = seed_figure(list(measured.values()), inside, named, [*notes, SOLID], predicted, COLOURS)
+        drawn["forgetting"] = Drawing("What the state holds of the fact", "Measured, and by its decay alone.", figure)
+    if summary["drifts"]:
+        # The first look is where the state moves from.
+        moved = _by_block(entry for entry in summary["drifts"] if entry["relative"] > 0)
+        by_then = replace(since, y="moved, in differences", scale="log")
+        named = f"{title}: what moves the state meanwhile"
+        figure = seed_figure(list(moved.values()), by_then, named, [*notes, DRIFTED])
+        drawn["drift"] = Drawing("What moves the state meanwhile", "Above 1, the other tokens did more.", figure)
+    if summary["restored"]:
+        named = f"{title}: what lost the answers"
+        # In every block at once: as it is, with drift or forgetting undone, and with their shams.
+        whole = grouped((record["undone"], record) for record in summary["restored"] if record["block"] is None)
+        curves = [_curve(label, whole[undone]) for undone, label in LABELS.items() if undone in whole]
+        figure = length_figure(curves, replace(frame, windows=()), named, [*notes, UNDONE])
+        drawn["restored"] = Drawing("What lost the answers", "Accuracy with a part of the state put back.", figure)
+    return drawn
+
+
+def _curve(label: str, records: Iterable[Mapping[str, Any]]) -> Curve:
+    names = ("distance", "accuracy", "low", "high", "sequences")
+    return Curve(label, grouped((record["seed"], Point(*(record[name] for name in names))) for record in records))
+
+
+def _by_block(records: Iterable[Mapping[str, Any]]) -> dict[int, Curve]:
+    """A curve a block of what was measured at each distance."""
+    blocks = grouped((one["block"], (one["seed"], Point(one["distance"], one["relative"]))) for one in records)
+    return {block: Curve(f"block {block + 1}", grouped(blocks[block])) for block in sorted(blocks)}
+
+
+def _decay(block: int, measured: Curve, rows: Sequence[Row]) -> Curve:
+    """What the decay of its channels alone would leave of a block's first difference, not in the legend."""
+    seeds, of_block = {}, channels(rows)
+    for seed, points in measured.seeds.items():
+        own = of_block.get((seed, block), ())
+        seeds[seed] = [Point(point.x, decayed(own, point.x - points[0].x)) for point in points]
+    return Curve("", seeds)
+
+
+def _restored_lines(summary: Entry) -> list[list[str]]:
     """By seed at the furthest distance. `in one block` is the block whose forgetting, undone alone, restores most.
 
     It is the best of several, and so is the sham beside it.
@@ -103,10 +191,11 @@ def _restored(summary: Found) -> list[list[str]]:
         last = max(record["distance"] for record in own)
         accuracies = {(r["undone"], r["block"]): r["accuracy"] for r in own if r["distance"] == last}
         whole = [shown(accuracies.get((what, None))) for what in WHOLE]
-        alone = {at: right for (what, at), right in accuracies.items() if what == FORGETTING_UNDONE and at is not None}
-        best = max(alone, key=lambda block: alone[block])
-        shams = [right for (what, at), right in accuracies.items() if what == FORGETTING_SHAM and at is not None]
-        lines.append(
-            [str(seed), f"{last:,}", *whole, f"{best + 1}: {alone[best]:.3f}", shown(max(shams, default=None))]
+        undone, shams = (
+            {block: right for (what, block), right in accuracies.items() if what == part and block is not None}
+            for part in (recall_rows.FORGETTING_UNDONE, recall_rows.FORGETTING_SHAM)
         )
+        best = max(undone, key=lambda block: undone[block])
+        sham = shown(max(shams.values(), default=None))
+        lines.append([str(seed), f"{last:,}", *whole, f"{best + 1}: {undone[best]:.3f}", sham])
     return lines

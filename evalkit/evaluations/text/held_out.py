@@ -75,14 +75,9 @@ def rows_of(
     extra: dict[str, object],
 ) -> Iterator[Row]:
     """A row a document of its passages' losses `[passages, tokens]`."""
-    for document, found in zip(documents, losses, strict=True):
-        yield row(
-            metric=metric,
-            position=position,
-            total=float(found.mean(axis=1).sum()),
-            count=len(found),
-            extra=document.about() | extra,
-        )
+    for document, own in zip(documents, losses, strict=True):
+        total, about = float(own.mean(axis=1).sum()), document.about() | extra
+        yield row(metric=metric, position=position, total=total, count=len(own), extra=about)
 
 
 def losses_of(
@@ -98,14 +93,14 @@ def losses_of(
     `check_interrupt` is called between batches.
     """
     tokenizer = pretrained.tokenizer
-    first = [] if tokenizer.bos is None else [tokenizer.bos]
-    cut = [(first + sequence[:-scored].tolist(), sequence[-scored:].tolist()) for sequence in sequences]
-    requests = [Request(tuple(context), tuple(continuation)) for context, continuation in cut]
+    first = () if tokenizer.bos is None else (tokenizer.bos,)
+    tokens = (first + tuple(sequence.tolist()) for sequence in sequences)
+    requests = [Request(row[:-scored], row[-scored:]) for row in tokens]
     scorer = Scorer(pretrained.model, pretrained.params, tokenizer.vocab_size, share_prefixes=False, chunk=chunk)
     losses: dict[int, np.ndarray] = {}
-    for index, found in scorer.stream(requests):
+    for index, score in scorer.stream(requests):
         check_interrupt()
-        losses[index] = -found.logprobs
+        losses[index] = -score.logprobs
     return [losses[index] for index in range(len(requests))]
 
 
@@ -125,8 +120,8 @@ def split_losses_of(
         members = rows[start : start + together]
         with jax.default_matmul_precision("highest"):
             read = read_split(pretrained.model, pretrained.params, _next_tokens(members), chunk, check_interrupt)
-            found = np.concatenate([part.loss for part in read], axis=1)
-        losses += [found[at, len(row) - 1 - scored : len(row) - 1] for at, row in enumerate(members)]
+            loss = np.concatenate([part.loss for part in read], axis=1)
+        losses += [loss[at, len(row) - 1 - scored : len(row) - 1] for at, row in enumerate(members)]
     return losses
 
 

@@ -12,7 +12,7 @@ from evalkit.core.batches import feed_of
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Trained
 from evalkit.core.rows import Row
 from evalkit.evaluations.text import rows as text_rows
-from evalkit.evaluations.text.held_out import Document, Losses, Subject, drawn, longest_of, losses_of, split_losses_of
+from evalkit.evaluations.text.held_out import Document, Subject, drawn, longest_of, losses_of, split_losses_of
 from evalkit.evaluations.text.passages import Passages
 from evalkit.parallel.layouts.sequences import ROWS, SEQUENCE, SHARED, refuse_unsplit
 from evalkit.tasks.text.corpus import Span
@@ -87,16 +87,16 @@ class LossByPosition(Evaluation):
     def limits(self, model: LanguageModel) -> list[str]:
         """What does not fit into `cache_gib`."""
         allowed, length = f"eval.cache_gib={self.cache_gib:g}", self.longest(model)
-        found = []
+        omitted = []
         if length < self.length:
             cache = f"a sequence's cache would take {_gib(model, self.length):.1f} GiB"
-            found.append(f"loss by position to {length:,} of {self.length:,} tokens: {cache} ({allowed})")
+            omitted.append(f"loss by position to {length:,} of {self.length:,} tokens: {cache} ({allowed})")
         for name, numbers in (("contexts", self.contexts), ("gaps", self.gaps)):
             left = sorted(set(numbers) - set(self._within(model, numbers)))
             if left:
                 cache = f"a sequence's cache would take up to {_gib(model, left[-1] + self.passage):.1f} GiB"
-                found.append(f"without {name} of {', '.join(map(str, left))} tokens: {cache} ({allowed})")
-        return found
+                omitted.append(f"without {name} of {', '.join(map(str, left))} tokens: {cache} ({allowed})")
+        return omitted
 
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of every seed, the windows first."""
@@ -166,25 +166,21 @@ class LossByPosition(Evaluation):
         for group in (windows[i : i + together] for i in range(0, len(windows), together)):
             losses = subject.losses([window for _, window in group], length)
             for i in range(0, len(group), self.windows):
-                yield from _binned(subject, group[i][0], losses[i : i + self.windows], edges)
+                document, own = group[i][0], losses[i : i + self.windows]
+                for after, until in pairwise(edges):
+                    yield subject.row(
+                        metric=text_rows.LOSS,
+                        length=length,
+                        position=until,
+                        total=sum(float(window[after:until].mean()) for window in own),
+                        count=len(own),
+                        extra=document.about() | {"after": after},
+                    )
 
 
 def _gib(model: LanguageModel, length: int) -> float:
     """The cache of one sequence of `length` tokens (GiB)."""
     return model.cache_bytes(1, length) / 2**30
-
-
-def _binned(subject: Subject, document: Document, losses: Losses, edges: Sequence[int]) -> Iterator[Row]:
-    """A row a bin of the losses of a document's windows."""
-    for after, until in pairwise(edges):
-        yield subject.row(
-            metric=text_rows.LOSS,
-            length=edges[-1],
-            position=until,
-            total=sum(float(window[after:until].mean()) for window in losses),
-            count=len(losses),
-            extra=document.about() | {"after": after},
-        )
 
 
 def edges_of(length: int, bins: int) -> list[int]:

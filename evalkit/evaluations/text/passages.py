@@ -38,13 +38,19 @@ class Passages:
             reason = max(documents, key=lambda document: len(document.tokens)).too_short(longest + self.size + 1)
             yield subjects[0].row(metric=text_rows.PAIRED, length=longest, count=0, extra=reason)
             return
-        places = [self._places(document, longest) for document in enough]
+        places = [
+            drawn(PLACES, document.number).integers(longest, len(document.tokens) - self.size, self.count)
+            for document in enough
+        ]
         losses: dict[int, list[list[np.ndarray]]] = {context: [] for context in contexts}
         for context in contexts:
             for subject in subjects:
-                found = [self._after(subject, *each, context) for each in zip(enough, places, strict=True)]
-                losses[context].append(found)
-                yield from rows_of(subject.row, text_rows.PAIRED, context, enough, found, {"passage": self.size})
+                own_losses = []
+                for document, starts in zip(enough, places, strict=True):
+                    passages = [document.tokens[start - context : start + self.size] for start in starts]
+                    own_losses.append(np.stack(subject.losses(passages, self.size)))
+                losses[context].append(own_losses)
+                yield from rows_of(subject.row, text_rows.PAIRED, context, enough, own_losses, {"passage": self.size})
                 self.done(context)
         yield from self._foreign(enough, subjects, places, longest, own)
         short = max((context for context in contexts if context + self.size <= own), default=contexts[0])
@@ -60,17 +66,8 @@ class Passages:
             random = drawn(OTHERS, document.number)
             pairs = [self._repeat(random, document, gap) for _ in range(self.count)]
             for which, metric in enumerate((text_rows.REPEATED, text_rows.FRESH)):
-                found = subject.losses([pair[which] for pair in pairs], self.size)
-                yield from rows_of(subject.row, metric, gap, [document], [np.stack(found)], {})
-
-    def _places(self, document: Document, longest: int) -> np.ndarray:
-        """Where passages begin that have `longest` tokens before them."""
-        return drawn(PLACES, document.number).integers(longest, len(document.tokens) - self.size, self.count)
-
-    def _after(self, subject: Subject, document: Document, starts: np.ndarray, context: int) -> np.ndarray:
-        """The losses of a document's passages after `context` tokens of its own."""
-        passages = [document.tokens[start - context : start + self.size] for start in starts]
-        return np.stack(subject.losses(passages, self.size))
+                losses = subject.losses([pair[which] for pair in pairs], self.size)
+                yield from rows_of(subject.row, metric, gap, [document], [np.stack(losses)], {})
 
     def _foreign(
         self,
@@ -80,29 +77,22 @@ class Passages:
         longest: int,
         own: int,
     ) -> Iterator[Row]:
-        """The same passages after the longest context, of which all but the nearest `own` tokens are another's."""
+        """The same passages after the longest context, all but its nearest `own` tokens from the next document."""
         if own >= longest or len(documents) == 1:
             why = "one document alone is long enough" if own < longest else f"no context is longer than own={own:,}"
             yield subjects[0].row(metric=text_rows.FOREIGN, length=longest, count=0, extra={"not_run": why})
             return
         for subject in subjects:
-            found = [
-                np.stack(subject.losses(self._mixed(documents, places, which, longest, own), self.size))
-                for which in range(len(documents))
-            ]
-            yield from rows_of(subject.row, text_rows.FOREIGN, longest, documents, found, {"own": own})
+            losses = []
+            for which, document in enumerate(documents):
+                following = (which + 1) % len(documents)
+                passages = []
+                for start, from_other in zip(places[which], places[following], strict=True):
+                    foreign = documents[following].tokens[from_other - (longest - own) : from_other]
+                    passages.append(np.concatenate([foreign, document.tokens[start - own : start + self.size]]))
+                losses.append(np.stack(subject.losses(passages, self.size)))
+            yield from rows_of(subject.row, text_rows.FOREIGN, longest, documents, losses, {"own": own})
             self.done(longest)
-
-    def _mixed(
-        self, documents: Sequence[Document], places: Sequence[np.ndarray], which: int, longest: int, own: int
-    ) -> list[np.ndarray]:
-        """Passages of one document whose distant context is from the next document."""
-        document, next_one = documents[which], (which + 1) % len(documents)
-        other, found = documents[next_one], []
-        for start, from_other in zip(places[which], places[next_one], strict=True):
-            foreign = other.tokens[from_other - (longest - own) : from_other]
-            found.append(np.concatenate([foreign, document.tokens[start - own : start + self.size]]))
-        return found
 
     def _helped(
         self,
@@ -123,19 +113,12 @@ class Passages:
             gain = gains[others].mean(axis=0)
             chosen = gain >= np.quantile(gain, 1 - HELPED)
             extra = {"chosen_by": "itself" if others == [number] else "the other seeds"}
-            for metric, context, losses in (
-                (text_rows.HELPED_SHORT, before, short),
-                (text_rows.HELPED_LONG, after, long),
-            ):
-                for document, which, found in zip(documents, chosen, losses[number], strict=True):
+            both = ((text_rows.HELPED_SHORT, before, short), (text_rows.HELPED_LONG, after, long))
+            for metric, context, losses in both:
+                for document, which, own in zip(documents, chosen, losses[number], strict=True):
                     if which.any():
-                        yield row(
-                            metric=metric,
-                            position=context,
-                            total=float(found[which].sum()),
-                            count=int(which.sum()),
-                            extra=document.about() | extra,
-                        )
+                        total, about = float(own[which].sum()), document.about() | extra
+                        yield row(metric=metric, position=context, total=total, count=int(which.sum()), extra=about)
 
     def _repeat(self, random: np.random.Generator, document: Document, gap: int) -> tuple[np.ndarray, np.ndarray]:
         """A passage that comes again after `gap` tokens, and the same with another passage in its first place."""

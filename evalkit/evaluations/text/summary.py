@@ -49,13 +49,10 @@ def table_of(rows: Iterable[Row], metric: str, of: Callable[[Row], float] = valu
 
 def levels(table: Table) -> list[Estimate]:
     """The mean loss at each position; no loss is below 0, and no end of its interval."""
-    estimates = []
-    for position in sorted(table):
-        means = {document: float(np.mean(list(seeds.values()))) for document, seeds in table[position].items()}
-        estimate = _estimate(position, means)
-        # Not `max`, which takes 0 for the interval that a single document has not.
-        estimates.append(replace(estimate, low=0.0) if estimate.low < 0 else estimate)
-    return estimates
+    means = {at: [float(np.mean(list(seeds.values()))) for seeds in table[at].values()] for at in sorted(table)}
+    estimates = [_estimate(at, of_documents) for at, of_documents in means.items()]
+    # Not `max`, which takes 0 for the interval that a single document has not.
+    return [replace(estimate, low=0.0) if estimate.low < 0 else estimate for estimate in estimates]
 
 
 def differences(table: Table, base: Table, at: int | None = None) -> list[Estimate]:
@@ -63,11 +60,11 @@ def differences(table: Table, base: Table, at: int | None = None) -> list[Estima
     estimates = []
     for position in sorted(table):
         other = base.get(position if at is None else at, {})
-        paired = {
-            document: [losses[seed] - other[document][seed] for seed in losses if seed in other.get(document, {})]
+        paired = [
+            [losses[seed] - other[document][seed] for seed in losses if seed in other.get(document, {})]
             for document, losses in table[position].items()
-        }
-        means = {document: float(np.mean(each)) for document, each in paired.items() if each}
+        ]
+        means = [float(np.mean(of_seeds)) for of_seeds in paired if of_seeds]
         if means:
             estimates.append(_estimate(position, means))
     return estimates
@@ -116,7 +113,7 @@ def summarise(record: Record) -> dict[str, Any]:
     tables = {metric: table_of(rows, metric) for metric in text_rows.RAW}
     paired, short, long = (tables[name] for name in (text_rows.PAIRED, text_rows.HELPED_SHORT, text_rows.HELPED_LONG))
     in_bits = levels(table_of(rows, text_rows.LOSS, bits_per_byte))
-    last = {metric: {seed: found[-1][1] for seed, found in seeds.items()} for metric, seeds in validation(rows).items()}
+    last = {metric: {seed: curve[-1][1] for seed, curve in seeds.items()} for metric, seeds in validation(rows).items()}
     choices = (entry["extra"]["chosen_by"] for entry in rows if entry["metric"] == text_rows.HELPED_LONG)
     chosen_by = next(choices, None)  # by whose losses the tokens that long context helps most were chosen
     return {
@@ -127,19 +124,17 @@ def summarise(record: Record) -> dict[str, Any]:
         "seeds": sorted({entry["seed"] for entry in rows if entry["seed"] is not None}),
         "validation": last,
         "by_position": [
-            {**_record(found), "bits_per_byte": bits.mean}
-            for found, bits in zip(levels(tables[text_rows.LOSS]), in_bits, strict=True)
+            {**_record(nats), "bits_per_byte": bits.mean}
+            for nats, bits in zip(levels(tables[text_rows.LOSS]), in_bits, strict=True)
         ],
-        "paired": {"loss": [_record(found) for found in levels(paired)], **_against(paired, base)},
+        "paired": {"loss": [_record(one) for one in levels(paired)], **_against(paired, base)},
         # After as many tokens as a training window has: its passages end beyond what was trained.
         "paired_after_a_window": _against(paired, trained),
         # Against the same passages after their own text, as long, and after the nearest part of it alone.
-        "foreign": [_record(found) for found in differences(tables[text_rows.FOREIGN], paired)],
+        "foreign": [_record(one) for one in differences(tables[text_rows.FOREIGN], paired)],
         "repeated": [_record(one) for one in differences(tables[text_rows.REPEATED], tables[text_rows.FRESH])],
         "helped": [
-            {**_record(found), "chosen_by": chosen_by}
-            for position in short
-            for found in differences(long, short, position)
+            {**_record(one), "chosen_by": chosen_by} for position in short for one in differences(long, short, position)
         ],
         "not_run": [
             {"length": entry["length"], **entry["extra"]}
@@ -158,8 +153,8 @@ def _against(paired: Table, context: int | None) -> dict[str, Any]:
     }
 
 
-def _estimate(position: int, by_document: Mapping[str, float]) -> Estimate:
-    values = np.asarray(list(by_document.values()))
+def _estimate(position: int, of_documents: Sequence[float]) -> Estimate:
+    values = np.asarray(of_documents)
     mean, count = float(values.mean()), len(values)
     if count == 1:
         return Estimate(position, mean, math.nan, math.nan, 1)
@@ -167,5 +162,5 @@ def _estimate(position: int, by_document: Mapping[str, float]) -> Estimate:
     return Estimate(position, mean, mean - half, mean + half, count)
 
 
-def _record(found: Estimate) -> dict[str, Any]:
-    return asdict(found) | {name: finite(getattr(found, name)) for name in ("mean", "low", "high")}
+def _record(estimate: Estimate) -> dict[str, Any]:
+    return asdict(estimate) | {name: finite(getattr(estimate, name)) for name in ("mean", "low", "high")}

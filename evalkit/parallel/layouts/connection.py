@@ -71,7 +71,7 @@ def connected(setting: Setting | str) -> Iterator[None]:
             yield
             jax.distributed.shutdown()  # waits for the others, of which one may measure for longer
         except BaseException as error:
-            code = _told(error)
+            code = _exit_code(error)
     if code:
         os._exit(code)
 
@@ -100,13 +100,13 @@ def refuse_unshared(folder: Path) -> None:
 
 
 def _connect(setting: Setting | str) -> None:
-    given = setting if isinstance(setting, Mapping) else {}
+    words = setting if isinstance(setting, Mapping) else {}
     jax.config.update("jax_enable_preemption_service", False)  # signals are `Watch`'s
     try:
         jax.distributed.initialize(
-            given.get("coordinator"),
-            given.get("count"),
-            given.get("index"),
+            words.get("coordinator"),
+            words.get("count"),
+            words.get("index"),
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=EVALUATION_SECONDS,
         )
@@ -115,7 +115,7 @@ def _connect(setting: Setting | str) -> None:
         raise UserError(f"distributed: the other processes were not found ({first_line(error)}); {how}") from error
 
 
-def _told(error: BaseException) -> int:
+def _exit_code(error: BaseException) -> int:
     """Says in one line which process ended and why, and returns its exit code; a fault of ours keeps its traceback."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1

@@ -105,7 +105,7 @@ class MeshLayout(Layout):
         decays = model.decay_mask(params)
         super().__init__(params, decays, dtype)
         self.sizes = sizes
-        self._whole_layout = VectorLayout(params, decays, dtype)
+        self.whole = VectorLayout(params, decays, dtype)
         paths = jax.tree.leaves_with_path(params)
         rules = _rules(model, len(paths), sizes.model)
         every = zip(paths, rules, jax.tree.leaves(decays), strict=True)
@@ -116,11 +116,6 @@ class MeshLayout(Layout):
         self._whole = [leaf for leaf in self.leaves if leaf.axis is None]
         kinds = sorted({leaf.kind for leaf in self.leaves})
         self._kinds = {kind: [leaf for leaf in self.leaves if leaf.kind == kind] for kind in kinds}
-
-    @property
-    def whole(self) -> VectorLayout:
-        """The layout of a device that has all of a seed."""
-        return self._whole_layout
 
     def fresh(self, init: Callable[[Any], Any], params: Params) -> Any:
         """The first state of an optimiser, its moments as the model has parameters."""
@@ -204,14 +199,14 @@ class MeshLayout(Layout):
     def _gathered(self, vectors: Vectors, parcels: Sequence[Sequence[Leaf]]) -> Params:
         """All parameters of this device of the model axis; each of the `parcels` is sent at once."""
         pieces = self._pieces(vectors)
-        found = {leaf.number: pieces[leaf.number].reshape(leaf.own).astype(leaf.dtype) for leaf in self._whole}
+        params = {leaf.number: pieces[leaf.number].reshape(leaf.own).astype(leaf.dtype) for leaf in self._whole}
         for leaves in parcels:
             for dtype in sorted({leaf.dtype for leaf in leaves}, key=str):
                 alike = [leaf for leaf in leaves if leaf.dtype == dtype]
                 rows: Any = _gather(dtype, jnp.concatenate([pieces[leaf.number] for leaf in alike]))
                 for leaf, (number, piece) in zip(alike, _cut(alike, rows), strict=True):
-                    found[number] = _joined(piece, leaf)
-        return jax.tree.unflatten(self.structure, [found[leaf.number] for leaf in self.leaves])
+                    params[number] = _joined(piece, leaf)
+        return jax.tree.unflatten(self.structure, [params[leaf.number] for leaf in self.leaves])
 
     def _of_all(self, pieces: dict[int, Array]) -> dict[int, Array]:
         """Sums over the data axis what it does not divide, and over the model axis what is a term of a sum there."""
@@ -219,10 +214,10 @@ class MeshLayout(Layout):
         return _total(pieces, [leaf.number for leaf in self.leaves if leaf.rule.partial], MODEL_AXIS)
 
     def _vectors(self, pieces: Mapping[int, Array]) -> Vectors:
-        found: Vectors = {DECAYS: {}, STAYS: {}}
+        vectors: Vectors = {DECAYS: {}, STAYS: {}}
         for (decays, kind), leaves in self._kinds.items():
-            found[decays][kind] = jnp.concatenate([pieces[leaf.number] for leaf in leaves])
-        return found
+            vectors[decays][kind] = jnp.concatenate([pieces[leaf.number] for leaf in leaves])
+        return vectors
 
     def _pieces(self, vectors: Vectors) -> dict[int, Array]:
         kinds = self._kinds.items()
@@ -245,8 +240,7 @@ class LayerwiseLayout(MeshLayout):
     @property
     def gathered_bytes(self) -> int:
         """What is gathered at once, on a device: one layer, and what no device keeps a part of."""
-        whole = [leaf for leaf in self.leaves if leaf.axis is None]
-        layers = [[*whole, *leaves] for leaves in self._parcels]
+        layers = [[*self._whole, *leaves] for leaves in self._parcels]
         return max(sum(prod(leaf.gathered) * leaf.dtype.itemsize for leaf in leaves) for leaves in layers)
 
     @property

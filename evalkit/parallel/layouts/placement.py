@@ -6,13 +6,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from evalkit.core.contracts import Rows
 from evalkit.core.errors import UserError
 from evalkit.parallel import peers
-from evalkit.parallel.devices import AXIS, mesh_for
-from evalkit.parallel.layouts.sizes import Sizes, mesh_of, refuse_undivided
+from evalkit.parallel.devices import AXIS, MODEL_AXIS, mesh_for
+from evalkit.parallel.layouts.sizes import Sizes, refuse_undivided
 from evalkit.parallel.layouts.vectors import Layout, State
 
 
@@ -39,7 +39,8 @@ class Placement:
                 f"mesh: data: {sizes.data} x model: {sizes.model} are not all {jax.device_count()} devices of the "
                 f"{jax.process_count()} processes; give a mesh of all, or start fewer processes"
             )
-        return mesh_of(sizes)
+        devices = jax.devices()[: sizes.data * sizes.model]  # those that share a layer are neighbours
+        return jax.make_mesh(sizes, (AXIS, MODEL_AXIS), (AxisType.Auto,) * 2, devices=devices)
 
     @cached_property
     def by_seed(self) -> bool:
@@ -65,8 +66,8 @@ class Placement:
         """Which sequences of a batch this process's devices use, in order."""
         if not peers.several():
             return slice(None)
-        found = NamedSharding(self.mesh, PartitionSpec(AXIS)).addressable_devices_indices_map((batch,)).values()
-        spans = {one[0].indices(batch) for one in found if one is not None}
+        parts = NamedSharding(self.mesh, PartitionSpec(AXIS)).addressable_devices_indices_map((batch,)).values()
+        spans = {part[0].indices(batch) for part in parts if part is not None}
         return np.concatenate([np.arange(*span) for span in sorted(spans)])
 
     def together(self, loaded: Any, batch: int) -> Any:

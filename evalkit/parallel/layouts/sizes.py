@@ -3,11 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import jax
-from jax.sharding import AxisType, Mesh
-
 from evalkit.core.errors import UserError
-from evalkit.parallel.devices import AXIS, MODEL_AXIS
 
 AUTO = "auto"
 Setting = str | Mapping[str, int]
@@ -47,9 +43,3 @@ def refuse_undivided(sizes: Sizes, batches: Sequence[int], devices: int) -> None
             raise UserError(
                 f"mesh: data: {sizes.data} does not divide a batch of {batch}; give a divisor, or another batch_size"
             )
-
-
-def mesh_of(sizes: Sizes) -> Mesh:
-    """Returns the mesh of the first devices; those that share a layer are neighbours."""
-    devices = jax.devices()[: sizes.data * sizes.model]
-    return jax.make_mesh(sizes, (AXIS, MODEL_AXIS), (AxisType.Auto,) * 2, devices=devices)

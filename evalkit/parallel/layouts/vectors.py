@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array, lax
 from jax.sharding import PartitionSpec
@@ -23,10 +24,12 @@ class Layout:
     """Every device has all parameters, as the model has them: what an optimiser of whole arrays takes.
 
     A step computes with matrices in `dtype`. `mask` is where weight decay applies, as the optimiser asks for it.
+    `whole` is the layout of a device that has all of a seed, which says how a checkpoint's moments lie.
     """
 
     def __init__(self, params: Params, decays: Params, dtype: str = "float32"):
         self.mask = decays
+        self.whole: Layout = self
         self.remat_policy: Any = None
         self._leaves, self.structure = jax.tree.flatten(params)
         self._dtypes = [computed_in(leaf, dtype) for leaf in self._leaves]
@@ -42,11 +45,6 @@ class Layout:
     def by_array(self, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
         """A `transformation` without a state that looks at each array of the parameters."""
         return transformation
-
-    @property
-    def whole(self) -> "Layout":
-        """The layout of a device that has all of a seed, which says how a checkpoint's moments lie."""
-        return self
 
     def fresh(self, init: Callable[[Any], Any], params: Params) -> Any:
         """The first state of an optimiser, as it is kept between dispatches."""
@@ -130,7 +128,10 @@ class VectorLayout(Layout):
 
     def params(self, vectors: Vectors) -> Params:
         """The parameters that the vectors hold."""
-        pieces = {name: iter(jnp.split(vectors[name], self._bounds(wanted))) for name, wanted in MASK.items()}
+        pieces = {}
+        for name, wanted in MASK.items():
+            sizes = [leaf.size for leaf, decays in self._with(self._leaves) if decays is wanted]
+            pieces[name] = iter(jnp.split(vectors[name], np.cumsum(sizes, dtype=int)))
         leaves = [
             next(pieces[DECAYS if decays else STAYS]).reshape(leaf.shape).astype(leaf.dtype)
             for leaf, decays in self._with(self._leaves)
@@ -152,15 +153,6 @@ class VectorLayout(Layout):
     def _with(self, leaves: list[Any]) -> list[tuple[Any, bool]]:
         return list(zip(leaves, self._decays, strict=True))
 
-    def _bounds(self, wanted: bool) -> list[int]:
-        """Where one vector's pieces end."""
-        ends, end = [], 0
-        for leaf, decays in self._with(self._leaves):
-            if decays is wanted:
-                end += leaf.size
-                ends.append(end)
-        return ends
-
 
 def each(tree: Any, chosen: Callable[[Any], bool], function: Callable[[Any], Any]) -> Any:
     """The tree with `function` of each part that is `chosen` in its place."""
@@ -170,6 +162,24 @@ def each(tree: Any, chosen: Callable[[Any], bool], function: Callable[[Any], Any
 def is_vectors(node: Any) -> bool:
     """Whether a part of a state is parameters, or their moments, as vectors."""
     return isinstance(node, dict) and set(node) == set(MASK)
+
+
+def has_vectors(state: State) -> bool:
+    """Whether the optimiser's moments are vectors; a mesh divides moments shaped as the parameters instead.
+
+    The second form says nothing of the mesh, so that a checkpoint goes from any mesh to any other.
+    """
+    return any(is_vectors(node) for node in jax.tree.leaves(state.optimizer, is_leaf=is_vectors))
+
+
+def as_vectors(state: State, layout: Layout) -> State:
+    """The state of all seeds with its moments as vectors; `layout` is that of one seed."""
+    return state._replace(optimizer=each(state.optimizer, layout.is_params, jax.vmap(layout.vectors)))
+
+
+def as_parameters(state: State, layout: Layout) -> State:
+    """The state of all seeds with its moments shaped as the parameters; `layout` is that of one seed."""
+    return state._replace(optimizer=each(state.optimizer, is_vectors, jax.vmap(layout.params)))
 
 
 def _with(state: State, form: Callable[[Any], Any]) -> State:

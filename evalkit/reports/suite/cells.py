@@ -2,10 +2,9 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from evalkit.core import studies
 from evalkit.core.rows import read, record_file
@@ -114,14 +113,13 @@ def as_json(cells: Sequence[Cell]) -> str:
 
 def from_json(text: str) -> list[Cell]:
     """What `as_json` wrote."""
-    return [
-        Cell(**{**record, "measured": _all(Measured, record["measured"]), "trials": _all(Trial, record["trials"])})
-        for record in json.loads(text)
-    ]
-
-
-def _all(kind: type[Any], records: Sequence[Mapping[str, Any]]) -> list[Any]:
-    return [kind(**record) for record in records]
+    cells = []
+    for record in json.loads(text):
+        measured, trials = record.pop("measured"), record.pop("trials")
+        cells.append(
+            Cell(**record, measured=[Measured(**one) for one in measured], trials=[Trial(**one) for one in trials])
+        )
+    return cells
 
 
 def _cell(place: Path, final: Path) -> Cell:
@@ -130,6 +128,8 @@ def _cell(place: Path, final: Path) -> Cell:
     header, summary = record.header, summarise(record)
     task, model, *sizes = place.parent.parts
     assert header.train_length is not None and header.preset is not None and header.steps is not None
+    # Trials that are done, those whose loss was not finite among them.
+    tried = {path.parent for name in (RESULTS, NOT_FINITE) for path in final.parent.glob(f"{TRIAL}*/{name}")}
     ends = ("length", "seed", "accuracy", "low", "high")
     ladder = [Measured(**{end: entry[end] for end in ends}) for entry in summary["extrapolation"]]
     spans = [Measured(**{end: entry[end] for end in (*ends, "first", "last")}) for entry in summary.get("spans", [])]
@@ -144,17 +144,11 @@ def _cell(place: Path, final: Path) -> Cell:
         chance=header.chance,
         train_length=header.train_length,
         steps=header.steps,
-        rate=_rate(final),
+        rate=float(studies.content(final / "config.yaml")["train"]["learning_rate"]),
         measured=[*ladder, *spans],
-        trials=_trials(final.parent),
+        trials=[_trial(trial) for trial in sorted(tried)],
         typed=_typed(final),
     )
-
-
-def _trials(cell: Path) -> list[Trial]:
-    """The trials that are done, those whose loss was not finite among them."""
-    done = {path.parent for name in (RESULTS, NOT_FINITE) for path in cell.glob(f"{TRIAL}*/{name}")}
-    return [_trial(folder) for folder in sorted(done)]
 
 
 def _trial(folder: Path) -> Trial:
@@ -173,8 +167,3 @@ def _typed(final: Path) -> list[str]:
     except ValueError:  # a quote is left open in what was edited, or masked
         words = command.split()
     return [word for word in words if word.lstrip("+~").startswith(CHANGING) and not word.startswith(OTHER_CELLS)]
-
-
-def _rate(final: Path) -> float:
-    """The learning rate of a run, which its `config.yaml` says."""
-    return float(studies.content(final / "config.yaml")["train"]["learning_rate"])

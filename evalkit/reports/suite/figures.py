@@ -1,6 +1,6 @@
 """The figures of a suite: accuracy against state, by length or position with chance, and by learning rate."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from evalkit.reports.curves import Frame, cost_figure, length_figure, rate_figure
 from evalkit.reports.kinds import Drawing
@@ -30,37 +30,26 @@ def figures(cells: Sequence[Cell]) -> dict[str, Drawing]:
 
 
 def _against_state(task: str, cells: Sequence[Cell]) -> Drawing:
-    curves = [
-        Curve(model, grouped(point for cell in own for point in _at_state(cell)))
-        for model, own in grouped((cell.model, cell) for cell in cells).items()
-    ]
-    length = cells[0].train_length
-    frame = Frame(
-        f"state of one sequence of {length:,} tokens", f"accuracy at {length:,} tokens", chance=_chance(cells)
-    )
+    seeds: dict[str, list[tuple[int, Point]]] = {}
+    for cell in cells:
+        own = [one for one in cell.measured if (one.length, one.last) == (cell.train_length, None)]
+        points = [(one.seed, one.point(cell.state_bytes)) for one in own if cell.state_bytes is not None]
+        seeds.setdefault(cell.model, []).extend(points)
+    curves = [Curve(model, grouped(points)) for model, points in seeds.items()]
+    length = f"{cells[0].train_length:,} tokens"
+    frame = Frame(f"state of one sequence of {length}", f"accuracy at {length}", chance=_chance(cells))
     return Drawing(STATES, f"{task}: {SPREAD}", cost_figure(curves, frame, "B", task))
-
-
-def _at_state(cell: Cell) -> Iterator[tuple[int, Point]]:
-    """Each seed, with its accuracy at the training length placed at the bytes of its state."""
-    for one in cell.measured:
-        if (one.length, one.last) == (cell.train_length, None) and cell.state_bytes is not None:
-            yield one.seed, one.point(cell.state_bytes)
 
 
 def _by_position(task: str, cells: Sequence[Cell]) -> Drawing:
     """Of the longest sequences, at each span's last position: a mean over all would hide where chance begins."""
     longest = max(one.length for cell in cells for one in cell.measured)
-    curves = [
-        Curve(
-            cell.model,
-            grouped((one.seed, one.point(one.last)) for one in cell.measured if one.last and one.length == longest),
-        )
-        for cell in cells
-    ]
-    frame = Frame(
-        f"position in a sequence of {longest:,} tokens", trained=[cells[0].train_length], chance=_chance(cells)
-    )
+    curves = []
+    for cell in cells:
+        own = [one for one in cell.measured if one.length == longest]
+        curves.append(Curve(cell.model, grouped((one.seed, one.point(one.last)) for one in own if one.last)))
+    where = f"position in a sequence of {longest:,} tokens"
+    frame = Frame(where, trained=[cells[0].train_length], chance=_chance(cells))
     return Drawing(POSITIONS, f"{task}: {SPREAD}", length_figure(curves, frame, task))
 
 
@@ -80,8 +69,8 @@ def _by_rate(task: str, cells: Sequence[Cell]) -> Drawing:
         for cell in cells
     ]
     frame = Frame("learning rate", f"accuracy at {cells[0].train_length:,} tokens", chance=_chance(cells))
-    said = f"{task}: one seed of a search at each rate, a share of the steps."
-    return Drawing(RATES, said, rate_figure(curves, frame, rates, task))
+    caption = f"{task}: one seed of a search at each rate, a share of the steps."
+    return Drawing(RATES, caption, rate_figure(curves, frame, rates, task))
 
 
 def _chance(cells: Sequence[Cell]) -> float | None:

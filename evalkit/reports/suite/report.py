@@ -65,18 +65,15 @@ def _trained(cell: Cell) -> str:
     '40 tokens, 1,500 steps, 3 seeds, chance 0.5'
     """
     length, steps, seeds, chance, typed = cell.protocol
-    said = [f"{length:,} tokens", f"{steps:,} steps", f"{seeds} seeds"]
-    if chance is not None:
-        said.append(f"chance {chance:.3g}")
-    return ", ".join([*said, *typed])
+    known = [] if chance is None else [f"chance {chance:.3g}"]
+    return ", ".join([f"{length:,} tokens", f"{steps:,} steps", f"{seeds} seeds", *known, *typed])
 
 
 def _records(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
-    """A record a measurement."""
     for cell in cells:
-        shared = {name: value for name, value in asdict(cell).items() if name not in ("measured", "trials")}
-        for measurement in cell.measured:
-            yield {**shared, "trial": False, **asdict(measurement)}
-        for trial in cell.trials:
-            own = {"rate": trial.rate, "accuracy": trial.accuracy, "loss": trial.loss, "length": cell.train_length}
-            yield {**shared, "trial": True, **own}
+        shared = asdict(cell)
+        measured, trials = shared.pop("measured"), shared.pop("trials")
+        for measurement in measured:
+            yield {**shared, "trial": False, **measurement}
+        for trial in trials:
+            yield {**shared, "trial": True, **trial, "length": cell.train_length}

@@ -1,6 +1,6 @@
 """The tables of a suite: accuracy of every model in every task, beyond the training length, and by rate."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from evalkit.reports.kinds import COSTS, Table
@@ -32,22 +32,21 @@ def of_seeds(values: Sequence[float]) -> str:
 
 def _trained(cells: Sequence[Cell]) -> Table:
     tasks = list(dict.fromkeys(cell.task for cell in cells))
-    costs = {model: _costs(own) for model, own in grouped((cell.model, cell) for cell in cells).items()}
-    lines = _by_model(cells, tasks, lambda cell: of_seeds(cell.trained))
-    rows = [[line[0], *costs[line[0]], *line[1:]] for line in lines]
-    return Table("Accuracy at the training length", ["model", *COSTS, *tasks], rows)
+    lines = []
+    for model, own in grouped((cell.model, cell) for cell in cells).items():
+        by_task = {cell.task: of_seeds(cell.trained) for cell in own}
+        lines.append([model, *_costs(own), *(by_task.get(task, DASH) for task in tasks)])
+    return Table("Accuracy at the training length", ["model", *COSTS, *tasks], lines)
 
 
 def _costs(cells: Sequence[Cell]) -> list[str]:
     """The cells below `COSTS`: from the least to the most where tasks differ, in vocabulary or length."""
-    every = ((cell.parameters, cell.state_bytes, cell.flops_per_token) for cell in cells)
-    return [_from_to([number for number in numbers if number is not None]) for numbers in zip(*every, strict=True)]
-
-
-def _from_to(numbers: Sequence[int]) -> str:
-    if not numbers:
-        return DASH
-    return " – ".join(shown(number, ",") for number in sorted({min(numbers), max(numbers)}))
+    costs = []
+    for name in ("parameters", "state_bytes", "flops_per_token"):
+        numbers = {number for cell in cells if (number := getattr(cell, name)) is not None}
+        ends = sorted({min(numbers), max(numbers)}) if numbers else []
+        costs.append(" – ".join(f"{number:,}" for number in ends) or DASH)
+    return costs
 
 
 def _beyond(cells: Sequence[Cell]) -> Iterator[Table]:
@@ -94,12 +93,3 @@ def _rates(cells: Sequence[Cell]) -> Table:
             lines.append([f"{cell.task} · {cell.model}", *numbers, f"{cell.rate:g}{edge}"])
     header = ["task and model", *(f"rate {rate:g}" for rate in rates), "chosen"]
     return Table("Accuracy of the trials, one seed, by learning rate", header, lines)
-
-
-def _by_model(cells: Sequence[Cell], tasks: Sequence[str], said: Callable[[Cell], str]) -> list[list[str]]:
-    """A line a model, a column a task."""
-    by_model = grouped((cell.model, cell) for cell in cells)
-    return [
-        [model, *({cell.task: said(cell) for cell in own}.get(task, DASH) for task in tasks)]
-        for model, own in by_model.items()
-    ]
