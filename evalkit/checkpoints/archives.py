@@ -84,7 +84,7 @@ def read(experiment: Experiment, folder: Path) -> tuple[TrainState, int]:
     model, training = experiment.trained
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     leaves = jax.tree_util.tree_leaves_with_path(shapes)
-    found, step = [], 0
+    of_seeds, step = [], 0
     for seed in experiment.all_seeds:
         path = folder / PARAMETERS / f"seed-{seed}.npz"
         try:
@@ -100,10 +100,9 @@ def read(experiment: Experiment, folder: Path) -> tuple[TrainState, int]:
             raise UserError(
                 f"{path} has the {evaluated} parameters alone; give the run itself, or leave parameters= out"
             )
-        params = jax.tree_util.tree_map_with_path(lambda place, _, held=held: held[_name(place)], shapes)
-        found.append(params)
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
-    return TrainState(stacked, None, jnp.full((len(found),), step)), step
+        of_seeds.append(jax.tree_util.tree_map_with_path(lambda place, _, held=held: held[_name(place)], shapes))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *of_seeds)
+    return TrainState(stacked, None, jnp.full((len(of_seeds),), step)), step
 
 
 def _name(path: Sequence[object]) -> str:

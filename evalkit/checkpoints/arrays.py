@@ -32,13 +32,13 @@ def read(path: Path, shapes: Mapping[str, tuple[int, ...]], words: Sequence[str]
     try:
         with np.load(path, allow_pickle=False) as arrays:
             for name, shape in shapes.items():
-                found, dtype = _header(arrays.zip, name)
-                if found != shape or dtype.kind not in "biuf":
-                    raise ValueError(f"{name} is of {dtype} {found}, and should be of numbers {shape}")
+                stored, dtype = _header(arrays.zip, name)
+                if stored != shape or dtype.kind not in "biuf":
+                    raise ValueError(f"{name} is of {dtype} {stored}, and should be of numbers {shape}")
             for name in words:
-                found, dtype = _header(arrays.zip, name)
-                if found != () or dtype.kind != "U" or dtype.itemsize > LONGEST_WORD:
-                    raise ValueError(f"{name} is of {dtype} {found}, and should be a word")
+                stored, dtype = _header(arrays.zip, name)
+                if stored != () or dtype.kind != "U" or dtype.itemsize > LONGEST_WORD:
+                    raise ValueError(f"{name} is of {dtype} {stored}, and should be a word")
             return {name: arrays[name] for name in (*shapes, *words)}
     except UNREADABLE as error:
         raise ValueError(str(error) or type(error).__name__) from error

@@ -26,7 +26,7 @@ from evalkit.training.state import params_of
 PUBLISHED_VOCABULARY, PUBLISHED_TRAIN_LENGTH = 256_000, 8192  # of RecurrentGemma and Gemma v1 alike
 
 
-class Found(NamedTuple):
+class Unread(NamedTuple):
     """A checkpoint whose weights are not read yet; `task` is what a run of ours was trained on, else None."""
 
     model: LanguageModel
@@ -51,22 +51,17 @@ def load(
 
 def find(
     checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = (), cache_dtype: str | None = None
-) -> Found:
+) -> Unread:
     """As `load`, up to where the weights would be read."""
     folder = Path(checkpoint).expanduser()
     if not folder.is_dir():
         folder = hub_checkpoints.download(checkpoint)
-    with _told(checkpoint):
+    with _named(checkpoint):
         if (folder / "config.yaml").is_file():
-            found = _run(folder, checkpoint, dtype, allow_targets, cache_dtype)
+            unread = _run(folder, checkpoint, dtype, allow_targets, cache_dtype)
         else:
-            found = _theirs(folder, checkpoint, dtype, cache_dtype)
-
-    def read() -> Pretrained:
-        with _told(checkpoint):
-            return found.read()
-
-    return found._replace(read=read)
+            unread = _theirs(folder, checkpoint, dtype, cache_dtype)
+    return unread._replace(read=_named(checkpoint)(unread.read))
 
 
 def load_for_text(checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = ()) -> Pretrained:
@@ -92,7 +87,7 @@ def digest(params: Params) -> str:
 
 
 @contextmanager
-def _told(checkpoint: str) -> Iterator[None]:
+def _named(checkpoint: str) -> Iterator[None]:
     """Turns a `ValueError` in the block into a `UserError` that names the checkpoint."""
     try:
         yield
@@ -100,7 +95,7 @@ def _told(checkpoint: str) -> Iterator[None]:
         raise UserError(f"checkpoint {checkpoint}: {error}") from error
 
 
-def _run(folder: Path, checkpoint: str, dtype: str, packages: Sequence[str], cache_dtype: str | None) -> Found:
+def _run(folder: Path, checkpoint: str, dtype: str, packages: Sequence[str], cache_dtype: str | None) -> Unread:
     """A run of ours: on text, on as many tokens as bytes have, or on tokens that stand for no text."""
     measured = checkpoint_of(folder / "config.yaml")
     if measured is not None:
@@ -119,20 +114,20 @@ def _run(folder: Path, checkpoint: str, dtype: str, packages: Sequence[str], cac
         params = params_of(restore(experiment, folder)[0], 0, experiment.parameters)
         return Pretrained(model, params, tokenizer, checkpoint, digest(params), length, settings)
 
-    return Found(model, tokenizer, experiment.task, read)
+    return Unread(model, tokenizer, experiment.task, read)
 
 
-def _theirs(folder: Path, checkpoint: str, dtype: str, cache_dtype: str | None) -> Found:
-    found = released.find(folder, dtype, cache_dtype)
-    size = found.model.vocab_size
-    tokenizer = tokenizer_files.read(folder, size, found.config)
+def _theirs(folder: Path, checkpoint: str, dtype: str, cache_dtype: str | None) -> Unread:
+    theirs = released.find(folder, dtype, cache_dtype)
+    size = theirs.model.vocab_size
+    tokenizer = tokenizer_files.read(folder, size, theirs.config)
     published = PUBLISHED_TRAIN_LENGTH if size == PUBLISHED_VOCABULARY else None
-    length = found.config.get("max_position_embeddings", published)
-    kept = [{**found.config}, found.model.window, tokenizer_files.digest(folder)]
+    length = theirs.config.get("max_position_embeddings", published)
+    kept = [{**theirs.config}, theirs.model.window, tokenizer_files.digest(folder)]
     settings = json.dumps([*kept, cache_dtype] if cache_dtype else kept, sort_keys=True)
 
     def read() -> Pretrained:
-        params = found.read()
-        return Pretrained(found.model, params, tokenizer, checkpoint, digest(params), length, settings)
+        params = theirs.read()
+        return Pretrained(theirs.model, params, tokenizer, checkpoint, digest(params), length, settings)
 
-    return Found(found.model, tokenizer, None, read)
+    return Unread(theirs.model, tokenizer, None, read)

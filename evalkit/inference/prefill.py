@@ -113,8 +113,6 @@ def _read(
     positions: Int[Array, "b t"] | None,
     cache: Cache,
 ) -> tuple[Float[Array, "b v"], Cache]:
-    """The logits after the last token of the chunk, and the cache."""
-
     def on_device(params: Params, tokens: Array, positions: Array | None, cache: Cache) -> tuple[Array, Cache]:
         last = jnp.full((tokens.shape[0], 1), tokens.shape[1] - 1, jnp.int32)
         logits, cache = model.apply(params, tokens, positions, cache, last)

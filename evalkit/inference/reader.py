@@ -55,5 +55,4 @@ class Reader:
 
 
 def _example(tokens: np.ndarray, targets: np.ndarray, *, scored: bool) -> Example:
-    """Scored everywhere or nowhere."""
     return Example(*jax.device_put((tokens, targets, np.full(tokens.shape, scored))))

@@ -52,7 +52,6 @@ class Sampler:
         return logits.argmax(axis=-1).astype(jnp.int32)
 
     def _kept(self, logits: Float[Array, "b v"]) -> Bool[Array, "b v"]:
-        """Returns which tokens may be drawn."""
         kept = jnp.ones(logits.shape, bool)
         if self.top_k is not None and self.top_k < logits.shape[1]:
             kept = logits >= jax.lax.top_k(logits, self.top_k)[0][:, -1:]

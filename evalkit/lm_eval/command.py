@@ -109,7 +109,12 @@ def _run(harness: private.HarnessCLI, parsed: argparse.Namespace) -> None:
         if unclear and data_path is not None:
             raise UserError(f"--data_path goes with names of tasks and groups, not with {unclear[0]!r}; name them")
         if names and not unclear:
-            _find_data(names, include, data_path, parsed.num_fewshot)
+            index = data_sets.manager(names, {}, include[1:-1])
+            needed = data_sets.needed(index, names)
+            if data_path is None:
+                data_sets.refuse_unreachable(needed, "--data_path FOLDER")
+            else:
+                data_sets.localise(index, needed, data_path, include[-1], shots=parsed.num_fewshot)
         parsed.include_path = include
 
         def evaluated(**settings: Any) -> Results:
@@ -120,15 +125,6 @@ def _run(harness: private.HarnessCLI, parsed: argparse.Namespace) -> None:
             harness.execute(parsed)
     for results in kept:
         print(table1.beside_the_paper(results["results"]), end="")
-
-
-def _find_data(names: Sequence[str], include: Sequence[Path], data_path: Path | None, shots: int | None) -> None:
-    index = data_sets.manager(names, {}, include[1:-1])
-    tasks = data_sets.needed(index, names)
-    if data_path is None:
-        data_sets.refuse_unreachable(tasks, "--data_path FOLDER")
-    else:
-        data_sets.localise(index, tasks, data_path, include[-1], shots=shots)
 
 
 def evaluate(

@@ -42,11 +42,11 @@ def keeping(build: Callable[..., None], place: Path, model: Sequence[Any]) -> Ca
         if not cache_requests:
             build(task, **how)
             return
-        told = {name: value for name, value in how.items() if name != "chat_template"}  # a function of the model
-        path = place / f"{name_of(task, model, told)}.json"
-        found = None if rewrite_requests_cache else load(path)
-        if found is not None:
-            task._instances = found
+        settings = {name: value for name, value in how.items() if name != "chat_template"}  # a function of the model
+        path = place / f"{name_of(task, model, settings)}.json"
+        kept = None if rewrite_requests_cache else load(path)
+        if kept is not None:
+            task._instances = kept
             return
         build(task, **how)
         save(path, task.instances)

@@ -91,7 +91,7 @@ def memory_bytes() -> int:
 def accelerator_bytes() -> int:
     """Returns the memory of all accelerators together, 0 without one; call it after `use_every_core`."""
     stats = [device.memory_stats() for device in jax.local_devices() if device.platform != "cpu"]
-    return sum((found or {}).get("bytes_limit", sys.maxsize) for found in stats) * jax.process_count()
+    return sum((one or {}).get("bytes_limit", sys.maxsize) for one in stats) * jax.process_count()
 
 
 def by_rows(function: Callable[..., Any], mesh: Mesh, whole: Any, *rows: Any) -> Any:

@@ -148,7 +148,6 @@ class Wandb(Sink):
         return [*lines, f"upload to W&B with: wandb sync {shlex.join(unsent)}"] if unsent else lines
 
     def _send(self, rows: Sequence[Row], reached: Mapping[int, int]) -> None:
-        """Sends rows; of a seed that has `reached` a step, those of that step and later."""
         for point in points(rows, list(self._runs), self._train_length):
             entry = point.values if point.at is None else {point.axis: point.at, **point.values}
             if entry.get(STEP, 0) >= reached.get(point.seed, -1):
@@ -211,7 +210,6 @@ def _facts(settings: Wandb, known: "wandb.Settings", folder: Path, title: str) -
 
 
 def _media(folder: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures in `folder`, and a table with a column for every name that a record has."""
     import wandb
 
     media: dict[str, Any] = {f"report/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))}
@@ -274,7 +272,6 @@ def _warn_offline(reason: str) -> None:
 
 
 def _open(mode: Any, run_id: str, facts: Mapping[str, Any]) -> "wandb.Run":
-    """Opens one run, offline where online is refused."""
     import wandb
 
     limits = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS, "finish_timeout_raises": True}

@@ -84,11 +84,9 @@ def length_figure(curves: Sequence[Curve], frame: Frame, title: str = "", notes:
     A curve of one seed carries its 95% intervals instead. A hollow end marker says that longer lengths were not run.
     """
     with matplotlib.rc_context(STYLE):
-        figure, axes = canvas()
-        axes.set(xlabel=frame.x, ylabel=frame.y)
+        figure, axes = _framed(frame)
         lengths = [x for curve in curves for x, *_ in curve.over_seeds()]
         length_axis(axes, [*frame.trained, *frame.windows, *lengths])
-        mark_chance(axes, frame.chance)
         rows = mark_lengths(axes, frame.trained, frame.windows)
         points = [point for curve in curves for of_seed in curve.seeds.values() for point in of_seed]
         _scale(axes, frame, [end for point in points for end in (point.low, point.value, point.high)])
@@ -105,14 +103,12 @@ def cost_figure(curves: Sequence[Curve], frame: Frame, unit: str, title: str = "
     A single seed carries its 95% interval instead.
     """
     with matplotlib.rc_context(STYLE):
-        figure, axes = canvas()
-        axes.set(xlabel=frame.x, ylabel=frame.y)
+        figure, axes = _framed(frame)
         cost_axis(axes, [x for curve in curves for x, *_ in curve.over_seeds()], unit)
-        mark_chance(axes, frame.chance)
         for index, curve in enumerate(curves):
             across = [Point(*of_seed) for of_seed in curve.over_seeds()]
             bars = across if len(curve.seeds) > 1 else [point for of_seed in curve.seeds.values() for point in of_seed]
-            look = {**_look(index), "marker": MARKERS[index % len(MARKERS)], "zorder": 3 + 0.1 * index}
+            look = {**_look(index), "marker": _marker(index), "zorder": 3 + 0.1 * index}
             _draw_intervals(axes, bars, look["color"], axes.transData)
             axes.plot([point.x for point in across], [point.value for point in across], ms=6, lw=1.2, **look)
         finish(axes, title, notes, [_key(index, curve.label) for index, curve in enumerate(curves)])
@@ -122,17 +118,12 @@ def cost_figure(curves: Sequence[Curve], frame: Frame, unit: str, title: str = "
 def rate_figure(curves: Sequence[Curve], frame: Frame, rates: Sequence[float], title: str = "") -> Figure:
     """Values by learning rate: a line a curve, whose points stand at the places of `rates`, evenly spread."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = canvas()
-        axes.set(xlabel=frame.x, ylabel=frame.y, xlim=(-0.25, len(rates) - 0.75))
+        figure, axes = _framed(frame)
+        axes.set_xlim(-0.25, len(rates) - 0.75)
         axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
-        mark_chance(axes, frame.chance)
         for index, curve in enumerate(curves):
             across = curve.over_seeds()
-            look = {
-                **_look(index),
-                "marker": MARKERS[index % len(MARKERS)],
-                "transform": _shift(axes, index, len(curves)),
-            }
+            look = {**_look(index), "marker": _marker(index), "transform": _shift(axes, index, len(curves))}
             axes.plot([x for x, *_ in across], [value for _, value, *_ in across], ms=5, lw=1.4, **look)
         finish(axes, title, [], [_key(index, curve.label) for index, curve in enumerate(curves)])
         return figure
@@ -152,15 +143,13 @@ def seed_figure(
     a label is not in the legend.
     """
     with matplotlib.rc_context(STYLE):
-        figure, axes = canvas()
-        axes.set(xlabel=frame.x, ylabel=frame.y)
+        figure, axes = _framed(frame)
         points = [point for curve in [*curves, *dashed] for of_seed in curve.seeds.values() for point in of_seed]
         last = max((point.x for point in points), default=1)
         if frame.steps:
             step_axis(axes, last)
         else:
             length_axis(axes, [point.x for point in points])
-        mark_chance(axes, frame.chance)
         # The losses of the first steps would take most of the height.
         _scale(axes, frame, [point.value for point in points if not frame.steps or point.x > last / 20])
         looks = [
@@ -197,6 +186,13 @@ def _rendered(figure: Figure, kind: str, metadata: Mapping[str, str | None]) -> 
     return buffer.getvalue()
 
 
+def _framed(frame: Frame) -> tuple[Figure, Axes]:
+    figure, axes = canvas()
+    axes.set(xlabel=frame.x, ylabel=frame.y)
+    mark_chance(axes, frame.chance)
+    return figure, axes
+
+
 def _scale(axes: Axes, frame: Frame, values: Sequence[float]) -> None:
     if frame.scale == "fitted":
         fit(axes, values)
@@ -213,7 +209,7 @@ def _draw_ladder(axes: Axes, curve: Curve, index: int, shift: Transform) -> None
     across = curve.over_seeds()
     if not across:
         return
-    look, marker = _look(index), MARKERS[index % len(MARKERS)]
+    look, marker = _look(index), _marker(index)
     colour = look["color"]
     x, middle, low, high = zip(*across, strict=True)
     style = {**look, "transform": shift, "zorder": 3 + 0.1 * index}
@@ -253,7 +249,7 @@ def _say_not_run(axes: Axes, ends: Sequence[tuple[Point, str]]) -> None:
     placed: dict[tuple[float, bool], float] = {}
     within = axes.transScale + axes.transLimits
     heights = [float(within.transform((end.x, end.value))[1]) for end, _ in ends]
-    for above, (end, colour) in sorted(zip(heights, ends, strict=True), key=lambda found: -abs(found[0] - 0.5)):
+    for above, (end, colour) in sorted(zip(heights, ends, strict=True), key=lambda end: -abs(end[0] - 0.5)):
         at_right_edge, upper = within.transform((end.x, end.value))[0] > 0.75, above > 0.5
         way = -1 if upper else 1
         place = above * height + (-12 if at_right_edge or upper else 5)
@@ -285,10 +281,12 @@ def _draw_seeds(axes: Axes, curve: Curve, lw: float, **look: Any) -> Line2D:
 
 
 def _key(index: int, label: str) -> Line2D:
-    marker = MARKERS[index % len(MARKERS)]
-    return Line2D([], [], marker=marker, ms=4.6, mec="white", mew=0.6, lw=1.6, label=label, **_look(index))
+    return Line2D([], [], marker=_marker(index), ms=4.6, mec="white", mew=0.6, lw=1.6, label=label, **_look(index))
+
+
+def _marker(index: int) -> str:
+    return MARKERS[index % len(MARKERS)]
 
 
 def _look(index: int) -> dict[str, Any]:
-    """The colour and the dashes of a curve."""
     return {"color": COLOURS[index % len(COLOURS)], "ls": DASHES[index // len(COLOURS) % len(DASHES)]}

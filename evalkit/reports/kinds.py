@@ -76,13 +76,13 @@ def kind_of(name: str) -> Kind:
     """The kind of report with this dotted name. Raises `UserError` if there is none, or if nobody named its package."""
     refuse_unnamed_kind(name)
     try:
-        found = pkgutil.resolve_name(name)
+        kind = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         message = f"the kind of report {name!r} cannot be imported ({error}); put its module on the path"
         raise UserError(message) from error
-    if not isinstance(found, Kind):
+    if not isinstance(kind, Kind):
         raise UserError(f"{name} is no kind of report; it needs the functions summarise, tables, figures and records")
-    return found
+    return kind
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from evalkit.checkpoints.pretrained import Found, find
+from evalkit.checkpoints.pretrained import Unread, find
 from evalkit.checks import at_least, one_of
 from evalkit.configuration.capacity import Need, refuse_too_large
 from evalkit.configuration.experiment import DTYPES
@@ -56,7 +56,7 @@ class Settings:
 class Ready:
     """Prompts in the tokens of a checkpoint whose weights are not read yet."""
 
-    found: Found
+    found: Unread
     tokenizer: Tokenizer
     prompts: Sequence[Sequence[int]]
     settings: Settings
@@ -139,7 +139,7 @@ def _rows(settings: Settings, prompts: Sequence[Any]) -> int:
     return min(settings.batch_size, len(prompts))
 
 
-def _refuse_too_long(found: Found, prompts: Sequence[Sequence[int]], settings: Settings) -> None:
+def _refuse_too_long(found: Unread, prompts: Sequence[Sequence[int]], settings: Settings) -> None:
     longest, rows = max(map(len, prompts)), _rows(settings, prompts)
     size, asked = bucket(longest + settings.tokens), f"a prompt of {longest:,} tokens and {settings.tokens:,} after it"
     refuse_beyond_positions(asked, size)

@@ -74,8 +74,8 @@ class Checkpoints:
         Older ones go once this one was read again and is what was written.
         """
         new = self.path / f"{UNFINISHED}{step}"
-        told = {**meta, SUMMED: True} if has_vectors(state) else {**meta, SUMMED: True, MOMENTS: "parameters"}
-        items = ocp.args.Composite(state=ocp.args.StandardSave(_parts(state)), meta=ocp.args.JsonSave(told))  # type: ignore[call-arg]
+        facts = {**meta, SUMMED: True} if has_vectors(state) else {**meta, SUMMED: True, MOMENTS: "parameters"}
+        items = ocp.args.Composite(state=ocp.args.StandardSave(_parts(state)), meta=ocp.args.JsonSave(facts))  # type: ignore[call-arg]
         # Of the writes that a first failure keeps from starting, Python would speak, now or when the process ends.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         try:
@@ -184,10 +184,10 @@ class Checkpoints:
 
     def _remove(self, step: int) -> None:
         """Deletes a checkpoint. It is renamed first, so that a kill leaves no half of one under its name."""
-        folder, gone = self.path / str(step), self.path / f"{UNFINISHED}{step}-removed"
+        folder, renamed = self.path / str(step), self.path / f"{UNFINISHED}{step}-removed"
         if folder.exists():
-            folder.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            folder.rename(renamed)
+            shutil.rmtree(renamed, ignore_errors=True)
 
     def tidy(self) -> None:
         """Removes what a kill left of a checkpoint that was being written or removed; for who writes into the run."""

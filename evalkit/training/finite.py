@@ -64,9 +64,8 @@ def _where(trainer: Trainer, checkpoints: Checkpoints, index: int, step: int) ->
     size = trainer.step.microbatch(*example.tokens.shape)
     for start in range(0, len(example.tokens), size):
         part, before = jax.tree.map(lambda leaf, at=slice(start, start + size): leaf[at], (example, begun))
-        found = first_in(trainer, params, part, before)
-        if found is not None:
-            return found
+        if (part_name := first_in(trainer, params, part, before)) is not None:
+            return part_name
     return "it was finite when the step was taken again, so suspect the machine"
 
 
@@ -121,7 +120,6 @@ def _before(trainer: Trainer, checkpoints: Checkpoints, step: int) -> tuple[Trai
 
 
 def _batch(trainer: Trainer, stage: Stage, index: int, step: int) -> Example:
-    """What a seed is trained on at a step."""
     feed, seed = trainer.feed, trainer.seeds[index]
     loaded = feed.load([int(seed)], step, 1, stage.batch_size, stage.length)
     first = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], loaded)
@@ -130,7 +128,6 @@ def _batch(trainer: Trainer, stage: Stage, index: int, step: int) -> Example:
 
 
 def _not_finite(params: Params) -> Sequence[str]:
-    """The names of the parameters that are not finite, in the order of their layers."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return [
         jax.tree_util.keystr(path, simple=True, separator=".") for path, leaf in leaves if not jnp.isfinite(leaf).all()

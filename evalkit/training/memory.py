@@ -60,7 +60,6 @@ def of_model(model: LanguageModel, sizes: Sizes, gather: str) -> Bytes:
 
 
 def _own(state: TrainState, specs: TrainState, sizes: Sizes) -> TrainState:
-    """The shapes of what a device has."""
     mesh = AbstractMesh(sizes, (AXIS, MODEL_AXIS))
 
     def own(leaf: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:

@@ -177,7 +177,6 @@ class Trainer:
 
 
 def _sizes(stage: Stage) -> dict[str, int | None]:
-    """What a step is compiled for, as `Step.take` calls it."""
     return {"length": stage.length, "batch": stage.batch_size, "shortest": stage.shortest}
 
 
@@ -187,5 +186,4 @@ def _key(stage: Stage, loaded: Any) -> tuple[Any, ...]:
 
 
 def _first(leaf: Any) -> jax.ShapeDtypeStruct:
-    """The shape of one of those that are stacked."""
     return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)

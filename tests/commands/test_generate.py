@@ -81,7 +81,7 @@ def test_a_prompt_longer_than_there_is_memory_for_is_refused_before_weights_are_
     models = (shrunk("mqa"), True), (shrunk("griffin"), False)
     monkeypatch.setattr(capacity, "memory_bytes", lambda: 2**20)
     for model, refused in models:
-        found = pretrained.Found(model, Numbers(16), None, lambda: pytest.fail("weights are read"))
+        found = pretrained.Unread(model, Numbers(16), None, lambda: pytest.fail("weights are read"))
         monkeypatch.setattr(prompting, "find", lambda *_, found=found: found)
         asked = partial(prompting.ready, "anything", ["1 " * 20_000] * 3, prompting.Settings(batch_size=2))
         if not refused:

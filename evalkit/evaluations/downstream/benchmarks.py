@@ -46,8 +46,8 @@ class Benchmarks:
         return data_sets.manager(self.names, {**metadata, **text}, also)
 
     @contextmanager
-    def found(self, metadata: Mapping[str, Any]) -> Iterator[TaskManager]:
-        """The index with every data set found, while the context is open; raises UserError for one out of reach."""
+    def located(self, metadata: Mapping[str, Any]) -> Iterator[TaskManager]:
+        """The index with every data set located, while the context is open; raises UserError for one out of reach."""
         index = self.index(metadata)
         needed = data_sets.needed(index, self.names)
         with TemporaryDirectory() as localised:

@@ -50,17 +50,17 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Check:
-    """The published percentage of one column, and the one found here with its standard error."""
+    """The published percentage of one column, and the one measured `here` with its standard error."""
 
     column: str
     published: float
-    found: float
+    here: float
     error: float
 
     @property
     def holds(self) -> bool:
         """Returns whether the two percentages differ by at most one standard error."""
-        return abs(self.found - self.published) <= self.error
+        return abs(self.here - self.published) <= self.error
 
 
 def known(name: str) -> Published:
@@ -72,7 +72,7 @@ def known(name: str) -> Published:
 
 def checks(name: str, results: Mapping[str, Any]) -> list[Check]:
     """Compares every published column with lm-eval's `results`; raises UserError if a column's task was not run."""
-    found = []
+    compared = []
     for column, published in known(name).values.items():
         task, metric = COLUMNS[column]
         if task not in results["results"]:
@@ -82,8 +82,8 @@ def checks(name: str, results: Mapping[str, Any]) -> list[Check]:
             raise UserError(f"the results of task {task} have no {metric} of counted documents; run griffin_table1")
         # The standard error of a mean of zeros and ones.
         error = math.sqrt(value * (1 - value) / max(1, count - 1))
-        found.append(Check(column, published, 100 * value, 100 * error))
-    return found
+        compared.append(Check(column, published, 100 * value, 100 * error))
+    return compared
 
 
 def refuse_missing(name: str, is_run: Callable[[str], bool]) -> None:
@@ -105,13 +105,13 @@ def documents(results: Mapping[str, Any], name: str) -> int:
     return sum(documents(results, member) for member in results.get("group_subtasks", {}).get(name, []))
 
 
-def shown(name: str, found: list[Check]) -> str:
+def shown(name: str, compared: list[Check]) -> str:
     """Returns the checks as a Markdown table with their source."""
     lines = ["| column | published | here | standard error | within one |", "|---|---|---|---|---|"]
     lines += [
-        f"| {check.column} | {check.published:.1f} | {check.found:.1f} | {check.error:.1f} | "
+        f"| {check.column} | {check.published:.1f} | {check.here:.1f} | {check.error:.1f} | "
         f"{'yes' if check.holds else 'NO'} |"
-        for check in found
+        for check in compared
     ]
     return "\n".join([f"{name}: {known(name).source}", *lines]) + "\n"
 

@@ -140,7 +140,6 @@ def _leaves(index: TaskManager, name: str) -> Iterator[str]:
 
 
 def _members(index: TaskManager, group: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the tasks of a group, whose members are names, or groups and tasks written out in it."""
     members = group.get("task") or []
     for member in [members] if isinstance(members, str) else members:
         if isinstance(member, str):
@@ -158,7 +157,6 @@ def _is_remote(config: Mapping[str, Any]) -> bool:
 
 
 def _splits_needed(config: Mapping[str, Any], shots: int | None) -> list[str]:
-    """Returns the split with the questions, and the split with the examples if there are any."""
     questions = config.get("test_split") or config["validation_split"]
     examples = config.get("fewshot_split") or (config.get("training_split") if shots else None)
     return [questions] if examples is None else [questions, examples]

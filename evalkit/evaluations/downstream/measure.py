@@ -54,7 +54,7 @@ class Downstream(Evaluation):
             raise ValueError("downstream runs lm-eval's benchmarks; give task=downstream checkpoint=FOLDER")
         if self.calibrate is not None:
             self._refuse_other_protocol(self.calibrate, task)
-        with task.found(self._metadata("")):
+        with task.located(self._metadata("")):
             pass
 
     def run(self, trained: Trained) -> Iterator[Row]:
@@ -62,7 +62,7 @@ class Downstream(Evaluation):
         task = trained.task
         assert isinstance(task, Benchmarks)
         model = PretrainedLM(trained.pretrained(), **self._settings)
-        with task.found(self._metadata(trained.source)) as index:
+        with task.located(self._metadata(trained.source)) as index:
             results = evaluator.simple_evaluate(
                 model=model,
                 tasks=read(index, task.names),
@@ -88,7 +88,6 @@ class Downstream(Evaluation):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """Those of `PretrainedLM`."""
         return {name: value for name, value in asdict(self).items() if name != "calibrate"}
 
     def _metadata(self, source: str) -> Mapping[str, Any]:

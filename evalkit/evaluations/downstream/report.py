@@ -53,5 +53,4 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 
 def _results(record: Record) -> dict[str, float | None]:
-    """Each metric's value; null where it is not a number."""
     return {entry["metric"]: finite(value(entry)) for entry in record.rows if entry["split"] == SPLIT}

@@ -140,7 +140,7 @@ class Extrapolation(Evaluation):
             totals, done = self._summed(trained, params, split, length, sequences, spans)
             for metric, total in trained.feed.reported(totals).items():
                 yield row(metric=metric, total=total, count=done, extra=extra)
-            for first, last, total, count in spans.found(length + trained.task.answer_length):
+            for first, last, total, count in spans.sums(length + trained.task.answer_length):
                 yield row(metric="accuracy", position=last, total=total, count=count, extra={**extra, "first": first})
 
     def _summed(
@@ -191,7 +191,7 @@ class _Spans:
                 self._sums[number] = total + float((correct[there] / scored[there]).sum()), count + int(there.sum())
         return tally
 
-    def found(self, tokens: int) -> Iterator[tuple[int, int, float, int]]:
+    def sums(self, tokens: int) -> Iterator[tuple[int, int, float, int]]:
         """Each span of sequences of so many tokens: its first and last position from 1 on, sum of accuracies, count."""
         for number, (total, count) in self._sums.items():
             if self.every is not None and count:

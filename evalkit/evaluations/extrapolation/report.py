@@ -72,9 +72,9 @@ def against(lines: Sequence[Line], x: str, at: int, title: str, notes: Sequence[
             seeds = {seed: [replace(p, x=cost) for p in points if p.x == at] for seed, points in curve.seeds.items()}
             curves.append(replace(curve, label=label, seeds={seed: points for seed, points in seeds.items() if points}))
     words = f"state of one sequence of {at:,} tokens" if of_state else "FLOPs a token, at the training length"
-    said = [f"Left out, for what it costs is not known: {', '.join(unknown)}."] if unknown else []
+    omitted = [f"Left out, for what it costs is not known: {', '.join(unknown)}."] if unknown else []
     frame = frame_of([line.header for line in lines], words, f"accuracy at {at:,} tokens")
-    figure = cost_figure(curves, frame, "B" if of_state else "", title, [*notes, *said])
+    figure = cost_figure(curves, frame, "B" if of_state else "", title, [*notes, *omitted])
     return Drawing(f"Accuracy at {at:,} tokens against cost", OF_COSTS, figure)
 
 
@@ -135,13 +135,13 @@ def span_tables(lines: Sequence[Line]) -> list[Table]:
     All are of the longest sequences that every line has; where they share no length, each is of its own longest.
     """
     spans = {line.label: summarise(line.record).get("spans", []) for line in lines}
-    lengths = {label: {span["length"] for span in found} for label, found in spans.items() if found}
+    lengths = {label: {span["length"] for span in own} for label, own in spans.items() if own}
     shared = set.intersection(*lengths.values()) if lengths else set[int]()
     tables: dict[int, dict[str, dict[int, str]]] = {}
     for label, own in lengths.items():
         at = max(shared or own)
-        found = grouped((span["last"], span["accuracy"]) for span in spans[label] if span["length"] == at)
-        cells = {last: shown(median(values)) for last, values in found.items() if None not in values}
+        by_last = grouped((span["last"], span["accuracy"]) for span in spans[label] if span["length"] == at)
+        cells = {last: shown(median(values)) for last, values in by_last.items() if None not in values}
         tables.setdefault(at, {})[label] = cells
     return [by_column(f"{BY_POSITION} {at:,} tokens", "positions up to", rows) for at, rows in sorted(tables.items())]
 

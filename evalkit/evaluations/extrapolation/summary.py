@@ -99,7 +99,6 @@ def _evaluations(record: Record, split: str, length: int | None = None) -> Cells
 
 
 def _points(cells: Mapping[tuple[int, int], Cell]) -> dict[int, list[Point]]:
-    """By seed, of cells by seed and x."""
     return grouped((seed, point_of(x, cells[seed, x]["accuracy"])) for seed, x in sorted(cells))
 
 

@@ -197,8 +197,6 @@ def log_probabilities(
 def _log_probabilities(
     model: LanguageModel, mesh: Mesh, params: Params, read: Prefilled, tokens: Int[Array, "b t"]
 ) -> Float[Array, "b t"]:
-    """The log-probability of each of `tokens` after those before it."""
-
     def on_device(params: Params, read: Prefilled, tokens: Array) -> Array:
         logits = read.logits[:, None]
         if tokens.shape[1] > 1:

@@ -134,7 +134,6 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
 def _of_one(
     summary: Mapping[str, Any], rows: Sequence[Row], frame: Frame, title: str, notes: Sequence[str]
 ) -> dict[str, Drawing]:
-    """What was looked at in the states: forgetting, drift, and which of them loses the answers."""
     drawn = {}
     since = Frame("tokens since the fact")
     if summary["forgetting"]:
@@ -167,7 +166,6 @@ def _curve(label: str, records: Iterable[Mapping[str, Any]]) -> Curve:
 
 
 def _by_block(records: Iterable[Mapping[str, Any]]) -> dict[int, Curve]:
-    """A curve a block of what was measured at each distance."""
     blocks = grouped((one["block"], (one["seed"], Point(one["distance"], one["relative"]))) for one in records)
     return {block: Curve(f"block {block + 1}", grouped(blocks[block])) for block in sorted(blocks)}
 

@@ -144,7 +144,6 @@ class LossByPosition(Evaluation):
         return length
 
     def _within(self, model: LanguageModel, numbers: Sequence[int]) -> list[int]:
-        """Those whose sequences have a cache of at most `cache_gib`."""
         return [number for number in numbers if _gib(model, number + 2 * self.passage) <= self.cache_gib]
 
     def by_position(self, documents: Sequence[Document], subject: Subject, length: int) -> Iterator[Row]:

@@ -132,7 +132,6 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 
 def _of_one(summary: Mapping[str, Any]) -> list[Table]:
-    """Loss by octave, the paired differences, the controls, validation by seed."""
     nats, bits = summary["validation"]["loss"], summary["validation"]["bits_per_byte"]
     octaves = [record for record in summary["by_position"] if record["position"].bit_count() == 1]
     return [
@@ -173,7 +172,6 @@ def _of_several(lines: Sequence[Line]) -> list[Table]:
 
 
 def _by_position(found: Iterable[Estimate], form: str) -> dict[int, str]:
-    """At powers of two; the second number of `form` is half the width of the interval."""
     drawn = [one for one in found if one.position.bit_count() == 1 and one.position >= SHOWN_FROM]
     return {one.position: form.format(one, one.high - one.mean) for one in drawn}
 
@@ -204,6 +202,5 @@ def _control(words: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def _cells(found: Mapping[str, Any], form: str) -> list[str]:
-    """Position, mean, interval and number of documents."""
     interval = between(found["low"], found["high"], form)
     return [f"{found['position']:,}", f"{found['mean']:{form}}", interval, str(found["documents"])]

@@ -50,7 +50,7 @@ def split_tallies(
         scored = mask[:, start : start + read.loss.shape[1]]
         start += read.loss.shape[1]
         sums = [(read.loss * scored).sum(axis=1), (read.correct * scored).sum(axis=1), scored.sum(axis=1)]
-        total = total + Tally(*(jnp.asarray(found, jnp.float32) for found in sums))
+        total = total + Tally(*(jnp.asarray(of_rows, jnp.float32) for of_rows in sums))
         yield total
 
 
@@ -64,11 +64,10 @@ def read_split(
     padding = -length % together
     everywhere, parts = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(None, SEQUENCE))
     # A device cannot count the tokens before its own, so that every token is told its position; padding has none.
-    told = np.arange(length)[None] if example.positions is None else np.asarray(example.positions)
-    given = (example.tokens, example.targets, np.broadcast_to(told, (batch, length)))
+    positions = np.arange(length)[None] if example.positions is None else np.asarray(example.positions)
+    fields = (example.tokens, 0), (example.targets, 0), (np.broadcast_to(positions, (batch, length)), -1)
     padded = [
-        np.pad(np.asarray(field, np.int32), ((0, 0), (0, padding)), constant_values=fill)
-        for field, fill in zip(given, (0, 0, -1), strict=True)
+        np.pad(np.asarray(field, np.int32), ((0, 0), (0, padding)), constant_values=fill) for field, fill in fields
     ]
     params = jax.device_put(params, everywhere)
     cache = jax.device_put(model.init_cache(batch, max(length + padding, model.window or 0)), everywhere)
@@ -84,8 +83,6 @@ def read_split(
 def _advance(
     model: LanguageModel, mesh: Mesh, params: Params, tokens: Array, targets: Array, positions: Array, cache: Cache
 ) -> tuple[Cache, Array, Array]:
-    """The cache after these tokens, and of each the loss and the hit."""
-
     def on_device(params: Params, tokens: Array, targets: Array, positions: Array, cache: Cache):
         logits, cache = model.apply(params, tokens, positions, cache)
         right = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]

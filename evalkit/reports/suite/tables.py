@@ -72,7 +72,6 @@ def _is_shown(place: tuple[int, int | None], places: Sequence[tuple[int, int | N
 
 
 def _states(cells: Sequence[Cell]) -> Table:
-    """Accuracy by the size of the state, of the tasks that were trained with several."""
     several = {cell.task for cell in cells if cell.size is not None}
     lines = [
         [f"{cell.task} · {cell.model}", *_costs([cell]), of_seeds(cell.trained)]
