@@ -28,10 +28,7 @@ SUMMED = "summed"
 
 
 def write(folder: Path, run: Path, experiment: Experiment, state: TrainState, step: int) -> None:
-    """Writes the record of `run` and the parameters of `state` that it evaluates, a file a seed, with their sums.
-
-    It is there as a whole or not at all. Raises UserError for a folder that is in use, or cannot be written.
-    """
+    """Writes the record of `run` and its evaluated parameters, a file a seed, whole or not at all. Raises UserError."""
     if not peers.first():
         for index in range(experiment.seeds):  # what is divided over processes, all must ask for
             params_of(state, index, experiment.parameters)

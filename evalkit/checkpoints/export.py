@@ -11,10 +11,7 @@ from evalkit.tasks.text.tokenizers import Bytes
 
 
 def export(run: str, folder: Path) -> None:
-    """Writes the run's first seed as a RecurrentGemma folder, with its tokenizer if it was trained on bytes.
-
-    Raises UserError for what is no run, a model that RecurrentGemma cannot express, and a folder that is in use.
-    """
+    """Writes the run's first seed as a RecurrentGemma folder, with a tokenizer of bytes. Raises UserError."""
     archives.refuse_used(folder)
     trained = load(run)
     model: Any = trained.model  # built by `models`, as what `conf/model/` names is

@@ -199,10 +199,7 @@ class Scorer:
     def _read(
         self, batch: Batch, cache: Cache | None, starts: np.ndarray, scores: Sequence[Score], *, continues: bool
     ) -> Cache | None:
-        """Reads a batch whose row i begins at position `starts[i]`; the answers go into `scores`.
-
-        Returns the cache if it `continues`, that is, if something is read after it.
-        """
+        """Reads a batch, row i from position `starts[i]` on, into `scores`; returns the cache if it `continues`."""
         length = max(len(row.tokens) for row in batch.rows)
         for first in range(0, length, batch.chunk):
             read = _advance if continues or first + batch.chunk < length else _finish

@@ -22,10 +22,7 @@ def stream_tally(
     chunk: int,
     check_interrupt: Callable[[], None] = lambda: None,
 ) -> Tally:
-    """The tally of examples `[b, t]`, `chunk` tokens at a time through the cache; the last chunk is padded.
-
-    Rows are split over the devices. The program does not depend on `t` unless the cache does.
-    """
+    """The tally of examples `[b, t]`, `chunk` tokens at a time through the cache, rows split over the devices."""
     total = Tally.zero(0)
     for total in stream_tallies(model, params, example, chunk, check_interrupt):  # noqa: B007
         pass

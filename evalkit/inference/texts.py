@@ -33,10 +33,7 @@ class Row:
         self.said: Said | None = None
 
     def hear(self, tokens: Sequence[int], *, last: bool) -> str:
-        """Takes the next tokens, the `last` ones if no more may follow; returns what is new and certain of the text.
-
-        Held back are the beginning of what may become a stop string, and of a character.
-        """
+        """Takes the next tokens, `last` if no more may follow; returns the new text that no stop string takes back."""
         self._tokens += tokens
         self.said = finished(self._tokenizer, self._tokens, self._ends)
         if self.said is None and last:

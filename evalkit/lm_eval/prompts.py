@@ -31,10 +31,7 @@ def folder() -> Path:
 
 
 def keeping(build: Callable[..., None], place: Path, model: Sequence[Any]) -> Callable[..., None]:
-    """What stands in for `build`, lm-eval's `Task.build_all_requests`: it takes prompts that are kept in `place`.
-
-    `model` names the model and its settings.
-    """
+    """Replaces `build`, lm-eval's `Task.build_all_requests`, by one that keeps prompts in `place` by `model`."""
 
     def build_or_take(
         task: Task, *, cache_requests: bool = False, rewrite_requests_cache: bool = False, **how: Any

@@ -64,10 +64,7 @@ def mesh_for(*batches: int) -> Mesh:
 
 
 def mesh_sharing(params: Any, *batches: int) -> Mesh:
-    """Returns the mesh of `mesh_for`, or one device if `params` are too large to copy to each CPU core.
-
-    CPU cores share one memory, and large products use all cores by themselves.
-    """
+    """The mesh of `mesh_for`, or one device if `params` are too large to copy to each CPU core."""
     return mesh_for(1) if jax.default_backend() == "cpu" and bytes_of(params) > COPIED_BYTES else mesh_for(*batches)
 
 
@@ -95,10 +92,7 @@ def accelerator_bytes() -> int:
 
 
 def by_rows(function: Callable[..., Any], mesh: Mesh, whole: Any, *rows: Any) -> Any:
-    """Returns `function(whole, *rows)`, computed on each device of the mesh for its own rows (axis 0 of every array).
-
-    `whole`, such as the parameters, is the same on every device.
-    """
+    """`function(whole, *rows)`, computed on each device for its own rows (axis 0); `whole` is the same on every one."""
     own = PartitionSpec(AXIS)
     specs = (PartitionSpec(), *[own] * len(rows))
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=own, check_vma=False)(whole, *rows)

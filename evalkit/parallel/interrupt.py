@@ -22,10 +22,7 @@ class Interrupted(Exception):
 
 
 class Watch:
-    """While open, the first signal is noted; a second one of the same kind acts as it did before.
-
-    In another thread than the main one, which alone may ask for signals, none is noted.
-    """
+    """While open in the main thread, the first signal is noted; a second one of a kind acts as it did before."""
 
     def __init__(self) -> None:
         self.received: list[int] = []

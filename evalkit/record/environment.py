@@ -19,10 +19,7 @@ OWN_CODE = "own_code"
 
 
 def changed_code(folder: Path, own_code: Mapping[str, str]) -> str | None:
-    """Which of these modules had another file when the run in `folder` was trained, in words; None where none had.
-
-    Older runs do not say, and neither does a damaged file.
-    """
+    """Which modules had another file when the run in `folder` was trained, in words; None where none, or unknown."""
     before: Any = {}
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         before = json.loads((folder / "environment.json").read_text(encoding="utf-8"))[OWN_CODE]
@@ -35,10 +32,7 @@ def changed_code(folder: Path, own_code: Mapping[str, str]) -> str | None:
 def describe(
     matmul_precision: str, own_code: Mapping[str, str] | None = None, command: str | None = None
 ) -> dict[str, Any]:
-    """Returns the content of `environment.json` for what `command` did, by default the command of this process.
-
-    `own_code` are the sums of the user's modules that the run names.
-    """
+    """The content of `environment.json`; `own_code` are sums of the user's modules, `command` by default this one."""
     device = jax.local_devices()[0]
     return {
         "command": command_line() if command is None else command,

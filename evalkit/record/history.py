@@ -107,10 +107,7 @@ def extensions(folder: Path, record: Record) -> list[Extension]:
 
 
 def record_of(folder: Path) -> Record:
-    """The record of a run; where it was given other steps, its header says so in `steps` and `notes`.
-
-    Raises UserError as `rows.read` does.
-    """
+    """The record of a run, whose header says in `steps` and `notes` that other steps were given. Raises UserError."""
     record = rows.read(folder)
     extended = extensions(folder, record)
     if not extended:

@@ -14,10 +14,7 @@ GAP = "  "
 
 
 class _Display:
-    """Shows a bar on a terminal, in one line of its width.
-
-    Elsewhere prints a plain line every `interval` seconds, and always the last one.
-    """
+    """A bar in one line of a terminal; elsewhere a plain line every `interval` seconds, and always the last one."""
 
     def __init__(
         self,
@@ -78,18 +75,12 @@ class _Display:
 
 
 class Progress(_Display):
-    """Shows the progress of a training run of `total` steps; use it as a context manager.
-
-    Rates count from the first update on, which leaves out compilation.
-    """
+    """The progress of a training run of `total` steps; rates leave out compilation. Use it as a context manager."""
 
     _first: tuple[float, int, int] | None = None
 
     def update(self, step: int, loss: float, accuracy: float, tokens: int) -> None:
-        """Shows the state after `step` steps and `tokens` tokens, both counted from the start of the training.
-
-        Takes Python numbers, so that it never waits for a device.
-        """
+        """Shows the state after `step` steps and `tokens` tokens, as Python numbers: it never waits for a device."""
         now = self._clock()
         if self._first is None:
             self._first = (now, step, tokens)

@@ -182,10 +182,7 @@ def written_together(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 class Point(NamedTuple):
-    """What one seed's curves have at one place: values by the name of the curve; `axis` and `at` say where it is.
-
-    `axis` is empty, and `at` None, for what is measured once.
-    """
+    """Values of one seed's curves at place `at` of `axis`, by name; `axis` is empty for what is measured once."""
 
     seed: int
     axis: str

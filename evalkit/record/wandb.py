@@ -167,10 +167,7 @@ class Wandb(Sink):
 
 
 def _set_aside(root: Path, ids: Iterable[str], ended: Sequence[str]) -> None:
-    """Renames the folders, below `root`, of offline sessions that were killed, so that `wandb sync` leaves them alone.
-
-    Those that `ended` by themselves stay, and so do those that were uploaded.
-    """
+    """Renames the folders below `root` of killed offline sessions, not `ended` or uploaded; `wandb sync` skips them."""
     for path in [path for run_id in ids for path in (root / "wandb").glob(f"{OFFLINE}*-{run_id}*")]:
         if path.name not in ended and not any(path.glob("*.synced")):
             path.rename(path.with_name(path.name.replace(OFFLINE, TORN, 1)))

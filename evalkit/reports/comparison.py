@@ -126,10 +126,7 @@ def _loaded(folders: Sequence[Path], names: Mapping[Path, str], console: Console
 
 
 def _of_one_kind(loaded: Sequence[Run]) -> list[Run]:
-    """The runs of the first one's kind. Raises `UserError` where what is left has several tasks.
-
-    Recall asks again of runs that are trained and reported otherwise: beside these it never comes first.
-    """
+    """The runs of the first one's kind, which is never recall beside others; raises `UserError` for several tasks."""
     others = [run for run in loaded if run.header.kind != RECALL] or list(loaded)
     tasks: dict[str, Path] = {}
     for run in others:

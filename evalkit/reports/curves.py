@@ -98,10 +98,7 @@ def length_figure(curves: Sequence[Curve], frame: Frame, title: str = "", notes:
 
 
 def cost_figure(curves: Sequence[Curve], frame: Frame, unit: str, title: str = "", notes: Sequence[str] = ()) -> Figure:
-    """Values against a cost in `unit` (log): a point a cost, median and range over seeds, and a line through them.
-
-    A single seed carries its 95% interval instead.
-    """
+    """Values against a cost in `unit` (log): median and range over seeds, a single seed with its 95% interval."""
     with matplotlib.rc_context(STYLE):
         figure, axes = _framed(frame)
         cost_axis(axes, [x for curve in curves for x, *_ in curve.over_seeds()], unit)
@@ -162,10 +159,7 @@ def seed_figure(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes `figure` as its suffix says (.png at 300 dots an inch, .svg), the same bytes each time it is drawn.
-
-    Raises `UserError` if the file cannot be written.
-    """
+    """Writes `figure` as .png (300 dots an inch) or .svg, the same bytes each time; raises `UserError` if it cannot."""
     data = svg(figure).encode() if path.suffix == ".svg" else _rendered(figure, "png", {"Software": None})
     with writing(path):
         write_whole(path, data)

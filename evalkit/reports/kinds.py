@@ -97,10 +97,7 @@ def explained(where: str) -> Iterator[None]:
 
 
 def records_of(folder: Path) -> list[dict[str, Any]]:
-    """The measurements of one run as its kind of report tabulates them.
-
-    Raises `UserError` if the folder has no rows, or its kind of report cannot be imported.
-    """
+    """The measurements of one run as its kind of report tabulates them; raises `UserError` where there are none."""
     record = read(folder)
     kind = kind_of(record.header.kind)
     with explained(str(folder)):

@@ -85,10 +85,7 @@ class Line:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run folders among and below `paths`, each once, in order; a run's own folder ends the search in it.
-
-    Raises `UserError` naming a path that holds no run.
-    """
+    """The run folders among and below `paths`, each once, in order; raises `UserError` for a path that holds no run."""
     runs: dict[Path, Path] = {}
     for path in paths:
         folders = _below(path)

@@ -45,10 +45,7 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run's folder; saving waits until the files are on disk.
-
-    The last two are kept, and those at multiples of `keep_every` steps.
-    """
+    """The checkpoints of one run's folder: the last two stay, and those at multiples of `keep_every` steps."""
 
     def __init__(self, run: Path, keep_every: int | None = None):
         self.path = run.absolute() / FOLDER
@@ -69,10 +66,7 @@ class Checkpoints:
         return next(iter(self.steps), None)
 
     def save(self, state: TrainState, step: int, meta: dict[str, Any]) -> None:
-        """Writes one checkpoint in place of any of that step; raises UserError if it cannot.
-
-        Older ones go once this one was read again and is what was written.
-        """
+        """Writes a checkpoint and reads it again, then removes older ones; raises UserError if it cannot."""
         new = self.path / f"{UNFINISHED}{step}"
         facts = {**meta, SUMMED: True} if has_vectors(state) else {**meta, SUMMED: True, MOMENTS: "parameters"}
         items = ocp.args.Composite(state=ocp.args.StandardSave(_parts(state)), meta=ocp.args.JsonSave(facts))  # type: ignore[call-arg]
@@ -211,10 +205,7 @@ def _in_form(
 
 
 def _summed(folder: Path) -> bool:
-    """As `sums.check`; of several processes the first one reads all files, and the others hear what it found.
-
-    A folder that one of them does not see is damaged for all.
-    """
+    """As `sums.check`, by the first process for all; a folder that one of them does not see is damaged."""
     problem = summed = ""
     if peers.largest(int(not folder.is_dir())):
         raise sums.Damaged("not every process sees it")

@@ -50,10 +50,7 @@ def bytes_a_device(trainer: Trainer) -> Bytes:
 
 
 def of_model(model: LanguageModel, sizes: Sizes, gather: str) -> Bytes:
-    """Returns what a device of a mesh of these sizes keeps to train a model by AdamW; see `train.gather`.
-
-    Raises UserError for a model that the mesh does not divide.
-    """
+    """What a device of a mesh keeps to train a model by AdamW; raises UserError for one that it does not divide."""
     layout = layout_of(model, sizes, gather, "float32")
     own = sum(prod(leaf.own) for leaf in layout.leaves)
     return Bytes(FLOAT * own, 2 * FLOAT * own, layout.gathered_bytes, layout.gradient_bytes)

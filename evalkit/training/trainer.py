@@ -48,10 +48,7 @@ class Trainer:
         return jax.jit(self._fresh, out_shardings=where, compiler_options=RUNS_ONCE)(self.seeds)
 
     def start(self, meanwhile: Callable[[TrainState], None]) -> TrainState:
-        """Fresh state; the first stage's program is compiled at the same time, which halves a user's wait.
-
-        `meanwhile` looks at the state while that goes on; what it raises is raised at once.
-        """
+        """Fresh state, given to `meanwhile`, while the first stage's program is compiled: that halves a user's wait."""
         first = self.training.stages(self.task.length)[0]
         loaded = self._load(first, 0)
         lowered = self.lower(first, loaded)
@@ -101,10 +98,7 @@ class Trainer:
         return self.place.together(read, batch)
 
     def program(self, stage: Stage, loaded: Any = None) -> jax.stages.Compiled:
-        """What `advance` calls as `(state, seeds, steps, loaded)` at this stage, compiled when first asked for.
-
-        `loaded`: arrays, or shapes, of what is read; None for those that are usual.
-        """
+        """What `advance` calls as `(state, seeds, steps, loaded)`; `loaded`: arrays, shapes, or None: the usual."""
         loaded = self._usual(stage) if loaded is None else loaded
         key = _key(stage, loaded)
         if key not in self._programs:

@@ -38,10 +38,7 @@ class Benchmarks:
             raise UserError(f"limit={self.limit}; allowed: 1 or more, or null")
 
     def index(self, metadata: Mapping[str, Any], also: Sequence[Path] = ()) -> TaskManager:
-        """lm-eval's index of these benchmarks, and of those below the folders `also`.
-
-        `metadata` is what a benchmark may ask of the model's settings. Raises UserError for a name that is unknown.
-        """
+        """lm-eval's index of these benchmarks and those below `also`; raises UserError for an unknown name."""
         text = {} if self.path is None else {"text": self.path}
         return data_sets.manager(self.names, {**metadata, **text}, also)
 

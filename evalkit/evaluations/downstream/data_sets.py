@@ -72,10 +72,7 @@ def refuse_unreachable(tasks: Configs, folder: str = "data.path=FOLDER") -> None
 
 
 def _why_not(remote: Configs, folder: str) -> str | None:
-    """Why the hub does not give the tasks' data sets now, None if it does; raises UserError if it refuses one for good.
-
-    It is asked for the first alone: who may read one of the benchmarks may mostly read the others.
-    """
+    """Why the hub does not give the first task's data now, None if it does; raises UserError if it refuses for good."""
     task, config = next(iter(remote.items()))
     name = config["dataset_path"]
     try:

@@ -133,10 +133,7 @@ class PretrainedLM(TemplateLM):
         return answers
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of each whole text after the token that begins texts, read through the cache: no windows.
-
-        Raises UserError for a text longer than `max_length`.
-        """
+        """The log-likelihood of whole texts, read through the cache; raises UserError for one beyond `max_length`."""
         texts = [request.args[0] for request in requests]
         tokens = [self.tok_encode(text, add_special_tokens=False) for text in texts]
         kept = [number for number, found in enumerate(tokens) if found]

@@ -32,10 +32,7 @@ PAPER = {
 
 
 def rows_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    """Returns one row for each form of MMLU in lm-eval's `results`, by task; None stands for a task that was not run.
-
-    Without any task of Table 1 there are no rows.
-    """
+    """One row for each form of MMLU in lm-eval's `results`, None for a task that was not run; no rows without any."""
     rest = [_percent(results, *column) for column in COLUMNS.values()]
     forms = {"MMLU by letters": _percent(results, *MMLU_LETTERS), "MMLU by answers": _percent(results, *MMLU_ANSWERS)}
     forms = {name: value for name, value in forms.items() if value is not None} or {"without MMLU": None}

@@ -177,10 +177,7 @@ def question(pretrained: Pretrained, lookup: phonebook.Lookup) -> Question:
 def log_probabilities(
     pretrained: Pretrained, read: Prefilled, continuations: Sequence[Sequence[int]], longest: int
 ) -> Float[np.ndarray, " n"]:
-    """The log-probability (nats) of each continuation after prompts that have been `read`, padded to `longest` tokens.
-
-    Leaves the cache as it was.
-    """
+    """The log-probability (nats) of each continuation, of `longest` tokens at most, after prefilled prompts."""
     rows = read.logits.shape[0]
     tokens = np.zeros((rows, longest), np.int32)
     scored = np.zeros((rows, longest), bool)

@@ -65,10 +65,7 @@ class Forgetting:
                     yield row(metric=metric, position=distance, total=totals[number], count=self.pairs, extra=extra)
 
     def restored(self, trained: Trained, task: Recalls, params: Params, row: Callable[..., Row]) -> Iterator[Row]:
-        """Rows of the same question with one possible cause of the loss undone, in every block and in each.
-
-        Beside each stands its sham: every channel moved as far, up or down by chance.
-        """
+        """Rows of the same question with one cause of the loss undone, in every block and in each, and of its sham."""
         numbers = np.repeat(np.arange(self.contexts), task.answers)
         facts = np.tile(np.arange(task.answers), self.contexts)
         tokens, answers = planted(task, numbers, np.zeros(len(numbers), int), self.length, facts)

@@ -177,10 +177,7 @@ def _to_1_over_e(own: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _measured(found: Sequence[tuple[int, float]]) -> float | None:
-    """The tokens in which the difference falls to 1/e of what it was, None if it does not.
-
-    Between two distances at which it was looked at it falls exponentially.
-    """
+    """The tokens in which the difference falls to 1/e, exponentially between two looks; None if it does not."""
     for (start, above), (stop, below) in pairwise(found):
         if below < math.exp(-1) <= above:
             part = (math.log(above) + 1) / (math.log(above) - math.log(max(below, TINY)))

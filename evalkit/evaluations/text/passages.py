@@ -16,10 +16,7 @@ HELPED = 0.1
 
 @dataclass(frozen=True)
 class Passages:
-    """`count` passages of `size` tokens from random places of each document.
-
-    `done` is told the length of each piece that is finished.
-    """
+    """`count` passages of `size` tokens at random places of each document; `done` gets a finished piece's length."""
 
     count: int
     size: int
@@ -103,10 +100,7 @@ class Passages:
         before: int,
         after: int,
     ) -> Iterator[Row]:
-        """The tokens that the longer context helps most.
-
-        The other seeds' losses choose them where there are others: choosing by one's own flatters.
-        """
+        """The tokens that the longer context helps most, chosen by other seeds' losses: one's own would flatter."""
         gains = np.stack([np.stack(a) - np.stack(b) for a, b in zip(short, long, strict=True)])  # [seed, document, …]
         for number, row in enumerate(rows):
             others = [other for other in range(len(rows)) if other != number] or [number]

@@ -88,10 +88,7 @@ class Placement:
         return PartitionSpec(AXIS) if self.by_seed else PartitionSpec()
 
     def specs(self, state: State) -> Any:
-        """Along which axes each part of the state is split: all by seeds, or the streams as the batch, or by the mesh.
-
-        Streams lie with the sequences that begin from them, so that no device asks another for a state.
-        """
+        """How the state is split over the axes; streams lie with the sequences that begin from them."""
         streams = self.seeds if self.by_seed else PartitionSpec(None, AXIS)
         return self.layout.specs(state, self.seeds, streams)
 

@@ -165,10 +165,7 @@ def is_vectors(node: Any) -> bool:
 
 
 def has_vectors(state: State) -> bool:
-    """Whether the optimiser's moments are vectors; a mesh divides moments shaped as the parameters instead.
-
-    The second form says nothing of the mesh, so that a checkpoint goes from any mesh to any other.
-    """
+    """Whether the optimiser's moments are vectors; those of a mesh are as the parameters, to fit any other."""
     return any(is_vectors(node) for node in jax.tree.leaves(state.optimizer, is_leaf=is_vectors))
 
 

@@ -20,10 +20,7 @@ TITLE = "Suite"
 
 
 def write(folder: Path, preset: str, console: Console, others: Sequence[Cell]) -> list[Cell]:
-    """Writes the report of the finished cells in `folder`, beside `others`, which are those that are kept of `preset`.
-
-    A cell of this folder takes the place of a kept one. Returns all that are shown.
-    """
+    """Writes the report of the finished cells in `folder`, in place of namesakes in `others`; returns all shown."""
     own = found_in(folder)
     if not own:
         say(console, f"no cell of {folder} is finished yet")

@@ -30,10 +30,7 @@ class LossByPosition(ConfigurableTask):
         super().__init__(config=settings)
 
     def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
-        """Makes one request for each segment.
-
-        lm-eval passes `metadata` as a keyword, and arguments of chat templates, which mean nothing here.
-        """
+        """Makes one request for each segment; of lm-eval's keywords only `metadata` has a meaning here."""
         cuts = [0, *doc["cuts"]]
         return [
             Instance("loglikelihood", doc, (doc["text"][:start], doc["text"][start:stop]), number, kwargs["metadata"])
@@ -74,10 +71,7 @@ def names(length: int, segments: int) -> list[str]:
 
 
 def ends_of_segments(text: str, length: int, segments: int) -> list[int]:
-    """Returns where each segment ends, in characters; nothing if the text is too short for so many.
-
-    A segment ends before the first white space after its share of `length` bytes, so that no word is cut.
-    """
+    """Where each segment ends, in characters: before a white space, so that no word is cut; empty for a short text."""
     ends, size, wanted = [], 0, 1
     for place, character in enumerate(text):
         if size >= length * wanted // segments and character.isspace() and not text[place - 1].isspace():

@@ -33,10 +33,7 @@ def documents(
     seed: int = 0,
     **_: Any,
 ) -> dict[str, Dataset]:
-    """Returns `prompts` lookups for each number of `entries`.
-
-    lm-eval passes all metadata; what is not named here is ignored. Raises UserError for an impossible value.
-    """
+    """Makes `prompts` lookups for each number of `entries`; lm-eval passes all metadata. Raises UserError."""
     if prompts < 1:
         raise UserError(f"prompts={prompts}; allowed: 1 or more")
     try:
