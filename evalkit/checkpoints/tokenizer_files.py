@@ -18,7 +18,11 @@ def read(folder: Path, vocab_size: int, config: Mapping[str, Any]) -> Tokenizer:
     `config` is the model's `config.json`, which names the token at the end of a text. Raises ValueError if there is no
     tokenizer, if the package that reads it is not installed, or if it does not match the model.
     """
-    tokenizer = _open(folder, config)
+    file = _file(folder)
+    # A model that may end a text in several ways lists them, the tokenizer's own first.
+    eos = config.get("eos_token_id")
+    own = eos[0] if isinstance(eos, list) else eos
+    tokenizer = SentencePiece(file) if file.name == PIECES else TokenizerJson(file, own)
     if not 0 <= vocab_size - tokenizer.vocab_size <= PADDING:
         raise ValueError(
             f"its tokenizer has {tokenizer.vocab_size} tokens and the model {vocab_size}; take both from one checkpoint"
@@ -38,15 +42,6 @@ def _file(folder: Path) -> Path:
             if (place / name).is_file():
                 return place / name
     raise ValueError(f"it has neither {FAST} nor {PIECES}; put the tokenizer that it was released with beside it")
-
-
-def _open(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
-    file = _file(folder)
-    if file.name == PIECES:
-        return SentencePiece(file)
-    # A model that may end a text in several ways lists them, the tokenizer's own first.
-    eos = config.get("eos_token_id")
-    return TokenizerJson(file, eos[0] if isinstance(eos, list) else eos)
 
 
 def write_bytes(folder: Path) -> None:

@@ -23,9 +23,7 @@ def stream_tally(
     check_interrupt: Callable[[], None] = lambda: None,
 ) -> Tally:
     """The tally of examples `[b, t]`, `chunk` tokens at a time through the cache, rows split over the devices."""
-    total = Tally.zero(0)
-    for total in stream_tallies(model, params, example, chunk, check_interrupt):  # noqa: B007
-        pass
+    *_, total = stream_tallies(model, params, example, chunk, check_interrupt)
     return total
 
 

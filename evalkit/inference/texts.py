@@ -38,14 +38,14 @@ class Row:
         self.said = finished(self._tokenizer, self._tokens, self._ends)
         if self.said is None and last:
             self.said = Said(self._tokenizer.decode(self._tokens), tuple(self._tokens))
-        text = self._certain() if self.said is None else self.said.text
+        if self.said is None:
+            text = self._tokenizer.decode(self._tokens).rstrip(BROKEN)
+            begun = (size for mark in self._ends.strings for size in range(1, len(mark)) if text.endswith(mark[:size]))
+            text = text[: len(text) - max(begun, default=0)]
+        else:
+            text = self.said.text
         new, self._shown = text[self._shown :], max(self._shown, len(text))
         return new
-
-    def _certain(self) -> str:
-        text = self._tokenizer.decode(self._tokens).rstrip(BROKEN)
-        begun = (size for mark in self._ends.strings for size in range(1, len(mark)) if text.endswith(mark[:size]))
-        return text[: len(text) - max(begun, default=0)]
 
 
 def finished(tokenizer: Tokenizer, tokens: Sequence[int], ends: Ends) -> Said | None:

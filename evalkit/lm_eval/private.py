@@ -5,8 +5,8 @@ Everything private of lm-eval's is in this file; `tests/lm_eval/test_private.py`
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -26,15 +26,13 @@ def parsed(harness: HarnessCLI, words: Sequence[str]) -> Namespace:
         return harness.parse_args()
 
 
-@contextmanager
-def evaluating_by(evaluate: Callable[..., Mapping[str, Any]]) -> Iterator[None]:
+def evaluating_by(evaluate: Callable[..., Mapping[str, Any]]) -> AbstractContextManager[object]:
     """Within, lm-eval's command evaluates by `evaluate`: it has no flag for what we add."""
-    with patch.object(lm_eval, "simple_evaluate", evaluate):
-        yield
+    return patch.object(lm_eval, "simple_evaluate", evaluate)
 
 
-@contextmanager
-def building_requests_by(build: Callable[[Callable[..., None]], Callable[..., None]]) -> Iterator[None]:
+def building_requests_by(
+    build: Callable[[Callable[..., None]], Callable[..., None]],
+) -> AbstractContextManager[object]:
     """Within, tasks build their prompts by `build` of lm-eval's own method: it has no hook for a cache of ours."""
-    with patch.object(Task, "build_all_requests", build(Task.build_all_requests)):
-        yield
+    return patch.object(Task, "build_all_requests", build(Task.build_all_requests))

@@ -147,15 +147,15 @@ class Outlet:
         return [] if self._failed else lines
 
     def _new(self, rows: Sequence[Row]) -> list[Row]:
-        return [entry for entry in rows if not (self._ahead and self._is_ahead(encode(entry)))]
-
-    def _is_ahead(self, line: str) -> bool:
-        """Whether the sink has this line of the record, which is written anew; after one that differs, none is."""
-        if self._ahead[0] == line:
-            del self._ahead[0]
-            return True
-        self._ahead = []
-        return False
+        """The rows that the sink has not: lines of the record that are written anew it has, up to one that differs."""
+        new = []
+        for entry in rows:
+            if self._ahead and self._ahead[0] == encode(entry):
+                del self._ahead[0]
+            else:
+                self._ahead = []
+                new.append(entry)
+        return new
 
     def _write(self, delivery: Delivery) -> None:
         write_whole(self._note, json.dumps(asdict(delivery), indent=2) + "\n")
@@ -196,15 +196,15 @@ def points(rows: Iterable[Row], seeds: Sequence[int], train_length: int | None) 
     Rows by position and rows without a value (`count == 0`) are in no curve. Validation rows at other lengths than
     `train_length` get names of their own.
     """
-    found: dict[tuple[int, str, int | None], Point] = {}
+    by_place: dict[tuple[int, str, int | None], Point] = {}
     for row in rows:
         if not row["count"] or row["total"] is None or row["position"] is not None:
             continue
         name, axis, at = _curve(row, train_length)
         for seed in seeds if row["seed"] is None else {row["seed"]} & set(seeds):
-            point = found.setdefault((seed, axis, at), Point(seed, axis, at, {}))
+            point = by_place.setdefault((seed, axis, at), Point(seed, axis, at, {}))
             point.values[name] = row["total"] / row["count"]
-    return list(found.values())
+    return list(by_place.values())
 
 
 STEP, LENGTH = "train/step", "eval/length"

@@ -138,7 +138,9 @@ class Wandb(Sink):
             if run.offline:
                 folder = Path(run.settings.sync_dir)
                 self._sessions.append(folder.name)
-                unsent += _unsent(folder, run.id)
+                # Of all sessions, the oldest first.
+                sessions = sorted(folder.parent.glob(f"{OFFLINE}*-{run.id}*"))
+                unsent += [str(path) for path in sessions if not (path / f"run-{run.id}.wandb.synced").exists()]
             elif not in_time:
                 unsent.append(str(run.settings.sync_dir))
             elif run.url:
@@ -232,12 +234,6 @@ def _speak() -> None:
     import wandb
 
     wandb.termsetup(wandb.setup().settings, None)
-
-
-def _unsent(last: Path, run_id: str) -> list[str]:
-    """The folders of an offline run that were not uploaded, one a session, the oldest first."""
-    sessions = sorted(last.parent.glob(f"offline-run-*-{run_id}*"))
-    return [str(path) for path in sessions if not (path / f"run-{run_id}.wandb.synced").exists()]
 
 
 def _resolve(chosen: Any, known: "wandb.Settings") -> str:

@@ -11,7 +11,12 @@ COMPARED = (("training length", "train_length"), ("chance", "chance"), ("preset"
 
 def notes_of(lines: Sequence[Line]) -> list[str]:
     """Where the lines were not made alike; what all their runs say of themselves; what some of them say."""
-    notes = _other_texts(lines)
+    notes = []
+    known = ((line.label, line.header.text) for line in lines if line.header.text)
+    texts = grouped((text.get("held_out", text["digest"]), label) for label, text in known)
+    if len(texts) > 1:
+        names = "; ".join(map(", ".join, texts.values()))
+        notes.append(f"The held-out texts differ, so the lines do not compare: {names}.")
     for name, field in COMPARED:
         values = {line.label: getattr(line.header, field) for line in lines}
         if len(set(values.values())) > 1:
@@ -39,15 +44,6 @@ def left_out(line: Line) -> list[str]:
         if (metric, length, document) not in measured:
             by_reason.setdefault(reason, {})[document or f"{length:,}"] = None
     return [f"not run ({reason}): {'; '.join(names)}" for reason, names in by_reason.items()]
-
-
-def _other_texts(lines: Sequence[Line]) -> list[str]:
-    """Says so where the lines were not drawn on the same held-out texts."""
-    known = ((line.label, line.header.text) for line in lines if line.header.text)
-    texts = grouped((text.get("held_out", text["digest"]), label) for label, text in known)
-    if len(texts) < 2:
-        return []
-    return [f"The held-out texts differ, so the lines do not compare: {'; '.join(map(', '.join, texts.values()))}."]
 
 
 def _show(value: Any) -> str:

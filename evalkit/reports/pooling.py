@@ -129,7 +129,8 @@ def load(folder: Path, name: str | None = None) -> Run:
 def pool(runs: Sequence[Run]) -> list[Line]:
     """Groups runs of one recipe; a seed that occurs twice in a group sets its runs apart, each under its own name."""
     groups = grouped(((run.name, tuple(sorted(run.recipe.items()))), run) for run in runs)
-    labels = [_label(group[0], runs) for group in groups.values()]
+    first = [group[0] for group in groups.values()]
+    labels = [(_described(run, runs) if run.name is None else run.name) + _budget(run, runs) for run in first]
     lines = []
     for label, group in zip(labels, groups.values(), strict=True):
         # Runs without seeds are the same seed: what has no chance in it is no further evidence when it is repeated.
@@ -152,11 +153,6 @@ def _own_name(run: Run, namesakes: Sequence[Run]) -> str:
     parts, taken = run.folder.resolve().parts, [other.folder.resolve().parts for other in others]
     ends = (parts[-depth:] for depth in range(1, len(parts)))
     return "/".join(next((end for end in ends if all(other[-len(end) :] != end for other in taken)), parts))
-
-
-def _label(run: Run, runs: Sequence[Run]) -> str:
-    """What the run is called, and how long it was trained."""
-    return (_described(run, runs) if run.name is None else run.name) + _budget(run, runs)
 
 
 def _budget(run: Run, runs: Sequence[Run]) -> str:

@@ -23,11 +23,7 @@ from evalkit.reports.terminal import print_table
 PAGE = "report.html"
 
 
-def nothing() -> None:
-    """The end of a run that has been closed already."""
-
-
-def report(folder: Path, console: Console, before_results: Callable[[], None] = nothing) -> dict[str, Any]:
+def report(folder: Path, console: Console, before_results: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """Writes `results.json`, the figures of the run's kind and `report.html` into its folder, and prints the tables.
 
     Returns the summary. What has `results.json` is finished, and is not gone on with: `before_results` does what else
@@ -96,6 +92,7 @@ def lead(header: Header) -> str:
 
 def _facts(line: Line, step: int | None) -> list[tuple[str, str]]:
     header = line.header
+    sizes = sorted((header.cache_bytes or {}).items(), key=lambda size: int(size[0]))
     numbers = {
         "parameters": header.parameters,
         "training length": header.train_length,
@@ -103,7 +100,7 @@ def _facts(line: Line, step: int | None) -> list[tuple[str, str]]:
         "training steps": step,
     }
     words = {
-        "bytes of state": "; ".join(f"{size:,} at length {int(at):,}" for at, size in _by_length(header)),
+        "bytes of state": "; ".join(f"{size:,} at length {int(at):,}" for at, size in sizes),
         "FLOPs a token": f"{header.flops_per_token:,}" if header.flops_per_token else None,
         "seeds": ", ".join(map(str, line.seeds)),
         "preset": header.preset,
@@ -112,10 +109,6 @@ def _facts(line: Line, step: int | None) -> list[tuple[str, str]]:
     }
     facts = {**{name: f"{number:,}" for name, number in numbers.items() if number}, **words}
     return [(name, shown) for name, shown in facts.items() if shown]
-
-
-def _by_length(header: Header) -> list[tuple[str, int]]:
-    return sorted((header.cache_bytes or {}).items(), key=lambda found: int(found[0]))
 
 
 def _how_it_was_made(folder: Path) -> list[str]:

@@ -10,7 +10,6 @@ from evalkit.core.contracts import LanguageModel
 from evalkit.parallel.devices import AXIS, MODEL_AXIS, bytes_of
 from evalkit.parallel.layouts.mesh import layout_of
 from evalkit.parallel.layouts.sizes import Sizes
-from evalkit.training.state import TrainState
 from evalkit.training.trainer import Trainer
 
 FLOAT = 4  # bytes of a parameter, and of each of its two moments
@@ -38,7 +37,12 @@ def bytes_a_device(trainer: Trainer) -> Bytes:
     """
     layout, kept, sizes = trainer.step.layout, trainer.abstract, trainer.place.sizes
     if sizes is not None:
-        kept = _own(kept, trainer.place.specs(kept), sizes)
+        mesh = AbstractMesh(sizes, (AXIS, MODEL_AXIS))
+
+        def own(leaf: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(NamedSharding(mesh, spec).shard_shape(leaf.shape), leaf.dtype)
+
+        kept = jax.tree.map(own, kept, trainer.place.specs(kept))
     else:
         kept = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), kept)
     return Bytes(
@@ -54,12 +58,3 @@ def of_model(model: LanguageModel, sizes: Sizes, gather: str) -> Bytes:
     layout = layout_of(model, sizes, gather, "float32")
     own = sum(prod(leaf.own) for leaf in layout.leaves)
     return Bytes(FLOAT * own, 2 * FLOAT * own, layout.gathered_bytes, layout.gradient_bytes)
-
-
-def _own(state: TrainState, specs: TrainState, sizes: Sizes) -> TrainState:
-    mesh = AbstractMesh(sizes, (AXIS, MODEL_AXIS))
-
-    def own(leaf: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(NamedSharding(mesh, spec).shard_shape(leaf.shape), leaf.dtype)
-
-    return jax.tree.map(own, state, specs)

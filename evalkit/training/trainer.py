@@ -140,34 +140,28 @@ class Trainer:
         batch: int,
         shortest: int | None,
     ):
+        take = partial(self.step.take, length=length, batch=batch, shortest=shortest, shards=self.place.shards)
+
+        def on_device(state: TrainState, seeds: Array, steps: Array, loaded: Any) -> tuple[TrainState, Sums]:
+            def one_seed(args: tuple[TrainState, Array, Any]) -> tuple[TrainState, Sums]:
+                state, seed, loaded = args
+                body = partial(take, seed=seed)
+                start = (self.step.layout.packed(state), Sums.none())
+                # The number of steps is an argument, so that a short last dispatch runs the very same program.
+                state, sums = lax.fori_loop(0, steps, lambda at, carry: body(at, carry[0], carry[1], loaded), start)
+                return self.step.layout.unpacked(state), sums
+
+            # One seed after the other: on a CPU that is faster than vmap, whose larger arrays leave the cache.
+            return lax.map(one_seed, (state, seeds, loaded))
+
         seeds_on, state_on = self.place.seeds, self.place.specs(self.abstract)
         return jax.shard_map(
-            partial(self._on_device, take=partial(self.step.take, length=length, batch=batch, shortest=shortest)),
+            on_device,
             mesh=self.place.mesh,
             in_specs=(state_on, seeds_on, PartitionSpec(), self.place.loaded),
             out_specs=(state_on, seeds_on),
             check_vma=False,
         )(state, seeds, steps, loaded)
-
-    def _on_device(
-        self,
-        state: TrainState,
-        seeds: Array,
-        steps: Array,
-        loaded: Any,
-        *,
-        take: Callable[..., tuple[TrainState, Sums]],
-    ):
-        def one_seed(args: tuple[TrainState, Array, Any]) -> tuple[TrainState, Sums]:
-            state, seed, loaded = args
-            body = partial(take, seed=seed, shards=self.place.shards)
-            start = (self.step.layout.packed(state), Sums.none())
-            # The number of steps is an argument, so that a short last dispatch runs the very same program.
-            state, sums = lax.fori_loop(0, steps, lambda index, carry: body(index, carry[0], carry[1], loaded), start)
-            return self.step.layout.unpacked(state), sums
-
-        # One seed after the other: on a CPU that is faster than vmap, whose larger arrays leave the cache.
-        return lax.map(one_seed, (state, seeds, loaded))
 
 
 def _sizes(stage: Stage) -> dict[str, int | None]:

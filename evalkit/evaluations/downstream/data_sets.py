@@ -98,7 +98,9 @@ def localise(index: TaskManager, tasks: Configs, root: Path, folder: Path, *, sh
     for task, config in tasks.items():
         if not _is_remote(config):
             continue
-        files = _files(task, config, root, _splits_needed(config, shots))
+        questions = config.get("test_split") or config["validation_split"]
+        examples = config.get("fewshot_split") or (config.get("training_split") if shots else None)
+        files = _files(task, config, root, [questions] if examples is None else [questions, examples])
         splits = _splits(files)
         absent = [name for name in SPLITS if config.get(name) is not None and config[name] not in splits]
         local = {
@@ -151,12 +153,6 @@ def _is_remote(config: Mapping[str, Any]) -> bool:
     path = config.get("dataset_path")
     local = path is None or path in BUILDERS.values() or path in ("text", "arrow") or Path(path).exists()
     return not local and "custom_dataset" not in config
-
-
-def _splits_needed(config: Mapping[str, Any], shots: int | None) -> list[str]:
-    questions = config.get("test_split") or config["validation_split"]
-    examples = config.get("fewshot_split") or (config.get("training_split") if shots else None)
-    return [questions] if examples is None else [questions, examples]
 
 
 def _files(task: str, config: Mapping[str, Any], root: Path, needed: Sequence[str]) -> list[Path]:

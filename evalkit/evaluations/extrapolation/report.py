@@ -45,7 +45,9 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
         figure = seed_figure([trained], learning, named, notes, [probe for probe in probes if probe.seeds])
         return {"extrapolation": extrapolation, "training": Drawing(TRAINING, VALIDATION, figure)}
     drawn = {"learning": Drawing(TRAINING, VALIDATION, seed_figure(curves, learning, named, notes))}
-    for at in sorted(set().union(*map(_probes, lines))):
+    # The lengths beside the training length that every run of a line looked at while training.
+    probed = [set.intersection(*(set(probe_lengths(run.record)) for run in line.runs)) for line in lines]
+    for at in sorted(set().union(*probed)):
         looked = [learning_curve(line.record, at).relabel(line.label) for line in lines]
         figure = seed_figure(looked, learning, f"{title} at {length_label(at)} while training", notes)
         drawn[f"growth-{at}"] = Drawing(TRAINING, f"The same at {at:,} tokens.", figure)
@@ -207,11 +209,6 @@ def _rungs(line: Line) -> dict[int, list[float]]:
 
 def _at(curve: Curve, length: int | None, more: str = "") -> Curve:
     return curve.relabel(f"at {length_label(length)}{more}") if length else curve
-
-
-def _probes(line: Line) -> set[int]:
-    """The lengths beside the training length that every run of the line looked at while training."""
-    return set.intersection(*(set(probe_lengths(run.record)) for run in line.runs))
 
 
 def _steps_to_level(summary: Mapping[str, Any], level: str = LEVEL) -> str:

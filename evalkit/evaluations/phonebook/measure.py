@@ -109,21 +109,17 @@ class Lookup(Evaluation):
         done = {row["length"] for row in trained.kept}
         pretrained = placed(trained.pretrained(), self.batch_size)
         for length, entries in self._sizes(trained.task, pretrained.tokenizer).items():
-            if length not in done:
-                yield from self._rows(trained, pretrained, length, entries)
-
-    def _rows(self, trained: Trained, pretrained: Pretrained, length: int, entries: int) -> Iterator[Row]:
-        assert isinstance(trained.task, phonebook.Phonebook)
-        questions = [question(pretrained, trained.task.example(entries, index)) for index in range(self.prompts)]
-        scores = self._scores(trained, pretrained, length, questions)
-        for which, chosen in _groups(questions, pretrained.model.window).items():
-            tokens = np.mean([len(questions[index].prompt) for index in chosen])
-            extra = {"answer": which, "entries": entries, "prompt_tokens": round(float(tokens), 1)}
-            for metric in METRICS:
-                total = float(scores[metric][chosen].sum())
-                yield trained.make_row(
-                    metric=metric, split="test", length=length, total=total, count=len(chosen), extra=extra
-                )
+            if length in done:
+                continue
+            questions = [question(pretrained, trained.task.example(entries, index)) for index in range(self.prompts)]
+            scores = self._scores(trained, pretrained, length, questions)
+            make = partial(trained.make_row, split="test", length=length)
+            for which, chosen in _groups(questions, pretrained.model.window).items():
+                tokens = np.mean([len(questions[index].prompt) for index in chosen])
+                extra = {"answer": which, "entries": entries, "prompt_tokens": round(float(tokens), 1)}
+                for metric in METRICS:
+                    total = float(scores[metric][chosen].sum())
+                    yield make(metric=metric, total=total, count=len(chosen), extra=extra)
 
     def _scores(
         self, trained: Trained, pretrained: Pretrained, length: int, questions: Sequence[Question]

@@ -130,37 +130,30 @@ def _middle(chance: float | None) -> float:
 
 def _forgetting(rows: Sequence[Row]) -> list[dict[str, Any]]:
     differences, drifts = (_by_distance(rows, metric) for metric in (recall_rows.DIFFERENCE, recall_rows.DRIFT))
-    result = []
+    records = []
     for (seed, block), own in sorted(channels(rows).items()):
         by_share = sorted(enumerate(own), key=lambda item: -item[1][1])
         drift = drifts.get((seed, block))
-        result.append(
-            {
-                "seed": seed,
-                "block": block,
-                "predicted": _to_1_over_e(own),
-                "measured": _measured(differences.get((seed, block), ())),
-                "moved": drift[-1][1] if drift else None,
-                "channels": len(own),
-                "slowest": min(delta for delta, _ in own),
-                "carrying": [
-                    {"channel": channel, "decay": delta, "share": share}
-                    for channel, (delta, share) in by_share[:CARRYING]
-                ],
-            }
-        )
-    return result
+        carrying = by_share[:CARRYING]
+        record = {
+            "seed": seed,
+            "block": block,
+            "predicted": _to_1_over_e(own),
+            "measured": _measured(differences.get((seed, block), ())),
+            "moved": drift[-1][1] if drift else None,
+            "channels": len(own),
+            "slowest": min(delta for delta, _ in own),
+            "carrying": [{"channel": at, "decay": delta, "share": share} for at, (delta, share) in carrying],
+        }
+        records.append(record)
+    return records
 
 
 def _looks(rows: Sequence[Row], metric: str) -> list[dict[str, Any]]:
+    looks = ((entry, entry["extra"]["block"]) for entry in _of(rows, metric))
     return [
-        {
-            "seed": entry["seed"],
-            "block": entry["extra"]["block"],
-            "distance": entry["position"],
-            "relative": value(entry),
-        }
-        for entry in _of(rows, metric)
+        {"seed": entry["seed"], "block": block, "distance": entry["position"], "relative": value(entry)}
+        for entry, block in looks
     ]
 
 
@@ -176,9 +169,9 @@ def _to_1_over_e(own: Sequence[tuple[float, float]]) -> float | None:
     return root_scalar(above, bracket=(0.0, FAR), method="brentq", maxiter=1000).root if above(0.0) > 0 else 0.0
 
 
-def _measured(found: Sequence[tuple[int, float]]) -> float | None:
+def _measured(looks: Sequence[tuple[int, float]]) -> float | None:
     """The tokens in which the difference falls to 1/e, exponentially between two looks; None if it does not."""
-    for (start, above), (stop, below) in pairwise(found):
+    for (start, above), (stop, below) in pairwise(looks):
         if below < math.exp(-1) <= above:
             part = (math.log(above) + 1) / (math.log(above) - math.log(max(below, TINY)))
             return start + (stop - start) * part

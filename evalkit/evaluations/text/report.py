@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from evalkit.core.rows import value
@@ -59,12 +58,18 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
         notes,
     )
     by_context.axes[0].axhline(0, color=MUTED, linewidth=0.8, zorder=1.5)
-    _in_thousandths(by_context.axes[0], unit(same))
+    if max(map(abs, by_context.axes[0].get_ylim())) < SMALL:  # such numbers take the room of their own label
+        by_context.axes[0].yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{1000 * y:g}"))
+        by_context.axes[0].set_ylabel(f"change of loss (thousandths, {unit(same)})")
     drawn = {
         "positions": Drawing(POSITIONS, "Held-out documents; the band is a 95% interval over documents.", by_position),
         "context": Drawing(CONTEXT, "The same passages after more or less of their own document.", by_context),
     }
-    learning = [_learning(line) for line in lines]
+    learning = []
+    for line in lines:
+        seeds = validation(line.record.rows)["bits_per_byte"]
+        points = {seed: [Point(step, loss) for step, loss in curve] for seed, curve in seeds.items()}
+        learning.append(Curve(line.label, points))
     if any(len(points) > 1 for curve in learning for points in curve.seeds.values()):
         while_training = Frame(y="validation loss (bits a byte)", scale="fitted").while_training()
         training = seed_figure(learning, while_training, f"{title} while training", notes)
@@ -96,23 +101,11 @@ def changes(line: Line, same: bool) -> list[Estimate]:
     return [] if base is None else differences(table, table, base)
 
 
-def _curve(line: Line, found: Sequence[Estimate], same: bool) -> Curve:
+def _curve(line: Line, estimates: Sequence[Estimate], same: bool) -> Curve:
     """Positions as they are where the tokens are the `same`, else as so many bytes."""
     ratio = 1.0 if same else bytes_per_token(line.record.rows)
-    points = [Point(round(one.position * ratio), one.mean, one.low, one.high, one.documents) for one in found]
+    points = [Point(round(one.position * ratio), one.mean, one.low, one.high, one.documents) for one in estimates]
     return Curve(line.label, {0: points} if points else {}, banded=True)
-
-
-def _learning(line: Line) -> Curve:
-    seeds = validation(line.record.rows)["bits_per_byte"]
-    return Curve(line.label, {seed: [Point(step, loss) for step, loss in found] for seed, found in seeds.items()})
-
-
-def _in_thousandths(axes: Axes, of: str) -> None:
-    """Small numbers take the room of their own label."""
-    if max(map(abs, axes.get_ylim())) < SMALL:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{1000 * y:g}"))
-        axes.set_ylabel(f"change of loss (thousandths, {of})")
 
 
 def tables(lines: Sequence[Line]) -> list[Table]:
@@ -171,8 +164,8 @@ def _of_several(lines: Sequence[Line]) -> list[Table]:
     ]
 
 
-def _by_position(found: Iterable[Estimate], form: str) -> dict[int, str]:
-    drawn = [one for one in found if one.position.bit_count() == 1 and one.position >= SHOWN_FROM]
+def _by_position(estimates: Iterable[Estimate], form: str) -> dict[int, str]:
+    drawn = [one for one in estimates if one.position.bit_count() == 1 and one.position >= SHOWN_FROM]
     return {one.position: form.format(one, one.high - one.mean) for one in drawn}
 
 
@@ -193,14 +186,14 @@ def _contexts(heading: str, paired: Mapping[str, Any]) -> Table:
     return Table(heading, header, lines)
 
 
-def _control(words: str, found: Mapping[str, Any]) -> list[str]:
+def _control(words: str, record: Mapping[str, Any]) -> list[str]:
     """A line; tokens that were chosen by the very losses they are judged by prove nothing, so without an interval."""
-    if found.get("chosen_by") != "itself":
-        return [words, *_cells(found, "+.4f")]
-    bare = _cells({**found, "low": None, "high": None}, "+.4f")
+    if record.get("chosen_by") != "itself":
+        return [words, *_cells(record, "+.4f")]
+    bare = _cells({**record, "low": None, "high": None}, "+.4f")
     return [f"{words} (chosen by the same losses: below 0 by construction)", *bare]
 
 
-def _cells(found: Mapping[str, Any], form: str) -> list[str]:
-    interval = between(found["low"], found["high"], form)
-    return [f"{found['position']:,}", f"{found['mean']:{form}}", interval, str(found["documents"])]
+def _cells(record: Mapping[str, Any], form: str) -> list[str]:
+    interval = between(record["low"], record["high"], form)
+    return [f"{record['position']:,}", f"{record['mean']:{form}}", interval, str(record["documents"])]

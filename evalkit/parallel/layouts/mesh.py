@@ -229,7 +229,8 @@ class LayerwiseLayout(MeshLayout):
 
     def __init__(self, model: LanguageModel, sizes: Sizes, dtype: str):
         super().__init__(model, sizes, dtype)
-        self.remat_policy = _computes
+        # What a backward pass keeps of the forward pass.
+        self.remat_policy = lambda operation, *_, **__: operation.name not in MOVES
         blocks = dict.fromkeys(leaf.block for leaf in self._divided)
         self._parcels = [[leaf for leaf in self._divided if leaf.block == block] for block in blocks]
 
@@ -292,11 +293,6 @@ def _leaf(number: int, parameter: tuple[Any, Any], rule: Rule, decays: bool, siz
     own = _over(gathered, axis, sizes.data)
     block = jax.tree_util.keystr(path[:2]) if len(path) > 2 else ""
     return Leaf(number, block, rule, axis, decays, computed_in(value, dtype), gathered, own)
-
-
-def _computes(operation: Any, *_: Any, **__: Any) -> bool:
-    """Whether a backward pass keeps the result of an operation of the forward pass."""
-    return operation.name not in MOVES
 
 
 def _over(shape: Shape, axis: int | None, devices: int) -> Shape:
