@@ -1,8 +1,7 @@
 """lm-eval's prompts (its *requests*), kept between evaluations: `--cache_requests`.
 
-lm-eval's own cache names a task and its shots alone, and so returns old prompts for new data; its files are pickles,
-which run what a stranger put in them. Here the name of a file is the digest of all that prompts are made from, and the
-file is JSON after its SHA-256.
+lm-eval's own cache returns old prompts for new data, and its files are pickles, which run what a stranger put in them.
+Here a file's name is the digest of all that prompts are made from, and the file is JSON after its SHA-256.
 """
 
 import hashlib

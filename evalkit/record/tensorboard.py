@@ -20,8 +20,8 @@ FLUSH_SECONDS = 10
 class TensorBoard(Sink):
     """Curves by the same names as in W&B, in `tensorboard/seed_<seed>` of the run's folder.
 
-    Every session writes the whole record anew and deletes the files of those before it, so that no point is there
-    twice. A page of TensorBoard that is open meanwhile forgets the old points, because each file begins with a start.
+    Every session writes the whole record anew in place of the files before it, so that no point is there twice; each
+    file begins with a start, at which an open page forgets the old points.
     """
 
     def __init__(self) -> None:

@@ -44,10 +44,8 @@ def compare(
     """Writes the comparison of the runs found in `folders` to `out`, prints its tables and returns `out`.
 
     `out` defaults to `runs/compare/<task>-<timestamp>`. `names` are what runs are called, by folder, instead of after
-    their models. `complete` fills in what older runs do not say of their models. Of a folder of runs, evaluations
-    within a run and runs without rows are left out, and said to be; so are runs of another kind of report than the
-    first. Raises `UserError` for a folder without rows, for runs of different tasks, and for a figure `against` what is
-    not known.
+    their models. `complete` fills in what older runs do not say of their models. A line says what is left out. Raises
+    `UserError` for a folder without rows, runs of different tasks, and a figure `against` what is not known.
     """
     loaded = _loaded(folders, names or {}, console)
     runs = _of_one_kind(loaded)

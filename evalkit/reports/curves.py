@@ -136,8 +136,8 @@ def seed_figure(
 ) -> Figure:
     """A thin line a seed and a thick one for their median, against training steps or length.
 
-    `dashed` curves have `colours` of their own. No other curve takes the colour of one without points. A curve without
-    a label is not in the legend.
+    `dashed` curves have `colours` of their own. A curve without points keeps its colour, one without a label is not in
+    the legend.
     """
     with matplotlib.rc_context(STYLE):
         figure, axes = _framed(frame)

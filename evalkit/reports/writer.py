@@ -26,9 +26,8 @@ PAGE = "report.html"
 def report(folder: Path, console: Console, before_results: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """Writes `results.json`, the figures of the run's kind and `report.html` into its folder, and prints the tables.
 
-    Returns the summary. What has `results.json` is finished, and is not gone on with: `before_results` does what else
-    belongs to the end of a run. Raises `UserError` if the folder has no rows, its kind of report cannot be imported, or
-    something cannot be written.
+    Returns the summary. What has `results.json` is finished: `before_results` does what else belongs to the end of a
+    run. Raises `UserError` for a folder without rows, an unknown kind of report, and what cannot be written.
     """
     record = history.record_of(folder)
     header, kind = record.header, kind_of(record.header.kind)

@@ -32,8 +32,6 @@ def bytes_a_device(trainer: Trainer) -> Bytes:
     """Returns what each device of the trainer's mesh keeps; for `mesh=auto`, of one seed, what every device keeps.
 
     A mesh of more devices than this machine has is counted too.
-
-        bytes_a_device(Trainer(task, model, training, [0], {"data": 4, "model": 2})).optimizer
     """
     layout, kept, sizes = trainer.step.layout, trainer.abstract, trainer.place.sizes
     if sizes is not None:

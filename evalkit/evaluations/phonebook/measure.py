@@ -98,12 +98,9 @@ class Lookup(Evaluation):
         return {length: task.entries_for(length, count) for length in sorted(set(self.lengths))}
 
     def run(self, trained: Trained) -> Iterator[Row]:
-        """The rows of each length that `trained.kept` has not, the shortest first.
-
-        At a length, `exact_match`, `digit_accuracy` and `log_probability` (of the right answer, nats). Each is given
-        over the prompts whose answer is inside and outside of the model's window, where it has one, and last over all;
-        `extra` says which (`answer`), the book's `entries` and the mean `prompt_tokens`. Raises ValueError for a length
-        that the book cannot have.
+        """Rows of each length that `trained.kept` has not: each metric over the prompts whose answer is inside and
+        outside of the model's window, where it has one, and last over all. Raises ValueError for a length that the book
+        cannot have.
         """
         assert isinstance(trained.task, phonebook.Phonebook)
         done = {row["length"] for row in trained.kept}

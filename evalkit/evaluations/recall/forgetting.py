@@ -41,9 +41,8 @@ class PairDifference(NamedTuple):
 class Forgetting:
     """Contexts of `length` tokens with a fact at their beginning, read once with and once without interventions.
 
-    States are compared from the checkpoint 64 tokens after the fact on, in `pairs` of contexts. In
-    `contexts` of each answer, states are restored in part to what they were at that checkpoint, and the question asked.
-    `chunk` tokens are in memory at a time.
+    States are compared in `pairs`, from 64 tokens after the fact on. In `contexts` of each answer they are restored, in
+    part, to what they were there, and the question is asked. `chunk` tokens are in memory at a time.
     """
 
     length: int
@@ -152,8 +151,8 @@ def undone(what: str, cache: Cache, before: Cache, blocks: Iterable[int], answer
 def sham(what: str, cache: Cache, before: Cache, blocks: Iterable[int], answers: int) -> Cache:
     """A cache whose states of `blocks` are moved as far as `undone` moves them, each channel up or down by chance.
 
-    The signs are one set for all facts of a context: what moves no mean over facts moves none here either, and a few
-    channels that move far are the same ones. They are the same in every call, as a repeated evaluation wants.
+    The signs are one set for all facts of a context, so that a mean over facts moves only where `undone` moves it, and
+    the same in every call.
     """
     changed = list(undone(what, cache, before, blocks, answers))
     for block in blocks:

@@ -137,6 +137,9 @@ class Recall(Evaluation):
                 extra={"before": before, "right": of_each.tolist(), "asked": queried.tolist()},
             )
 
+    def _narrow(self, right: np.ndarray, count: int) -> bool:
+        return all(is_narrow(float(total), count, self.interval) for total in right)
+
     def _answers(
         self, trained: Trained, params: Params, tokens: Array, answers: Array, query: int, before: int
     ) -> Iterator[np.ndarray]:

@@ -94,8 +94,7 @@ class MeshLayout(Layout):
     """Where each parameter lies on a mesh, and what its devices tell each other: the `Layout` of a mesh.
 
     Parameters are gathered over the data axis once a step, and the sums of their gradients are scattered once. Between
-    dispatches the state is whole parameters and moments, each divided over the devices, so that a checkpoint says
-    nothing of the mesh. Within a dispatch each device has vectors of its parts.
+    dispatches each parameter and moment is divided over the devices; within one each device has vectors of its parts.
     All but `specs` and `leaves` is used inside `jax.shard_map` over both axes. Raises UserError for a model that the
     mesh does not divide.
     """
