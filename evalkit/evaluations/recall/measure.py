@@ -121,9 +121,7 @@ class Recall(Evaluation):
             for at, hit in enumerate(self._answers(trained, params, tokens, answers, task.query, before)):
                 right[at] += np.bincount(facts[hit[:used] > 0], minlength=task.answers)
             done += used
-            enough = done % LOOK_EVERY == 0 and all(
-                is_narrow(float(total), done, self.interval) for total in right.sum(axis=1)
-            )
+            enough = done % LOOK_EVERY == 0 and self._narrow(right.sum(axis=1), done)
             trained.progress.describe(self.length, done, done if enough else self.sequences)
             if enough:
                 break
