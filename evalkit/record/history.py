@@ -47,10 +47,10 @@ class Extension(NamedTuple):
     schedule: str | None
 
     def __str__(self) -> str:
-        said = f"set out for {self.before:,} training steps, and from step {self.step:,} on for {self.after:,}"
+        steps = f"set out for {self.before:,} training steps, and from step {self.step:,} on for {self.after:,}"
         if self.schedule in (None, "constant"):
-            return said
-        return f"{said}; from there the learning rate follows the {self.schedule} of {self.after:,} steps"
+            return steps
+        return f"{steps}; from there the learning rate follows the {self.schedule} of {self.after:,} steps"
 
 
 def command_line() -> str:

@@ -93,14 +93,16 @@ class Wandb(Sink):
         seeds, title = header.seeds or [start.config["seed"]], f"{header.model}-{header.task}"
         self._train_length, self._folder = header.train_length, start.folder
         shared = _facts(self, known, start.folder, title)
-        _set_aside(Path(shared["dir"]), _ids(start.folder).values(), start.sessions)
+        file = start.folder / IDS
+        ids: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        _set_aside(Path(shared["dir"]), ids.values(), start.sessions)
         chosen = self.name or known.run_name
         names = [chosen] if chosen is not None and len(seeds) == 1 else [f"{chosen or title}-s{seed}" for seed in seeds]
         own = {
             seed: {**shared, "name": name, "config": {**start.config, "seed": seed}}
             for seed, name in zip(seeds, names, strict=True)
         }
-        self._open_all(mode, own, start.folder / IDS)
+        self._open_all(mode, own, ids, file)
         self._reached = {seed: run.summary.get(STEP, -1) for seed, run in self._runs.items()}
         if not start.received and not start.sessions and max(self._reached.values()) < 0:
             for run in self._runs.values():
@@ -155,9 +157,8 @@ class Wandb(Sink):
             if entry.get(STEP, 0) >= reached.get(point.seed, -1):
                 self._runs[point.seed].log(entry)
 
-    def _open_all(self, mode: str, facts: Mapping[int, Mapping[str, Any]], file: Path) -> None:
-        """Opens a run for each seed; `file` keeps their ids."""
-        ids = _ids(file.parent)
+    def _open_all(self, mode: str, facts: Mapping[int, Mapping[str, Any]], ids: dict[str, str], file: Path) -> None:
+        """Opens a run for each seed; `file` keeps their ids, which are new where an earlier session left none."""
         ids |= {str(seed): ids.get(str(seed)) or secrets.token_hex(4) for seed in facts}
         write_whole(file, json.dumps(ids, indent=2) + "\n")  # before the runs open, in case the process is killed then
         for seed, own in facts.items():
@@ -173,12 +174,6 @@ def _set_aside(root: Path, ids: Iterable[str], ended: Sequence[str]) -> None:
     for path in [path for run_id in ids for path in (root / "wandb").glob(f"{OFFLINE}*-{run_id}*")]:
         if path.name not in ended and not any(path.glob("*.synced")):
             path.rename(path.with_name(path.name.replace(OFFLINE, TORN, 1)))
-
-
-def _ids(folder: Path) -> dict[str, str]:
-    """The id of each seed's run, empty before the first session."""
-    file = folder / IDS
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def _known() -> "wandb.Settings":

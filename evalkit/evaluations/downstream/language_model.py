@@ -136,7 +136,7 @@ class PretrainedLM(TemplateLM):
         """The log-likelihood of whole texts, read through the cache; raises UserError for one beyond `max_length`."""
         texts = [request.args[0] for request in requests]
         tokens = [self.tok_encode(text, add_special_tokens=False) for text in texts]
-        kept = [number for number, found in enumerate(tokens) if found]
+        kept = [number for number, of_text in enumerate(tokens) if of_text]
         whole = [Request((self.prefix_token_id,), tuple(tokens[number])) for number in kept]
         longest = max((len(one.continuation) for one in whole), default=0)
         if self.max_length is not None and longest > self.max_length:

@@ -79,12 +79,12 @@ class Downstream(Evaluation):
     def verdict(self, trained: Trained) -> Verdict:
         """lm-eval's own table, and whether the published results were reached."""
         results = json.loads((trained.folder / FILE).read_text(encoding="utf-8"))
-        said = f"{make_table(results)}\n{table1.beside_the_paper(results['results'])}"
+        text = f"{make_table(results)}\n{table1.beside_the_paper(results['results'])}"
         if self.calibrate is None:
-            return Verdict(said, 0)
+            return Verdict(text, 0)
         checks = calibration.checks(self.calibrate, results)
-        said += calibration.shown(self.calibrate, checks)
-        return Verdict(said, int(not all(check.holds for check in checks)))
+        text += calibration.shown(self.calibrate, checks)
+        return Verdict(text, int(not all(check.holds for check in checks)))
 
     @property
     def _settings(self) -> dict[str, Any]:

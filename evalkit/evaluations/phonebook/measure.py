@@ -136,9 +136,9 @@ class Lookup(Evaluation):
             scores["log_probability"][indices] = logs
             texts = decode(pretrained, read, indices, self.new_tokens, ends_of(pretrained.tokenizer, ["\n"], ()))
             for index, (text, _) in zip(indices, texts, strict=True):
-                said, answer = text.strip(), questions[index].answer
-                scores["exact_match"][index] = said == answer
-                scores["digit_accuracy"][index] = np.mean([said[i : i + 1] == digit for i, digit in enumerate(answer)])
+                reply, answer = text.strip(), questions[index].answer
+                scores["exact_match"][index] = reply == answer
+                scores["digit_accuracy"][index] = np.mean([reply[i : i + 1] == digit for i, digit in enumerate(answer)])
             done += len(indices)
             trained.progress.describe(length, done, len(questions))
         return scores

@@ -108,7 +108,7 @@ class MeshLayout(Layout):
         paths = jax.tree.leaves_with_path(params)
         rules = _rules(model, len(paths), sizes.model)
         every = zip(paths, rules, jax.tree.leaves(decays), strict=True)
-        self.leaves = [_leaf(number, *given, sizes, dtype) for number, given in enumerate(every)]
+        self.leaves = [_leaf(number, *of_leaf, sizes, dtype) for number, of_leaf in enumerate(every)]
         self._divided = [leaf for leaf in self.leaves if leaf.axis is not None]
         if not self._divided:
             raise UserError(f"mesh: data: {sizes.data} divides no axis of any parameter; give a divisor of the widths")

@@ -47,14 +47,14 @@ def documents(text: str | None = None, length: int = 8192, segments: int = 8, **
         raise UserError("task griffin_loss_by_position reads texts of yours; give --metadata text=FILE (.txt, .jsonl)")
     if segments < 1 or length < segments:
         raise UserError(f"length={length}, segments={segments}; allowed: segments from 1, length from segments")
-    found = [
+    long_enough = [
         {"text": document[: cuts[-1]], "cuts": cuts, "length": length}
         for document in _texts(Path(text))
         if (cuts := ends_of_segments(document, length, segments))
     ]
-    if not found:
+    if not long_enough:
         raise UserError(f"{text} has no document of length={length} bytes; give longer ones, or a smaller length")
-    return {"test": Dataset.from_list(found)}
+    return {"test": Dataset.from_list(long_enough)}
 
 
 def bits_per_byte(doc: Mapping[str, Any], results: Sequence[tuple[float, bool]]) -> dict[str, float]:

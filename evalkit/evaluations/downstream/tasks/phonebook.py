@@ -46,9 +46,9 @@ def documents(
 
 def lookups(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Returns the metrics of one lookup: the text before the first newline, stripped, compared with the number."""
-    said = results[0].partition("\n")[0].strip()
-    right = sum(said[place : place + 1] == digit for place, digit in enumerate(doc["answer"]))
-    values = (float(said == doc["answer"]), right / len(doc["answer"]))
+    text = results[0].partition("\n")[0].strip()
+    right = sum(text[place : place + 1] == digit for place, digit in enumerate(doc["answer"]))
+    values = (float(text == doc["answer"]), right / len(doc["answer"]))
     return {f"{metric}@{doc['entries']}": value for metric, value in zip(METRICS, values, strict=True)}
 
 
