@@ -37,10 +37,8 @@ class Sampler:
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p}; allowed: above 0, and 1 (all tokens) at most")
         if not self.temperature and (self.top_k is not None or self.top_p < 1):
-            name = f"top_k={self.top_k}" if self.top_k is not None else f"top_p={self.top_p}"
-            raise ValueError(
-                f"{setting} with temperature=0, which takes the likeliest token; give temperature=1 to draw"
-            )
+            which = f"top_k={self.top_k}" if self.top_k is not None else f"top_p={self.top_p}"
+            raise ValueError(f"{which} with temperature=0, which takes the likeliest token; give temperature=1 to draw")
 
     def choose(
         self, logits: Float[Array, "b v"], rows: Int[Array, " b"], seed: Int[Array, ""], step: Int[Array, ""]
