@@ -22,4 +22,4 @@ def in_parts(tree: Any, size: int) -> Any:
 
 def together(tree: Any) -> Any:
     """Every array `[parts, size, …]` as `[parts · size, …]`."""
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), tree)
