@@ -8,10 +8,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from evalkit.kernels.dispatch import Implementation, check
-from evalkit.kernels.gated import Inputs, inputs_of, merged, unit
-from evalkit.kernels.gates import Gates, complex_gate_gradients, gates, gates_with_reset, turned
-from evalkit.kernels.planes import Planes, conjugate, float32, scaled, times
-from evalkit.kernels.xla import Scan, adjoint
+from evalkit.kernels.gated import inputs_of, unit
 
 
 def cglru(
@@ -47,38 +44,4 @@ def cglru(
     if x.shape[2] % 2:
         raise ValueError(f"x has {x.shape[2]} channels; a state needs two, a real and an imaginary one")
     inputs = inputs_of(x, recurrence, entry, {"rate": rate, "angle": angle}, h0, reset)
-    return _cglru(inputs, unit_reset, implementation)
-
-
-def _states_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs) -> tuple[Array, Array]:
-    opened, a = _opened(inputs, unit_reset)
-    entering = scaled(opened.scale * opened.i, float32(inputs.planes(inputs.x)))
-    h = merged(scan(entering, a, inputs.planes(inputs.h0), reverse=False))
-    return h.astype(inputs.x.dtype), h[:, -1]
-
-
-def _gradients_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs, h: Array, dh: Array, dlast: Array) -> Inputs:
-    opened, a = _opened(inputs, unit_reset)
-    wide = (float32(inputs.planes(value)) for value in (h, inputs.h0, dh, dlast))
-    g, da, dh0 = adjoint(scan, a, *wide, reverse=False)
-    dlog_a = times(conjugate(a), da)
-    rate, angle = (vector[None, None] for vector in inputs.per_channel)
-    gradients = complex_gate_gradients(opened, float32(inputs.planes(inputs.x)), rate, angle, dlog_a, g)
-    return Inputs(
-        x=merged(gradients.x).astype(inputs.x.dtype),
-        recurrence=gradients.recurrence.astype(inputs.recurrence.dtype),
-        entry=gradients.entry.astype(inputs.entry.dtype),
-        per_channel=(gradients.rate.sum(axis=(0, 1)), gradients.angle.sum(axis=(0, 1))),
-        h0=merged(dh0),
-        flags=None,
-    )
-
-
-def _opened(inputs: Inputs, unit_reset: bool) -> tuple[Gates, Planes]:
-    """Returns the gates and the complex decay of every step."""
-    rate, angle = (vector[None, None] for vector in inputs.per_channel)
-    opened = gates_with_reset(gates, inputs.recurrence, inputs.entry, rate, inputs.reset, unit_reset)
-    return opened, turned(opened, angle, inputs.reset)
-
-
-_cglru = unit(_states_by_scan, _gradients_by_scan)
+    return unit(inputs, unit_reset, implementation)

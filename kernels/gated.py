@@ -1,6 +1,6 @@
-"""What the real and the complex gated unit share: arguments, custom gradient, and both passes as Pallas kernels."""
+"""The gated units, real and complex: their arguments, and both passes by XLA's scans or as Pallas kernels."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from evalkit.kernels.dispatch import Implementation, check_shapes, dispatch
-from evalkit.kernels.passes import Gated, GatedGradient, Kernel, Reads
-from evalkit.kernels.planes import Planes
+from evalkit.kernels.gates import gates
+from evalkit.kernels.passes import Gated, GatedGradient, Kernel, PerChannel, Reads, Rows
+from evalkit.kernels.planes import Planes, conjugate, float32, times
+from evalkit.kernels.xla import Scan, adjoint
 
 
 class Inputs(NamedTuple):
@@ -27,13 +29,33 @@ class Inputs(NamedTuple):
     flags: Array | None
 
     @property
-    def reset(self) -> Array | None:
-        """Where the state is reset, `[b, t, 1]`."""
-        return None if self.flags is None else self.flags[..., None] != 0
+    def rows(self) -> Rows:
+        """The rows of `passes.Gated`."""
+        rows = (*self.planes(self.x), self.recurrence, self.entry)
+        return rows if self.flags is None else (*rows, self.flags)
+
+    @property
+    def whole(self) -> tuple[Rows, PerChannel]:
+        """What `passes.Gated` reads of all steps at once: every array has three axes."""
+        rows = tuple(row if row.ndim == 3 else row[..., None] for row in self.rows)
+        return rows, tuple(vector[None, None] for vector in self.per_channel)
 
     def planes(self, values: Array) -> Planes:
         """Returns the real and the imaginary part of `values`, which stand side by side; a real array is one plane."""
         return tuple(jnp.split(values, len(self.per_channel), axis=-1)) if len(self.per_channel) > 1 else (values,)
+
+    def gradients(self, run: Gated, g: Planes, da: Planes, h0: Planes) -> "Inputs":
+        """Returns the gradients of the arguments from those that `run.gradients` takes, and from that of `h0`."""
+        (*x, recurrence, entry), per_channel = run.gradients(*self.whole, g, da)
+        return Inputs(
+            x=merged(tuple(x)).astype(self.x.dtype),
+            recurrence=recurrence.astype(self.recurrence.dtype),
+            entry=entry.astype(self.entry.dtype),
+            # Summed over flat rows: on a CPU, XLA's sums are slow over an array whose first axis is 1.
+            per_channel=tuple(vector.reshape(-1, vector.shape[-1]).sum(axis=0) for vector in per_channel),
+            h0=merged(h0),
+            flags=None,
+        )
 
 
 def merged(planes: Planes) -> Array:
@@ -56,34 +78,46 @@ def inputs_of(
     return Inputs(x, recurrence, entry, tuple(v.astype(jnp.float32) for v in per_channel.values()), h0, flags)
 
 
-Unit = Callable[[Inputs, bool, Implementation], tuple[Array, Array]]
-"""Returns all states and the last, from the inputs, `unit_reset` and the implementation."""
+def _primal(inputs: Inputs, unit_reset: bool, implementation: Implementation) -> tuple[Array, Array]:
+    by_scan, by_kernel = partial(_states_by_scan, unit_reset), partial(_states_by_kernel, unit_reset)
+    return dispatch(implementation, by_scan, by_kernel, inputs)
 
 
-def unit(states_by_scan: Callable[..., tuple[Array, Array]], gradients_by_scan: Callable[..., Inputs]) -> Unit:
-    """Returns a unit with its custom gradient, by a scan of XLA's as given, or by a Pallas kernel."""
+unit = jax.custom_vjp(_primal, nondiff_argnums=(1, 2))
+"""Returns all states and the last one of `inputs`; the gradient computes the gates again instead of keeping them."""
 
-    def primal(inputs: Inputs, unit_reset: bool, implementation: Implementation) -> tuple[Array, Array]:
-        by_scan, by_kernel = partial(states_by_scan, unit_reset), partial(_states_by_kernel, unit_reset)
-        return dispatch(implementation, by_scan, by_kernel, inputs)
 
-    def forward(inputs: Inputs, unit_reset: bool, implementation: Implementation):
-        h, last = primal(inputs, unit_reset, implementation)
-        return (h, last), (inputs, h)
+def _forward(inputs: Inputs, unit_reset: bool, implementation: Implementation):
+    h, last = _primal(inputs, unit_reset, implementation)
+    return (h, last), (inputs, h)
 
-    def backward(
-        unit_reset: bool, implementation: Implementation, kept: tuple[Inputs, Array], cotangents: tuple[Array, Array]
-    ) -> tuple[Inputs]:
-        by_scan, by_kernel = partial(gradients_by_scan, unit_reset), partial(_gradients_by_kernel, unit_reset)
-        return (dispatch(implementation, by_scan, by_kernel, *kept, *cotangents),)
 
-    differentiable = jax.custom_vjp(primal, nondiff_argnums=(1, 2))
-    differentiable.defvjp(forward, backward)
-    return differentiable
+def _backward(
+    unit_reset: bool, implementation: Implementation, kept: tuple[Inputs, Array], cotangents: tuple[Array, Array]
+) -> tuple[Inputs]:
+    by_scan, by_kernel = partial(_gradients_by_scan, unit_reset), partial(_gradients_by_kernel, unit_reset)
+    return (dispatch(implementation, by_scan, by_kernel, *kept, *cotangents),)
+
+
+unit.defvjp(_forward, _backward)
+
+
+def _states_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs) -> tuple[Array, Array]:
+    a, entering = Gated(gates, unit_reset).coefficients(*inputs.whole)
+    h = merged(scan(entering, a, inputs.planes(inputs.h0), reverse=False))
+    return h.astype(inputs.x.dtype), h[:, -1]
+
+
+def _gradients_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs, h: Array, dh: Array, dlast: Array) -> Inputs:
+    run = Gated(gates, unit_reset)
+    a, _ = run.coefficients(*inputs.whole)
+    wide = (float32(inputs.planes(value)) for value in (h, inputs.h0, dh, dlast))
+    g, da, dh0 = adjoint(scan, a, *wide, reverse=False)
+    return inputs.gradients(run, g, da if len(a) == 1 else times(conjugate(a), da), dh0)
 
 
 def _states_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs) -> tuple[Array, Array]:
-    reads = Reads(_rows(inputs), inputs.planes(inputs.h0), inputs.per_channel)
+    reads = Reads(inputs.rows, inputs.planes(inputs.h0), inputs.per_channel)
     dtypes = (inputs.x.dtype,) * len(reads.carry)
     walked = kernel.walk(Gated(kernel.gates, unit_reset), reads, reverse=False, dtypes=dtypes)
     return merged(walked.outputs), merged(walked.carry)
@@ -92,14 +126,9 @@ def _states_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs) -> tuple
 def _gradients_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs, h: Array, dh: Array, dlast: Array) -> Inputs:
     planes, count = inputs.planes, len(inputs.per_channel)
     lagged = tuple(zip(planes(h), planes(inputs.h0), strict=True))
-    reads = Reads((*planes(dh), *_rows(inputs)), planes(dlast), inputs.per_channel, lagged)
+    reads = Reads((*planes(dh), *inputs.rows), planes(dlast), inputs.per_channel, lagged)
     steps = GatedGradient(kernel.gates, unit_reset, sums=count)
     dtypes = (*(inputs.x.dtype,) * count, inputs.recurrence.dtype, inputs.entry.dtype)
     walked = kernel.walk(steps, reads, reverse=True, dtypes=dtypes)
     *dx, drecurrence, dentry = walked.outputs
     return Inputs(merged(tuple(dx)), drecurrence, dentry, walked.sums, merged(walked.carry), None)
-
-
-def _rows(inputs: Inputs) -> tuple[Array, ...]:
-    rows = (*inputs.planes(inputs.x), inputs.recurrence, inputs.entry)
-    return rows if inputs.flags is None else (*rows, inputs.flags)

@@ -4,12 +4,12 @@ A pass carries one float32 number for each channel along time, `carry ← a · c
 carries the state. The pass of a gradient runs backwards and carries the gradient of the state before the step.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 
 from evalkit.kernels.gates import (
     Arithmetic,
@@ -72,14 +72,11 @@ class Reads(NamedTuple):
     lagged: Lagged = ()
 
 
-@runtime_checkable
-class Walk(Protocol):
-    """Runs any pass over the whole of time; with `reverse` from the last step to the first.
+Walk = Callable[..., Walked]
+"""Runs any pass over the whole of time, `walk(run, reads, reverse=…, dtypes=…)`, with `reverse` from the last step on.
 
-    `dtypes` are those of the outputs. Raises ValueError for what the kernel cannot take.
-    """
-
-    def __call__(self, run: Pass, reads: Reads, *, reverse: bool, dtypes: tuple[DTypeLike, ...]) -> Walked: ...
+`dtypes` are those of the outputs. Raises ValueError for what the kernel cannot take.
+"""
 
 
 class Kernel(NamedTuple):
@@ -137,6 +134,18 @@ class Gated(Pass):
         gates = gates_with_reset(self.arithmetic, recurrence, entry, per_channel[0], reset, self.unit_reset)
         return gates, float32(rows[:planes]), reset
 
+    def gradients(self, rows: Rows, per_channel: PerChannel, g: Planes, da: Planes) -> tuple[Rows, Rows]:
+        """Returns the gradients of x and both gates, and those of what is per channel, not yet summed.
+
+        `g` is the gradient of `scale · i · x`; `da` that of the decay, or with complex planes of its logarithm.
+        """
+        gates, x, reset = self.opened(rows, per_channel)
+        if len(x) == 1:
+            real = gate_gradients(gates, x[0], per_channel[0], without(da[0], reset), g[0])
+            return (real.x, real.recurrence, real.entry), (real.rate,)
+        both = complex_gate_gradients(gates, x, per_channel[0], per_channel[1], da, g)
+        return (*both.x, both.recurrence, both.entry), (both.rate, both.angle)
+
 
 @dataclass(frozen=True)
 class GatedGradient(Gated):
@@ -155,12 +164,7 @@ class GatedGradient(Gated):
     def outputs(
         self, rows: Rows, per_channel: PerChannel, previous: Planes, before: Planes, after: Planes
     ) -> tuple[Rows, Rows]:
-        gates, x, reset = self.opened(rows[self.sums :], per_channel)
         g = plus(before, float32(rows[: self.sums]))
-        if len(x) == 1:
-            da = g[0] * without(previous[0], reset)
-            real = gate_gradients(gates, x[0], per_channel[0], da, g[0])
-            return (real.x, real.recurrence, real.entry), (real.rate,)
-        dlog_a = times(after, conjugate(previous))  # the carry is already conj(a) g
-        both = complex_gate_gradients(gates, x, per_channel[0], per_channel[1], dlog_a, g)
-        return (*both.x, both.recurrence, both.entry), (both.rate, both.angle)
+        # With complex planes da is that of the logarithm, conj(a) g conj(previous); the carry is already conj(a) g.
+        da = times(g if len(g) == 1 else after, conjugate(previous))
+        return self.gradients(rows[self.sums :], per_channel, g, da)

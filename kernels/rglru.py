@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float
 
 from evalkit.kernels.dispatch import Implementation, check
 from evalkit.kernels.gated import Inputs, inputs_of, unit
-from evalkit.kernels.gates import gate_gradients, gates, gates_with_reset, without
+from evalkit.kernels.gates import gates
+from evalkit.kernels.passes import Gated
 from evalkit.kernels.sharded import is_split, split_scan
-from evalkit.kernels.xla import Scan, adjoint
 
 
 def rglru(
@@ -43,33 +43,10 @@ def rglru(
     check(implementation, x)
     inputs = inputs_of(x, recurrence, entry, {"rate": rate}, h0, reset)
     if is_split():
-        a, gated = _gated_input(*_of_gates(inputs), inputs.flags, unit_reset)
-        h, last = split_scan(gated, a, inputs.h0)
+        a, entering = _gated_input(inputs, unit_reset)
+        h, last = split_scan(entering, a, inputs.h0)
         return h.astype(x.dtype), last
-    return _rglru(inputs, unit_reset, implementation)
-
-
-def _states_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs) -> tuple[Array, Array]:
-    a, gated = _gated_input(*_of_gates(inputs), inputs.flags, unit_reset)
-    (h,) = scan((gated,), (a,), (inputs.h0,), reverse=False)
-    return h.astype(inputs.x.dtype), h[:, -1]
-
-
-def _gradients_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs, h: Array, dh: Array, dlast: Array) -> Inputs:
-    (a, _), pull = jax.vjp(lambda *of_gates: _gated_input(*of_gates, inputs.flags, unit_reset), *_of_gates(inputs))
-    wide = ((value.astype(jnp.float32),) for value in (a, h, inputs.h0, dh, dlast))
-    (dgated,), (da,), (dh0,) = adjoint(scan, *wide, reverse=False)
-    drecurrence, dentry, dx, drate = pull((da, dgated))
-    return Inputs(dx, drecurrence, dentry, (drate,), dh0, None)
-
-
-def _of_gates(inputs: Inputs) -> tuple[Array, Array, Array, Array]:
-    """Returns the arguments of `gated_input`."""
-    (rate,) = inputs.per_channel
-    return inputs.recurrence, inputs.entry, inputs.x, rate
-
-
-_rglru = unit(_states_by_scan, _gradients_by_scan)
+    return unit(inputs, unit_reset, implementation)
 
 
 def gated_input(
@@ -79,34 +56,20 @@ def gated_input(
 
     The arguments are those of `rglru`. The gradient computes the gates again instead of keeping them.
     """
-    return _gated_input(recurrence, entry, x, rate, None, False)
+    return _gated_input(inputs_of(x, recurrence, entry, {"rate": rate}, None, None), False)
 
 
-def _gated_input_primal(
-    recurrence: Array, entry: Array, x: Array, rate: Array, flags: Array | None, unit_reset: bool
-) -> tuple[Array, Array]:
-    reset = None if flags is None else flags[..., None] != 0
-    opened = gates_with_reset(gates, recurrence, entry, rate[None, None], reset, unit_reset)
-    return without(opened.a, reset), opened.scale * opened.i * x.astype(jnp.float32)
+def _gated_input_primal(inputs: Inputs, unit_reset: bool) -> tuple[Array, Array]:
+    (a,), (entering,) = Gated(gates, unit_reset).coefficients(*inputs.whole)
+    return a, entering
 
 
-_gated_input = jax.custom_vjp(_gated_input_primal, nondiff_argnums=(5,))
+_gated_input = jax.custom_vjp(_gated_input_primal, nondiff_argnums=(1,))
 
 
-def _gated_input_forward(recurrence: Array, entry: Array, x: Array, rate: Array, flags: Array | None, unit_reset: bool):
-    return _gated_input_primal(recurrence, entry, x, rate, flags, unit_reset), (recurrence, entry, x, rate, flags)
+def _backward(unit_reset: bool, inputs: Inputs, cotangents: tuple[Array, Array]) -> tuple[Inputs]:
+    da, dentering = cotangents
+    return (inputs.gradients(Gated(gates, unit_reset), (dentering,), (da,), (jnp.zeros_like(inputs.h0),)),)
 
 
-def _gated_input_backward(unit_reset: bool, kept: tuple, cotangents: tuple[Array, Array]) -> tuple:
-    recurrence, entry, x, rate, flags = kept
-    da, dgated = cotangents
-    reset = None if flags is None else flags[..., None] != 0
-    opened = gates_with_reset(gates, recurrence, entry, rate[None, None], reset, unit_reset)
-    gradients = gate_gradients(opened, x, rate[None, None], without(da, reset), dgated)
-    # Summed over flat rows: on a CPU, XLA's sums are slow over an array whose first axis is 1.
-    drate = gradients.rate.reshape(-1, rate.shape[0]).sum(axis=0)
-    gradients = (gradients.recurrence, gradients.entry, gradients.x)
-    return (*(g.astype(v.dtype) for g, v in zip(gradients, kept, strict=False)), drate, None)
-
-
-_gated_input.defvjp(_gated_input_forward, _gated_input_backward)
+_gated_input.defvjp(lambda inputs, unit_reset: (_gated_input_primal(inputs, unit_reset), inputs), _backward)

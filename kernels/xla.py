@@ -3,7 +3,7 @@
 Numbers are real or complex: every argument is one of `kernels.planes`.
 """
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,8 @@ from jax import Array, lax
 
 from evalkit.kernels.planes import ONE, Planes, conjugate, plus, times
 
-
-@runtime_checkable
-class Scan(Protocol):
-    """Computes every state `[b, t, d]` of `h_t = a_t h_{t-1} + x_t` from `h0 [b, d]`, all in one dtype."""
-
-    def __call__(self, x: Planes, a: Planes, h0: Planes, *, reverse: bool) -> Planes: ...
+Scan = Callable[..., Planes]
+"""Computes every state `[b, t, d]` of `h_t = a_t h_{t-1} + x_t`, as `scan(x, a, h0, reverse=…)`, all in one dtype."""
 
 
 def sequential(x: Planes, a: Planes, h0: Planes, *, reverse: bool) -> Planes:

@@ -3,8 +3,9 @@
 Shapes: b batch, t time. A state is `[b, …]`, what is read at each step `[b, t, …]`.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +16,12 @@ SMALL = 3072  # numbers in the states of a loop on a CPU: from 4096 on XLA fuses
 UNROLLED = 4  # so few steps are no loop: those of a token of DeltaProduct, when it is decoded
 
 
-@runtime_checkable
-class Step(Protocol):
-    """One step of a recurrence.
+Step = Callable[[Any, Array, Any, Array | None], tuple[Array, Array]]
+"""One step of a recurrence, `step(shared, state, now, reset)`: the state after it, and what is read from it.
 
-    `shared` are arrays that all steps read, `now` those of this step, `[b, …]`. `reset [b]` is True where the state
-    before counts as zero; None: nowhere. A step of zeros leaves the state as it is.
-    """
-
-    def __call__(self, shared: Any, state: Array, now: Any, reset: Array | None, /) -> tuple[Array, Array]:
-        """Returns the state after the step, and what is read from it."""
-        ...
+`shared` are arrays that all steps read, `now` those of this step, `[b, …]`. `reset [b]` is True where the state before
+counts as zero; None: nowhere. A step of zeros leaves the state as it is.
+"""
 
 
 def is_small(state: Array) -> bool:

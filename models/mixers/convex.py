@@ -21,6 +21,8 @@ class ConvexRGLRU(RGLRU):
     inputs, times `s`, which is `input_scale`. Gates are float32. Raises ValueError for a scale that is not above 0.
     """
 
+    gate_flops: int = 2
+
     def __init__(self, width: int, gate_blocks: int, *, rngs: nnx.Rngs, input_scale: float = 1.0):
         if not input_scale > 0:
             raise ValueError(f"input_scale={input_scale}; allowed: above 0")
@@ -34,11 +36,6 @@ class ConvexRGLRU(RGLRU):
         a, entering = self.gated(x)
         y, last = scanned(entering, a, positions, h)
         return y.astype(x.dtype), last
-
-    def flops(self, length: int) -> int:
-        """See `Counted`: both gates and their maps, the scaled input, and the recurrence."""
-        maps = self.recurrence_gate.flops(length) + self.input_gate.flops(length)
-        return maps + length * self.decay.shape[0] * (2 + 2 + 2)
 
     def gated(self, x: Activations) -> tuple[Activations, Activations]:
         """Returns the decay `a` and the input of the recurrence, `s (1 − a) i x`, both float32."""

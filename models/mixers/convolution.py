@@ -33,7 +33,6 @@ class BaseConv(Recurrent):
     def mixed(
         self, x: Activations, positions: Positions | None, before: RecurrentCache
     ) -> tuple[Activations, Float[Array, "b 0"], Float[Array, "b s d"]]:
-        """See `Recurrent`."""
         u, conv = self.convolved(x, positions, before)
         return self.gate(x) * u, before.h, conv
 

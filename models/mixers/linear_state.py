@@ -98,7 +98,6 @@ class MatrixStateBlock(Recurrent):
     def mixed(
         self, x: Activations, positions: Positions | None, before: RecurrentCache
     ) -> tuple[Activations, Float[Array, "b h k v"], Float[Array, "b s c"]]:
-        """See `Recurrent`."""
         u, beta, decay, gate = self._projected(x)
         u, conv = self.convolved(u, positions, before)
         o, state = self._recurrence(jax.nn.silu(u), beta, decay, positions, before.h)
@@ -106,7 +105,6 @@ class MatrixStateBlock(Recurrent):
         return self.output(o if gate is None else o * gate), state, conv
 
     def state_shape(self) -> tuple[int, int, int]:
-        """See `Recurrent`: a matrix a head."""
         return self.heads, self.head_dim, self.value_dim
 
     def flops(self, length: int) -> int:

@@ -41,7 +41,6 @@ class LRU(nnx.Module):
         return length * self.decay.shape[0] * (1 + 2)
 
     def division(self) -> Division:
-        """See `Divided`."""
         return Division({"decay": 0}, {})
 
     def check_split(self, steps: int) -> None:

@@ -64,14 +64,12 @@ class Mamba2Block(Recurrent):
     def mixed(
         self, x: Activations, positions: Positions | None, before: RecurrentCache
     ) -> tuple[Activations, Float[Array, "b h n p"], Float[Array, "b s c"]]:
-        """See `Recurrent`."""
         u, step, gate = side_by_side(x, self.input, self.alpha.into, self.gate)
         u, conv = self.convolved(u, positions, before)
         y, state = self._recurrence(jax.nn.silu(u), self.alpha.steps(step), positions, before.h)
         return self.output(self.norm(y * jax.nn.silu(gate))), state, conv
 
     def state_shape(self) -> tuple[int, int, int]:
-        """See `Recurrent`: a matrix a head."""
         return self.heads, self.states, self.head_dim
 
     def flops(self, length: int) -> int:

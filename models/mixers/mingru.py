@@ -43,14 +43,12 @@ class MinGRUBlock(Recurrent):
     def mixed(
         self, x: Activations, positions: Positions | None, before: RecurrentCache
     ) -> tuple[Activations, Float[Array, "b r"], Float[Array, "b s d"]]:
-        """See `Recurrent`."""
         u, conv = self.convolved(x, positions, before)
         delta, entering = self._delta_and_entering(u)
         h, last = scanned(entering, jnp.exp(-delta), positions, before.h)
         return self.output(h.astype(x.dtype)), last, conv
 
     def state_shape(self) -> tuple[int]:
-        """See `Recurrent`."""
         return (self.width_rnn,)
 
     def check_split(self, steps: int) -> None:
@@ -63,7 +61,6 @@ class MinGRUBlock(Recurrent):
         return sum(part.flops(length) for part in parts) + length * self.width_rnn * (SOFTPLUS + 1 + 4 + 2)
 
     def decays(self, x: Activations) -> tuple[States, States]:
-        """See `Decaying`."""
         u, _ = self.convolved(x, None)
         delta, entering = self._delta_and_entering(u)
         return delta, scanned(entering, jnp.exp(-delta), None, None)[0]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,8 @@ class RGLRU(nnx.Module):
     Raises ValueError for an impossible value.
     """
 
+    gate_flops: int = GATES
+
     def __init__(
         self,
         width: int,
@@ -66,7 +68,7 @@ class RGLRU(nnx.Module):
     def flops(self, length: int) -> int:
         """See `Counted`: both gates and their maps, the scaled input, and the recurrence."""
         maps = self.recurrence_gate.flops(length) + self.input_gate.flops(length)
-        return maps + length * self.decay.shape[0] * (GATES + 2 + 2)
+        return maps + length * self.decay.shape[0] * (self.gate_flops + 2 + 2)
 
     def __call__(
         self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
@@ -124,28 +126,11 @@ class RGLRU(nnx.Module):
         return both[..., :width], both[..., width:]
 
 
-class Unit(Protocol):
-    """A recurrence over the channels of one branch of `TwoBranches`."""
-
-    def __call__(
-        self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
-    ) -> tuple[Activations, Float[Array, "b r"]]:
-        """Runs over `x` from state `h`; returns the states, which are the outputs, and the last state (float32)."""
-        ...
-
-    def forgetting(self, x: Activations) -> Activations:
-        """Returns δ = −log |a| of every step and channel, float32."""
-        ...
-
-    def flops(self, length: int) -> int:
-        """See `Counted`."""
-        ...
-
-
 class TwoBranches(Recurrent):
     """The recurrent block of sec. 2.3 around any unit: convolution and recurrence in one branch, GeLU in the other.
 
-    The branches are multiplied and projected back to the width. `unit` makes the recurrence over `width_rnn` channels.
+    The branches are multiplied and projected back to the width. `unit` makes the recurrence over `width_rnn` channels:
+    a module that is called as `RGLRU` is, with its methods `forgetting` and `flops`.
 
     Options:
       width_rnn (channels): the width of the recurrence, D_rnn in the paper, about 4/3 of the model's width.
@@ -159,7 +144,7 @@ class TwoBranches(Recurrent):
     def __init__(
         self,
         width: int,
-        unit: Callable[..., Unit],
+        unit: Callable[..., Any],
         *,
         width_rnn: int,
         conv_width: int,
@@ -178,7 +163,6 @@ class TwoBranches(Recurrent):
     def mixed(
         self, x: Activations, positions: Positions | None, before: RecurrentCache
     ) -> tuple[Activations, Float[Array, "b r"], Float[Array, "b s r"]]:
-        """See `Recurrent`."""
         u, gate = side_by_side(x, self.input, self.gate)
         u, conv = self.convolved(u, positions, before)
         if positions is None and self.unit_reset:
@@ -187,7 +171,6 @@ class TwoBranches(Recurrent):
         return self.output(gelu_times(gate, y)), h, conv
 
     def state_shape(self) -> tuple[int]:
-        """See `Recurrent`."""
         return (self.conv.kernel.shape[1],)
 
     def division(self) -> Division:
@@ -211,7 +194,6 @@ class TwoBranches(Recurrent):
         return sum(part.flops(length) for part in parts) + length * self.width_rnn * GELU_TIMES
 
     def decays(self, x: Activations) -> tuple[States, States]:
-        """See `Decaying`."""
         u, _ = self.convolved(self.input(x), None)
         positions = continued(jnp.zeros(x.shape[0], jnp.int32), x.shape[1]) if self.unit_reset else None
         return self.rglru.forgetting(u), self.rglru(u, positions, None)[0]

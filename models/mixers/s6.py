@@ -71,14 +71,12 @@ class S6Block(Recurrent):
     def mixed(
         self, x: Activations, positions: Positions | None, before: RecurrentCache
     ) -> tuple[Activations, Float[Array, "b r"], Float[Array, "b s c"]]:
-        """See `Recurrent`."""
         u, gate = side_by_side(x, self.input, self.gate)
         u, conv = self.convolved(u, positions, before)
         y, h = self._select(jax.nn.silu(u), positions, before.h)
         return self.output(y * jax.nn.silu(gate)), h, conv
 
     def state_shape(self) -> tuple[int]:
-        """See `Recurrent`."""
         return (self.inner * self.states,)
 
     def check_split(self, steps: int) -> None:

@@ -35,9 +35,9 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "swapped_gate",
-        "kernels/rglru.py",
-        "opened.scale * opened.i * x.astype(jnp.float32)",
-        "opened.scale * opened.r * x.astype(jnp.float32)",
+        "kernels/passes.py",
+        "scaled(gates.scale * gates.i, x)",
+        "scaled(gates.scale * gates.r, x)",
         "tests/kernels",
     ),
     Mutation(
@@ -50,8 +50,8 @@ MUTATIONS = (
     Mutation(
         "gradient_without_reset",
         "kernels/passes.py",
-        "da = g[0] * without(previous[0], reset)",
-        "da = g[0] * previous[0]",
+        "per_channel[0], without(da[0], reset), g[0])",
+        "per_channel[0], da[0], g[0])",
         "tests/kernels",
     ),
     Mutation(
