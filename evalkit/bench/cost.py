@@ -63,7 +63,7 @@ class Price(NamedTuple):
 
 def measure(
     models: Sequence[Sized],
-    said: Callable[[str], None],
+    progress: Callable[[str], None],
     *,
     length: int,
     batch: int,
@@ -77,18 +77,17 @@ def measure(
 ) -> dict[str, Any]:
     """A row a model, after `length` tokens, and one more for it with multi-head attention where it has multi-query.
 
-    `bytes` is the size of a weight and of a number of the cache. `said` hears of each model that is counted. With a
-    `mesh`, a row also has what each of its devices keeps in training. Raises UserError for a mesh that does not divide
-    a model.
+    `bytes` is the size of a weight and of a number of the cache. `progress` hears of each model that is counted. With
+    a `mesh`, a row also has what each of its devices keeps in training. Raises UserError for one that divides no model.
     """
     refuse_beyond_positions("length", length)
     sizes = _sizes(mesh, gather)
     machine = Machine(memory_gb * GB, bandwidth_gb_per_s * GB, tflops * 1e12)
     built = [sized.built(vocab_size) for sized in models]
-    on_a_device = [_on_a_device(model, sizes, gather) for model in built]  # before anything is said, as it may refuse
+    on_a_device = [_on_a_device(model, sizes, gather) for model in built]  # first, as it may refuse
     rows = []
     for sized, model, kept in zip(models, built, on_a_device, strict=True):
-        said(f"{sized.name} {sized.words}")
+        progress(f"{sized.name} {sized.words}")
         first, *others = _rows(sized, model, machine, length, batch, vocab_size, bytes)
         rows += [first | kept, *others]
     shown = {"length": length, "batch": batch, "vocab_size": vocab_size, "bytes_of_a_number": bytes}
@@ -110,10 +109,8 @@ def _sizes(mesh: str, gather: str) -> Sizes | None:
 
 def _on_a_device(model: LanguageModel, sizes: Sizes | None, gather: str) -> dict[str, Any]:
     """What a device of a mesh keeps in training; nothing without a mesh."""
-    if sizes is None:
-        return {}
-    sizes_in_bytes = memory.of_model(model, sizes, gather)._asdict()
-    return {f"{name}_on_a_device_bytes": size for name, size in sizes_in_bytes.items()}
+    kept = {} if sizes is None else memory.of_model(model, sizes, gather)._asdict()
+    return {f"{name}_on_a_device_bytes": size for name, size in kept.items()}
 
 
 def _rows(
@@ -124,9 +121,22 @@ def _rows(
     embedding = vocab_size * sized.node["width"] if "width" in sized.node else 0
 
     def row(node: Mapping[str, Any], parameters: int, price: Price, **attention: str) -> dict[str, Any]:
-        priced = _priced(parameters, embedding, price, machine, batch)
-        of_layers = _of_layers(node, machine, batch, 2 / size)
-        return {"model": sized.name, "settings": sized.words, **attention, **priced, **of_layers}
+        return {
+            "model": sized.name,
+            "settings": sized.words,
+            **attention,
+            "parameters": parameters,
+            "without_embedding": parameters - embedding,
+            "weight_bytes": price.weights,
+            "cache_bytes": price.cache,
+            "flops_per_token": price.flops,
+            "memory_ms": price.seconds_of_memory(batch, machine) * 1e3,
+            "compute_ms": price.seconds_of_compute(batch, machine) * 1e3,
+            "caches_equal_weights_at": price.batch_of_equal_reads(),
+            "compute_bound_at": price.batch_bound_by_compute(machine),
+            "largest_batch": price.largest_batch(machine),
+            **_of_layers(node, machine, batch, 2 / size),
+        }
 
     allocated = {"allocated_bytes": model.cache_bytes(1, length)}
     multi = multi_head(sized.node)
@@ -163,35 +173,17 @@ def multi_head(node: Mapping[str, Any]) -> dict[str, Any] | None:
 
     One head as wide as all of them together has the keys, the values and the maps of multi-head attention.
     """
-    mixers = {name: _with_one_wide_head(mixer) for name, mixer in node.get("mixers", {}).items()}
+    mixers = dict(node.get("mixers", {}))
+    for name, mixer in mixers.items():
+        if is_attention(mixer):
+            whole = completed(mixer)
+            mixers[name] = {**whole, "heads": 1, "head_dim": whole["heads"] * whole["head_dim"]}
     return None if mixers == node.get("mixers", {}) else {**node, "mixers": mixers}
-
-
-def _with_one_wide_head(mixer: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not is_attention(mixer):
-        return mixer
-    mixer = completed(mixer)
-    return {**mixer, "heads": 1, "head_dim": mixer["heads"] * mixer["head_dim"]}
 
 
 def is_attention(mixer: Mapping[str, Any]) -> bool:
     """Whether a mixer has query heads over a window of keys and values that they share."""
     return {"heads", "head_dim", "window"} <= set(settings_of(mixer, "model.mixers"))
-
-
-def _priced(parameters: int, embedding: int, price: Price, machine: Machine, batch: int) -> dict[str, Any]:
-    return {
-        "parameters": parameters,
-        "without_embedding": parameters - embedding,
-        "weight_bytes": price.weights,
-        "cache_bytes": price.cache,
-        "flops_per_token": price.flops,
-        "memory_ms": price.seconds_of_memory(batch, machine) * 1e3,
-        "compute_ms": price.seconds_of_compute(batch, machine) * 1e3,
-        "caches_equal_weights_at": price.batch_of_equal_reads(),
-        "compute_bound_at": price.batch_bound_by_compute(machine),
-        "largest_batch": price.largest_batch(machine),
-    }
 
 
 def _of_layers(node: Mapping[str, Any], machine: Machine, batch: int, per_head: float) -> dict[str, Any]:

@@ -63,12 +63,12 @@ def program(pretrained: Pretrained, read: Prefilled) -> Compiled:
     """The compiled program with which `generate` decodes, for these parameters and this batch."""
     mesh = mesh_sharing(pretrained.params, read.logits.shape[0])
     with jax.default_matmul_precision("highest"):
-        given = (pretrained.model, mesh, pretrained.params, read, *arguments(read, 0))
-        return decoded.lower(*given, sampler=GREEDY, ends=()).compile()
+        inputs = (pretrained.model, mesh, pretrained.params, read, *arguments(read, 0))
+        return decoded.lower(*inputs, sampler=GREEDY, ends=()).compile()
 
 
 def arguments(read: Prefilled, steps: int) -> tuple[np.ndarray, np.ndarray, np.int32, np.int32, np.int32]:
-    """What decoding `steps` tokens is told beside parameters and caches: no row is done, and nothing is drawn."""
+    """The arguments of decoding `steps` tokens beside parameters and caches: no row is done, and nothing is drawn."""
     rows = read.logits.shape[0]
     return np.zeros(rows, bool), np.zeros(rows, np.int32), np.int32(0), np.int32(0), np.int32(steps)
 
@@ -76,17 +76,14 @@ def arguments(read: Prefilled, steps: int) -> tuple[np.ndarray, np.ndarray, np.i
 def peak_bytes(run: Compiled) -> int:
     """The bytes on one device of its arguments, the caches among them, and of what it needs besides."""
     memory = run.memory_analysis()
-    assert memory is not None, "this backend tells nothing of its memory"
+    assert memory is not None, "this backend reports no memory"
     return memory.argument_size_in_bytes + memory.temp_size_in_bytes
 
 
 def seconds(
-    run: Compiled, params: Params, read: Prefilled, tokens: Sequence[int], said: Callable[[int, float], None]
+    run: Compiled, params: Params, read: Prefilled, tokens: Sequence[int], progress: Callable[[int, float], None]
 ) -> list[float]:
-    """Seconds from the prefill to each of `tokens` decoded, ascending; `read` is used up.
-
-    `said` hears of each as it is there.
-    """
+    """Seconds from the prefill to each of `tokens` decoded, ascending; `progress` hears of each; `read` is used up."""
     marks, taken, done = [], 0.0, 0
     read, _ = jax.block_until_ready(run(params, read, *arguments(read, 0)))
     for count in tokens:
@@ -97,7 +94,7 @@ def seconds(
             done += steps
         taken += time.perf_counter() - began
         marks.append(taken)
-        said(count, taken)
+        progress(count, taken)
     return marks
 
 

@@ -73,8 +73,4 @@ def call(
         gates["log_decay"] = jax.nn.log_sigmoid(logits + 3)
     if erases:
         gates["beta"] = gates["write"] = jax.nn.sigmoid(draws[2][..., -1])
-
-    def read(q: Array, k: Array, v: Array, gates: dict[str, Array]) -> Array:
-        return linear_state(q, k, v, **gates, **settings)[0]
-
-    return compiled(read, backward, q, k, v, gates)
+    return compiled(lambda q, k, v, gates: linear_state(q, k, v, **gates, **settings)[0], backward, q, k, v, gates)

@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from evalkit.bench.settings import ALONE, OF_MODELS, told_format
+from evalkit.bench.settings import ALONE, OF_MODELS, output_format
 
 Columns = Mapping[str, tuple[str, Callable[[Any], str]]]
 
@@ -98,7 +99,7 @@ def measure(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tupl
 
     if what not in ALONE + OF_MODELS:
         return _of_experiment(what, own, overrides)
-    wanted, rest = told_format(what, overrides)
+    wanted, rest = output_format(what, overrides)
     if what in OF_MODELS:
         if what != "steps":
             devices.spare_memory()  # as `generate` does, so that what is timed is what it runs
@@ -106,27 +107,30 @@ def measure(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tupl
         with jax.default_matmul_precision("highest"):
             result = _of_models(what, own, rest)
     else:
-        result = _alone(what, own)
+        from evalkit.bench import matrix_state, recurrence
+
+        result = (recurrence if what == "scan" else matrix_state).measure(**own)
     return {**result, "environment": environment.describe("highest")}, wanted, False
 
 
-def _alone(what: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    from evalkit.bench import matrix_state, recurrence
-
-    return (recurrence.measure if what == "scan" else matrix_state.measure)(**own)
-
-
 def _of_models(what: str, own: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Of the models that `words` choose, or the paper's three; `cost` without any word, of these at every scale."""
+    """Of the models that `words` choose, or the paper's three; `cost` without any word, of these at every scale.
+
+    Progress is shown on stderr, so that a result on stdout stays alone.
+    """
     from evalkit.bench import cost, sampling, steps
     from evalkit.configuration import models
 
     families = [] if any(word.startswith(("model=", "+mixer=")) for word in words) else [models.FAMILIES]
     scales = [models.SCALES] if what == "cost" and not words else []
     chosen = models.chosen([*words, *families, *scales])
-    by_name = {"cost": cost.measure, "steps": steps.measure}
-    by_name |= {"decode": sampling.latency, "throughput": sampling.throughput}
-    return by_name[what](chosen, _progress, **own)
+    by_name = {
+        "cost": cost.measure,
+        "steps": steps.measure,
+        "decode": sampling.latency,
+        "throughput": sampling.throughput,
+    }
+    return by_name[what](chosen, partial(print, file=sys.stderr, flush=True), **own)
 
 
 def _of_experiment(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], str, bool]:
@@ -151,20 +155,14 @@ def _of_experiment(what: str, own: Mapping[str, Any], overrides: Sequence[str]) 
     return {**result, "environment": environment.describe(built.matmul_precision)}, built.format, built.quiet
 
 
-def _progress(text: str) -> None:
-    """Where a bench of several models is, on stderr, so that a result on stdout stays alone."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def show(console: Console, result: dict[str, Any]) -> None:
     for name, value in result.items():
         if name not in ("parts", "rows", "environment"):
             console.print(f"{name:<30} {_text(name, value)}")
     if result.get("parts"):
         console.print(_parts(result["parts"], result["ms_per_step"]))
-    if result.get("rows"):
-        for table in _rows(result["rows"]):
-            console.print(table)
+    for table in _rows(result.get("rows", ())):
+        console.print(table)
 
 
 def _parts(parts: Sequence[dict[str, Any]], whole: float) -> Table:

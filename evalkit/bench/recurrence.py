@@ -31,11 +31,6 @@ class Contender:
     inputs: int
     function: Callable[..., tuple[Array, Array]]
 
-    @property
-    def name(self) -> str:
-        """What a row is called by."""
-        return f"{self.operation} {self.implementation} {self.dtype}"
-
     def bytes(self, elements: int, backward: bool) -> int:
         """What must be read and written: forward its inputs and h; backward those, dh, and a gradient of each input."""
         arrays = self.inputs + 1 + (2 * self.inputs + 2 if backward else 0)
@@ -61,14 +56,14 @@ def _at_length(race: Race, batch: int, length: int, width: int, copy: float) -> 
     needed = ARRAYS_AT_ONCE * 4 * elements
     lacking = f"needs about {needed / 2**30:.0f} GiB" if needed > memory() else None
     for backward in (False, True):
-        racing = {f"{one.name} {name_of_pass(backward)}": one for one in contenders()}
+        racing = {f"{one.operation} {one.implementation} {one.dtype} {backward}": one for one in contenders()}
         makers = {name: partial(call, one, batch, length, width, backward) for name, one in racing.items()}
         results = dict.fromkeys(racing, lacking) if lacking else race.run(makers, length)
-        for name, taken in results.items():
-            labels = {label: getattr(racing[name], label) for label in ("operation", "implementation", "dtype")}
-            row = {**labels, "pass": name_of_pass(backward), "length": length}
+        for one, taken in zip(racing.values(), results.values(), strict=True):
+            row = {"operation": one.operation, "implementation": one.implementation, "dtype": one.dtype}
+            row |= {"pass": name_of_pass(backward), "length": length}
             if isinstance(taken, float):
-                rate = racing[name].bytes(elements, backward) / taken
+                rate = one.bytes(elements, backward) / taken
                 yield row | {"ms": taken * 1e3, "gb_per_s": rate / 1e9, "of_copy": rate / copy}
             else:
                 yield row | {"not_run": taken}
@@ -103,16 +98,10 @@ def call(contender: Contender, batch: int, length: int, width: int, backward: bo
     keys = jax.random.split(jax.random.key(0), contender.inputs)
     dtype = jnp.dtype(contender.dtype)
     inputs = [jax.random.normal(key, (batch, length, width), dtype) for key in keys]
-    rest = ()
     if contender.operation == "linear_scan":
         inputs[1] = jax.nn.sigmoid(inputs[1])
-    else:
-        rest = (jnp.full((width,), -0.5),)
-
-    def states(*inputs: Array) -> Array:
-        return contender.function(*inputs, *rest)[0]
-
-    return compiled(states, backward, *inputs)
+    rest = () if contender.operation == "linear_scan" else (jnp.full((width,), -0.5),)
+    return compiled(lambda *inputs: contender.function(*inputs, *rest)[0], backward, *inputs)
 
 
 def memory() -> int:

@@ -28,10 +28,11 @@ from evalkit.reports.curves import COLOURS, Frame, save, seed_figure
 from evalkit.reports.numbers import grouped
 from evalkit.reports.points import Curve, Point
 
-Said = Callable[[str], None]
+Log = Callable[[str], None]
 COPIES = 3
 USUAL_WIDTH = 1024
 """The width of the products whose rate is measured for a model that names none."""
+LIMITS = ("copy_gb_per_s", "maps_gflops", "attention_gflops")
 RATIOS = {"of_equation_5": "equation_5_s", "of_larger": "larger_s", "of_sum": "sum_s"}
 
 
@@ -43,10 +44,6 @@ class Timed:
     model: LanguageModel
     node: Mapping[str, Any]
     weights: int
-
-    def needs(self, batch: int, room: int) -> int:
-        """The bytes of its weights and of the caches of `batch` rows of `room` tokens."""
-        return self.weights + self.model.cache_bytes(batch, room)
 
     def limits(self, pretrained: Pretrained, batch: int) -> decode.Limits:
         """What this machine does a second at the shapes of this model, now."""
@@ -65,8 +62,10 @@ class Record:
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
         self.file = folder / "measured.jsonl"
         settings = {**settings, "jax": jax.__version__, "devices": jax.device_count(), "cores": cores()}
-        lines = self.file.read_text("utf-8", errors="replace").splitlines() if self.file.is_file() else []
-        kept = list(_whole(lines))  # a line that was cut short is measured again
+        kept = []
+        for line in self.file.read_text("utf-8", errors="replace").splitlines() if self.file.is_file() else ():
+            with suppress(json.JSONDecodeError):  # a line that was cut short is measured again
+                kept += [row] if isinstance(row := json.loads(line), dict) else []
         for name, value in settings.items():
             if kept and kept[0].get(name) != value:
                 raise UserError(f"{self.file} is of {name}={kept[0].get(name)}, not {value}; give another out=FOLDER")
@@ -86,14 +85,6 @@ class Record:
             file.write(f"{json.dumps(row)}\n")
 
 
-def _whole(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The lines that are whole."""
-    for line in lines:
-        with suppress(json.JSONDecodeError):
-            if isinstance(found := json.loads(line), dict):
-                yield found
-
-
 def timed(models: Sequence[Sized], vocab_size: int) -> list[Timed]:
     """The models built of shapes; raises UserError for one that cannot be."""
     ready = []
@@ -106,7 +97,7 @@ def timed(models: Sequence[Sized], vocab_size: int) -> list[Timed]:
 
 def latency(
     models: Sequence[Sized],
-    said: Said,
+    log: Log,
     *,
     prefill: Sequence[int],
     tokens: Sequence[int],
@@ -124,21 +115,23 @@ def latency(
 
     def measured(one: Timed, prefilled: int, when: str) -> dict[str, Any]:
         prepared = _prepared(one, batch, prefilled, tokens[-1], vocab_size)
-        return _measured(one, batch, prefilled, tokens, prepared, f"{when}, batch {batch}, prefill {prefilled:,}", said)
+        when = f"{when}, batch {batch}, prefill {prefilled:,}"
+        return _measured(one, batch, prefilled, tokens, prepared, when, log)
 
-    _fill(record, repeats, ready, "prefill", prefill, measured, said)
+    _fill(record, repeats, ready, "prefill", prefill, measured, log)
     rows = [row for prefilled in prefill for one in ready for row in _rows(record, one, prefilled)]
-    panels = {f"decode-{prefilled}": [row for row in rows if row["prefill"] == prefilled] for prefilled in prefill}
     frame = Frame("tokens decoded", "seconds", scale="fitted")
-    for name, panel in panels.items():
-        title = f"Decoding {batch} rows after {panel[0]['prefill']:,} tokens"
-        _draw(Path(out) / f"{name}.png", title, panel, "seconds", "equation_5_s", frame)
-    return written(Path(out), {**shown, "repeats": repeats, "rows": rows}, [*panels])
+    for prefilled in prefill:
+        panel = [row for row in rows if row["prefill"] == prefilled]
+        title = f"Decoding {batch} rows after {prefilled:,} tokens"
+        _draw(Path(out) / f"decode-{prefilled}.png", title, panel, "seconds", "equation_5_s", frame)
+    figures = [f"decode-{prefilled}" for prefilled in prefill]
+    return written(Path(out), {**shown, "repeats": repeats, "rows": rows}, figures)
 
 
 def throughput(
     models: Sequence[Sized],
-    said: Said,
+    log: Log,
     *,
     tokens: Sequence[int],
     memory_gb: float,
@@ -157,9 +150,9 @@ def throughput(
     record = Record(Path(out), {"bench": "throughput", **shown, "models": [one.name for one in ready]})
 
     def measured(one: Timed, count: int, when: str) -> dict[str, Any]:
-        return _at_the_largest_batch(one, count, memory, most, vocab_size, when, said)
+        return _at_the_largest_batch(one, count, memory, most, vocab_size, when, log)
 
-    _fill(record, repeats, ready, "tokens", tokens, measured, said)
+    _fill(record, repeats, ready, "tokens", tokens, measured, log)
     rows = [row for one in ready for count in tokens for row in _rows(record, one, 0, count)]
     frame = Frame("tokens decoded", "tokens a second", scale="fitted")
     title = f"Decoding as many rows as fit in {memory_gb:g} GB"
@@ -174,7 +167,7 @@ def _fill(
     name: str,
     values: Sequence[int],
     measured: Callable[[Timed, int, str], dict[str, Any]],
-    said: Said,
+    log: Log,
 ) -> None:
     """Measures what the record lacks, in rounds over all values and models; says how many of its rows count."""
     for repeat, value, one in product(range(repeats), values, ready):
@@ -182,7 +175,7 @@ def _fill(
         if not record.holds(key):
             record.add(key | measured(one, value, f"round {repeat + 1} of {repeats}, {one.name}"))
     record.rows = [row for row in record.rows if row["repeat"] < repeats]
-    said(f"{len(record.rows)} measurements of {repeats} rounds, {record.file}")
+    log(f"{len(record.rows)} measurements of {repeats} rounds, {record.file}")
 
 
 class Prepared(NamedTuple):
@@ -206,29 +199,42 @@ def _prepared(one: Timed, batch: int, prefilled: int, room: int, vocab_size: int
 
 
 def _measured(
-    one: Timed, batch: int, prefilled: int, tokens: Sequence[int], ready: Prepared, when: str, said: Said
+    one: Timed, batch: int, prefilled: int, tokens: Sequence[int], ready: Prepared, when: str, log: Log
 ) -> dict[str, Any]:
     """One decoding with the machine's limits measured beside it."""
     limits = one.limits(ready.pretrained, batch)
-    at = decode.seconds(
+    seconds = decode.seconds(
         ready.run,
         ready.pretrained.params,
         ready.read,
         tokens,
-        lambda count, taken: said(f"{when}: {count:,} tokens in {taken:,.1f} s"),
+        lambda count, taken: log(f"{when}: {count:,} tokens in {taken:,.1f} s"),
     )
-    return _kept(one, batch, prefilled, tokens, at, limits) | {"peak_bytes": ready.peak_bytes}
+    predicted = decode.predicted(one.model, one.weights, batch, prefilled, tokens, limits)
+    return {
+        "batch": batch,
+        "weight_bytes": one.weights,
+        "caches_bytes": one.model.cache_bytes(batch, max(1, prefilled) + tokens[-1]),
+        "copy_gb_per_s": limits.copy / 1e9,
+        "maps_gflops": limits.maps / 1e9,
+        "attention_gflops": limits.attention / 1e9,
+        "at": [
+            {"tokens": count, "seconds": taken, **dict(zip(RATIOS.values(), each, strict=True))}
+            for count, taken, each in zip(tokens, seconds, predicted, strict=True)
+        ],
+        "peak_bytes": ready.peak_bytes,
+    }
 
 
 def _at_the_largest_batch(
-    one: Timed, count: int, memory: float, most: int, vocab_size: int, when: str, said: Said
+    one: Timed, count: int, memory: float, most: int, vocab_size: int, when: str, log: Log
 ) -> dict[str, Any]:
     """As `_measured`, with the batch that `cache_bytes` leaves room for, less where the compiled program needs more."""
     batch = largest_batch(one, count, memory, most)
     while True:
         ready = _prepared(one, batch, 0, count, vocab_size)
         if ready.peak_bytes <= memory or batch == 1:
-            return _measured(one, batch, 0, [count], ready, f"{when}, batch {batch}", said)
+            return _measured(one, batch, 0, [count], ready, f"{when}, batch {batch}", log)
         fits = int(batch * (memory - one.weights) / (ready.peak_bytes - one.weights))
         batch = _shared(max(1, min(batch - 1, fits)))
 
@@ -246,24 +252,6 @@ def _shared(batch: int) -> int:
     """The batch that all devices share evenly, unless there are fewer rows than devices."""
     devices = jax.device_count()
     return batch if batch < devices else batch - batch % devices
-
-
-def _kept(
-    one: Timed, batch: int, prefilled: int, tokens: Sequence[int], at: Sequence[float], limits: decode.Limits
-) -> dict[str, Any]:
-    foretold = decode.predicted(one.model, one.weights, batch, prefilled, tokens, limits)
-    return {
-        "batch": batch,
-        "weight_bytes": one.weights,
-        "caches_bytes": one.model.cache_bytes(batch, max(1, prefilled) + tokens[-1]),
-        "copy_gb_per_s": limits.copy / 1e9,
-        "maps_gflops": limits.maps / 1e9,
-        "attention_gflops": limits.attention / 1e9,
-        "at": [
-            {"tokens": count, "seconds": taken, **dict(zip(RATIOS.values(), each, strict=True))}
-            for count, taken, each in zip(tokens, at, foretold, strict=True)
-        ],
-    }
 
 
 def _rows(record: Record, one: Timed, prefilled: int, count: int | None = None) -> Iterator[dict[str, Any]]:
@@ -287,8 +275,7 @@ def _rows(record: Record, one: Timed, prefilled: int, count: int | None = None) 
             "equation_5_per_s": batch * first["tokens"] / median(at["equation_5_s"] for at in each),
             **{ratio: median(at["seconds"] / at[name] for at in each) for ratio, name in RATIOS.items()},
             "rounds_s": [at["seconds"] for at in each],
-            **{name: median(row[name] for row in rounds) for name in ("copy_gb_per_s", "maps_gflops")},
-            "attention_gflops": median(row["attention_gflops"] for row in rounds),
+            **{name: median(row[name] for row in rounds) for name in LIMITS},
             "caches_bytes": rounds[0]["caches_bytes"],
             "peak_bytes": max(row["peak_bytes"] for row in rounds),
         }
@@ -300,10 +287,10 @@ def _ms_lately(at: Sequence[Mapping[str, float]], index: int) -> float:
     return (at[index]["seconds"] - before["seconds"]) / (at[index]["tokens"] - before["tokens"]) * 1e3
 
 
-def _draw(file: Path, title: str, rows: Sequence[dict[str, Any]], value: str, foretold: str, frame: Frame) -> None:
+def _draw(file: Path, title: str, rows: Sequence[dict[str, Any]], value: str, predicted: str, frame: Frame) -> None:
     """A line a model of what was measured, and a dashed one of equation 5 by this machine's copy bandwidth."""
     notes = ["Dashed: equation 5, weights and caches read at this machine's copy bandwidth."]
-    dashed = [curve.relabel("") for curve in curves_of(rows, "tokens", foretold)]
+    dashed = [curve.relabel("") for curve in curves_of(rows, "tokens", predicted)]
     save(seed_figure(curves_of(rows, "tokens", value), frame, title, notes, dashed, COLOURS), file)
 
 
@@ -329,7 +316,7 @@ def _memory() -> float:
 
 def _refuse_too_large(one: Timed, batch: int, room: int, memory: float, whose: str) -> None:
     refuse_beyond_positions("tokens", room)
-    needed = one.needs(batch, room)
+    needed = one.weights + one.model.cache_bytes(batch, room)
     if needed > memory:
         raise UserError(
             f"{one.name} takes {needed / GB:.3g} GB for batch {batch} and {room:,} tokens, and {whose} "

@@ -59,7 +59,7 @@ def split(what: str, settings: Sequence[str]) -> tuple[dict[str, Any], list[str]
     return own, rest
 
 
-def told_format(what: str, settings: Sequence[str]) -> tuple[str, list[str]]:
+def output_format(what: str, settings: Sequence[str]) -> tuple[str, list[str]]:
     """The format in which a bench without an experiment answers, and the other settings; raises UserError."""
     shapes = {"format=text": "text", "format=json": "json"}
     rest = [text for text in settings if text not in shapes]

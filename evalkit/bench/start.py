@@ -19,22 +19,16 @@ def measure(overrides: Sequence[str], repeats: int) -> dict[str, Any]:
 
 def _first_step(overrides: Sequence[str]) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        one_step = [
-            "train.log_every=1",
-            "train.eval_every=1",
-            "train.checkpoint_every=1",
-            "wandb.mode=disabled",
-            "quiet=false",
-        ]
-        command = [sys.executable, "-m", "evalkit", *overrides, *one_step, f"hydra.run.dir={folder}/run"]
+        every_step = [f"train.{name}_every=1" for name in ("log", "eval", "checkpoint")]
+        words = [*overrides, *every_step, "wandb.mode=disabled", "quiet=false", f"hydra.run.dir={folder}/run"]
+        command = [sys.executable, "-m", "evalkit", *words]
         began = time.perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert process.stdout is not None
-            said = []
+            line = ""
             for line in process.stdout:
-                said.append(line)
                 if line.startswith("training: step 1/"):
                     seconds = time.perf_counter() - began
                     process.kill()
                     return seconds
-        raise UserError(f"the command ended before its first step: {''.join(said[-1:]).strip()}")
+        raise UserError(f"the command ended before its first step: {line.strip()}")

@@ -1,6 +1,6 @@
 """`bench steps` (fig. 3): a training step by the length of its sequences, at as many tokens a batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from evalkit.bench.sampling import Said, curves_of, written
+from evalkit.bench.sampling import Log, curves_of, written
 from evalkit.bench.stopwatch import times
 from evalkit.configuration.models import Sized
 from evalkit.core.errors import UserError, writing
@@ -50,7 +50,14 @@ class Noise:
 
 
 def measure(
-    models: Sequence[Sized], said: Said, *, lengths: Sequence[int], tokens: int, vocab_size: int, repeats: int, out: str
+    models: Sequence[Sized],
+    log: Log,
+    *,
+    lengths: Sequence[int],
+    tokens: int,
+    vocab_size: int,
+    repeats: int,
+    out: str,
 ) -> dict[str, Any]:
     """Milliseconds of a step of each model at each length, and relative to the first model's; raises UserError.
 
@@ -62,45 +69,41 @@ def measure(
             raise UserError(f"lengths={length} does not divide tokens={tokens}; give lengths that do, or other tokens")
     with writing(Path(out)):
         Path(out).mkdir(parents=True, exist_ok=True)
-    rows = [row for length in lengths for row in _at(models, length, tokens // length, vocab_size, repeats, said)]
+    rows = [row for length in lengths for row in _at(models, length, tokens // length, vocab_size, repeats, log)]
     first = rows[0]["model"]
     shown = {"lengths": list(lengths), "tokens": tokens, "vocab_size": vocab_size, "repeats": repeats}
     frame = Frame("sequence length (tokens)", f"time of a step, {first} at its shortest = 1", scale="fitted")
     title = f"A training step on {tokens:,} tokens"
     notes = ["Medians of rounds in which the models take turns."]
     curves = curves_of(rows, "length", "ms_per_step", unit=rows[0]["ms_per_step"])
-    figure = seed_figure(curves, frame, title, notes, colours=COLOURS)
-    save(figure, Path(out) / "steps.png")
+    save(seed_figure(curves, frame, title, notes, colours=COLOURS), Path(out) / "steps.png")
     return written(Path(out), {**shown, "rows": rows}, ["steps"])
 
 
 def _at(
-    models: Sequence[Sized], length: int, batch: int, vocab_size: int, repeats: int, said: Said
-) -> list[dict[str, Any]]:
+    models: Sequence[Sized], length: int, batch: int, vocab_size: int, repeats: int, log: Log
+) -> Iterator[dict[str, Any]]:
     """A row for each model at one length."""
     dispatches = {}
     for sized in models:
         name = f"{sized.name} {sized.words}".strip()
-        said(f"length {length:,}, batch {batch}, {name}: compiling")
+        log(f"length {length:,}, batch {batch}, {name}: compiling")
         dispatches[name] = _dispatch(sized, length, batch, vocab_size)
     taken = times(dispatches, repeats)
     first = next(iter(taken.values()))
-    rows = []
     for name, seconds in taken.items():
         ms = median(seconds) / STEPS * 1e3
-        rows.append(
-            {
-                "model": name,
-                "length": length,
-                "batch": batch,
-                "ms_per_step": ms,
-                "of_first": median(mine / theirs for mine, theirs in zip(seconds, first, strict=True)),
-                "tokens_per_s": batch * length / ms * 1e3,
-                "rounds_ms": [each / STEPS * 1e3 for each in seconds],
-            }
-        )
-        said(f"length {length:,}, {name}: {ms:,.1f} ms, {rows[-1]['of_first']:.2f} of the first model's")
-    return rows
+        of_first = median(mine / theirs for mine, theirs in zip(seconds, first, strict=True))
+        log(f"length {length:,}, {name}: {ms:,.1f} ms, {of_first:.2f} of the first model's")
+        yield {
+            "model": name,
+            "length": length,
+            "batch": batch,
+            "ms_per_step": ms,
+            "of_first": of_first,
+            "tokens_per_s": batch * length / ms * 1e3,
+            "rounds_ms": [each / STEPS * 1e3 for each in seconds],
+        }
 
 
 def _dispatch(sized: Sized, length: int, batch: int, vocab_size: int) -> Callable[[], Any]:

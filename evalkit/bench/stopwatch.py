@@ -47,13 +47,13 @@ class Race:
 
     def run(self, contenders: Mapping[str, Callable[[], Callable[[], Any]]], length: int) -> dict[str, float | str]:
         """Median seconds of each contender, which is made first; or in words why it is not run."""
+        results: dict[str, float | str] = {name: self.stopped.get(name, "") for name in contenders}
         running = {name: make() for name, make in contenders.items() if name not in self.stopped}
-        results: dict[str, float | str] = {name: self.stopped[name] for name in contenders if name in self.stopped}
         for name, seconds in times(running, self.repeats, self.least_s).items():
             results[name] = taken = spread(seconds).median
             if taken > self.patience:
                 self.stopped[name] = f"took {taken:.1f} s at length {length}"
-        return {name: results[name] for name in contenders}
+        return results
 
 
 def doubling(shortest: int, longest: int) -> Iterator[int]:

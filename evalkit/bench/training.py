@@ -41,7 +41,7 @@ def measure_step(trainer: Trainer, repeats: int, steps: int) -> dict[str, Any]:
     flops = seeds * product_flops(trainer.one_step(stage))
     counted = seeds * counted_bytes(trainer, stage)
     memory = compiled.memory_analysis()
-    assert memory is not None, "this backend tells nothing of its memory"
+    assert memory is not None, "this backend reports no memory"
     return {
         "batch_size": stage.batch_size,
         "length": length,
