@@ -33,16 +33,9 @@ class Gates(NamedTuple):
     scale: Array
 
 
-class GateGradients(NamedTuple):
-    """Gradients of x, of both gates before their sigmoid, and of rate, which is not yet summed over batch and time."""
-
-    x: Array
-    recurrence: Array
-    entry: Array
-    rate: Array
-
-
 Arithmetic = Callable[[Array, Array, Array], Gates]
+Gradients = tuple[tuple[Array, ...], tuple[Array, ...]]
+"""Of x, plane by plane, and of both gates before their sigmoid; and of rate, and angle, not yet summed over time."""
 
 
 def gates(recurrence: Array, entry: Array, rate: Array) -> Gates:
@@ -89,28 +82,13 @@ def without(values: Array, reset: Array | None) -> Array:
     return values if reset is None else jnp.where(reset, 0.0, values)
 
 
-def gate_gradients(gates: Gates, x: Array, rate: Array, da: Array, dinput: Array) -> GateGradients:
-    """Returns the gradients of the arguments from those of the decay `a` and of the input `scale · i · x`."""
+def gate_gradients(gates: Gates, x: Array, rate: Array, da: Array, dinput: Array) -> Gradients:
+    """Returns the gradients from those of the decay `a` and of the input `scale · i · x`."""
     r, i, a, scale = gates
-    x = x.astype(jnp.float32)
     # The scale's derivative in log a is −a² / scale, which is infinite at a = 1: SMALLEST_ROOT bounds it.
     dlog_a = a * (da - dinput * i * x * a / jnp.maximum(scale, SMALLEST_ROOT))
-    return GateGradients(
-        x=dinput * scale * i,
-        recurrence=dlog_a * rate * r * (1 - r),
-        entry=dinput * scale * x * i * (1 - i),
-        rate=dlog_a * r,
-    )
-
-
-class ComplexGateGradients(NamedTuple):
-    """As `GateGradients`, and the gradient of angle, also not yet summed."""
-
-    x: Planes
-    recurrence: Array
-    entry: Array
-    rate: Array
-    angle: Array
+    rows = dinput * scale * i, dlog_a * rate * r * (1 - r), dinput * scale * x * i * (1 - i)
+    return rows, (dlog_a * r,)
 
 
 def turned(gates: Gates, angle: Array, reset: Array | None) -> Planes:
@@ -139,16 +117,12 @@ def cosine_and_sine(turn: Array) -> Planes:
 
 def complex_gate_gradients(
     gates: Gates, x: Planes, rate: Array, angle: Array, dlog_a: Planes, dinput: Planes
-) -> ComplexGateGradients:
-    """Returns the gradients of the arguments from those of `log |a| + j phase` and of the input `scale · i · x`."""
+) -> Gradients:
+    """Returns the gradients from those of `log |a| + j phase` and of the input `scale · i · x`."""
     r, i, magnitude, scale = gates
     dlog_magnitude, dturn = dlog_a
     dscale_i = inner(dinput, x)
     dlog_magnitude = dlog_magnitude - dscale_i * i * magnitude * magnitude / jnp.maximum(scale, SMALLEST_ROOT)
-    return ComplexGateGradients(
-        x=scaled(scale * i, dinput),
-        recurrence=(dlog_magnitude * rate + dturn * angle) * r * (1 - r),
-        entry=dscale_i * scale * i * (1 - i),
-        rate=dlog_magnitude * r,
-        angle=dturn * r,
-    )
+    drecurrence = (dlog_magnitude * rate + dturn * angle) * r * (1 - r)
+    rows = *scaled(scale * i, dinput), drecurrence, dscale_i * scale * i * (1 - i)
+    return rows, (dlog_magnitude * r, dturn * r)

@@ -7,7 +7,7 @@ than Triton. It runs only if it is asked for by name.
 
 from functools import partial
 from math import gcd
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,45 +43,28 @@ def _walk(run: Pass, reads: Reads, *, reverse: bool, dtypes: tuple[DTypeLike, ..
         raise ValueError(f"mosaic_gpu takes widths that are multiples of {CHANNELS}, not {width}; use 'triton'")
     in_time = tuple(row for row in rows if row.ndim == 3)
     flags = tuple(row for row in rows if row.ndim == 2)
-    in_time = (*in_time, *(shift(*plane, reverse=not reverse) for plane in lagged))
+    previous = tuple(shift(*plane, reverse=not reverse) for plane in lagged)
+    arrays = (in_time, previous, flags, per_channel, carry)
     of_batch = jax.ShapeDtypeStruct((batch, width), jnp.float32)
-    counts = Counts(len(in_time), len(flags), len(per_channel), len(carry), len(dtypes), len(lagged))
-    body = partial(_kernel, plgpu, run, reverse, steps, counts)
+    written = tuple(jax.ShapeDtypeStruct(rows[0].shape, dtype) for dtype in dtypes)
+    shapes = (written, (of_batch,) * len(carry), (of_batch,) * run.sums)
     results = plgpu.kernel(
-        body,
-        out_type=[
-            *(jax.ShapeDtypeStruct(rows[0].shape, dtype) for dtype in dtypes),
-            *[of_batch] * (len(carry) + run.sums),
-        ],
+        partial(_kernel, plgpu, run, reverse, steps, jax.tree.structure((arrays, shapes))),
+        out_type=jax.tree.leaves(shapes),
         grid=(batch, width // CHANNELS),
         grid_names=("batch", "channels"),
-    )(*in_time, *flags, *per_channel, *carry)
-    outputs, ends = results[: len(dtypes)], results[len(dtypes) :]
-    last, sums = ends[: len(carry)], ends[len(carry) :]
-    return Walked(tuple(outputs), tuple(total.sum(axis=0) for total in sums), tuple(last))
+    )(*jax.tree.leaves(arrays))
+    outputs, last, sums = jax.tree.unflatten(jax.tree.structure(shapes), results)
+    return Walked(outputs, tuple(total.sum(axis=0) for total in sums), last)
 
 
-class Counts(NamedTuple):
-    """The number of arrays of each kind that a kernel gets, in order; the last `lags` of those in time are lagged."""
-
-    in_time: int
-    flags: int
-    per_channel: int
-    planes: int
-    outputs: int
-    lags: int
-
-
-def _kernel(plgpu, run: Pass, reverse: bool, steps: int, counts: Counts, *refs):
+def _kernel(plgpu, run: Pass, reverse: bool, steps: int, structure: Any, *refs):
     """Runs all of time, for one row of the batch and one block of channels."""
     block = gcd(steps, BLOCK)
     batch, j = lax.axis_index("batch"), lax.axis_index("channels")
     channels = pl.ds(j * CHANNELS, CHANNELS)
-    in_time, refs = refs[: counts.in_time], refs[counts.in_time :]
-    reset, refs = refs[: counts.flags], refs[counts.flags :]
-    per_channel, refs = refs[: counts.per_channel], refs[counts.per_channel :]
-    carry, refs = refs[: counts.planes], refs[counts.planes :]
-    outputs, ends = refs[: counts.outputs], refs[counts.outputs :]
+    (rows, lagged, reset, per_channel, carry), (outputs, last, sums) = jax.tree.unflatten(structure, refs)
+    in_time = (*rows, *lagged)
     channel = tuple(ref[channels] for ref in per_channel)
 
     def block_of(s):
@@ -94,16 +77,15 @@ def _kernel(plgpu, run: Pass, reverse: bool, steps: int, counts: Counts, *refs):
             k = block - 1 - n if reverse else n
             t = block_of(indices[0]) * block + k
             values = tuple(buffer[k] for buffer in buffers)
-            own = counts.in_time - counts.lags
-            values, previous = values[:own], float32(values[own:])
+            values, previous = values[: len(rows)], float32(values[len(rows) :])
             values = (*values, *(jnp.broadcast_to(flag[batch, t], (CHANNELS,)) for flag in reset))
-            before, sums = carried[: counts.planes], carried[counts.planes :]
+            before, totals = carried[: len(carry)], carried[len(carry) :]
             a, b = run.coefficients(values, channel)
             after = plus(times(a, before), b)
             written, addends = run.outputs(values, channel, previous, before, after)
             for ref, value in zip(outputs, written, strict=True):
                 ref[batch, t, channels] = value.astype(ref.dtype)
-            return (*after, *(total + addend for total, addend in zip(sums, addends, strict=True)))
+            return (*after, *(total + addend for total, addend in zip(totals, addends, strict=True)))
 
         return lax.fori_loop(0, block, one, carried)
 
@@ -114,9 +96,9 @@ def _kernel(plgpu, run: Pass, reverse: bool, steps: int, counts: Counts, *refs):
     pipeline = plgpu.emit_pipeline(
         several,
         grid=(steps // block,),
-        in_specs=[spec] * counts.in_time,
+        in_specs=[spec] * len(in_time),
         max_concurrent_steps=min(MOST_COPIES, SHARED_MEMORY // (block * CHANNELS * size), steps // block),
         init_carry=(*start, *(zero,) * run.sums),
     )
-    for ref, value in zip(ends, pipeline(*(ref.at[batch] for ref in in_time)), strict=True):
+    for ref, value in zip((*last, *sums), pipeline(*(ref.at[batch] for ref in in_time)), strict=True):
         ref[batch, channels] = value

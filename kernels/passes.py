@@ -141,10 +141,8 @@ class Gated(Pass):
         """
         gates, x, reset = self.opened(rows, per_channel)
         if len(x) == 1:
-            real = gate_gradients(gates, x[0], per_channel[0], without(da[0], reset), g[0])
-            return (real.x, real.recurrence, real.entry), (real.rate,)
-        both = complex_gate_gradients(gates, x, per_channel[0], per_channel[1], da, g)
-        return (*both.x, both.recurrence, both.entry), (both.rate, both.angle)
+            return gate_gradients(gates, x[0], per_channel[0], without(da[0], reset), g[0])
+        return complex_gate_gradients(gates, x, per_channel[0], per_channel[1], da, g)
 
 
 @dataclass(frozen=True)

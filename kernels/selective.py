@@ -4,9 +4,6 @@ Shapes: b batch, t time, d channels, n numbers of state of each channel. Product
 dtype of the inputs, or float64 for float64 inputs.
 """
 
-from typing import NamedTuple
-
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float
@@ -62,27 +59,16 @@ def selective_scan(
     wide = jnp.promote_types(jnp.result_type(u, delta, into, out), jnp.float32)
     if h0 is None:
         h0 = jnp.zeros(state, wide)
-    floats = _Given(u, delta, rate, into, out, h0, reset=None)
-    given = jax.tree.map(lambda one: one.astype(wide), floats)._replace(reset=reset)
+    dtype = u.dtype
+    u, delta, rate, into, out, h0 = (array.astype(wide) for array in (u, delta, rate, into, out, h0))
+    arrays = u, delta, rate, into, out, h0, reset
     if implementation == "scan" or is_split():
-        y, last = _by_scan(given)
+        y, last = _by_scan(*arrays)
     elif implementation == "loop":
-        y, last = _by_loop(given)
+        y, last = _by_loop(*arrays)
     else:
-        y, last = lax.platform_dependent(given, cpu=_by_loop, default=_by_scan)
-    return y.astype(u.dtype), last
-
-
-class _Given(NamedTuple):
-    """The arrays of a call, in its order."""
-
-    u: Array
-    delta: Array
-    rate: Array
-    into: Array
-    out: Array
-    h0: Array
-    reset: Array | None
+        y, last = lax.platform_dependent(*arrays, cpu=_by_loop, default=_by_scan)
+    return y.astype(dtype), last
 
 
 def entering(u: Float[Array, "b t d"], delta: Float[Array, "b t d"], into: Float[Array, "b t n"]) -> Array:
@@ -90,21 +76,23 @@ def entering(u: Float[Array, "b t d"], delta: Float[Array, "b t d"], into: Float
     return ((delta * u)[..., None] * into[:, :, None]).reshape(*u.shape[:2], -1)
 
 
-def _by_scan(given: _Given) -> tuple[Array, Array]:
+def _by_scan(
+    u: Array, delta: Array, rate: Array, into: Array, out: Array, h0: Array, reset: Array | None
+) -> tuple[Array, Array]:
     """All decays and inputs are arrays, `[b, t, d · n]`, and so are all states."""
-    batch, length, channels = given.u.shape
-    left = jnp.exp(-given.delta[..., None] * given.rate[None, None]).reshape(batch, length, -1)
+    batch, length, channels = u.shape
+    left = jnp.exp(-delta[..., None] * rate[None, None]).reshape(batch, length, -1)
     scan = split_scan if is_split() else linear_scan
-    written = entering(given.u, given.delta, given.into)
-    h, last = scan(written, left, given.h0.reshape(batch, -1), reset=given.reset)
-    y = jnp.einsum("btdn,btn->btd", h.reshape(batch, length, channels, -1), given.out, precision=lax.Precision.HIGHEST)
-    return y, last.reshape(given.h0.shape)
+    h, last = scan(entering(u, delta, into), left, h0.reshape(batch, -1), reset=reset)
+    y = jnp.einsum("btdn,btn->btd", h.reshape(batch, length, channels, -1), out, precision=lax.Precision.HIGHEST)
+    return y, last.reshape(h0.shape)
 
 
-def _by_loop(given: _Given) -> tuple[Array, Array]:
+def _by_loop(
+    u: Array, delta: Array, rate: Array, into: Array, out: Array, h0: Array, reset: Array | None
+) -> tuple[Array, Array]:
     # Channels last: a step's products are along them.
-    steps = (given.delta * given.u, given.delta, given.into, given.out)
-    y, last = loop_in_groups(_step, given.rate.T, steps, given.reset, given.h0.swapaxes(-1, -2))
+    y, last = loop_in_groups(_step, rate.T, (delta * u, delta, into, out), reset, h0.swapaxes(-1, -2))
     return y, last.swapaxes(-1, -2)
 
 

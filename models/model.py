@@ -40,11 +40,7 @@ class Model:
     module: Callable[[Params], LanguageModel]
     """Returns the Flax module with these parameters; only `models` calls it."""
     _decay: Params
-    _init_cache: Callable[[int, int], tuple[Cache, ...]]
-    _flops: Callable[[int], int]
-    check_split: Callable[[int], None]
-    """Raises ValueError if its time cannot be split over devices, so many tokens each (`kernels.sharded`)."""
-    _division: Callable[[int], dict[str, int | str]]
+    _shapes: LanguageModel
 
     def apply(
         self,
@@ -75,20 +71,24 @@ class Model:
         The words: `whole`, every device has all of it; `term` and `once`, as `layers.shares` has them. Raises
         ValueError for a mixer that cannot be shared.
         """
-        rules = self._division(devices) if devices > 1 else {}
+        rules = self._shapes.division(devices) if devices > 1 else {}
         dotted = partial(jax.tree_util.keystr, simple=True, separator=".")
         return jax.tree_util.tree_map_with_path(lambda path, _: rules.get(dotted(path), "whole"), self._decay)
 
     def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
         """Returns an empty cache for `batch` rows of at most `length` tokens."""
-        return self._init_cache(batch, length)
+        return self._shapes.init_cache(batch, length)
+
+    def check_split(self, steps: int) -> None:
+        """Raises ValueError if its time cannot be split over devices, `steps` tokens each (`kernels.sharded`)."""
+        self._shapes.check_split(steps)
 
     def cache_bytes(self, batch: int, length: int) -> int:
         """Returns the bytes kept between tokens for `batch` rows of at most `length` tokens: those of `init_cache`.
 
         Nothing is allocated. Positions, and whatever else a mixer keeps, are counted with the state.
         """
-        leaves = jax.tree.leaves(jax.eval_shape(lambda: self._init_cache(batch, length)))
+        leaves = jax.tree.leaves(jax.eval_shape(lambda: self.init_cache(batch, length)))
         return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
     def flops(self, length: int) -> int:
@@ -99,7 +99,7 @@ class Model:
 
             model.flops(256) / 256   # for each token
         """
-        return self._flops(length)
+        return self._shapes.flops(length)
 
     def parts(self, params: Params, batch: int, length: int) -> list[Part]:
         """Returns the pieces of a forward pass over `[batch, length]` tokens, for timing them."""
@@ -199,10 +199,7 @@ def build(
         init=lambda key: nnx.to_pure_dict(nnx.state(make(rngs=nnx.Rngs(key)), nnx.Param)),
         module=partial(_filled, graph, state),
         _decay=_decay_of(_parameters_alone(state)),
-        _init_cache=abstract.init_cache,
-        _flops=abstract.flops,
-        check_split=abstract.check_split,
-        _division=abstract.division,
+        _shapes=abstract,
     )
 
 

@@ -77,8 +77,10 @@ class InductionHeads(Synthetic):
 
     @property
     def special(self) -> int:
-        """Returns the id of the special token."""
+        """Returns the id of the special token, which asks, and so the number of ordinary ones, which may answer."""
         return self.vocab_size - 1
+
+    query = answers = special
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
         """Draws one example of `length` tokens; jittable, `length` static. Raises ValueError if it is too short."""
@@ -99,16 +101,6 @@ class InductionHeads(Synthetic):
     def ordinary(self, key: Key[Array, ""], length: int) -> Int[Array, " t"]:
         """Draws `length` ordinary tokens."""
         return jax.random.randint(key, (length,), 0, self.special)
-
-    @property
-    def answers(self) -> int:
-        """Returns the number of possible answers: every ordinary token."""
-        return self.special
-
-    @property
-    def query(self) -> int:
-        """Returns the token that asks: the special one."""
-        return self.special
 
     def plant(
         self, key: Key[Array, ""], length: int, place: Int[ArrayLike, ""], answer: Int[ArrayLike, ""]

@@ -9,7 +9,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from evalkit.contract.promises import Promise, promised
+from evalkit.contract.promises import Promise, not_callable, promised
 from evalkit.core.contracts import Evaluation, Trained, Verdict
 from evalkit.core.rows import FIELDS, Header, Record, Row, encode
 from evalkit.reports.kinds import kind_of
@@ -18,18 +18,8 @@ from evalkit.reports.pooling import Line, Run
 FUNCTIONS = ("summarise", "tables", "figures", "records")
 # Rows of an evaluation are taken for so long, since it may go on for hours.
 SECONDS, MOST = 20.0, 64
-METHODS = {
-    "run": 1,
-    "probe": 1,
-    "verdict": 1,
-    "limits": 1,
-    "check": 1,
-    "check_model": 1,
-    "check_looks": 1,
-    "check_tokens": 2,
-    "held": 0,
-    "kept": 1,
-}
+OF_ONE = ("run", "probe", "verdict", "limits", "check", "check_model", "check_looks")
+METHODS = {**dict.fromkeys(OF_ONE, 1), "check_tokens": 2, "held": 0, "kept": 1}
 
 
 class EvaluationUnderCheck:
@@ -62,12 +52,8 @@ def _evaluation(subject: EvaluationUnderCheck) -> str | None:
     evaluation = subject.evaluation
     if not isinstance(evaluation, Evaluation):
         return f"it is a {type(evaluation).__name__}"
-    for name, count in METHODS.items():
-        method = getattr(evaluation, name)
-        try:
-            inspect.signature(method).bind(*range(count))
-        except TypeError as error:
-            return f"{name} cannot be called with {count} argument{'s' * (count != 1)}: {error}"
+    if misfit := not_callable(evaluation, METHODS):
+        return misfit
     if not inspect.isgeneratorfunction(inspect.unwrap(type(evaluation).run)):
         return "run is no generator; let it yield each row as it is measured"
     return None

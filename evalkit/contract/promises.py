@@ -1,6 +1,7 @@
 """A promise: a name, what is promised, and a look at whether it is kept."""
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from evalkit.core.errors import UserError, first_line, place_of
@@ -41,6 +42,16 @@ def promised(name: str, text: str) -> Callable[[Callable[[Any], str | None]], Pr
     ('it is 3', None)
     """
     return lambda look: Promise(name, text, look)
+
+
+def not_callable(subject: Any, methods: Mapping[str, int]) -> str | None:
+    """Says which of `methods` cannot be called with its number of arguments; None where all can."""
+    for name, count in methods.items():
+        try:
+            inspect.signature(getattr(subject, name)).bind(*range(count))
+        except TypeError as error:
+            return f"{name} cannot be called with {count} argument{'s' * (count != 1)}: {error}"
+    return None
 
 
 def broken(subject: str, groups: Sequence[Sequence[Promise]], under_check: Any) -> Iterator[BrokenPromise]:

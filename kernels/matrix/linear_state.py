@@ -127,15 +127,15 @@ def _steps(given: Given, dtype: jnp.dtype) -> Steps:
 def _over_time(steps: Steps, h0: Array, implementation: str, chunk: int) -> tuple[Array, Array]:
     in_chunks = partial(chunks.chunked, size=chunk)
     if implementation == "sequential" or steps.q.shape[1] <= UNROLLED:
-        return _looped(steps, h0)
+        return _looped(loop, steps, h0)
     channels = steps.log_decay is not None and steps.log_decay.shape[-1] > 1
     if implementation == "auto" and channels and is_small(h0):
         # A chunk's products are slowest for decays of channels.
-        return lax.platform_dependent(steps, h0, cpu=partial(_looped, by=loop_in_groups), default=in_chunks)
+        return lax.platform_dependent(steps, h0, cpu=partial(_looped, loop_in_groups), default=in_chunks)
     return in_chunks(steps, h0)
 
 
-def _looped(steps: Steps, h0: Array, by: Callable[..., tuple[Array, Array]] = loop) -> tuple[Array, Array]:
+def _looped(by: Callable[..., tuple[Array, Array]], steps: Steps, h0: Array) -> tuple[Array, Array]:
     return by(_step, (), steps._replace(reset=None), steps.reset, h0)
 
 

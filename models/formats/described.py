@@ -14,7 +14,7 @@ def mapping(text: bytes, name: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise ValueError(f"{name} is not JSON ({_first_line(error)}); {AGAIN}") from error
+        raise ValueError(f"{name} is not JSON ({first_line(error)}); {AGAIN}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{name} is no JSON object; {AGAIN}")
     return content
@@ -55,5 +55,6 @@ def refuse_unlike(config: Mapping[str, Any], integers: Mapping[str, int], number
             raise ValueError(f"config.json has {key}={shown(repr(value))}; allowed: a number above 0; {AGAIN}")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line of at most 200 characters."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from evalkit.models.formats.described import first_line
+
 MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "checkpoint")
 
 
@@ -32,7 +34,7 @@ class OrbaxTensors:
                 "/".join(key.key for key in path): tuple(leaf.shape) for path, leaf in leaves
             }
         except Exception as error:  # a different type for each way a checkpoint can be broken
-            raise ValueError(f"Orbax cannot read it ({_first_line(error)}); download it again") from error
+            raise ValueError(f"Orbax cannot read it ({first_line(error)}); download it again") from error
 
     def read(self, name: str) -> np.ndarray:
         """One tensor, in its stored dtype. Raises ValueError if its file is damaged."""
@@ -44,10 +46,6 @@ class OrbaxTensors:
         try:
             restored = self._checkpointer.restore(self._folder, args=arguments)
         except Exception as error:
-            raise ValueError(f"the tensor {name} cannot be read ({_first_line(error)}); download it again") from error
+            raise ValueError(f"the tensor {name} cannot be read ({first_line(error)}); download it again") from error
         (leaf,) = jax.tree.leaves(restored)
         return leaf
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -70,7 +70,9 @@ def appended(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
     size, steps = cache.keys.shape[1], new.keys.shape[1]
     valid = new.positions >= 0
     slots = cache.written[:, None] + jnp.cumsum(valid, axis=1) - 1
-    return _written(cache, new, jnp.where(valid, slots, size + steps))
+    slots = jnp.where(valid, slots, size + steps)  # out of range: dropped
+    row = jnp.arange(slots.shape[0])[:, None]
+    return _map_entries(lambda old, x: old.at[row, slots].set(x, mode="drop"), cache, new)
 
 
 def entered(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
@@ -120,12 +122,6 @@ def refuse_overflow(y: Queries, written: Rows, size: int) -> Queries:
             f"the cache holds {size} keys and was given {int(written.max())}; use init_cache with a longer length"
         )
     return jnp.where((written > size)[:, None, None, None], jnp.nan, y)
-
-
-def _written(cache: AttentionCache, new: AttentionCache, slots: Int[Array, "b t"]) -> AttentionCache:
-    """Returns the cache with the new keys in these slots; a slot out of range is dropped."""
-    row = jnp.arange(slots.shape[0])[:, None]
-    return _map_entries(lambda old, x: old.at[row, slots].set(x, mode="drop"), cache, new)
 
 
 def _map_entries(function: Callable[[Array, Array], Array], old: AttentionCache, new: AttentionCache) -> AttentionCache:

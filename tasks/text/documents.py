@@ -103,7 +103,7 @@ def _parquet(file: Path, field: str) -> Iterator[Document]:
     except (OSError, ValueError) as error:
         if isinstance(error, Named):
             raise
-        raise ValueError(f"{file} cannot be read ({_first_line(error)}); give another copy of it") from error
+        raise ValueError(f"{file} cannot be read ({first_line(error)}); give another copy of it") from error
     if texts is None:
         raise ValueError(f"{file} has no column {field!r}; allowed: {', '.join(names)}")
 
@@ -144,5 +144,6 @@ def _document(file: Path, number: int, row: object, field: str) -> Iterator[Docu
         yield Document(f"{file}#{number}", text)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evalkit.tasks.text.documents import Document
+from evalkit.tasks.text.documents import Document, first_line
 
 HELD_OUT = 50  # one row in so many where no split is held out
 
@@ -74,7 +74,7 @@ class Hub:
         try:
             return question()
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            reason = first_line(error).rstrip(".")
             raise ValueError(
                 f"the data set {self.name} cannot be read ({reason}); check its name, config and splits, "
                 "or give data.path=FOLDER with texts of your own"
