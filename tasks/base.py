@@ -31,6 +31,14 @@ class Synthetic:
     scored: ClassVar[int | None] = None
     version: ClassVar[int] = 1
 
+    def sample(self, key: Key[Array, ""], length: int) -> Example:
+        """Draws one example with a context of static `length`; jittable. Raises ValueError for an impossible length."""
+        raise NotImplementedError
+
+    def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
+        raise NotImplementedError
+
     def describe(self, tokens: Int[np.ndarray, " t"]) -> str:
         """Returns `tokens` as text, each as its `symbol`."""
         return " ".join(self.symbol(int(token)) for token in tokens)

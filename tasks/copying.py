@@ -51,7 +51,6 @@ class Copying(Synthetic):
         return self.vocab_size - SPECIAL
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """Draws one example of static `length`; jittable. Raises ValueError for an odd one."""
         string = jax.random.randint(key, (self._letters(length),), 0, self.letters)
         begin, bar, end = (jnp.full((1,), self.letters + i, string.dtype) for i in range(SPECIAL))
         whole = jnp.concatenate([begin, string, bar, string, end])
@@ -59,7 +58,6 @@ class Copying(Synthetic):
         return Example(whole[:-1], jnp.where(mask, whole[1:], 0), mask)
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
         bar = int(np.flatnonzero(tokens == self.letters + 1)[0])
         targets = np.zeros(len(tokens), np.int32)
         targets[bar:] = [*tokens[1:bar], self.letters + 2]

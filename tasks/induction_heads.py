@@ -83,7 +83,6 @@ class InductionHeads(Synthetic):
     query = answers = special
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """Draws one example of `length` tokens; jittable, `length` static. Raises ValueError if it is too short."""
         self._check_length(length)
         for_tokens, places = jax.random.split(key)
         tokens = self.ordinary(for_tokens, length)
@@ -109,7 +108,6 @@ class InductionHeads(Synthetic):
         return self.ordinary(key, length).at[place + 1].set(answer).at[place].set(self.special)
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
         length = len(tokens)
         first = int(np.flatnonzero(tokens[:-1] == self.special)[0])
         targets = np.zeros(length, np.int32)

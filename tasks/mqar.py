@@ -86,7 +86,6 @@ class MQAR(Synthetic):
         return self.vocab_size // 2
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """Draws one example of static `length`; jittable. Raises ValueError if the pairs do not fit."""
         slots, pairs = self._slots(length), self._most(length)
         context = 2 * pairs
         for_keys, for_values, for_gaps, for_fillers = jax.random.split(key, 4)
@@ -108,10 +107,7 @@ class MQAR(Synthetic):
         return Example(tokens, targets, jnp.zeros((length,), bool).at[first].set(True, mode="drop"))
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy.
-
-        `targets` has the value wherever a key stands at a place for queries, also where it is not scored.
-        """
+        """`targets` has the value wherever a key stands at a place for queries, also where it is not scored."""
         targets, mask = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), bool)
         context = 2 * self._most(len(tokens))
         values = {int(k): int(v) for k, v in tokens[:context].reshape(-1, 2) if k != FILLER}

@@ -74,7 +74,6 @@ class NgramLookup(Synthetic):
         return self.vocab_size - SPECIAL
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """Draws one example with a context of static `length`; jittable. Raises ValueError if it is too short."""
         letters = self._letters(length)
         for_string, for_place = jax.random.split(key)
         string = jax.random.randint(for_string, (letters,), 0, self.letters)
@@ -91,7 +90,6 @@ class NgramLookup(Synthetic):
         return Example(tokens, jnp.zeros_like(tokens).at[length - 1 :].set(answer), mask)
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
         length = len(tokens) - self.answer_length
         context = tokens[:length].tolist()
         bar = context.index(self.letters + 1)

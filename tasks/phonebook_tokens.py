@@ -85,7 +85,6 @@ class PhonebookTokens(Synthetic):
         return entries
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """Draws one example with a context of static `length`; jittable. Raises ValueError for an impossible length."""
         entries = self.entries(length)
         for_names, for_digits, for_lookups = jax.random.split(key, 3)
         name = distinct(for_names, entries, self._parts**NAME)[:, None]
@@ -102,7 +101,6 @@ class PhonebookTokens(Synthetic):
         return Example(tokens, jnp.where(mask, whole[1 : len(mask) + 1], 0), jnp.asarray(mask))
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
         mask = self._mask(len(tokens) - self.answer_length)
         lookups = int(np.flatnonzero(mask)[0]) + 1 - NAME
         book = tokens[: lookups - 1]

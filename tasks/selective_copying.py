@@ -73,7 +73,6 @@ class SelectiveCopying(Synthetic):
         return self.vocab_size - 1
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """Draws one example with a context of static `length`; jittable. Raises ValueError if the data do not fit."""
         context = self._context(length)
         for_places, for_data = jax.random.split(key)
         # The places of the n largest of independent uniforms are a uniformly random set of n places.
@@ -89,7 +88,6 @@ class SelectiveCopying(Synthetic):
         return jnp.full((length,), NOISE)
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
         context = len(tokens) - self.data_tokens
         targets = np.zeros(len(tokens), np.int32)
         targets[context:] = [token for token in tokens[:context] if token != NOISE]

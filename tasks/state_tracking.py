@@ -54,7 +54,6 @@ class StateTracking(Synthetic):
         return 1.0 / self.vocab_size
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """Draws one example of static `length`; jittable."""
         _check_length(length)
         table = jnp.asarray(table_of(self.group))
         tokens = jax.random.randint(key, (length,), 0, len(table))
@@ -66,7 +65,7 @@ class StateTracking(Synthetic):
         return example._replace(mask=example.mask & (jnp.arange(example.mask.shape[-1]) < length))
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy: points are moved, no table is read."""
+        """Points are moved, and no table is read."""
         group = elements(self.group)
         number = {element: index for index, element in enumerate(group)}
         points = np.arange(len(group[0]))

@@ -17,6 +17,7 @@ from evalkit.core.contracts import LanguageModel, Params
 from evalkit.parallel.devices import RUNS_ONCE
 
 TOKENS, CHUNK, ODD_CHUNK = 32, 16, 7
+ROWS = 5  # of `_rows`
 LONG, MOST = 128, 512
 # Where tokens begin to be replaced: odd and even places, and both sides of a chunk's edge.
 CUTS = (1, 5, 11, 16, 17, 24, 31)
@@ -90,15 +91,14 @@ class ModelUnderCheck:
     @cached_property
     def lowered_with_cache(self) -> jax.stages.Lowered:
         """The same through the cache, with positions, on `CHUNK` tokens of what `_rows` makes."""
-        rows = len(_rows(self.tokens[0])[0])
-        part = jax.ShapeDtypeStruct((rows, CHUNK), jnp.int32)
+        part = jax.ShapeDtypeStruct((ROWS, CHUNK), jnp.int32)
         with jax.default_matmul_precision("highest"):
             return jax.jit(self.model.apply).lower(self.shapes, part, part, self.empty)
 
     @cached_property
     def empty(self) -> Any:
         """The shapes of an empty cache for what `_rows` makes."""
-        return jax.eval_shape(partial(self.model.init_cache, len(_rows(self.tokens[0])[0]), TOKENS + 1))
+        return jax.eval_shape(partial(self.model.init_cache, ROWS, TOKENS + 1))
 
     @cached_property
     def first(self) -> Any:
@@ -179,13 +179,13 @@ def _shapes(subject: ModelUnderCheck) -> str | None:
 
 @promised("cache", "cache in, cache out: the same arrays, of the same shapes and dtypes, the batch first")
 def _cache(subject: ModelUnderCheck) -> str | None:
-    before, rows = subject.empty, len(_rows(subject.tokens[0])[0])
+    before = subject.empty
     for leaf in jax.tree.leaves(before):
-        if not leaf.shape or leaf.shape[0] != rows:
-            return f"for a batch of {rows} an array of init_cache is {leaf.shape}"
+        if not leaf.shape or leaf.shape[0] != ROWS:
+            return f"for a batch of {ROWS} an array of init_cache is {leaf.shape}"
     logits, after = subject.lowered_with_cache.out_info
-    if logits.shape != (rows, CHUNK, subject.vocab_size):
-        return f"with a cache the logits of tokens {(rows, CHUNK)} are {logits.shape}"
+    if logits.shape != (ROWS, CHUNK, subject.vocab_size):
+        return f"with a cache the logits of tokens {(ROWS, CHUNK)} are {logits.shape}"
     if jax.tree.structure(before) != jax.tree.structure(after):
         return f"{_named(jax.tree.structure(before))} goes in and {_named(jax.tree.structure(after))} comes out"
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
@@ -388,10 +388,8 @@ def _gradients(subject: ModelUnderCheck) -> str | None:
 
 @promised("same key", "the same key gives the same parameters, and another key others")
 def _same_key(subject: ModelUnderCheck) -> str | None:
-    def traced(key: Array) -> Params:
-        return subject.model.init(key)
-
-    init, anew = (jax.jit(function, compiler_options=RUNS_ONCE) for function in (subject.model.init, traced))
+    functions = (subject.model.init, lambda key: subject.model.init(key))  # another function is traced anew
+    init, anew = (jax.jit(function, compiler_options=RUNS_ONCE) for function in functions)
     made = [make(_key(seed)) for make, seed in ((init, 3), (anew, 3), (init, 4))]
     first, again, other = (jax.tree.leaves(params) for params in jax.device_get(made))
     if not all(map(np.array_equal, first, again)):

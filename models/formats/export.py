@@ -1,7 +1,6 @@
 """Writes a model as a Hugging Face RecurrentGemma: `config.json` as first published, weights in float32."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +68,8 @@ def config_of(module: LanguageModel) -> Config:
     def one(name: str, values: list[Any], otherwise: Any) -> Any:
         """The one value of all."""
         if len(set(values)) > 1:
-            found = ", ".join(map(str, sorted(set(values), key=str)))
-            wrong.append(f"one number for {name}, this model {found}")
+            several = ", ".join(map(str, sorted(set(values), key=str)))
+            wrong.append(f"one number for {name}, this model {several}")
         return values[0] if values else otherwise
 
     config = Config(
@@ -94,26 +93,26 @@ def config_of(module: LanguageModel) -> Config:
 
 def _differences(
     module: LanguageModel, recurrent: list[RecurrentBlock], attention: list[MQA], config: Config
-) -> Iterator[str]:
-    """Yields the settings that RecurrentGemma has and this model has not."""
-    if any(mixer.input.bias is None or mixer.conv.bias is None for mixer in recurrent):
-        yield "bias=true in its recurrent blocks"
-    if any(not mixer.unit_reset for mixer in recurrent):
-        yield "unit_reset=true"
-    if any(mixer.output.bias is None for mixer in attention):
-        yield "output_bias=true"
-    if any(mixer.window is None for mixer in attention):
-        yield "a window"
-    if any(mixer.rope_base is None for mixer in attention):
-        yield "rope=true"
-    if any(mixer.heads * mixer.head_dim != config.width for mixer in attention):
-        yield f"heads x head_dim = width, {config.width}"
-    mlp = module.blocks[0].mlp
-    if mlp is None:
-        yield "an MLP in each block (mlp_expansion above 0)"
-    if mlp is None or mlp.up.bias is None:
-        yield "mlp_bias=true"
-    if module.embedding.soft_cap is None:
-        yield "a logits_soft_cap"
-    if module.embedding.scale != config.embedding_scale:
-        yield f"embedding_scale={config.embedding_scale:g} at width {config.width}"
+) -> list[str]:
+    """Returns the settings that RecurrentGemma has and this model has not."""
+    mlp, embedding = module.blocks[0].mlp, module.embedding
+    biased = all(mixer.input.bias is not None and mixer.conv.bias is not None for mixer in recurrent)
+    alike = (
+        (biased, "bias=true in its recurrent blocks"),
+        (all(mixer.unit_reset for mixer in recurrent), "unit_reset=true"),
+        (all(mixer.output.bias is not None for mixer in attention), "output_bias=true"),
+        (all(mixer.window is not None for mixer in attention), "a window"),
+        (all(mixer.rope_base is not None for mixer in attention), "rope=true"),
+        (
+            all(mixer.heads * mixer.head_dim == config.width for mixer in attention),
+            f"heads x head_dim = width, {config.width}",
+        ),
+        (mlp is not None, "an MLP in each block (mlp_expansion above 0)"),
+        (mlp is not None and mlp.up.bias is not None, "mlp_bias=true"),
+        (embedding.soft_cap is not None, "a logits_soft_cap"),
+        (
+            embedding.scale == config.embedding_scale,
+            f"embedding_scale={config.embedding_scale:g} at width {config.width}",
+        ),
+    )
+    return [setting for same, setting in alike if not same]

@@ -46,11 +46,11 @@ def find(folder: Path, dtype: str, cache_dtype: str | None = None) -> Released:
     if (folder / "config.json").is_file():
         return hugging_face(folder, dtype, cache_dtype)
     inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and is_checkpoint(path)]
-    found = [folder] if is_checkpoint(folder) else inside
-    if len(found) != 1:
-        several = f"; give one of {', '.join(path.name for path in found)} in it" if found else ""
-        raise ValueError(f"it holds {len(found) or 'no'} checkpoints: no config.json, and Orbax's files{several}")
-    return deepmind(found[0], dtype, cache_dtype)
+    checkpoints = [folder] if is_checkpoint(folder) else inside
+    if len(checkpoints) != 1:
+        several = f"; give one of {', '.join(path.name for path in inside)} in it" if inside else ""
+        raise ValueError(f"it holds {len(inside) or 'no'} checkpoints: no config.json, and Orbax's files{several}")
+    return deepmind(checkpoints[0], dtype, cache_dtype)
 
 
 def hugging_face(folder: Path, dtype: str, cache_dtype: str | None = None) -> Released:
@@ -63,8 +63,8 @@ def hugging_face(folder: Path, dtype: str, cache_dtype: str | None = None) -> Re
     config = described.read(folder / "config.json")
     kind = config.get("model_type")
     if kind not in list(ARCHITECTURES):
-        said = described.shown(repr(kind))
-        raise ValueError(f"config.json has model_type={said}; allowed: {', '.join(ARCHITECTURES)}")
+        shown = described.shown(repr(kind))
+        raise ValueError(f"config.json has model_type={shown}; allowed: {', '.join(ARCHITECTURES)}")
     described.refuse_unlike(config, SIZES, NUMBERS)
     try:
         plan = ARCHITECTURES[kind](config, dtype, cache_dtype)

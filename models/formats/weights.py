@@ -1,10 +1,12 @@
 """Reads parameters from another project's tensors, one at a time, and writes them back."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
+from flax import nnx
 
 from evalkit.models.formats.described import shown
 from evalkit.models.model import Model, Params
@@ -73,7 +75,7 @@ def read(plan: Plan, tensors: Tensors, dtype: str) -> Params:
     leaves = {}
     for tensor in sorted(plan.tensors, key=lambda tensor: -np.prod(tensor.shape)):
         leaves[tensor.path] = _leaf(tensor, tensors.read(tensor.name), dtype)
-    return _nested(leaves)
+    return nnx.traversals.unflatten_mapping(leaves)
 
 
 def check(wanted: Sequence[Tensor], shapes: dict[str, Shape], unused: Sequence[str]) -> None:
@@ -100,14 +102,12 @@ def check(wanted: Sequence[Tensor], shapes: dict[str, Shape], unused: Sequence[s
 
 def written(plan: Plan, params: Params) -> Iterator[Callable[[], np.ndarray]]:
     """Yields, for each tensor of the plan in order, a function that makes it from `params` in float32."""
+    leaves = nnx.traversals.flatten_mapping(params)
 
     def make(tensor: Tensor) -> np.ndarray:
-        leaf: Any = params
-        for key in tensor.path:
-            leaf = leaf[key]
-        return tensor.layout.write(np.asarray(leaf, np.float32)).reshape(tensor.shape)
+        return tensor.layout.write(np.asarray(leaves[tensor.path], np.float32)).reshape(tensor.shape)
 
-    return ((lambda tensor=tensor: make(tensor)) for tensor in plan.tensors)
+    return (partial(make, tensor) for tensor in plan.tensors)
 
 
 def _leaf(tensor: Tensor, values: np.ndarray, dtype: str) -> jax.Array:
@@ -115,13 +115,3 @@ def _leaf(tensor: Tensor, values: np.ndarray, dtype: str) -> jax.Array:
         dtype, values = "float32", values.astype(np.float32)
     leaf = jax.device_put(np.ascontiguousarray(tensor.layout.read(values))).astype(dtype)
     return leaf.block_until_ready()  # so that `values` go before the next ones come
-
-
-def _nested(leaves: dict[Path, jax.Array]) -> Params:
-    nested: Params = {}
-    for path, leaf in leaves.items():
-        node: dict[Any, Any] = nested
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = leaf
-    return nested

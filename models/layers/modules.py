@@ -247,7 +247,8 @@ class CausalConv1D(nnx.Module):
     ) -> tuple[Activations, Float[Array, "b s d"]]:
         """Convolves `x`, which follows the inputs in `state [b, taps - 1, d]`; also returns the new state."""
         if positions is None:
-            return self._convolve(jnp.concatenate([state, x], axis=1), None), last_inputs(state, x)
+            inputs = jnp.concatenate([state, x], axis=1)
+            return self._convolve(inputs, None), inputs[:, x.shape[1] :]
         # Pads may stand between the state and the first token. So the tokens are moved together before the
         # convolution, and back after it.
         valid = positions >= 0
@@ -282,9 +283,3 @@ class CausalConv1D(nnx.Module):
         latest = jnp.take_along_axis(segments, (count + self.taps - 2)[:, None], axis=1)
         same = jnp.take_along_axis(segments, index, axis=1) == latest
         return jnp.where(same[..., None], jnp.take_along_axis(inputs, index[..., None], axis=1), 0)
-
-
-def last_inputs(state: Float[Array, "b s d"], x: Activations) -> Float[Array, "b s d"]:
-    """Returns the last `s` entries of `state [b, s, d]` followed by `x`."""
-    length = state.shape[1]
-    return jnp.concatenate([state, x], axis=1)[:, x.shape[1] :] if length else state

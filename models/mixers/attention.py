@@ -99,7 +99,12 @@ class MQA(nnx.Module):
         outputs of rows that overflow are NaN instead.
         """
         batch, steps, _ = x.shape
-        where = self._positions(positions, cache, steps)
+        if positions is not None:
+            where = positions
+        elif cache is not None:
+            where = continued(cache.next_position, steps)
+        else:
+            where = jnp.arange(steps, dtype=jnp.int32)[None]
         segments = jnp.zeros_like(where) if cache is None else jnp.broadcast_to(cache.segment[:, None], (batch, steps))
         if positions is not None:
             segments = segments + jnp.cumsum(positions == 0, axis=1)
@@ -179,16 +184,9 @@ class MQA(nnx.Module):
         pairs = _pairs(length, self.window)
         return maps + length * turned + self.heads * (pairs * (4 * self.head_dim + 4) + length * 2 * self.head_dim)
 
-    def _positions(self, positions: Positions | None, cache: AttentionCache | None, steps: int) -> PositionsOfAll:
-        if positions is not None:
-            return positions
-        return jnp.arange(steps, dtype=jnp.int32)[None] if cache is None else continued(cache.next_position, steps)
-
     def _rotate(self, x: Queries, positions: PositionsOfAll) -> Queries:
         if self.rope_base is None:
             return x
-        if self.rotated == self.head_dim:
-            return rope(x, positions, self.rope_base)
         turned = rope(x[..., : self.rotated], positions, self.rope_base)
         return jnp.concatenate([turned, x[..., self.rotated :]], axis=-1)
 
@@ -384,7 +382,7 @@ def _one_by_one(function: Callable[..., tuple[Array, ...]], visible: Array, *arr
     def one(index: Array) -> tuple[Array, ...]:
         its = [jax.lax.dynamic_slice_in_dim(array, index, 1) for array in arrays]
         seen = visible if alike else jax.lax.dynamic_slice_in_dim(visible, index, 1)
-        return tuple(found[0] for found in function(seen, *its))
+        return tuple(result[0] for result in function(seen, *its))
 
     return jax.lax.map(one, jnp.arange(arrays[0].shape[0]))
 

@@ -90,7 +90,6 @@ class FuzzyRecall(Synthetic):
         return self.padding // 2
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """Draws one example of static `length`; jittable. Raises ValueError if it is too short."""
         self._check_length(length)
         for_motifs, for_place = jax.random.split(key)
         most = (length - self._longest) // 2
@@ -118,7 +117,6 @@ class FuzzyRecall(Synthetic):
         return Example(whole[:-1], jnp.where(mask, whole[1:], 0), mask)
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
         known: dict[tuple[int, ...], tuple[int, ...]] = {}
         asked = np.zeros(len(tokens), bool)
         answer, place = 0, int((tokens == self.padding).sum())

@@ -87,7 +87,6 @@ class InContextRecall(Synthetic):
         return self.vocab_size - 1
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """Draws one example of static `length`; jittable. Raises ValueError for an odd one."""
         _check_length(length)
         pairs = length // 2 - 1
         for_map, for_keys, for_noise, for_spared, for_tokens, for_probe = jax.random.split(key, 6)
@@ -115,7 +114,6 @@ class InContextRecall(Synthetic):
         return Example(tokens, jnp.where(mask, targets, 0), mask)
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
         length = len(tokens)
         values: dict[int, int] = {}
         answers = np.zeros(length, bool)

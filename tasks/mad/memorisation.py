@@ -52,7 +52,6 @@ class Memorisation(Synthetic):
         return self.vocab_size - 1
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        """Draws one example of static `length`; jittable. Raises ValueError for an odd one."""
         _check_length(length)
         values = jnp.asarray(values_of(self.place, self.map_seed))
         keys = jax.random.randint(key, (length // 2,), 0, len(values))
@@ -61,7 +60,6 @@ class Memorisation(Synthetic):
         return Example(tokens, targets, jnp.arange(length) % 2 == 1)
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `(targets, mask)` of `tokens [t]`, by the rule in plain NumPy."""
         mask = tokens == self.place
         targets = np.zeros(len(tokens), np.int32)
         targets[mask] = values_of(self.place, self.map_seed)[np.roll(tokens, 1)[mask]]
