@@ -50,14 +50,7 @@ class Noise:
 
 
 def measure(
-    models: Sequence[Sized],
-    log: Log,
-    *,
-    lengths: Sequence[int],
-    tokens: int,
-    vocab_size: int,
-    repeats: int,
-    out: str,
+    models: Sequence[Sized], log: Log, *, lengths: Sequence[int], tokens: int, vocab_size: int, repeats: int, out: str
 ) -> dict[str, Any]:
     """Milliseconds of a step of each model at each length, and relative to the first model's; raises UserError.
 
