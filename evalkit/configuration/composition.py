@@ -1,5 +1,6 @@
 """Hydra: from words as they are typed to one composed configuration; its errors as one line each."""
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,7 +80,7 @@ def compose(words: Words) -> Composed:
     with one_line():
         folder, sweep = Path(config.hydra.run.dir), Path(config.hydra.sweep.dir)
     choices = dict(config.hydra.runtime.choices)
-    hydra = plain(OmegaConf.masked_copy(config, "hydra"), resolve=False)["hydra"]
+    hydra = plain(config.hydra, resolve=False)
     with open_dict(config):
         del config["hydra"]
     values = frozenset(override.key_or_group for override in parsed if not chooses(override))
@@ -236,16 +237,17 @@ def _whole(parsed: Sequence[Override]) -> tuple[DictConfig, dict[str, Any]]:
     for override in parsed:
         _refuse_unfit(override)
     own = own_folder(parsed)
-    _refuse_shadowed([*parsed, *parse(sinks_of(parsed))], own)
+    sinks = parse(sinks_of(parsed))
+    _refuse_shadowed([*parsed, *sinks], own)
     with one_line():
-        config, planned = _with_layers(parsed, own)
+        config, planned = _with_layers([*parsed, *sinks], own)
     values = [override for override in parsed if not chooses(override)]
     of_hydra = [override for override in values if override.is_hydra_override()]
     _refuse_unknown_hydra_keys(of_hydra, config)
     if any(override.key_or_group == "eval" for override in parsed if is_choice(override)):
         _leave_out_of_other_evaluations(config)
     _complete(config)
-    base = plain(OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"]), resolve=False)
+    base = {name: value for name, value in plain(config, resolve=False).items() if name != "hydra"}
     apply(config, values)
     if planned is not None and config.get("selected_by") == "":
         _refuse_no_recipe(planned, config, own)
@@ -264,11 +266,9 @@ def _with_layers(parsed: Sequence[Override], own: Path | None) -> tuple[DictConf
     left_out = {*OURS, *(["task"] if measured else [])}
     options = [word for word in parsed if chooses(word) and not _is_none(word) and word.key_or_group not in left_out]
     typed = {word.key_or_group for word in options} | set(OURS)
-    beside = [f"{key}={name}" for key, name in implied.items() if key not in typed]
-    config = _hydra([*_around_mixer(options), *beside, *sinks_of(parsed)])
+    config = _hydra([*_around_mixer(options), *(f"{key}={name}" for key, name in implied.items() if key not in typed)])
     choices = config.hydra.runtime.choices
-    task, model, preset, scale = (choices.get("task"), choices.get("model"), config.preset, None)
-    scale = chosen.get("scale", implied.get("scale"))
+    task, model, preset, scale = choices.task, choices.model, config.preset, chosen.get("scale", implied.get("scale"))
     layers = recipes.recipe(task, preset, model, own) if task is not None else []
     if planned is not None:
         layers += [planned.settings, *_of_protocol(planned, preset, model, own)]
@@ -277,8 +277,8 @@ def _with_layers(parsed: Sequence[Override], own: Path | None) -> tuple[DictConf
     if measured:
         layers.append({**measured, "model": None, "train": None})
     with open_dict(config):
-        for layer in layers:
-            config.merge_with({name: value for name, value in layer.items() if name != "options"})
+        layer = functools.reduce(recipes.merged, layers, {})
+        config.merge_with({name: value for name, value in layer.items() if name != "options"})
         on_checkpoint = chosen.get("task") if measured else None
         choices.update(experiment=planned and planned.name, scale=scale, on_checkpoint=on_checkpoint)
     return config, planned
