@@ -4,9 +4,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from evalkit.commands.guide import Page
 from evalkit.core.errors import UserError, writing
@@ -85,14 +85,6 @@ SETTINGS: Mapping[str, tuple[Parse, str]] = {
 }
 
 
-class Output(NamedTuple):
-    """Where prompts come from and texts go."""
-
-    file: Path | None
-    out: Path | None
-    lines: bool
-
-
 def main(arguments: Sequence[str]) -> int:
     """Generates, shows the speed and returns 0; raises UserError, before weights are read, for what cannot be."""
     parser = Page(
@@ -106,8 +98,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("words", nargs="*", metavar="PROMPT key=value", help="the prompt, unless file= has them")
     parsed = parser.parse_args(arguments)
     prompt, values = _parsed(parsed.words)
-    output = Output(values.pop("file", None), values.pop("out", None), values.pop("format", "text") == "json")
-    if (prompt is None) == (output.file is None):
+    file, out, shape = values.pop("file", None), values.pop("out", None), values.pop("format", "text")
+    if (prompt is None) == (file is None):
         raise UserError("give one prompt in quotation marks, or file=FILE with a prompt a line")
     from evalkit.parallel import devices
     from evalkit.session import prompting
@@ -116,11 +108,12 @@ def main(arguments: Sequence[str]) -> int:
         settings = prompting.Settings(**values)
     except ValueError as error:
         raise UserError(str(error)) from error
-    entries = [{"prompt": prompt}] if output.file is None else prompting.prompts_in(output.file.expanduser())
+    entries = [{"prompt": prompt}] if file is None else prompting.prompts_in(file.expanduser())
     prompts = [str(entry["prompt"]) for entry in entries]
     devices.use_every_core()
     devices.spare_memory()
-    _show(prompting.ready(parsed.checkpoint, prompts, settings), entries, output)
+    as_lines = shape == "json" or file is not None or out is not None
+    _show(prompting.ready(parsed.checkpoint, prompts, settings), entries, as_lines, out)
     return 0
 
 
@@ -147,11 +140,11 @@ def _parsed(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
     return prompt, values
 
 
-def _show(ready: "Ready", entries: Sequence[Mapping[str, Any]], output: Output) -> None:
-    """Shows the text of a prompt as it comes, or writes a JSON line for each as soon as it is whole."""
+def _show(ready: "Ready", entries: Sequence[Mapping[str, Any]], as_lines: bool, out: Path | None) -> None:
+    """Shows the text of a prompt as it comes, or writes a JSON line for each, as soon as it is whole, to `out`."""
     pretrained = ready.read()
     began, first = time.perf_counter(), [0.0]
-    with _lines(output) as lines:
+    with nullcontext(sys.stdout) if out is None else _opened(out) as lines:
 
         def heard(index: int, piece: str) -> None:
             first[0] = first[0] or time.perf_counter() - began
@@ -159,23 +152,19 @@ def _show(ready: "Ready", entries: Sequence[Mapping[str, Any]], output: Output) 
             sys.stdout.flush()
 
         def said(index: int, said: "Said") -> None:
-            if lines is not None:
+            if as_lines:
                 entry = {"index": index, **entries[index], "text": said.text, "tokens": said.tokens}
                 print(json.dumps(entry, ensure_ascii=False), file=lines, flush=True)
 
-        found = ready.say(pretrained, said, heard if lines is None else None)  # who looks on makes calls shorter
-    if lines is None:
+        texts = ready.say(pretrained, said, None if as_lines else heard)  # who looks on makes calls shorter
+    if not as_lines:
         print()
-    count, seconds = sum(len(each.tokens) for each in found), time.perf_counter() - began
+    count, seconds = sum(len(text.tokens) for text in texts), time.perf_counter() - began
     start = f", the first text after {first[0]:.2f} s" if first[0] else ""
     print(f"{count:,} tokens in {seconds:.2f} s, {count / seconds:,.1f} tokens/s{start}", file=sys.stderr)
 
 
 @contextmanager
-def _lines(output: Output) -> Iterator[TextIO | None]:
-    """Where JSON lines go; None if the text itself is shown."""
-    if output.out is not None:
-        with writing(output.out), output.out.expanduser().open("w", encoding="utf-8") as file:
-            yield file
-    else:
-        yield sys.stdout if output.lines or output.file is not None else None
+def _opened(out: Path) -> Iterator[TextIO]:
+    with writing(out), out.expanduser().open("w", encoding="utf-8") as file:
+        yield file

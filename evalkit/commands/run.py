@@ -1,20 +1,19 @@
 """`python -m evalkit task=… model=…`: a run, a sweep with `-m`, a figure's runs with `experiment=…`."""
 
 import argparse
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalkit.commands import existing, guide, sweep
+from evalkit.commands import guide, sweep
 from evalkit.configuration import catalogue
 from evalkit.configuration.request import VERBS, Request
 from evalkit.core.errors import UserError
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+
+    from evalkit.configuration.spec import Spec
 
 ABOUT = """\
 Train and evaluate. A setting is key=value; quotes keep a list whole: 'eval.lengths=[512,65536]'.
@@ -67,7 +66,7 @@ def _done(request: Request, flags: argparse.Namespace) -> int:
     if request.verb is not None:
         if flags.multirun:
             raise UserError(f"{request.verb}=RUN takes one run at a time; give one {request.verb}=, without -m")
-        return existing.go_on(request) if flags.cfg is None else _show_existing(flags, request)
+        return _go_on(request) if flags.cfg is None else _show_existing(flags, request)
     if flags.cfg is not None:
         return _show(flags)
     from evalkit.configuration.composition import parse
@@ -90,7 +89,7 @@ def _done(request: Request, flags: argparse.Namespace) -> int:
 
     _refuse_without_effect(words)
     devices.use_every_core()
-    return experiments.main(request.settings, dry_run=bool(request.dry_run))
+    return experiments.main(words, dry_run=bool(request.dry_run))
 
 
 def _refuse_no_folder(overrides: Sequence[str]) -> None:
@@ -117,6 +116,7 @@ def _page() -> guide.Page:
 
 def _answered_by_hydra(flags: argparse.Namespace) -> int:
     """What Hydra answers by itself, without a run."""
+    from evalkit.configuration import hydra_private
     from evalkit.configuration.composition import compose, for_hydra, one_line
 
     if flags.info:
@@ -124,7 +124,8 @@ def _answered_by_hydra(flags: argparse.Namespace) -> int:
     own = ["--info", flags.info] if flags.info else ["--hydra-help"] if flags.hydra_help else ["-sc"]
     with one_line():
         words = flags.overrides if flags.shell_completion else for_hydra(flags.overrides)
-        return _hydra([*own, *words])
+        hydra_private.answer(catalogue.directory(), [*own, *words])
+    return 0
 
 
 def _show(flags: argparse.Namespace) -> int:
@@ -147,11 +148,12 @@ def _show_existing(flags: argparse.Namespace, request: Request) -> int:
     """Prints the configuration of a run that goes on, or is evaluated again, with these settings."""
     from omegaconf import OmegaConf
 
+    from evalkit.configuration.composition import parse
     from evalkit.configuration.shown import shown
 
     if flags.cfg != "job":
         raise UserError(f"--cfg {flags.cfg}: an existing run has no configuration of Hydra's; give --cfg job")
-    config = OmegaConf.create(existing.spec_of(request, request.settings).experiment.config)
+    config = OmegaConf.create(_saved(request, parse(request.settings)).experiment.config)
     print(shown(config, {}, "job", flags.package, flags.resolve), end="")
     return 0
 
@@ -171,6 +173,32 @@ def _run(words: "Sequence[Override]") -> int:
         from evalkit.session import run
 
         return run.start(spec).shown(spec.plain["format"])
+
+
+def _go_on(request: Request) -> int:
+    """Resumes or evaluates a run with the settings of it that may change, and returns the exit code."""
+    from evalkit.configuration.composition import parse, value_of
+    from evalkit.parallel import devices
+    from evalkit.parallel.layouts import connection
+
+    words = parse(request.settings)
+    resumes = request.verb == "resume"
+    devices.use_every_core()
+    with connection.connected(resumes and value_of(words, "distributed", False)):
+        spec = _saved(request, words)
+        from evalkit.session import run
+
+        outcome = run.resume(spec) if resumes else run.evaluate(spec, request.step)
+    return outcome.shown(spec.plain["format"])
+
+
+def _saved(request: Request, words: "Sequence[Override]") -> "Spec":
+    """The run that there is, with these words; raises UserError for what is none, and for what may not be changed."""
+    from evalkit.configuration.saved import EVALUABLE, RESUMABLE
+    from evalkit.configuration.spec import Spec
+
+    allowed = RESUMABLE if request.verb == "resume" else EVALUABLE
+    return Spec.saved(Path(request.run).expanduser(), words, allowed=allowed)
 
 
 def _is_whole_experiment(words: "Sequence[Override]") -> bool:
@@ -217,34 +245,3 @@ def _refuse_without_effect(words: "Sequence[Override]") -> None:
         if key not in ("hydra.run.dir", "hydra.searchpath") and key not in folders:  # ${hydra.job.name} may be in it
             kind = "is of a sweep" if key.startswith("hydra.sweep") else "changes nothing"
             raise UserError(f"{word.input_line} {kind}; give hydra.run.dir=FOLDER, or -m for a sweep")
-
-
-def _hydra(arguments: Sequence[str]) -> int:
-    """Hands the command line to Hydra, which answers by itself."""
-    import hydra
-
-    from evalkit.configuration import composition  # noqa: F401  it tells Hydra which presets there are
-
-    main = hydra.main(version_base="1.3", config_path=str(catalogue.directory()), config_name="config")
-    command = main(lambda config: None)  # of these flags it calls nothing
-    try:
-        with _as_command_line(arguments):
-            command()
-    except SystemExit as stop:
-        return guide.exit_code(stop)
-    return 0
-
-
-@contextmanager
-def _as_command_line(arguments: Sequence[str]) -> Iterator[None]:
-    """Hydra reads `sys.argv`, and turns errors into text of its own unless told not to."""
-    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv, os.environ["HYDRA_FULL_ERROR"] = [argv[0], *arguments], "1"
-    try:
-        yield
-    finally:
-        sys.argv = argv
-        if full_error is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = full_error

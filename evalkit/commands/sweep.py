@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from evalkit.core.errors import UserError, first_line
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from evalkit.configuration.composition import Words
     from evalkit.session.sweeps import Ended
 
@@ -66,15 +68,17 @@ def main(words: "Words") -> int:
     return next((one.code for one in ended if one.code), 0)
 
 
-def job(_: Any, command: str) -> "Ended":
+def job(config: "DictConfig", command: str) -> "Ended":
     """One run of a sweep in the folder that Hydra gives it, where a job that was requeued goes on with it.
 
-    Its words are Hydra's; `command` is that of the sweep, since a launcher's process has another. A run that failed
-    does not stop the others; a signal ends the sweep by SystemExit.
+    Hydra composed its `config`, which was held to the constructors before the sweep began. `command` is that of the
+    sweep, since a launcher's process has another. A run that failed does not stop the others; a signal ends the sweep
+    by SystemExit.
     """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
+    from evalkit.configuration import composition
     from evalkit.configuration.spec import Spec
     from evalkit.parallel import devices
     from evalkit.session import run
@@ -86,7 +90,8 @@ def job(_: Any, command: str) -> "Ended":
     try:
         typed: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
         own = [word for word in typed["hydra"] if word.startswith("hydra.searchpath=")]
-        spec = Spec.of([*typed["task"], *own], folder=folder, command=command)
+        words = composition.parse([*typed["task"], *own])
+        spec = Spec.of_plain(composition.plain(config), words, folder, command)
         outcome = run.start_or_resume(spec)
     except UserError as error:
         print(f"evalkit: {error}", file=sys.stderr)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evalkit.configuration.experiment import build, explained, model_of
+from evalkit.configuration.experiment import build, model_of, vocabulary
 from evalkit.configuration.saved import plain_of
 from evalkit.core.contracts import Evaluation, LanguageModel
 from evalkit.core.errors import UserError
@@ -22,7 +22,7 @@ def account(model: LanguageModel, train_length: int | None, evaluation: Evaluati
     }
 
 
-def completed(found: Sequence[tuple[Path, Header]], length: int | None = None) -> list[Header]:
+def completed(runs: Sequence[tuple[Path, Header]], length: int | None = None) -> list[Header]:
     """The headers of older runs in these folders, with what their models cost, and with the state at `length`.
 
     It is computed from the saved configuration; a header stays as it is where that cannot be built.
@@ -30,7 +30,7 @@ def completed(found: Sequence[tuple[Path, Header]], length: int | None = None) -
     [header] = completed([(folder, header)], 1024)
     """
     models: dict[str, LanguageModel] = {}  # equal ones are built once
-    return [_completed(folder / "config.yaml", header, length, models) for folder, header in found]
+    return [_completed(folder / "config.yaml", header, length, models) for folder, header in runs]
 
 
 def _completed(config: Path, header: Header, length: int | None, models: dict[str, LanguageModel]) -> Header:
@@ -47,9 +47,7 @@ def _completed(config: Path, header: Header, length: int | None, models: dict[st
 
 
 def _model(plain: Mapping[str, Any], models: dict[str, LanguageModel]) -> LanguageModel:
-    task = build(plain, "task")
-    with explained(plain["task"], "task"):  # a text reads its tokenizer to know
-        vocab_size = task.vocab_size
+    vocab_size = vocabulary(plain, build(plain, "task"))
     name = json.dumps([plain["model"], vocab_size], sort_keys=True)
     if name not in models:
         models[name] = model_of(plain["model"], vocab_size)

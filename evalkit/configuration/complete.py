@@ -1,11 +1,10 @@
 """A configuration with every key that there is: what YAML leaves out stands with its constructor's default."""
 
 import dataclasses
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evalkit.configuration.schema import INSTRUCTIONS, called_by, constructor, settings_of
+from evalkit.configuration.schema import INSTRUCTIONS, constructor, parameters_of, settings_of
 
 
 def completed(node: Any, path: str = "") -> Any:
@@ -19,23 +18,21 @@ def completed(node: Any, path: str = "") -> Any:
     known = {name: completed(value, f"{path}.{name}" if path else name) for name, value in node.items()}
     if "_target_" not in node:
         return known
-    taken = settings_of(node, path)
-    found = _defaults(constructor(node, path))
-    return known | {name: found[name] for name in taken if name in found and name not in known}
+    taken, defaults = settings_of(node, path), _defaults(constructor(node, path))
+    return known | {name: defaults[name] for name in taken if name in defaults and name not in known}
 
 
 def _defaults(built: Any) -> dict[str, Any]:
-    made, called = {}, called_by(built)[0]
+    defaults = {
+        name: parameter.default
+        for name, parameter in parameters_of(built).items()
+        if parameter.default is not parameter.empty and name not in INSTRUCTIONS
+    }
     if dataclasses.is_dataclass(built):  # whose signature hides what a factory makes
         factories = [field for field in dataclasses.fields(built) if callable(field.default_factory)]
-        made = {field.name: _plain(field.default_factory()) for field in factories}  # type: ignore[misc]
-    signature = inspect.signature(called)
-    given = {
-        name: _plain(parameter.default)
-        for name, parameter in signature.parameters.items()
-        if parameter.default is not parameter.empty and name not in made and name not in INSTRUCTIONS
-    }
-    return {name: value for name, value in (given | made).items() if value is not NotImplemented}
+        defaults |= {field.name: field.default_factory() for field in factories}  # type: ignore[misc]
+    plain = {name: _plain(default) for name, default in defaults.items()}
+    return {name: value for name, value in plain.items() if value is not NotImplemented}
 
 
 def _plain(default: Any) -> Any:

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
@@ -108,8 +109,8 @@ def text_of(override: Override) -> str:
 def own_folder(words: Words) -> Path | None:
     """The folder of the user's own YAML that these words name, if any."""
     places = [override.value() for override in parse(words) if override.key_or_group == SEARCHPATH]
-    found = [place for each in places if isinstance(each, list) for place in each]
-    return Path(str(found[0]).removeprefix("file://")) if found else None
+    folders = [folder for place in places if isinstance(place, list) for folder in place]
+    return Path(str(folders[0]).removeprefix("file://")) if folders else None
 
 
 def value_of(words: Words, key: str, default: Any) -> Any:
@@ -132,7 +133,8 @@ def trusted(words: Words) -> list[str]:
 def combinations(words: Words) -> list[list[str]]:
     """The runs of a sweep: each value of each word that has several, with each of the others'."""
     parsed, swept = parse(words), dict[str, list[str]]()
-    known = _Known(own_folder(parsed))
+    own = own_folder(parsed)
+    known = SimpleNamespace(get_group_options=lambda group, **_: catalogue.options(group, own))  # of model=*
     with one_line():
         for override in parsed:
             key, values = override.get_key_element(), [text_of(override)]
@@ -145,24 +147,18 @@ def combinations(words: Words) -> list[list[str]]:
     return [list(combination) for combination in itertools.product(*swept.values())]
 
 
-class _Known(NamedTuple):
-    """Says to a word such as `model=*` which options there are."""
-
-    own: Path | None
-
-    def get_group_options(self, group: str, results_filter: Any = None) -> list[str]:
-        return catalogue.options(group, self.own)
-
-
 def for_hydra(words: Words) -> list[str]:
     """What Hydra itself can compose of these words, to say how it found the files: values are `++key=value`.
 
     The constructor says which keys exist, not what YAML lists.
     """
-    composed = [override for override in parse(words) if not (is_choice(override) and override.key_or_group in OURS)]
-    as_they_are = [chooses(override) or override.is_hydra_override() or override.is_delete() for override in composed]
-    texts = map(text_of, composed)
-    return [text if stays else f"++{text.lstrip('+')}" for text, stays in zip(texts, as_they_are, strict=True)]
+    composed = [word for word in parse(words) if not (is_choice(word) and word.key_or_group in OURS)]
+    return [
+        text_of(word)
+        if chooses(word) or word.is_hydra_override() or word.is_delete()
+        else f"++{text_of(word).lstrip('+')}"
+        for word in composed
+    ]
 
 
 def is_choice(override: Override) -> bool:
@@ -194,9 +190,9 @@ def apply(config: DictConfig, values: Sequence[Override]) -> None:
 def plain(config: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
     """The configuration as plain data; raises UserError for an interpolation that leads nowhere."""
     with one_line():
-        found = OmegaConf.to_container(config, resolve=resolve)
-    assert isinstance(found, dict)
-    return {str(name): value for name, value in found.items()}
+        content = OmegaConf.to_container(config, resolve=resolve)
+    assert isinstance(content, dict)
+    return {str(name): value for name, value in content.items()}
 
 
 @contextmanager
@@ -271,7 +267,10 @@ def _with_layers(parsed: Sequence[Override], own: Path | None) -> tuple[DictConf
     task, model, preset, scale = choices.task, choices.model, config.preset, chosen.get("scale", implied.get("scale"))
     layers = recipes.recipe(task, preset, model, own) if task is not None else []
     if planned is not None:
-        layers += [planned.settings, *_of_protocol(planned, preset, model, own)]
+        layers.append(planned.settings)
+        if planned.recipes is not None and model is not None:  # no trial was selected where the protocol has none
+            fixed = recipes.fixed(planned, preset, model, own)
+            layers.append({"selected_by": ""} if fixed is None else fixed)
     if scale is not None:
         layers += _sizes(str(scale), model, own)
     if measured:
@@ -282,14 +281,6 @@ def _with_layers(parsed: Sequence[Override], own: Path | None) -> tuple[DictConf
         on_checkpoint = chosen.get("task") if measured else None
         choices.update(experiment=planned and planned.name, scale=scale, on_checkpoint=on_checkpoint)
     return config, planned
-
-
-def _of_protocol(planned: recipes.Planned, preset: str, model: str | None, own: Path | None) -> list[recipes.Node]:
-    """What the protocol of an experiment fixed for a model; if nothing, that no trial was selected."""
-    if planned.recipes is None or model is None:
-        return []
-    fixed = recipes.fixed(planned, preset, model, own)
-    return [{"selected_by": ""} if fixed is None else fixed]
 
 
 def _refuse_no_recipe(planned: recipes.Planned, config: DictConfig, own: Path | None) -> None:
@@ -338,7 +329,11 @@ def _on_checkpoint(parsed: Sequence[Override]) -> recipes.Node:
         if tasks and tasks[-1].value() in set(known) - set(catalogue.options("task")):
             raise UserError("checkpoint is missing; give checkpoint=FOLDER, such as runs/<task>/<model>/<time>")
         return {}
-    _refuse_training(parsed, checkpoint)
+    for override in parsed:
+        if override.key_or_group.partition(".")[0] in OF_TRAINING:
+            raise UserError(
+                f"{override.input_line}, but checkpoint={checkpoint} is trained already; leave one of the two out"
+            )
     if not tasks or tasks[-1].value() not in known:
         wrong = tasks[-1].input_line if tasks else "no task"
         raise UserError(
@@ -373,8 +368,8 @@ def _around_mixer(options: Sequence[Override]) -> list[str]:
     if folder is None:
         raise UserError(f"{mixers[-1]} is a file of yours, mixer/{name}.yaml; give its folder as --config-dir FOLDER")
     if not (folder / "mixer" / f"{name}.yaml").is_file():
-        found = " or ".join(f"{MIXER}{option}" for option in catalogue.options("mixer", folder))
-        raise UserError(f"{mixers[-1]}: {folder} has no mixer/{name}.yaml; give {found or 'that file'}")
+        known = " or ".join(f"{MIXER}{option}" for option in catalogue.options("mixer", folder))
+        raise UserError(f"{mixers[-1]}: {folder} has no mixer/{name}.yaml; give {known or 'that file'}")
     rest = [text for text in texts if text not in mixers]
     return [*rest, f"model={AROUND}", f"+mixer@model.mixers.mixer={name}"]
 
@@ -391,14 +386,6 @@ def _sizes(scale: str, model: str | None, own: Path | None) -> list[recipes.Node
             f"choose one of {', '.join(catalogue.options('model/scaled', own))}, or give its sizes one by one"
         )
     return [sizes, {"model": recipes.read(file)}]
-
-
-def _refuse_training(parsed: Sequence[Override], checkpoint: Any) -> None:
-    for override in parsed:
-        if override.key_or_group.partition(".")[0] in OF_TRAINING:
-            raise UserError(
-                f"{override.input_line}, but checkpoint={checkpoint} is trained already; leave one of the two out"
-            )
 
 
 def _is_none(override: Override) -> bool:

@@ -19,7 +19,7 @@ from evalkit.configuration.schema import constructor, locate, verify
 from evalkit.core import trust
 from evalkit.core.batches import feed_of, refuse_no_task
 from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Sink, Task
-from evalkit.core.credentials import secret_of
+from evalkit.core.credentials import masked
 from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.parallel.layouts import connection
 from evalkit.parallel.layouts.sizes import sizes_of
@@ -237,8 +237,8 @@ def build(plain: Mapping[str, Any], name: str, within: str = "") -> Any:
 
 def _locate_all(node: Mapping[str, Any], path: str) -> None:
     """Raises UserError for what Hydra would call and `schema` does not see, within lists for example."""
-    for key, found in trust.nodes(node, path):
-        constructor(found, key)
+    for key, inner in trust.nodes(node, path):
+        constructor(inner, key)
 
 
 def admitted(plain: Mapping[str, Any], packages: Iterable[str], where: str = "") -> list[str]:
@@ -249,29 +249,30 @@ def admitted(plain: Mapping[str, Any], packages: Iterable[str], where: str = "")
     """
     named = frozenset(packages)
     trust.refuse_unnamed(plain, named, where)
-    secret = secret_of(plain)
-    if secret is not None:
-        raise UserError(
-            f"{where}{secret} has a key or token in it, and a configuration is written into the run's folder and its "
-            "report; leave it out, and give the key by wandb login, hf auth login or its variable"
-        )
+    for key, value in composition.leaves(plain):
+        if isinstance(value, str) and masked(value) != value:
+            raise UserError(
+                f"{where}{key} has a key or token in it, and a configuration is written into the run's folder and its "
+                "report; leave it out, and give the key by wandb login, hf auth login or its variable"
+            )
     return sorted(named.union(map(trust.package_of, trust.strangers(plain).values())))
 
 
 def written(config: Mapping[str, Any]) -> dict[str, str]:
     """The folders that a plain configuration has written into, beside the run's own, by their dotted keys."""
     settings = (("wandb", "dir"), ("task", "cache"))
-    found = {f"{part}.{name}": config[part].get(name) for part, name in settings if isinstance(config[part], Mapping)}
-    return {key: folder for key, folder in found.items() if folder is not None}
+    folders = {f"{part}.{name}": config[part].get(name) for part, name in settings if isinstance(config[part], Mapping)}
+    return {key: folder for key, folder in folders.items() if folder is not None}
 
 
 def _model(plain: Mapping[str, Any], task: Any) -> LanguageModel | None:
-    node = plain["model"]
-    if node is None:
-        return None
-    with explained(plain["task"], "task"):  # a text reads its tokenizer to know
-        vocab_size = task.vocab_size
-    return model_of(node, vocab_size)
+    return None if plain["model"] is None else model_of(plain["model"], vocabulary(plain, task))
+
+
+def vocabulary(plain: Mapping[str, Any], task: Any) -> int:
+    """How many tokens the task of a plain configuration has; a text reads its tokenizer to know."""
+    with explained(plain["task"], "task"):
+        return task.vocab_size
 
 
 def model_of(node: Mapping[str, Any], vocab_size: int) -> LanguageModel:
@@ -297,8 +298,8 @@ def explained(node: Mapping[str, Any], path: str) -> Iterator[None]:
             raise UserError(str(cause)) from error
         message, place = " ".join(str(cause).split()), place_of(cause)
         if isinstance(cause, InstantiationException | TypeError | ValueError | OverflowError):
-            told = place if isinstance(cause, TypeError) else ""
-            raise UserError(f"{locate(node, path, message)}{told}") from error
+            where = place if isinstance(cause, TypeError) else ""
+            raise UserError(f"{locate(node, path, message)}{where}") from error
         if not place:
             raise
         raise UserError(f"{path} cannot be built: {type(cause).__name__}: {message}{place}") from error

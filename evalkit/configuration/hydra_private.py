@@ -8,7 +8,7 @@ from typing import Any
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
+from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
 from hydra.types import RunMode
@@ -36,6 +36,19 @@ def describe(config: DictConfig, words: Sequence[Override]) -> None:
     config.hydra.overrides.hydra = of_hydra
     config.hydra.overrides.task = [str(word.input_line) for word in of_task]
     config.hydra.job.override_dirname = get_overrides_dirname(of_task, how.exclude_keys, how.item_sep, how.kv_sep)
+
+
+def answer(directory: Path, arguments: Sequence[str]) -> None:
+    """Prints what Hydra itself answers to `--info`, `--hydra-help` or `-sc`, with the words of a run after them."""
+    parser = get_args_parser()
+    args = parser.parse_args(arguments)
+    hydra = Hydra("evalkit", ConfigLoaderImpl(create_config_search_path(str(directory))))
+    if args.hydra_help:
+        hydra.hydra_help(config_name="config", args_parser=parser, args=args)
+    elif args.info:
+        hydra.show_info(args.info, config_name="config", overrides=args.overrides)
+    else:
+        hydra.shell_completion(config_name="config", overrides=args.overrides)
 
 
 class _Loader(ConfigLoaderImpl):

@@ -37,8 +37,8 @@ def recipe(task: str, preset: str, model: str | None, own: Path | None) -> list[
     document: Node = {}
     for path in catalogue.recipe_files(task, own):
         document = merged(document, _held(read(path), path, own))
-    models = _models(document, preset)
-    return [document.get(ALL, {}), _without_models(_entry(document, preset)), _entry(models, model)]
+    of_preset = {name: value for name, value in _entry(document, preset).items() if name != MODELS}
+    return [document.get(ALL, {}), of_preset, _entry(_models(document, preset), model)]
 
 
 def experiment(name: str, own: Path | None) -> Planned:
@@ -57,7 +57,14 @@ def fixed(planned: Planned, preset: str, model: str, own: Path | None) -> Node |
     models = _models(planned.recipes or {}, preset)
     if model not in models:
         return None
-    return _entry(models, model, lambda name, other: _borrowed(planned, name, preset, other, own))
+
+    def borrowed(name: str, other: str) -> Node:
+        node = fixed(_beside(planned.path, name, own), preset, other, own)
+        if node is None:
+            raise UserError(f"{planned.path}: {LIKE}: {name}/{other} is no recipe at preset={preset}; name another")
+        return node
+
+    return _entry(models, model, borrowed)
 
 
 def models_by_preset(planned: Planned, own: Path | None) -> dict[str, list[str]]:
@@ -85,7 +92,11 @@ def read(path: Path) -> dict[str, Any]:
 
 def merged(under: Node, over: Node) -> dict[str, Any]:
     """`over` laid over `under`, mapping by mapping."""
-    both = {name: merged(under[name], over[name]) for name in under if _are_mappings(under[name], over.get(name))}
+    both = {
+        name: merged(under[name], value)
+        for name, value in over.items()
+        if isinstance(value, Mapping) and isinstance(under.get(name), Mapping)
+    }
     return {**under, **over, **both}
 
 
@@ -134,19 +145,8 @@ def _beside(path: Path, name: str, own: Path | None) -> Planned:
     return _experiment(near, own) if near.is_file() and near != path else experiment(name, own)
 
 
-def _borrowed(planned: Planned, name: str, preset: str, model: str, own: Path | None) -> Node:
-    found = fixed(_beside(planned.path, name, own), preset, model, own)
-    if found is None:
-        raise UserError(f"{planned.path}: {LIKE}: {name}/{model} is no recipe at preset={preset}; name another")
-    return found
-
-
 def _models(document: Node, preset: str) -> Node:
     return merged(document.get(MODELS, {}), _entry(document, preset).get(MODELS, {}))
-
-
-def _without_models(level: Node) -> Node:
-    return {name: value for name, value in level.items() if name != MODELS}
 
 
 def _entry(table: Node, name: str | None, borrowed: Any = None, below: tuple[str, ...] = ()) -> Node:
@@ -189,10 +189,6 @@ def _refuse_folder(own: Path | None, group: str, name: str) -> None:
         within = f"{preset}: {{models: {{{model}: …}}}}" if preset else f"{model}: …"
         below = "recipes: " if group == "experiment" else ""
         raise UserError(f"{files[0]} is not read: move its settings into {group}/{name}.yaml, as {below}{within}")
-
-
-def _are_mappings(*values: Any) -> bool:
-    return all(isinstance(value, Mapping) for value in values)
 
 
 def _points(grid: Node, point: Node) -> Iterator[Node]:

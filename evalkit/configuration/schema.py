@@ -182,8 +182,7 @@ def _refuse_missing(node: Node, path: str) -> None:
     """Raises UserError for a setting that has no default and is not there."""
     if "_args_" in node:
         return
-    called, skipped = called_by(constructor(node, path))
-    parameters = list(inspect.signature(called).parameters.values())[skipped:]
+    parameters = list(parameters_of(constructor(node, path)).values())
     _refuse_not_given(node, path, parameters)
     for parameter in parameters:
         named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -212,27 +211,27 @@ def _refuse_not_given(node: Node, path: str, parameters: Sequence[inspect.Parame
 
 def annotations(function: Callable[..., Any]) -> Settings:
     """The parameters of `function` by name, each with its annotation, Any where there is none."""
-    called, skipped = called_by(function)
+    return {
+        "**" if parameter.kind is parameter.VAR_KEYWORD else name: (
+            Any if parameter.annotation is parameter.empty else parameter.annotation
+        )
+        for name, parameter in parameters_of(function).items()
+        if parameter.kind is not parameter.VAR_POSITIONAL
+    }
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of `function` by name, without `self`.
+
+    Of a class they are those of `__init__`: Flax hides the constructor's signature behind a metaclass's `__call__`.
+    """
+    is_class = inspect.isclass(function) and function.__init__ is not object.__init__
+    called = function.__init__ if is_class else function
     try:
         parameters = inspect.signature(called, eval_str=True).parameters
     except NameError:  # an annotation that is only there for type checkers
         parameters = inspect.signature(called).parameters
-    found = {}
-    for name, parameter in list(parameters.items())[skipped:]:
-        if parameter.kind is not parameter.VAR_POSITIONAL:
-            annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
-            found["**" if parameter.kind is parameter.VAR_KEYWORD else name] = annotation
-    return found
-
-
-def called_by(function: Callable[..., Any]) -> tuple[Callable[..., Any], int]:
-    """What has the signature, and how many of its first parameters are no settings.
-
-    Of a class that is `__init__`: Flax's metaclass hides the constructor's signature behind its own `__call__`.
-    """
-    if inspect.isclass(function) and function.__init__ is not object.__init__:
-        return function.__init__, 1
-    return function, 0
+    return dict(list(parameters.items())[is_class:])
 
 
 def _dotted(node: Node, path: str, settings: Settings | None) -> Iterator[str]:

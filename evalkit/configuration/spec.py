@@ -57,14 +57,20 @@ class Spec:
             if name not in SETTINGS:
                 raise UserError(unknown(str(name), [*SETTINGS, *composition.paths(composed.base)]))
         _refuse_missing(composed)
-        plain = composition.plain(composed.config)
+        spec = cls.of_plain(composition.plain(composed.config), words, folder or composed.folder, command)
+        verify(spec.plain, composed.base, SETTINGS)
+        _refuse_without_effect(spec.plain, composed)
+        trust.remember(trust.strangers(spec.plain).values())  # resuming and evaluating need not be told again
+        trust.remember_folders(written(spec.plain))
+        return spec
+
+    @classmethod
+    def of_plain(
+        cls, plain: dict[str, Any], words: Sequence[Override], folder: Path, command: str | None = None
+    ) -> "Spec":
+        """The run of a plain configuration that was composed of these words; raises UserError for code of others."""
         plain[ALLOW] = admitted(plain, composition.trusted(words))
-        verify(plain, composed.base, SETTINGS)
-        _refuse_without_effect(plain, composed)
-        trust.remember(trust.strangers(plain).values())  # resuming and evaluating need not be told again
-        trust.remember_folders(written(plain))
-        where = composed.folder if folder is None else folder
-        return cls(plain, where, _typed(words), command_line() if command is None else command, NEW)
+        return cls(plain, folder, _typed(words), command_line() if command is None else command, NEW)
 
     @classmethod
     def saved(

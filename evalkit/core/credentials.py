@@ -2,8 +2,6 @@
 
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
 
 VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 SHORTEST = 12  # a shorter value of such a variable may be an ordinary word
@@ -27,19 +25,7 @@ def masked(text: str) -> str:
     return TOKEN.sub(MASK, text)
 
 
-def secret_of(content: Any, path: str = "") -> str | None:
-    """The dotted key of a value, in plain data, that has a key or token in it; None where there is none."""
-    if isinstance(content, Mapping | list | tuple):
-        for name, value in content.items() if isinstance(content, Mapping) else enumerate(content):
-            found = secret_of(value, f"{path}.{name}" if path else str(name))
-            if found is not None:
-                return found
-    elif isinstance(content, str) and masked(content) != content:
-        return path
-    return None
-
-
 def _values() -> list[str]:
     """The values of the environment's keys and tokens, the longest first, since one may be a part of another."""
-    found = {value for name, value in os.environ.items() if VARIABLE.search(name) and len(value) >= SHORTEST}
-    return sorted(found, key=len, reverse=True)
+    values = {value for name, value in os.environ.items() if VARIABLE.search(name) and len(value) >= SHORTEST}
+    return sorted(values, key=len, reverse=True)

@@ -46,8 +46,8 @@ def lengths_between(task: Task, shortest: int, longest: int) -> list[int]:
     check_length(task, longest)
     count = min(longest - shortest + 1, MOST_LENGTHS)
     wanted = [shortest + round(i * (longest - shortest) / max(count - 1, 1)) for i in range(count)]
-    found = [next((n for n in range(at, below, -1) if _has(task, n)), None) for below, at in pairwise(wanted[:-1])]
-    return sorted({shortest, longest, *(n for n in found if n is not None)})
+    between = [next((n for n in range(at, below, -1) if _has(task, n)), None) for below, at in pairwise(wanted[:-1])]
+    return sorted({shortest, longest, *(n for n in between if n is not None)})
 
 
 def train_batch(
@@ -61,15 +61,16 @@ def train_batch(
     """
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN), step)
     keys = own(jax.random.split(key, batch), shards)
+    for_length = partial(jax.random.fold_in, data=LENGTH)
     if shortest is None:
         return jax.vmap(lambda k: task.sample(k, length))(keys)
     if isinstance(task, Cuts):
-        lengths = jax.vmap(lambda k: jax.random.randint(_for_length(k), (), shortest, length + 1))(keys)
+        lengths = jax.vmap(lambda k: jax.random.randint(for_length(k), (), shortest, length + 1))(keys)
         return jax.vmap(lambda k, n: task.cut(task.sample(k, length), n))(keys, lengths)
     branches = [partial(_padded, task, n, length) for n in lengths_between(task, shortest, length)]
 
     def one(key: Array) -> Example:
-        return jax.lax.switch(jax.random.randint(_for_length(key), (), 0, len(branches)), branches, key)
+        return jax.lax.switch(jax.random.randint(for_length(key), (), 0, len(branches)), branches, key)
 
     # One sequence after another, since under vmap a switch draws an example at every length.
     return jax.lax.map(one, keys)
@@ -111,11 +112,6 @@ def held_out_batch(task: Task, stream: int, first: ArrayLike, batch: int, length
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), stream), length)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(batch))
     return jax.vmap(lambda k: task.sample(k, length))(keys)
-
-
-def _for_length(key: Array) -> Array:
-    """Returns the key of a training sequence's length."""
-    return jax.random.fold_in(key, LENGTH)
 
 
 def _has(task: Task, length: int) -> bool:

@@ -5,8 +5,9 @@ The same command again leaves finished runs alone and goes on with one that was 
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.text import Text
@@ -14,7 +15,7 @@ from rich.text import Text
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration.account import completed
 from evalkit.configuration.complete import completed as with_defaults
-from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.recipes import GROUPS
 from evalkit.configuration.request import Request
 from evalkit.configuration.saved import EVALUABLE, FILE, begun_with_other, plain_of
 from evalkit.configuration.schema import unknown
@@ -29,65 +30,48 @@ from evalkit.reports.comparison import compare
 from evalkit.reports.suite.cells import kept
 from evalkit.reports.suite.report import write as write_suite
 from evalkit.session import logs, plan, run, suite
-from evalkit.session.plan import is_finished
+from evalkit.session.plan import Job, is_finished
 from evalkit.training.finite import NotFinite
 
-RUN_FOLDER = "hydra.run.dir="
-GROUPS = ("runs", "controls")
+RUN_FOLDER = "hydra.run.dir"
 SUITE = "suite"
 
 
-class Member(NamedTuple):
-    """One run of an experiment, built.
-
-    `evaluation` says which trained run it evaluates, and how; None for a run that trains. `part` is what it is of a
-    suite, of which a final run has no learning rate before its trials are finished.
-    """
-
-    group: str
-    name: str
-    spec: Spec
-    evaluation: Request | None = None
-    part: suite.Part | None = None
-
-    @property
-    def experiment(self) -> Experiment:
-        """What it builds."""
-        return self.spec.experiment
-
-
-def main(typed: Sequence[str], *, dry_run: bool = False) -> int:
+def main(words: Sequence[Override], *, dry_run: bool = False) -> int:
     """Runs what is missing of the experiment that words name; returns 0, or the code of a run that stopped.
 
     A list of the runs and an estimate come first; with `dry_run` that is all. `~runs.NAME` leaves one of them out,
     and `+runs.NAME=["model=…"]` adds one. A run that fails does not keep the others from running; the code is then 1.
     Raises UserError for what cannot be run, before anything is written.
     """
-    given = [text for text in typed if not text.lstrip("+").startswith(RUN_FOLDER)]
-    folders = [str(composition.parse([text])[0].value()) for text in typed if text not in given]
-    asked = suite.asked(given)
-    words = given if asked is None else [f"experiment={asked.suite}", *asked.rest]
-    of_runs = [text for text in words if _is_of_runs(text)]
-    if of_runs and asked is not None:
-        raise UserError(f"{of_runs[0]}: a suite has cells, not runs; give task= and model= for one of them")
-    words = [text for text in words if text not in of_runs]
-    choices = [text for text in words if composition.chooses(composition.parse([text])[0])]
-    chosen = composition.compose([*choices, *of_runs, *(asked.protocol if asked is not None else ())])
+    typed = [word for word in words if word.key_or_group != RUN_FOLDER]
+    suite_words = suite.selected(typed)
+    if suite_words is not None:
+        typed = composition.parse([f"experiment={suite_words.suite}", *suite_words.rest])
+    of_runs = [word for word in typed if word.key_or_group.partition(".")[0] in GROUPS]
+    if of_runs and suite_words is not None:
+        raise UserError(f"{of_runs[0].input_line}: a suite has cells, not runs; give task= and model= for one of them")
+    typed = [word for word in typed if word not in of_runs]
+    protocol = [] if suite_words is None else suite_words.protocol
+    chosen = composition.compose([*filter(composition.chooses, typed), *of_runs, *protocol])
     _refuse_unknown_runs(chosen, of_runs)
-    folder = Path(folders[-1]) if folders else Path("runs", chosen.choices["experiment"], chosen.config.preset)
-    members = _members(chosen.config, words) if asked is None else _of_suite(chosen.config, asked)
-    for member in members:
-        _refuse_begun_otherwise(folder, member)
-    console = Console(quiet=members[0].experiment.quiet)
-    again = f"go on with the whole experiment: {pasteable(*typed)}"
+    default = Path("runs", chosen.choices["experiment"], chosen.config.preset)
+    folder = Path(composition.value_of(words, RUN_FOLDER, None) or default)
+    jobs = _jobs(chosen.config, typed) if suite_words is None else suite.jobs(chosen.config, suite_words)
+    jobs = [job._replace(spec=job.spec.at(folder / job.name)) for job in jobs]
+    for job in jobs:
+        _refuse_begun_otherwise(job)
+    console = Console(quiet=jobs[0].experiment.quiet)
+    again = f"go on with the whole experiment: {pasteable(*map(composition.text_of, words))}"
     try:
         with logs.shown(console):
-            _say_changed(folder, members, console)
-            _hold_models(folder, members, console)
-            plan.show([_job(folder, member) for member in members], console)
-            if not dry_run:
-                _refuse_unreadable(folder, members)
-            code = 0 if dry_run else _run_all(folder, members, console)
+            _say_changed(jobs, console)
+            _hold_models(jobs, console)
+            plan.show(jobs, console)
+            if dry_run:
+                return 0
+            _refuse_unreadable(jobs)
+            code = _run_all(folder, jobs, console)
     except KeyboardInterrupt:  # between two runs; within one, that is saved first
         console.print(Text(again), soft_wrap=True)
         raise
@@ -96,81 +80,60 @@ def main(typed: Sequence[str], *, dry_run: bool = False) -> int:
     return code
 
 
-def _is_of_runs(text: str) -> bool:
-    """Whether a word says which runs there are, as `~runs.NAME` does."""
-    return composition.parse([text])[0].key_or_group.partition(".")[0] in GROUPS
-
-
-def _refuse_unknown_runs(chosen: composition.Composed, words: Sequence[str]) -> None:
+def _refuse_unknown_runs(chosen: composition.Composed, words: Sequence[Override]) -> None:
     """Raises UserError for a word of a run that the experiment has not, and that does not add it."""
     known = list(composition.paths({group: chosen.base[group] for group in GROUPS}))
-    for override in composition.parse(words):
-        if not (override.is_add() or override.is_delete() or override.key_or_group in known):
-            raise UserError(f"{unknown(override.key_or_group, known)}; or add it: +{override.input_line}")
+    for word in words:
+        if not (word.is_add() or word.is_delete() or word.key_or_group in known):
+            raise UserError(f"{unknown(word.key_or_group, known)}; or add it: +{word.input_line}")
 
 
-def _run_all(folder: Path, members: Sequence[Member], console: Console) -> int:
+def _run_all(folder: Path, jobs: Sequence[Job], console: Console) -> int:
     """Trains and evaluates one after the other, then draws them together; returns the exit code."""
     errors = Console(stderr=True) if console.quiet else console
     failed = []
-    for number, member in enumerate(members, 1):
-        trials = () if member.part is None else member.part.trials
-        if any(name in failed and not suite.is_done(folder / name) for name in trials):
-            failed.append(member.name)  # its rate cannot be chosen, and why was said of the trial
+    for number, job in enumerate(jobs, 1):
+        if any(name in failed and not suite.is_done(folder / name) for name in job.trials):
+            failed.append(job.name)  # its rate cannot be chosen, and why was said of the trial
             continue
-        console.print(Text(f"{folder / member.name} ({number} of {len(members)})", style="bold"), soft_wrap=True)
+        console.print(Text(f"{job.folder} ({number} of {len(jobs)})", style="bold"), soft_wrap=True)
         try:
-            code = _do(folder, member)
+            code = _do(folder, job)
         except UserError as error:
-            errors.print(Text(f"{folder / member.name}: {error}", style="red"), soft_wrap=True)
-            failed.append(member.name)
+            errors.print(Text(f"{job.folder}: {error}", style="red"), soft_wrap=True)
+            failed.append(job.name)
             continue
         if code:
-            if member.part is not None:
-                _draw(folder, members, console)
+            if job.cell:
+                _draw(folder, jobs, console)
             return code
-    _draw(folder, members, console)
+    _draw(folder, jobs, console)
     if failed:
         errors.print(Text(f"failed: {', '.join(failed)}", style="red"), soft_wrap=True)
     return 1 if failed else 0
 
 
-def _job(folder: Path, member: Member) -> plan.Job:
-    """A run of the plan; those of a cell of a suite are one line, and a step of a model is measured once."""
-    target = folder / member.name
-    if member.part is None:
-        return plan.Job(member.name, target, member.experiment, member.evaluation and member.evaluation.run)
-    cell = member.name.rpartition("/")[0]
-    return plan.Job(member.name, target, member.experiment, None, cell, cell.split("/")[1])
-
-
-def _of_suite(chosen: DictConfig, asked: suite.Asked) -> list[Member]:
-    """The runs of a suite, which is drawn as a whole."""
-    found = suite.parts(chosen, asked)
-    return [Member(asked.suite, part.name, part.spec, part=part) for part in found]
-
-
-def _members(chosen: DictConfig, given: Sequence[str]) -> list[Member]:
+def _jobs(chosen: DictConfig, typed: Sequence[Override]) -> list[Job]:
     """The runs in order, the user's own settings last in what is trained; raises UserError if there are none."""
-    members: dict[str, Member] = {}
-    for group, name, planned in _plans(chosen):
+    jobs: dict[str, Job] = {}
+    for group, name, words in _plans(chosen):
         with said_of(f"run {name}"):
-            request = Request.of(planned)
+            request = Request.of(words)
             if request.verb is None:
-                members[name] = Member(group, name, suite.buildable([*planned, *given]))
+                jobs[name] = Job(group, name, suite.buildable([*words, *typed]))
                 continue
-        trained = [member.name for member in members.values() if member.evaluation is None]
+        trained = [job.name for job in jobs.values() if job.evaluation is None]
         if request.run not in trained:
             known = ", ".join(trained)
             raise UserError(f"{name} evaluates {request.run}, which is not trained in this experiment: {known}")
         with said_of(f"run {name}"):
-            spec = members[request.run].spec.changed(request.settings, EVALUABLE)
-            members[name] = Member(group, name, spec, request)
+            spec = jobs[request.run].spec.changed(request.settings, EVALUABLE)
+            jobs[name] = Job(group, name, spec, request)
             _ = spec.experiment
-    if not any(member.group == "runs" for member in members.values()):
+    if not any(job.group == "runs" for job in jobs.values()):
         allowed = " or ".join(f"experiment={name}" for name in catalogue.options("experiment"))
-        raise UserError(f"{' '.join(given)} names no runs; give {allowed}")
-    return list(members.values())
+        raise UserError(f"{' '.join(map(composition.text_of, typed))} names no runs; give {allowed}")
+    return list(jobs.values())
 
 
 def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:
@@ -188,76 +151,75 @@ def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:
                     f"""{group}.{name}={planned}; give a list of words, such as '{group}.{name}=["model=hawk"]'"""
                 )
         plans += [(group, str(name), planned) for name, planned in named.items()]
-    return sorted(plans, key=lambda found: Request.of(found[2]).verb is not None)
+    return sorted(plans, key=lambda planned: Request.of(planned[2]).verb is not None)
 
 
-def _refuse_begun_otherwise(folder: Path, member: Member) -> None:
-    """Raises UserError for a run that was begun in `folder` with other settings."""
-    target = folder / member.name
-    if (target / FILE).is_file():
-        wanted = member.spec.plain
-        if member.part is not None and member.part.trials:  # its rate is not chosen yet
-            rate = _rate(plain_of(target / FILE, member.spec.packages))
-            wanted = {**wanted, "train": {**wanted["train"], "learning_rate": rate}}
-        other = begun_with_other(target, wanted, member.spec.packages)
+def _refuse_begun_otherwise(job: Job) -> None:
+    """Raises UserError for a run that was begun in its folder with other settings."""
+    if (job.folder / FILE).is_file():
+        wanted = job.spec.plain
+        if job.trials:  # its rate is not chosen yet
+            wanted = {**wanted, "train": {**wanted["train"], "learning_rate": _rate_begun(job.spec)}}
+        other = begun_with_other(job.folder, wanted, job.spec.packages)
         if other is not None:
-            raise UserError(f"{target} was begun with another {other}; give another {RUN_FOLDER}FOLDER")
+            raise UserError(f"{job.folder} was begun with another {other}; give another {RUN_FOLDER}=FOLDER")
 
 
-def _say_changed(folder: Path, members: Sequence[Member], console: Console) -> None:
+def _say_changed(jobs: Sequence[Job], console: Console) -> None:
     """Says of the first run that is there already, and was trained with other code of the user's, that it was."""
-    for member in members:
-        changed = environment.changed_code(folder / member.name, code_of(member.spec.plain))
+    for job in jobs:
+        changed = environment.changed_code(job.folder, code_of(job.spec.plain))
         if changed:
             console.print(Text(f"{changed}; remove that folder to train it anew", style="yellow"), soft_wrap=True)
             return
 
 
-def _hold_models(folder: Path, members: Sequence[Member], console: Console) -> None:
+def _hold_models(jobs: Sequence[Job], console: Console) -> None:
     """Raises BrokenPromise for a model of the user's that is wrong: it is looked at once, before hours of training."""
     looked_at = []
-    for member in members:
-        model = member.spec.plain["model"]
-        left = member.evaluation is None and not is_finished(folder / member.name)
-        if left and not is_ours(model) and model not in looked_at:
+    for job in jobs:
+        model = job.spec.plain["model"]
+        if job.is_left_to_train and not is_ours(model) and model not in looked_at:
             looked_at.append(model)
-            console.print(f"looking at what model={member.experiment.model_name} promises …", highlight=False)
-            hold_model(member.experiment)
+            console.print(f"looking at what model={job.experiment.model_name} promises …", highlight=False)
+            hold_model(job.experiment)
 
 
-def _refuse_unreadable(folder: Path, members: Sequence[Member]) -> None:
+def _refuse_unreadable(jobs: Sequence[Job]) -> None:
     """Raises UserError if the data of the first run to do is not there: all runs read the same as a rule."""
-    for member in members:
-        if member.evaluation is None and not is_finished(folder / member.name):
-            member.experiment.feed.prepare()
-            return
+    first = next((job for job in jobs if job.is_left_to_train), None)
+    if first is not None:
+        first.experiment.feed.prepare()
 
 
-def _do(folder: Path, member: Member) -> int:
+def _do(folder: Path, job: Job) -> int:
     """Trains or evaluates one, unless that is done; returns its exit code. Raises UserError for a run not finished.
 
     A trial of a suite whose loss is not finite is done as well: that is written down, and raised.
     """
-    target = folder / member.name
-    if member.part is not None and not member.part.trials:
-        try:
-            return 0 if suite.is_done(target) else _train(member.spec.at(target))
-        except NotFinite as error:
-            suite.give_up(target, error)
-            raise
-    if member.part is not None:
-        chosen = suite.at_chosen_rate(folder, member.part).spec.at(target)
+    if job.trials:
+        chosen = suite.at_chosen_rate(folder, job).at(job.folder)
         _refuse_other_rate(chosen)
-        return 0 if is_finished(target) else _train(chosen)
-    if is_finished(target):
+        return 0 if is_finished(job.folder) else _train(chosen)
+    if is_finished(job.folder) or (job.cell and suite.is_done(job.folder)):
         return 0
-    if member.evaluation is None:
-        return _train(member.spec.at(target))
-    step, trained = member.evaluation.step, folder / member.evaluation.run
+    if job.evaluation is None:
+        try:
+            return _train(job.spec)
+        except NotFinite as error:
+            if job.cell:
+                suite.give_up(job.folder, error)
+            raise
+    trained = folder / job.evaluation.run
     if not is_finished(trained):
         raise UserError(f"it evaluates {trained.name}, which is not finished; give the same command again")
-    spec = Spec.saved(trained, member.evaluation.settings, allowed=EVALUABLE)
-    return run.evaluate(spec, step, target).shown(spec.plain["format"])
+    spec = Spec.saved(trained, job.evaluation.settings, allowed=EVALUABLE)
+    return run.evaluate(spec, job.evaluation.step, job.folder).shown(spec.plain["format"])
+
+
+def _rate_begun(spec: Spec) -> float:
+    """The learning rate with which the run in its folder was begun."""
+    return _rate(plain_of(spec.folder / FILE, spec.packages))
 
 
 def _rate(plain: Mapping[str, Any]) -> float:
@@ -266,13 +228,12 @@ def _rate(plain: Mapping[str, Any]) -> float:
 
 def _refuse_other_rate(chosen: Spec) -> None:
     """Raises UserError for a final run that was begun at another rate than its trials choose now."""
-    target = chosen.folder
-    if (target / FILE).is_file():
-        begun, wanted = _rate(plain_of(target / FILE, chosen.packages)), _rate(chosen.plain)
+    if (chosen.folder / FILE).is_file():
+        begun, wanted = _rate_begun(chosen), _rate(chosen.plain)
         if begun != wanted:
             raise UserError(
-                f"{target} was begun at the rate {begun:g}, and its trials choose {wanted:g} now; "
-                f"remove that folder, or give another {RUN_FOLDER}FOLDER"
+                f"{chosen.folder} was begun at the rate {begun:g}, and its trials choose {wanted:g} now; "
+                f"remove that folder, or give another {RUN_FOLDER}=FOLDER"
             )
 
 
@@ -285,14 +246,14 @@ def _train(spec: Spec) -> int:
     return outcome.shown(spec.plain["format"])
 
 
-def _draw(folder: Path, members: Sequence[Member], console: Console) -> None:
+def _draw(folder: Path, jobs: Sequence[Job], console: Console) -> None:
     """One comparison of the runs, and one of the controls; of a suite its own report."""
-    if any(member.part is not None for member in members):
-        preset = members[0].experiment.preset
+    if jobs[0].cell:
+        preset = jobs[0].experiment.preset
         # What is installed with evalkit is of its own suite, whose words another one need not have.
-        write_suite(folder, preset, console, kept(preset) if members[0].group == SUITE else [])
+        write_suite(folder, preset, console, kept(preset) if jobs[0].group == SUITE else [])
         return
     for group in GROUPS:
-        drawn = [folder / m.name for m in members if m.group == group and is_finished(folder / m.name)]
+        drawn = [job.folder for job in jobs if job.group == group and is_finished(job.folder)]
         if drawn:
             compare(drawn, folder / group, console, {path: path.name for path in drawn}, complete=completed)

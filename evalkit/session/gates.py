@@ -13,7 +13,7 @@ from evalkit.checkpoints.archives import is_archive
 from evalkit.checkpoints.loading import trainer_of
 from evalkit.configuration import saved
 from evalkit.configuration.complete import completed
-from evalkit.configuration.experiment import Experiment, build, written
+from evalkit.configuration.experiment import build, written
 from evalkit.configuration.spec import Spec, refuse_rare_looks
 from evalkit.core.batches import feed_of
 from evalkit.core.errors import UserError
@@ -25,7 +25,6 @@ from evalkit.record import history
 from evalkit.record.files import RESULTS
 from evalkit.record.history import pasteable
 from evalkit.session.hints import near
-from evalkit.session.session import console_of
 from evalkit.session.space import refuse_full
 from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.trainer import Trainer
@@ -36,7 +35,8 @@ class Launch:
 
     def __init__(self, spec: Spec):
         self.spec, self.folder = spec, spec.folder
-        self.experiment = spec.experiment if peers.first() else _unheard(spec.experiment)
+        unheard = {} if peers.first() else {"quiet": True, "format": "text", "log": ()}
+        self.experiment = replace(spec.experiment, **unheard) if unheard else spec.experiment
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -45,8 +45,8 @@ class Launch:
 
     @property
     def console(self) -> Console:
-        """Where it is shown."""
-        return console_of(self.experiment)
+        """Where it is shown; with format=json the last line of stdout is the result and the only one."""
+        return Console(stderr=self.experiment.format == "json", quiet=self.experiment.quiet)
 
     @property
     def is_finished(self) -> bool:
@@ -65,11 +65,10 @@ class Launch:
 Gate = Callable[[Launch], None]
 
 
-def passed(gates: tuple[Gate, ...], launch: Launch) -> Launch:
-    """The launch, where every gate lets it pass."""
+def pass_all(gates: tuple[Gate, ...], launch: Launch) -> None:
+    """Raises UserError where a gate does not let the launch pass."""
     for gate in gates:
         gate(launch)
-    return launch
 
 
 def refuse_unconnected(launch: Launch) -> None:
@@ -196,7 +195,3 @@ WHILE_ALONE = (refuse_changed_measurement, refuse_unshared, refuse_fewer_steps)
 """Those of a run that goes on, asked while no other process works on it."""
 BEFORE_GOING_ON = (lambda launch: refuse_rare_looks(launch.experiment), refuse_small_disk)
 BEFORE_EVALUATION = (refuse_missing_packages, refuse_foreign_folders, refuse_measured, refuse_unreadable)
-
-
-def _unheard(experiment: Experiment) -> Experiment:
-    return replace(experiment, quiet=True, format="text", log=())

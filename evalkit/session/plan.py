@@ -10,12 +10,17 @@ import jax
 from rich.console import Console
 
 from evalkit.checkpoints.loading import trainer_of
+from evalkit.configuration.composition import Words
 from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.request import Request
+from evalkit.configuration.spec import Spec
 from evalkit.core.rows import read, record_file
 from evalkit.record.files import RESULTS
 from evalkit.reports.numbers import DASH, grouped
 from evalkit.reports.terminal import print_table
 from evalkit.tasks.text import Text
+from evalkit.training.settings import Stage
+from evalkit.training.state import TrainState
 from evalkit.training.trainer import Trainer
 
 MEASURED_SECONDS = 2.0
@@ -25,18 +30,34 @@ SPEED = ("batch_size", "microbatch", "log_every")
 
 
 class Job(NamedTuple):
-    """A run that an experiment has; `evaluates` names the one that it measures, None for one that trains.
+    """One run of an experiment, built, in the folder of its `spec`.
 
-    Runs with the same `line` are shown as one. Those with the same `pace` are taken to need as long for a token; None:
-    those whose settings are the same.
+    `evaluation` says which trained run it evaluates, and how; None for a run that trains. Of a suite it has the `cell`,
+    and a final run the `words` it is made of and the `trials` that its learning rate is chosen from.
     """
 
+    group: str
     name: str
-    folder: Path
-    experiment: Experiment
-    evaluates: str | None
-    line: str | None = None
-    pace: str | None = None
+    spec: Spec
+    evaluation: Request | None = None
+    cell: str = ""
+    words: Words = ()
+    trials: tuple[str, ...] = ()
+
+    @property
+    def experiment(self) -> Experiment:
+        """What it builds."""
+        return self.spec.experiment
+
+    @property
+    def folder(self) -> Path:
+        """Where it writes."""
+        return self.spec.folder
+
+    @property
+    def is_left_to_train(self) -> bool:
+        """Whether it trains, and has not come to its end."""
+        return self.evaluation is None and not is_finished(self.folder)
 
 
 def show(jobs: Sequence[Job], console: Console) -> None:
@@ -47,12 +68,12 @@ def show(jobs: Sequence[Job], console: Console) -> None:
     """
     measured: dict[Hashable, float] = {}
     lines, whole, waiting = [], 0.0, False
-    for line, found in grouped((job.line or job.name, job) for job in jobs).items():
-        left = [job for job in found if job.evaluates is None and not is_finished(job.folder)]
+    for line, of_line in grouped((job.cell or job.name, job) for job in jobs).items():
+        left = [job for job in of_line if job.is_left_to_train]
         waiting |= bool(left)
         hours = [some for job in left if (some := _hours(job, jobs, measured, console)) is not None]
         whole += sum(hours)
-        lines.append([line, _state(found), _steps(found), _shown(sum(hours)) if hours else DASH])
+        lines.append([line, _state(of_line), _steps(of_line), _shown(sum(hours)) if hours else DASH])
     print_table(console, HEADER, lines)
     console.print()
     if measured:
@@ -73,7 +94,7 @@ def _hours(job: Job, jobs: Sequence[Job], measured: dict[Hashable, float], conso
     """What its training still takes; None for a text that was not read yet."""
     key = _speed_key(job)
     if key not in measured:
-        alike = [other for other in jobs if other.evaluates is None and _speed_key(other) == key]
+        alike = [other for other in jobs if other.evaluation is None and _speed_key(other) == key]
         known = [seconds for other in alike if (seconds := _seconds_taken(other)) is not None]
         if not known and isinstance(job.experiment.task, Text):
             return None
@@ -81,13 +102,14 @@ def _hours(job: Job, jobs: Sequence[Job], measured: dict[Hashable, float], conso
             console.print(f"measuring a step of {job.name} …", highlight=False)
         measured[key] = known[0] if known else _seconds_measured(job.experiment)
     _, training = job.experiment.trained
-    return measured[key] * _tokens(job.experiment, _steps_done(job), training.steps) / 3600
+    left = job.experiment.seeds * tokens(job.experiment, _steps_done(job), training.steps)
+    return measured[key] * left / 3600
 
 
 def _speed_key(job: Job) -> Hashable:
-    """Runs with the same key take as long over a token."""
-    if job.pace is not None:
-        return job.pace
+    """Runs with the same key take as long over a token; those of a suite if their model is the same."""
+    if job.cell:
+        return job.cell.split("/")[1]
     config: Mapping[str, Any] = job.experiment.config
     train = {name: config["train"][name] for name in SPEED}
     # Streams take as long, however often they begin anew.
@@ -104,42 +126,37 @@ def _seconds_taken(job: Job) -> float | None:
     except (OSError, ValueError, KeyError):
         return None
     _, training = job.experiment.trained
-    tokens = _tokens(job.experiment, min(training.log_every, training.steps - 1), _steps_done(job))
-    return seconds / tokens if seconds > 0 and tokens > 0 else None
+    first = min(training.log_every, training.steps - 1)
+    trained = job.experiment.seeds * tokens(job.experiment, first, _steps_done(job))
+    return seconds / trained if seconds > 0 and trained > 0 else None
 
 
 def _seconds_measured(experiment: Experiment) -> float:
     """Seconds a token of a few steps at the training length."""
     with jax.default_matmul_precision(experiment.matmul_precision):
-        return _seconds_a_token(trainer_of(experiment), experiment)
+        trainer = trainer_of(experiment)
+        stage = trainer.training.stages(experiment.task.length)[-1]
+        state = jax.block_until_ready(trainer.advance(trainer.init(), stage, 1))[0]
+        once, state = _timed(trainer, state, stage, 1)
+        steps = max(1, min(trainer.training.log_every, int(MEASURED_SECONDS / once)))
+        seconds, _ = _timed(trainer, state, stage, steps)
+    return seconds / steps / (stage.batch_size * (stage.length + experiment.task.answer_length) * experiment.seeds)
 
 
-def _seconds_a_token(trainer: Trainer, experiment: Experiment) -> float:
-    stage = trainer.training.stages(experiment.task.length)[-1]
-    state, first = trainer.init(), 1
-    state = _advanced(trainer, state, stage, first)
+def _timed(trainer: Trainer, state: TrainState, stage: Stage, steps: int) -> tuple[float, TrainState]:
+    """The seconds that so many steps take, and the state after them."""
     began = time.perf_counter()
-    state = _advanced(trainer, state, stage, first)
-    once = time.perf_counter() - began
-    steps = max(1, min(trainer.training.log_every, int(MEASURED_SECONDS / once)))
-    began = time.perf_counter()
-    _advanced(trainer, state, stage, steps)
-    seconds = (time.perf_counter() - began) / steps
-    return seconds / (_tokens(experiment, stage.start, stage.stop) / (stage.stop - stage.start))
+    state, _ = jax.block_until_ready(trainer.advance(state, stage, steps))
+    return time.perf_counter() - began, state
 
 
-def _advanced(trainer: Trainer, state: Any, stage: Any, steps: int) -> Any:
-    return jax.block_until_ready(trainer.advance(state, stage, steps))[0]
-
-
-def _tokens(experiment: Experiment, first: int, last: int) -> int:
-    """The tokens of the steps from `first` to `last`, all seeds."""
-    _, training = experiment.trained
-    total = 0
-    for stage in training.stages(experiment.task.length):
-        steps = max(0, min(stage.stop, last) - max(stage.start, first))
-        total += steps * stage.batch_size * (stage.length + experiment.task.answer_length)
-    return total * experiment.seeds
+def tokens(experiment: Experiment, first: int, last: int) -> int:
+    """The tokens of the steps from `first` to `last` that one seed trains on, its answers among them."""
+    task, (_, training) = experiment.task, experiment.trained
+    return sum(
+        max(0, min(stage.stop, last) - max(stage.start, first)) * stage.batch_size * (stage.length + task.answer_length)
+        for stage in training.stages(task.length)
+    )
 
 
 def _steps_done(job: Job) -> int:
@@ -155,14 +172,14 @@ def _state(jobs: Sequence[Job]) -> str:
         return "finished"
     if len(jobs) > 1 and finished:
         return f"{len(finished)} of {len(jobs)} finished"
-    if jobs[0].evaluates is not None:
-        return f"evaluates {jobs[0].evaluates}"
+    if jobs[0].evaluation is not None:
+        return f"evaluates {jobs[0].evaluation.run}"
     return "stopped" if any(map(_steps_done, jobs)) else "to do"
 
 
 def _steps(jobs: Sequence[Job]) -> str:
     """How many of their steps are done, of every run those of all its seeds together."""
-    if jobs[0].evaluates is not None:
+    if jobs[0].evaluation is not None:
         return DASH
     done = [_steps_done(job) for job in jobs]
     planned = [job.experiment.trained[1].steps for job in jobs]

@@ -6,7 +6,7 @@ A run on a checkpoint is the same without training.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -31,8 +31,8 @@ from evalkit.record.history import Work
 from evalkit.record.progress import EvaluationProgress
 from evalkit.reports.writer import say
 from evalkit.session import gates, subjects
-from evalkit.session.gates import Launch, passed
-from evalkit.session.hints import after_evaluation, near, next_commands, resume_hint
+from evalkit.session.gates import Launch, pass_all
+from evalkit.session.hints import after_evaluation, near, next_commands
 from evalkit.session.lock import alone
 from evalkit.session.loop import train
 from evalkit.session.outcome import Outcome
@@ -53,7 +53,7 @@ def start(spec: Spec) -> Outcome:
     launch = Launch(spec.at(spec.folder.absolute()))
     experiment, folder = launch.experiment, launch.folder
     with jax.default_matmul_precision(experiment.matmul_precision):
-        passed(gates.BEFORE_START, launch)
+        pass_all(gates.BEFORE_START, launch)
         if experiment.checkpoint is not None:
             opened = subjects.open_checkpoint(experiment)
             with alone(folder):
@@ -74,9 +74,9 @@ def resume(spec: Spec) -> Outcome:
     launch = Launch(spec)
     experiment, folder = launch.experiment, launch.folder
     with jax.default_matmul_precision(experiment.matmul_precision):
-        passed(gates.BEFORE_RESUME, launch)
+        pass_all(gates.BEFORE_RESUME, launch)
         with peers.room(folder) as own, alone(own):
-            passed(gates.WHILE_ALONE, launch)
+            pass_all(gates.WHILE_ALONE, launch)
             if peers.agreed(RESULTS if launch.is_finished else ""):
                 gates.refuse_other_evaluation(launch)
                 return _finished(launch) if peers.first() else Outcome(folder)
@@ -109,14 +109,14 @@ def evaluate(spec: Spec, step: int | None = None, target: Path | None = None) ->
     launch = Launch(spec)
     experiment, run = launch.experiment, launch.folder
     with jax.default_matmul_precision(experiment.matmul_precision):
-        passed(gates.BEFORE_EVALUATION, launch)
+        pass_all(gates.BEFORE_EVALUATION, launch)
         unknown = gates.refuse_trained_on(launch)
         state, step = restore(experiment, run, step)
         folder = new_evaluation(run) if target is None else target
         with alone(folder):
             _describe(launch, folder)
             history.add(folder, Work(spec.command), before=history.read(run))
-            with _session(launch, folder, 0, AGAIN, after_evaluation(run, folder)) as session:
+            with Session(launch, folder, 0, AGAIN, after_evaluation(run, folder)) as session:
                 session.say(*filter(None, (unknown, _changed_code(launch))))
 
                 def work() -> Verdict:
@@ -135,7 +135,10 @@ def new_evaluation(run: Path) -> Path:
 def _finished(launch: Launch) -> Outcome:
     """Says that nothing is left to do."""
     console = Console(stderr=launch.experiment.format == "json")
-    for line in (f"{launch.folder} is finished: nothing is left to do", *_next_commands(launch)):
+    for line in (
+        f"{launch.folder} is finished: nothing is left to do",
+        *next_commands(launch.experiment, launch.folder),
+    ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return Outcome(launch.folder, json.loads((launch.folder / RESULTS).read_text(encoding="utf-8")))
 
@@ -161,7 +164,7 @@ def _go_on(launch: Launch, own: Path) -> Outcome:
 
     The record is written in `own`, which is the run's folder for who speaks for all.
     """
-    passed(gates.BEFORE_GOING_ON, launch)
+    pass_all(gates.BEFORE_GOING_ON, launch)
     _announce(launch)
     if changed := _changed_code(launch):
         say(launch.console, changed)
@@ -201,7 +204,7 @@ def _trained(
     training = launch.trainer.training
     history.add(own, Work(launch.spec.command, step, training.steps, training.schedule))
     # Of several processes the others write elsewhere, and all go on with the one run.
-    with _session(launch, own, offset if peers.first() else 0) as session:
+    with Session(launch, own, offset if peers.first() else 0) as session:
         session.timing.update(timing)
 
         def work() -> Verdict:
@@ -228,7 +231,7 @@ def _on_checkpoint(launch: Launch, opened: subjects.Opened, earlier: Record | No
         offset = offset_after(folder, len(kept)) if kept else 0
     _describe(launch, folder)
     history.add(folder, Work(launch.spec.command))
-    with _session(launch, folder, offset) as session:
+    with Session(launch, folder, offset) as session:
 
         def work() -> Verdict:
             with _progress(session) as progress:
@@ -245,20 +248,6 @@ def _on_checkpoint(launch: Launch, opened: subjects.Opened, earlier: Record | No
         return session.guard(work)
 
 
-def _session(
-    launch: Launch, own: Path, offset: int, hint: str | None = None, following: Sequence[str] | None = None
-) -> Session:
-    """The work of this process in `own`; at its end it says what may be typed next."""
-    return Session(
-        launch.experiment,
-        own,
-        offset=offset,
-        command=launch.spec.command,
-        resume_hint=resume_hint(launch.folder) if hint is None else hint,
-        next_commands=_next_commands(launch) if following is None else following,
-    )
-
-
 def _measure(session: Session, subject: Trained) -> Verdict:
     """The configured evaluation, its rows written as they come."""
     for entry in session.experiment.eval.run(subject):
@@ -273,10 +262,6 @@ def _progress(session: Session) -> EvaluationProgress:
 
 def _checkpoints(launch: Launch) -> Checkpoints:
     return Checkpoints(launch.folder, launch.trainer.training.keep_every)
-
-
-def _next_commands(launch: Launch) -> list[str]:
-    return next_commands(launch.experiment, launch.folder)
 
 
 def _changed_code(launch: Launch) -> str | None:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.spec import Spec
 from evalkit.core import studies
 from evalkit.core.errors import UserError
@@ -19,6 +18,7 @@ from evalkit.record.files import write_text
 from evalkit.record.packing import finished
 from evalkit.reports.numbers import DASH
 from evalkit.reports.terminal import print_table
+from evalkit.session.plan import tokens
 
 WITHIN = 1.1
 HEADER = ["trial", "tokens to the level", "accuracy", "loss", ""]
@@ -79,7 +79,7 @@ def trial_of(folder: Path, level: float, packages: Sequence[str] = ()) -> Trial:
         model=experiment.model_name,
         finished=finished(folder),
         steps=steps,
-        tokens=None if steps is None else tokens_after(experiment, steps),
+        tokens=None if steps is None else tokens(experiment, 0, steps),
         accuracy=accuracy,
         loss=loss,
     )
@@ -87,15 +87,6 @@ def trial_of(folder: Path, level: float, packages: Sequence[str] = ()) -> Trial:
 
 def _finite(measured: float | None) -> float | None:
     return measured if measured is not None and math.isfinite(measured) else None
-
-
-def tokens_after(experiment: Experiment, steps: int) -> int:
-    """The tokens that a run has trained on after so many steps, its answers among them."""
-    task, (_, training) = experiment.task, experiment.trained
-    return sum(
-        max(0, min(stage.stop, steps) - stage.start) * stage.batch_size * (stage.length + task.answer_length)
-        for stage in training.stages(task.length)
-    )
 
 
 def write(folder: Path, level: float) -> None:

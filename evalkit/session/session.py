@@ -9,9 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from evalkit.configuration.experiment import Experiment
 from evalkit.core.contracts import SinkEnd, Verdict
 from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import Header, Row, row
@@ -24,6 +21,8 @@ from evalkit.record.sinks import Recorder
 from evalkit.reports.kinds import records_of
 from evalkit.reports.writer import report
 from evalkit.session import logs
+from evalkit.session.gates import Launch
+from evalkit.session.hints import next_commands, resume_hint
 from evalkit.session.outcome import Outcome
 
 TIMES = "timing.json"
@@ -31,25 +30,25 @@ logger = logging.getLogger(__name__)
 
 
 class Session:
-    """Where the work on one run writes, shows and listens; use it as a context manager.
+    """Where the work on one run writes, in `folder`, shows and listens; use it as a context manager.
 
-    Rows after the first `offset` bytes of `metrics.jsonl` belong to an interrupted attempt and are deleted.
-    `command` is what was typed. `resume_hint` is printed on Ctrl-C, `next_commands` at the end.
+    Rows after the first `offset` bytes of `metrics.jsonl` belong to an interrupted attempt and are deleted. `hint` is
+    printed on Ctrl-C, by default how to resume, and `following` at the end: commands that may be typed next.
     """
 
     def __init__(
         self,
-        experiment: Experiment,
+        launch: Launch,
         folder: Path,
-        *,
-        offset: int,
-        command: str,
-        resume_hint: str,
-        next_commands: Sequence[str],
+        offset: int = 0,
+        hint: str | None = None,
+        following: Sequence[str] | None = None,
     ):
-        self.experiment, self.folder, self.command = experiment, folder, command
-        self.resume_hint, self.next_commands = resume_hint, next_commands
-        self.console = console_of(experiment)
+        self.experiment, self.folder, self.command = launch.experiment, folder, launch.spec.command
+        self.hint = resume_hint(launch.folder) if hint is None else hint
+        self.following = next_commands(launch.experiment, launch.folder) if following is None else following
+        self.console = launch.console
+        experiment = launch.experiment
         self.watch = Watch()
         self._said_by_sinks: list[str] = []
         self.timing: dict[str, float] = _times_of(folder) if offset else {}
@@ -83,14 +82,14 @@ class Session:
         except Interrupted as stop:
             outcome = Outcome(self.folder, stopped_by=stop.number)
             code = outcome.exit_code
-            self.say(f"stopped by {stop}; {self.resume_hint}")
+            self.say(f"stopped by {stop}; {self.hint}")
         except Exception as error:
             place = place_of(error)
             if not place:  # a fault of ours keeps its traceback
                 raise
             logger.exception("what the user's own code raised")
             message = f"{type(error).__name__}: {first_line(error)}{place}"
-            raise UserError(f"{message}; mend it, then {self.resume_hint}") from error
+            raise UserError(f"{message}; mend it, then {self.hint}") from error
         finally:
             self._close(SinkEnd(code))
             self.say(*self._said_by_sinks)
@@ -137,7 +136,7 @@ class Session:
             self.say(verdict.text)
         for name, seconds in self.timing.items():
             self.console.print(f"{name.replace('_', ' ')}: {seconds:.0f} s", highlight=False)
-        self.say(*self.next_commands)
+        self.say(*self.following)
         return summary
 
     def _close(self, end: SinkEnd) -> None:
@@ -146,11 +145,6 @@ class Session:
         with suppress(UserError):
             write_text(self.folder / TIMES, json.dumps(self.timing, indent=2) + "\n")
         self._said_by_sinks += self.record.finish(end)
-
-
-def console_of(experiment: Experiment) -> Console:
-    """Where a run is shown; with format=json the last line of stdout is the result and the only one."""
-    return Console(stderr=experiment.format == "json", quiet=experiment.quiet)
 
 
 def _times_of(folder: Path) -> dict[str, float]:

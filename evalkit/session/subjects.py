@@ -64,19 +64,17 @@ def of_state(
 ) -> Trained:
     """The parameters of a run at one step, every seed."""
     experiment, seeds = session.experiment, session.experiment.all_seeds
-    model, _ = experiment.trained
-    feed = experiment.feed
     return Trained(
         task=experiment.task,
-        model=model,
+        model=experiment.trained[0],
         params=[params_of(state, index, experiment.parameters) for index in range(len(seeds))],
         seeds=seeds,
         step=step,
         make_row=session.make_row,
         check_interrupt=session.watch.check if interruptible else never_interrupt,
         progress=progress or Silent(),
-        feed=feed,
-        tokenizer=feed.tokenizer,
+        feed=experiment.feed,
+        tokenizer=experiment.feed.tokenizer,
         train_length=experiment.task.length,
         folder=session.folder,
     )
@@ -84,23 +82,23 @@ def of_state(
 
 def of_checkpoint(session: Session, opened: Opened, kept: Sequence[Row], progress: Progress) -> Trained:
     """The parameters of a checkpoint; `kept` are the rows of an interrupted evaluation that stay."""
-    found = opened.pretrained
+    checkpoint = opened.pretrained
     return Trained(
         task=session.experiment.task,
-        model=found.model,
-        params=[found.params],
+        model=checkpoint.model,
+        params=[checkpoint.params],
         seeds=session.experiment.all_seeds,
         step=None,
         make_row=session.make_row,
         check_interrupt=session.watch.check,
         progress=progress,
         feed=opened.feed,
-        tokenizer=found.tokenizer,
-        train_length=found.train_length,
+        tokenizer=checkpoint.tokenizer,
+        train_length=checkpoint.train_length,
         folder=session.folder,
-        source=found.source,
-        digest=found.digest,
-        settings=found.settings,
+        source=checkpoint.source,
+        digest=checkpoint.digest,
+        settings=checkpoint.settings,
         kept=kept,
     )
 
@@ -122,8 +120,8 @@ def header(session: Session, subject: Trained, notes: Sequence[str] = ()) -> Hea
         "notes": [*notes, *notes_of(experiment, subject.model)],
     }
     if experiment.train is None:
-        found = subject.pretrained()
-        return Header(**shared, source=found.source, identity=found.identity, digest=found.digest)
+        checkpoint = subject.pretrained()
+        return Header(**shared, source=checkpoint.source, identity=checkpoint.identity, digest=checkpoint.digest)
     return Header(
         **shared,
         answer_length=task.answer_length,

@@ -10,14 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from evalkit.configuration import catalogue, composition
+from evalkit.configuration.composition import Words
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError, said_of
 from evalkit.record.files import write_text
 from evalkit.reports.suite.cells import FINAL, NOT_FINITE, SOLVED, TRIAL
-from evalkit.session.plan import is_finished
+from evalkit.session.plan import Job, is_finished
 from evalkit.session.selection import ranked, trial_of
 from evalkit.training.finite import NotFinite
 from evalkit.training.settings import Training
@@ -44,17 +46,8 @@ DECIDED = {
 """What each run of a suite has from its protocol, and what to give instead."""
 
 
-class Part(NamedTuple):
-    """One run: its folder below the suite's, its words, and of a final one the trials that its rate comes from."""
-
-    name: str
-    words: list[str]
-    spec: Spec
-    trials: tuple[str, ...] = ()
-
-
-class Asked(NamedTuple):
-    """What the user typed: which suite; a task, a model or a mixer of it, or None; and what goes to every run.
+class Selected(NamedTuple):
+    """What was typed: which suite; a task, a model or a mixer of it, or None; and what goes to every run.
 
     `protocol` is what is typed of the suite itself, such as `suite.seeds=5`.
     """
@@ -63,8 +56,8 @@ class Asked(NamedTuple):
     task: str | None
     model: str | None
     mixer: str | None
-    rest: list[str]
-    protocol: list[str]
+    rest: list[Override]
+    protocol: list[Override]
 
     @property
     def own(self) -> Path | None:
@@ -72,87 +65,85 @@ class Asked(NamedTuple):
         return composition.own_folder(self.rest)
 
 
-def asked(overrides: Sequence[str]) -> Asked | None:
-    """What the words ask of a suite; None where `experiment=` names none. No run of it has these four words.
+def selected(words: Words) -> Selected | None:
+    """What the words select of a suite; None where `experiment=` names none. No run of it has these four words.
 
     Raises UserError for several of what a suite takes one of, and for what its protocol decides.
     """
-    found: dict[str, str] = {}
+    choices: dict[str, str] = {}
     rest, protocol = [], []
-    for text, override in zip(overrides, composition.parse(overrides), strict=True):
-        if override.key_or_group in ("task", "model", "mixer", "experiment") and composition.is_choice(override):
-            found[override.key_or_group] = "" if override.is_sweep_override() else str(override.value())
+    for word in composition.parse(words):
+        if word.key_or_group in ("task", "model", "mixer", "experiment") and composition.is_choice(word):
+            choices[word.key_or_group] = "" if word.is_sweep_override() else str(word.value())
         else:
-            (protocol if override.key_or_group.startswith(PROTOCOL) else rest).append(text)
-    given = Asked(
-        found.get("experiment", ""), found.get("task"), found.get("model"), found.get("mixer"), rest, protocol
-    )
-    if not catalogue.is_suite(given.suite, given.own):
+            (protocol if word.key_or_group.startswith(PROTOCOL) else rest).append(word)
+    task, model, mixer = (choices.get(name) for name in ("task", "model", "mixer"))
+    selection = Selected(choices.get("experiment", ""), task, model, mixer, rest, protocol)
+    if not catalogue.is_suite(selection.suite, selection.own):
         return None
-    if "mixer" in found and "model" in found:
-        raise UserError(f"model={found['model']} with +mixer={found['mixer']}; give one of the two")
+    if mixer is not None and model is not None:
+        raise UserError(f"model={model} with +mixer={mixer}; give one of the two")
     for name in ("task", "model", "mixer"):
-        if found.get(name) == "":
+        if choices.get(name) == "":
             raise UserError(f"{name}= takes one name in a suite; leave it out for all, or give a command for each")
-    for key, instead in DECIDED.items():
-        typed = [text for text in rest if composition.parse([text])[0].key_or_group == key]
-        if typed:
-            raise UserError(f"{typed[-1]}: the suite's protocol decides it; give {instead}")
-    return given
+    for word in rest:
+        if word.key_or_group in DECIDED:
+            instead = DECIDED[word.key_or_group]
+            raise UserError(f"{word.input_line}: the suite's protocol decides it; give {instead}")
+    return selection
 
 
-def parts(config: DictConfig, given: Asked) -> list[Part]:
+def jobs(config: DictConfig, selection: Selected) -> list[Job]:
     """The runs in order, cell by cell; raises UserError for a task or a model that is unknown."""
     suite = {**{name: {} for name in OPTIONAL}, **composition.plain(config)["suite"]}
     _refuse_wrong(suite)
-    _refuse_misspelt(suite, given)
-    tasks, models = _tasks(suite, str(config.preset), given), _models(suite, given)
-    _refuse_one_size(suite, tasks, models, given)
-    chosen = any(composition.parse([text])[0].key_or_group == "preset" for text in given.rest)
-    rest = given.rest if chosen else [f"preset={config.preset}", *given.rest]
-    found: list[Part] = []
+    _refuse_misspelt(suite, selection)
+    tasks, models = _tasks(suite, str(config.preset), selection), _models(suite, selection)
+    _refuse_one_size(suite, tasks, models, selection)
+    is_typed = any(word.key_or_group == "preset" for word in selection.rest)
+    rest = [*([] if is_typed else [f"preset={config.preset}"]), *selection.rest]
+    runs: list[Job] = []
     for task, of_task in tasks.items():
-        for model, of_model in models.items():
-            found += _cell(suite, f"{task}/{model}", [*of_task, *of_model, *_own(suite, task, model), *rest])
+        of_models = {
+            name: [*of_task, *own, *suite["models_on"].get(task, {}).get(name, [])] for name, own in models.items()
+        }
+        for model, words in of_models.items():
+            runs += _cell(suite, selection.suite, f"{task}/{model}", [*words, *rest])
         for size, of_sizes in suite["sizes"].get(task, {}).items():
-            for model in models:
+            for model, words in of_models.items():
                 if model in of_sizes:
-                    words = [*of_task, *models[model], *_own(suite, task, model), *of_sizes[model], *rest]
-                    trials = _trial_names(suite, f"{task}/{model}")
-                    found.append(_final(suite, f"{task}/{model}/{size}", words, trials))
-    return found
+                    trials, words = _trial_names(suite, f"{task}/{model}"), [*words, *of_sizes[model], *rest]
+                    runs.append(_final(suite, selection.suite, f"{task}/{model}/{size}", words, trials))
+    return runs
 
 
-def _refuse_misspelt(suite: Mapping[str, Any], given: Asked) -> None:
+def _refuse_misspelt(suite: Mapping[str, Any], selection: Selected) -> None:
     """Raises UserError for a typed `suite.models_on.TASK.MODEL` or `suite.sizes.TASK.SIZE.MODEL` of no such name."""
     tasks = {name for of_preset in suite["tasks"].values() for name in of_preset}
-    for text in given.protocol:
-        _, key, *names = composition.parse([text])[0].key_or_group.split(".")
+    for word in selection.protocol:
+        _, key, *names = word.key_or_group.split(".")
         if key not in OPTIONAL:
             continue
-        places = {0: ("task", tasks | set(catalogue.options("task", given.own)))}
-        places[WORDS[key][0] - 1] = ("model", set(suite["models"]) | set(catalogue.options("model", given.own)))
+        places = {0: ("task", tasks | set(catalogue.options("task", selection.own)))}
+        places[WORDS[key][0] - 1] = ("model", set(suite["models"]) | set(catalogue.options("model", selection.own)))
         for place, (kind, known) in places.items():
             if names[place:] and names[place] not in known:
                 allowed = ", ".join(sorted(known))
-                raise UserError(f"{text}: {names[place]} is no {kind} of the suite; give one of {allowed}")
+                raise UserError(f"{word.input_line}: {names[place]} is no {kind} of the suite; give one of {allowed}")
 
 
-def _refuse_one_size(suite: Mapping[str, Any], tasks: Iterable[str], models: Iterable[str], given: Asked) -> None:
+def _refuse_one_size(
+    suite: Mapping[str, Any], tasks: Iterable[str], models: Iterable[str], selection: Selected
+) -> None:
     """Raises UserError for a typed setting that the further sizes have of their own: they would all be the same."""
     for task, model in itertools.product(tasks, models):
         words = [word for of_sizes in suite["sizes"].get(task, {}).values() for word in of_sizes.get(model, [])]
         sized = {override.key_or_group for override in composition.parse(words)}
-        for text in given.rest:
-            if composition.parse([text])[0].key_or_group in sized:
+        for word in selection.rest:
+            if word.key_or_group in sized:
                 raise UserError(
-                    f"{text}: the sizes of {task} set it as well; leave them out with '~suite.sizes.{task}'"
+                    f"{word.input_line}: the sizes of {task} set it as well; leave them out with '~suite.sizes.{task}'"
                 )
-
-
-def _own(suite: Mapping[str, Any], task: str, model: str) -> list[str]:
-    """What a model has in one task alone."""
-    return suite["models_on"].get(task, {}).get(model, [])
 
 
 def _refuse_wrong(suite: Mapping[str, Any]) -> None:
@@ -192,21 +183,20 @@ def _has_words(value: Any, depth: int) -> bool:
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
-def at_chosen_rate(folder: Path, part: Part) -> Part:
-    """A final run at the rate that its trials choose, of those whose loss stayed a number.
+def at_chosen_rate(folder: Path, final: Job) -> Spec:
+    """A final run at the rate that its trials, in the suite's `folder`, choose of those whose loss stayed a number.
 
     Raises UserError if one of them is not finished, or none stayed a number.
     """
-    unfinished = [name for name in part.trials if not is_done(folder / name)]
+    unfinished = [name for name in final.trials if not is_done(folder / name)]
     if unfinished:
         raise UserError(f"its rate is chosen from {unfinished[0]}, which is not finished; give the same command again")
-    packages = part.spec.packages
-    finished = [trial_of(folder / name, SOLVED, packages) for name in part.trials if is_finished(folder / name)]
+    packages = final.spec.packages
+    finished = [trial_of(folder / name, SOLVED, packages) for name in final.trials if is_finished(folder / name)]
     if not finished:
         raise UserError("the loss was not finite at any of its rates; give lower ones as 'suite.rates=[1e-4,3e-4]'")
-    chosen = ranked(finished)[0]
-    words = [*part.words, f"train.learning_rate={chosen.name.removeprefix(TRIAL)}"]
-    return part._replace(words=words, spec=Spec.of(words))
+    rate = ranked(finished)[0].name.removeprefix(TRIAL)
+    return Spec.of([*final.words, f"train.learning_rate={rate}"])
 
 
 def is_done(trial: Path) -> bool:
@@ -219,38 +209,42 @@ def give_up(trial: Path, error: NotFinite) -> None:
     write_text(trial / NOT_FINITE, f"{error}\n")
 
 
-def _tasks(suite: Mapping[str, Any], preset: str, given: Asked) -> dict[str, list[str]]:
+def _tasks(suite: Mapping[str, Any], preset: str, selection: Selected) -> dict[str, list[str]]:
     """The words of each task that is wanted: by its name in the suite, or all those of one option `task=`."""
     known: dict[str, list[str]] = suite["tasks"].get(preset, {})
     if not known:
         raise UserError(f"the suite has no tasks at preset={preset}; give preset={' or preset='.join(suite['tasks'])}")
-    if given.task is None:
+    if selection.task is None:
         return known
-    chosen = {name: words for name, words in known.items() if given.task == name or f"task={given.task}" in words}
-    if not chosen and given.task not in catalogue.options("task", given.own):
-        raise UserError(f"task={given.task} is none of the suite's ({', '.join(known)}), and no other task")
-    return chosen or {given.task: [f"task={given.task}"]}
+    chosen = {
+        name: words for name, words in known.items() if selection.task == name or f"task={selection.task}" in words
+    }
+    if not chosen and selection.task not in catalogue.options("task", selection.own):
+        raise UserError(f"task={selection.task} is none of the suite's ({', '.join(known)}), and no other task")
+    return chosen or {selection.task: [f"task={selection.task}"]}
 
 
-def _models(suite: Mapping[str, Any], given: Asked) -> dict[str, list[str]]:
+def _models(suite: Mapping[str, Any], selection: Selected) -> dict[str, list[str]]:
     known: dict[str, list[str]] = suite["models"]
-    if given.mixer in known:
-        raise UserError(f"+mixer={given.mixer} is also a model of the suite; give the file of your mixer another name")
-    if given.mixer is not None:
-        return {given.mixer: [f"+mixer={given.mixer}"]}
-    if given.model is None:
+    if selection.mixer in known:
+        raise UserError(
+            f"+mixer={selection.mixer} is also a model of the suite; give the file of your mixer another name"
+        )
+    if selection.mixer is not None:
+        return {selection.mixer: [f"+mixer={selection.mixer}"]}
+    if selection.model is None:
         return known
-    if given.model not in known and given.model not in catalogue.options("model", given.own):
-        raise UserError(f"model={given.model} is none of the suite's ({', '.join(known)}), and no other model")
-    return {given.model: known.get(given.model, [f"model={given.model}"])}
+    if selection.model not in known and selection.model not in catalogue.options("model", selection.own):
+        raise UserError(f"model={selection.model} is none of the suite's ({', '.join(known)}), and no other model")
+    return {selection.model: known.get(selection.model, [f"model={selection.model}"])}
 
 
-def _cell(suite: Mapping[str, Any], name: str, words: Sequence[str]) -> Iterator[Part]:
+def _cell(suite: Mapping[str, Any], group: str, name: str, words: Sequence[str | Override]) -> Iterator[Job]:
     """The trials of a cell, then its final run."""
     with said_of(f"cell {name}"):
         experiment = Spec.of(words).experiment
     if experiment.eval.kind != KIND:
-        task = next((word for word in words if word.startswith("task=")), name)
+        task = next((word for word in words if isinstance(word, str) and word.startswith("task=")), name)
         raise UserError(f"{task} is not judged by accuracy, as a suite's tasks are; choose one that is generated")
     _, training = experiment.trained
     search = [
@@ -261,11 +255,10 @@ def _cell(suite: Mapping[str, Any], name: str, words: Sequence[str]) -> Iterator
         "eval.during=[]",
         "eval.span=null",
     ]
-    names = _trial_names(suite, name)
-    for trial, rate in zip(names, suite["rates"], strict=True):
-        of_trial = [*words, *search, f"train.learning_rate={rate:g}"]
-        yield Part(trial, of_trial, buildable(of_trial))
-    yield _final(suite, name, words, names)
+    trials = _trial_names(suite, name)
+    for trial, rate in zip(trials, suite["rates"], strict=True):
+        yield Job(group, trial, buildable([*words, *search, f"train.learning_rate={rate:g}"]), cell=name)
+    yield _final(suite, group, name, words, trials)
 
 
 def _shortened(training: Training, length: int, share: float) -> list[str]:
@@ -278,19 +271,19 @@ def _shortened(training: Training, length: int, share: float) -> list[str]:
     return [f"train.steps={math.ceil(share * training.steps)}", f"train.curriculum=[{', '.join(stages)}]"]
 
 
-def _final(suite: Mapping[str, Any], name: str, words: Sequence[str], trials: tuple[str, ...]) -> Part:
+def _final(suite: Mapping[str, Any], group: str, cell: str, words: Words, trials: tuple[str, ...]) -> Job:
     """The fresh seeds; the training length, by which a cell is judged, is among the lengths of evaluation."""
     own = [*words, f"seed={suite['seed']}", f"seeds={suite['seeds']}"]
-    with said_of(f"cell {name}"):
+    with said_of(f"cell {cell}"):
         spec = buildable(own)
-        length, asked = spec.experiment.task.length, spec.plain["eval"]["lengths"]
-        if length not in asked:
-            own.append(f"eval.lengths={[length, *asked]}".replace(" ", ""))
+        length, lengths = spec.experiment.task.length, spec.plain["eval"]["lengths"]
+        if length not in lengths:
+            own.append(f"eval.lengths={[length, *lengths]}".replace(" ", ""))
             spec = buildable(own)
-    return Part(f"{name}/{FINAL}", own, spec, trials)
+    return Job(group, f"{cell}/{FINAL}", spec, cell=cell, words=own, trials=trials)
 
 
-def buildable(words: Sequence[str]) -> Spec:
+def buildable(words: Words) -> Spec:
     """The run of these words, which is built: raises UserError for what cannot be."""
     spec = Spec.of(words)
     _ = spec.experiment

@@ -10,7 +10,8 @@ import pytest
 from evalkit.__main__ import main
 from evalkit.configuration.spec import Spec
 from evalkit.core.rows import read, value, with_records
-from evalkit.session.selection import Trial, ranked, select, tokens_after
+from evalkit.session.plan import tokens
+from evalkit.session.selection import Trial, ranked, select
 from support import tiny
 from support.studies import studied
 
@@ -51,8 +52,8 @@ def test_a_search_is_read_from_its_rows(tmp_path: Path, capsys: pytest.CaptureFi
     assert (found.name, found.finished, found.steps, found.tokens) == ("one", True, None, None)
     experiment = Spec.saved(tmp_path / "one").experiment
     answer = experiment.task.answer_length
-    assert tokens_after(experiment, 2) == 2 * 8 * (8 + answer)
-    assert tokens_after(experiment, 6) == 2 * 8 * (8 + answer) + 4 * 4 * (32 + answer)
+    assert tokens(experiment, 0, 2) == 2 * 8 * (8 + answer)
+    assert tokens(experiment, 0, 6) == 2 * 8 * (8 + answer) + 4 * 4 * (32 + answer)
     assert main(["select", str(tmp_path), "--level", "0.9"]) == 0
     (kept,) = json.loads((tmp_path / "selection.json").read_text())["trials"]["griffin"]
     assert kept["tokens"] is None and kept["loss"] == found.loss

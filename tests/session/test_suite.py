@@ -261,18 +261,18 @@ def test_a_task_is_found_wherever_its_word_stands() -> None:
         "task=copying",
         "model=hawk",
     ]
-    given = suite.asked(words)
+    given = suite.selected(words)
     assert given is not None
     config = composition.compose(["experiment=suite", *given.protocol]).config
-    assert {part.name.split("/")[0] for part in suite.parts(config, given)} == {"copying", "mine"}
+    assert {part.name.split("/")[0] for part in suite.jobs(config, given)} == {"copying", "mine"}
 
 
 def test_the_protocol_is_changed_by_its_own_keys() -> None:
     words = ["experiment=suite", "suite.seeds=5", "suite.rates=[2e-3]", "task=parity", "model=hawk"]
-    given = suite.asked(words)
-    assert given is not None and given.protocol == words[1:3] and given.rest == []
+    given = suite.selected(words)
+    assert given is not None and list(map(composition.text_of, given.protocol)) == words[1:3] and given.rest == []
     config = composition.compose(["experiment=suite", *given.protocol]).config
-    trial, final = suite.parts(config, given)
+    trial, final = suite.jobs(config, given)
     assert (trial.name, trial.spec.experiment.train.learning_rate) == ("parity/hawk/rate_0.002", 2e-3)
     assert final.spec.experiment.seeds == 5 and final.spec.experiment.preset == "cpu", (
         "a suite's sizes are for a CPU by default"
@@ -300,9 +300,9 @@ def test_a_rate_that_diverges_is_left_out_and_not_tried_again(
     assert Spec.saved(cell / "final").experiment.config["train"]["learning_rate"] == 0.001
     monkeypatch.setattr(run, "start", Mock(side_effect=AssertionError))
     assert suite_of("task=heads", "model=other") == 0
-    part = suite.Part("final", [], Mock(), ("heads/other/rate_0.003",))
+    final = plan.Job("mine", "final", Mock(), trials=("heads/other/rate_0.003",))
     with pytest.raises(UserError, match="not finite at any of its rates"):
-        suite.at_chosen_rate(tmp_path / "out", part)
+        suite.at_chosen_rate(tmp_path / "out", final)
 
 
 def test_a_final_run_whose_trials_failed_is_not_begun(
@@ -320,26 +320,26 @@ def test_a_suite_of_ones_own_needs_no_other_sizes(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(own.lstrip())
     words = ["experiment=mine", f"hydra.searchpath=['file://{tmp_path}']", "task=heads", "model=one", *SETTINGS]
-    config, given = composition.compose(words[:2]).config, suite.asked(words)
+    config, given = composition.compose(words[:2]).config, suite.selected(words)
     assert given is not None
-    assert [part.name for part in suite.parts(config, given)][-1] == "heads/one/final"
+    assert [part.name for part in suite.jobs(config, given)][-1] == "heads/one/final"
 
 
 def test_another_size_is_of_the_same_model_on_its_task(done: Path) -> None:
     words = ["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']", "task=heads", "model=other", *SETTINGS]
-    config, given = composition.compose(words[:2]).config, suite.asked(words)
+    config, given = composition.compose(words[:2]).config, suite.selected(words)
     assert given is not None
     config.suite.sizes.heads.large = {"other": ["model.mixers.recurrent.width_rnn=16"]}
-    own, large = (part.spec.experiment.config["model"] for part in suite.parts(config, given) if part.trials)
+    own, large = (part.spec.experiment.config["model"] for part in suite.jobs(config, given) if part.trials)
     assert own["mlp_expansion"] == large["mlp_expansion"] == 2
 
 
 def test_a_final_run_waits_for_its_trials(done: Path, tmp_path: Path) -> None:
     config = composition.compose(["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']"]).config
     words = ["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']", "task=heads", "model=one", *SETTINGS]
-    given = suite.asked(words)
+    given = suite.selected(words)
     assert given is not None
-    final = next(part for part in suite.parts(config, given) if part.trials)
+    final = next(part for part in suite.jobs(config, given) if part.trials)
     with pytest.raises(UserError, match=r"rate_0.001, which is not finished; give the same command again"):
         suite.at_chosen_rate(tmp_path, final)
 
@@ -444,9 +444,9 @@ def test_a_cell_is_what_its_run_came_to_be(done: Path, tmp_path: Path) -> None:
 def test_a_final_run_is_also_asked_at_its_training_length() -> None:
     """By which its cell is judged: the suite's own ladder is of the suite's length."""
     words = ["experiment=suite", "task=mqar", "model=deltanet", "task.length=128", "task.pairs=32"]
-    given = suite.asked([*words, "train.curriculum=[]"])
+    given = suite.selected([*words, "train.curriculum=[]"])
     assert given is not None
-    finals = [part for part in suite.parts(composition.compose(words[:1]).config, given) if part.trials]
+    finals = [part for part in suite.jobs(composition.compose(words[:1]).config, given) if part.trials]
     assert [list(part.spec.experiment.config["eval"]["lengths"]) for part in finals] == 3 * [[128, 256, 512]]
 
 
@@ -497,9 +497,9 @@ EVERY = [("cpu", ["model=hawk"]), ("cpu", ["task=s5"]), ("cpu", ["task=mqar"]), 
 def test_the_runs_of_the_suite_can_be_and_have_as_many_parameters(preset: str, words: list[str]) -> None:
     """Of a task every model and every size, of a model every task."""
     config = composition.compose(["experiment=suite", f"preset={preset}"]).config
-    given = suite.asked(["experiment=suite", f"preset={preset}", *words])
+    given = suite.selected(["experiment=suite", f"preset={preset}", *words])
     assert given is not None
-    parts = suite.parts(config, given)
+    parts = suite.jobs(config, given)
     assert {part.name.split("/")[-1] for part in parts} == {"rate_0.001", "rate_0.003", "rate_0.01", "final"}
     for part in parts:
         model, _ = part.spec.experiment.trained
