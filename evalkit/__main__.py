@@ -40,11 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return guide.exit_code(stop)
 
 
-def is_verb(word: str) -> bool:
-    """Whether it is a bare word: no setting, and no flag of Hydra's."""
-    return "=" not in word and not word.startswith(("-", "+", "~"))
-
-
 def _do(words: Sequence[str]) -> int:
     own, words = _config_dir(words)
     if not words or words[0] in (*guide.HELP, "help"):
@@ -53,8 +48,9 @@ def _do(words: Sequence[str]) -> int:
     if words[0] == "--version":
         print(guide.version())
         return 0
-    # Hydra itself rejects bare words, so a verb is never one of its settings.
-    verb, rest = (words[0], words[1:]) if is_verb(words[0]) else ("run", words)
+    # A bare word is a verb: Hydra itself rejects those, so it is none of its settings.
+    is_verb = "=" not in words[0] and not words[0].startswith(("-", "+", "~"))
+    verb, rest = (words[0], words[1:]) if is_verb else ("run", words)
     if verb not in VERBS:
         raise UserError(f"{verb!r} is no command; choose one of {', '.join(VERBS)}, or give settings as key=value")
     if own is not None and VERBS[verb].composes:

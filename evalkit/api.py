@@ -56,9 +56,9 @@ def train(
     first, own = ([], {"task": task}) if task is None or isinstance(task, str) else (_words(task), {})
     where = None if folder is None else named_folder(folder)
     own |= {"model": model, "hydra.run.dir": where}
-    given = {name: value for name, value in own.items() if value is not None}
-    words = [*first, *overrides_of({**_search(config_dir), **given, **named, **_settings(settings)})]
-    spec = Spec.of(words, command=_command(*words))
+    chosen = {name: value for name, value in own.items() if value is not None}
+    words = [*first, *overrides_of({**_search(config_dir), **chosen, **named, **_settings(settings)})]
+    spec = Spec.of(words, command=masked(pasteable(*words)))
     if spec.plain["checkpoint"] is not None:
         raise UserError("checkpoint= is trained already, so train has no part in it; use python -m evalkit for it")
     devices.use_every_core()
@@ -74,7 +74,7 @@ def resume(run: Folder, *, settings: Mapping[str, Any] | None = None, **named: A
     place = named_folder(run)
     words = overrides_of({**named, **_settings(settings)})
     devices.use_every_core()
-    spec = Spec.saved(place, words, allowed=RESUMABLE, command=_command(f"resume={place}", *words))
+    spec = Spec.saved(place, words, allowed=RESUMABLE, command=masked(pasteable(f"resume={place}", *words)))
     _ended(session.resume(spec), spec, _resuming(place))
     return load(place, allow_targets=spec.packages)
 
@@ -104,10 +104,10 @@ def evaluate(
     devices.use_every_core()
     place = session.new_evaluation(source) if folder is None else named_folder(folder)
     refuse_run_in(place)
-    spec = Spec.saved(source, words, allowed=EVALUABLE, command=_command(*typed))
+    spec = Spec.saved(source, words, allowed=EVALUABLE, command=masked(pasteable(*typed)))
     _ended(session.evaluate(spec, at, place), spec.at(place), AGAIN)
-    found = run if isinstance(run, Run) and at == run.step else load(source, step=step, allow_targets=spec.packages)
-    return replace(found, folder=place, task=spec.experiment.task, config=dict(spec.plain))
+    loaded = run if isinstance(run, Run) and at == run.step else load(source, step=step, allow_targets=spec.packages)
+    return replace(loaded, folder=place, task=spec.experiment.task, config=dict(spec.plain))
 
 
 def compare(
@@ -151,15 +151,15 @@ def rows(*runs: Folder | Iterable[Folder], split: str | None = None, metric: str
 
 def _folders(runs: Iterable[Folder | Iterable[Folder]]) -> list[Path]:
     """Runs as they were given, one by one or in lists; raises UserError for none."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for run in runs:
         if isinstance(run, str | os.PathLike) or not isinstance(run, Iterable):
-            found.append(named_folder(run))
+            folders.append(named_folder(run))
         else:
-            found += _folders(run)
-    if not found:
+            folders += _folders(run)
+    if not folders:
         raise UserError("no run is given; give folders of runs, such as runs/<task>/<model>/<time>")
-    return found
+    return folders
 
 
 def _settings(settings: Any) -> Mapping[str, Any]:
@@ -188,11 +188,6 @@ def _search(directory: Folder | None) -> dict[str, list[str]]:
             f"config_dir={str(directory)!r} is no folder; give one with task/, model/ or other groups in it"
         )
     return {"hydra.searchpath": [f"file://{place.resolve()}"]}
-
-
-def _command(*words: str) -> str:
-    """The command line that does the same, without keys and tokens."""
-    return masked(pasteable(*words))
 
 
 def _ended(outcome: Outcome, spec: Spec, again: str) -> None:

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -38,10 +37,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _list(console: Console, searched: Sequence[str]) -> None:
+    from evalkit.configuration.composition import own_folder
     from evalkit.configuration.experiment import build_task
 
-    own = next((Path(text.removeprefix(SEARCHED).strip("[]'").removeprefix("file://")) for text in searched), None)
-    names = catalogue.options("task", own)
+    names = catalogue.options("task", own_folder(searched))
     for name in names:
         task = build_task(name, searched)
         purpose = (inspect.getdoc(type(task)) or "").partition("\n")[0]

@@ -38,9 +38,11 @@ def main(words: "Words") -> int:
     """
     from rich.console import Console
 
-    from evalkit.configuration.composition import combinations, compose, parse, text_of
+    from evalkit.configuration import hydra_private
+    from evalkit.configuration.composition import combinations, compose, parse, text_of, whole
     from evalkit.configuration.spec import Spec
     from evalkit.parallel import devices
+    from evalkit.record.history import command_line
 
     texts = [text_of(word) for word in parse(words)]
     _refuse_missing_launcher(texts)
@@ -58,10 +60,12 @@ def main(words: "Words") -> int:
     from evalkit.session import logs, sweeps
 
     console = Console(stderr="format=json" in texts, quiet=quiet)
-    named = [*texts, *_named(texts, hydra, folder, group), *([SILENT] if quiet else [])]
+    named = parse([*words, *_named(texts, hydra, folder, group), *([SILENT] if quiet else [])])
     try:
-        with logs.shown(console), _told(hydra["launcher"]["_target_"], folder):
-            ended = _launched(named)
+        with logs.shown(console), _ending_in_one_line(hydra["launcher"]["_target_"], folder):
+            of_runs = [text_of(word) for word in named if not word.is_hydra_override()]
+            work = partial(job, command=command_line())
+            ended = hydra_private.multirun(of_runs, combinations(named)[0], whole, work)
     except SystemExit as stop:  # of a run that a signal stopped
         return stop.code if isinstance(stop.code, int) else 1
     sweeps.conclude(ended, console)
@@ -103,7 +107,7 @@ def job(config: "DictConfig", command: str) -> "Ended":
 
 
 @contextmanager
-def _told(launcher: str, folder: Path) -> Iterator[None]:
+def _ending_in_one_line(launcher: str, folder: Path) -> Iterator[None]:
     """Says in one line what is left of a sweep that ends before its runs do; `launcher` is the class of Hydra's."""
     from evalkit.record.history import pasteable
     from evalkit.session.hints import near
@@ -119,17 +123,6 @@ def _told(launcher: str, folder: Path) -> Iterator[None]:
         if type(error).__module__.partition(".")[0] not in ("submitit", "joblib"):
             raise
         raise UserError(f"a job ended without a result: {first_line(error)}; {left}") from error
-
-
-def _launched(words: Sequence[str]) -> "list[Ended]":
-    """Has Hydra's launcher call `job` for each run of a sweep."""
-    from evalkit.configuration import composition, hydra_private
-    from evalkit.record.history import command_line
-
-    parsed = composition.parse(words)
-    of_runs = [composition.text_of(word) for word in parsed if not word.is_hydra_override()]
-    work = partial(job, command=command_line())
-    return hydra_private.multirun(of_runs, composition.combinations(parsed)[0], composition.whole, work)
 
 
 def _refuse_missing_launcher(overrides: Sequence[str]) -> None:
@@ -155,11 +148,11 @@ def _named(overrides: Sequence[str], hydra: Mapping[str, Any], folder: Path, gro
     from evalkit.configuration.overrides import overrides_of
 
     now = datetime.now()
-    given = {text.lstrip("+").partition("=")[0] for text in overrides}
-    names = {"hydra.sweep.subdir": NOW.sub(lambda found: f"{now:{found[1]}}", hydra["sweep"]["subdir"])}
-    if SUBMITIT_FOLDER.rpartition(".")[2] in hydra["launcher"] and SUBMITIT_FOLDER not in given:
+    typed = {text.lstrip("+").partition("=")[0] for text in overrides}
+    names = {"hydra.sweep.subdir": NOW.sub(lambda match: f"{now:{match[1]}}", hydra["sweep"]["subdir"])}
+    if SUBMITIT_FOLDER.rpartition(".")[2] in hydra["launcher"] and SUBMITIT_FOLDER not in typed:
         names[SUBMITIT_FOLDER] = f"${{hydra.sweep.dir}}/{SUBMITIT}/{now:{TIME}-%f}/%j"
     if group is None and "WANDB_RUN_GROUP" not in os.environ:
         own = folder.resolve().name
-        names["wandb.group"] = f"sweep-{own if 'hydra.sweep.dir' in given else f'{now:{TIME}}'}"
+        names["wandb.group"] = f"sweep-{own if 'hydra.sweep.dir' in typed else f'{now:{TIME}}'}"
     return overrides_of(names)

@@ -182,9 +182,11 @@ def apply(config: DictConfig, values: Sequence[Override]) -> None:
         with one_line(), open_dict(config):
             if override.is_delete():
                 _delete(config, override)
-            else:
-                _refuse_list_of_keys(config, override)
-                OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+                continue
+            key, value = override.key_or_group, override.value()
+            if isinstance(value, list) and isinstance(OmegaConf.select(config, key), DictConfig):  # cannot be merged
+                raise UserError(f"{override.input_line}: {key} is a mapping, not a list; give '{key}={{a: 1}}'")
+            OmegaConf.update(config, key, value, force_add=True)
 
 
 def plain(config: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
@@ -449,13 +451,6 @@ def _refuse_unknown_hydra_keys(parsed: Sequence[Override], base: DictConfig) -> 
         key = override.key_or_group
         if not override.is_add() and not override.is_delete() and key not in valid:
             raise UserError(unknown(key, valid))
-
-
-def _refuse_list_of_keys(config: DictConfig, override: Override) -> None:
-    """Raises UserError for a list in place of a mapping, which OmegaConf cannot merge."""
-    key = override.key_or_group
-    if isinstance(override.value(), list) and isinstance(OmegaConf.select(config, key), DictConfig):
-        raise UserError(f"{override.input_line}: {key} is a mapping, not a list; give '{key}={{a: 1}}'")
 
 
 def _delete(config: DictConfig, override: Override) -> None:

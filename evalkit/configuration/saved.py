@@ -134,7 +134,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path.parent} {wrong}; give the folder of a run, such as runs/<task>/<model>/<time>")
     if not isinstance(content, dict):
         raise UserError(f"{path} is no run's configuration: it is a list")
-    _refuse_references(content, path)
+    for key, value in composition.leaves(content):
+        if isinstance(value, str) and "${" in value:  # such as a variable of this machine's environment
+            raise UserError(f"{path}: {key}={value} stands for something else; write what was used in its place")
     content = {**LATER, **renamed(_of_a_checkpoint(content))}
     missing = [name for name in SETTINGS if name not in content]
     if missing:
@@ -145,13 +147,6 @@ def _read(path: Path) -> dict[str, Any]:
     if set(content["data"]) != {"path"}:
         raise UserError(f"{path}: data has {', '.join(map(str, content['data'])) or 'nothing'}; it has path alone")
     return content
-
-
-def _refuse_references(content: Mapping[Any, Any], path: Path) -> None:
-    """Raises UserError for a value that stands for another, such as a variable of this machine's environment."""
-    for key, value in composition.leaves(content):
-        if isinstance(value, str) and "${" in value:
-            raise UserError(f"{path}: {key}={value} stands for something else; write what was used in its place")
 
 
 def _of_a_checkpoint(content: Mapping[Any, Any]) -> Mapping[Any, Any]:

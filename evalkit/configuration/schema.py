@@ -88,13 +88,14 @@ def _verify_node(node: Node, base: Any, path: str, settings: Settings | None, va
         key = f"{path}.{name}" if path else name
         if name in INSTRUCTIONS:
             continue
-        if not _is_known(name, value, known, settings):
+        is_built = _is_built(value)
+        if not (name in known or is_built if settings is None else name in settings or "**" in settings):
             raise UserError(unknown(key, valid(), ", which a chosen YAML file gives" if name in known else ""))
         annotation = (settings or {}).get(name, Any)
         _verify_value(key, value, known.get(name), annotation)
         if isinstance(value, Mapping) and not _is_plain(annotation):
-            inner = settings_of(value, key) if _is_built(value) else None
-            if _is_built(value):
+            inner = settings_of(value, key) if is_built else None
+            if is_built:
                 _refuse_missing(value, key)
             _verify_node(value, known.get(name), key, inner, valid)
 
@@ -109,20 +110,14 @@ def _verify_value(key: str, value: Any, base: Any, annotation: Any) -> None:
         raise UserError(f"{key}={value!r}; allowed: {describe(annotation)}")
 
 
-def _is_known(name: str, value: Any, known: Node, settings: Settings | None) -> bool:
-    if settings is None:
-        return name in known or _is_built(value)
-    return name in settings or "**" in settings
-
-
 def _is_built(value: Any) -> bool:
     return isinstance(value, Mapping) and "_target_" in value
 
 
 def settings_of(node: Node, path: str) -> Settings:
     """What the constructor of `node` takes, less what its caller gives; raises UserError if it cannot be imported."""
-    given = _given(node, path)
-    return {name: found for name, found in annotations(constructor(node, path)).items() if name not in given}
+    later = _given_later(node, path)
+    return {name: kind for name, kind in annotations(constructor(node, path)).items() if name not in later}
 
 
 def constructor(node: Node, path: str) -> Callable[..., Any]:
@@ -165,13 +160,14 @@ def _reason(error: BaseException) -> str:
     """Why an import failed, where in the user's file, and what to do where that is known."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({Path(error.filename or '').name}:{error.lineno})"
-    told = first_line(error) + place_of(error)
+    reason = first_line(error) + place_of(error)
     if isinstance(error, ModuleNotFoundError):
-        return f"{told}; install it, or stand in its folder"
-    return told if isinstance(error, ImportError | AttributeError | ValueError) else f"{type(error).__name__}: {told}"
+        return f"{reason}; install it, or stand in its folder"
+    is_plain = isinstance(error, ImportError | AttributeError | ValueError)
+    return reason if is_plain else f"{type(error).__name__}: {reason}"
 
 
-def _given(node: Node, path: str) -> tuple[str, ...]:
+def _given_later(node: Node, path: str) -> tuple[str, ...]:
     """What a partial gets when it is called: a mixer the model's width and random numbers, the others as listed."""
     if not node.get("_partial_"):
         return ()
@@ -186,7 +182,7 @@ def _refuse_missing(node: Node, path: str) -> None:
     _refuse_not_given(node, path, parameters)
     for parameter in parameters:
         named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if named and parameter.default is parameter.empty and parameter.name not in {*node, *_given(node, path)}:
+        if named and parameter.default is parameter.empty and parameter.name not in {*node, *_given_later(node, path)}:
             key = f"{path}.{parameter.name}"
             raise UserError(f"{key} is missing and has no default; give {key}=…")
 
@@ -195,7 +191,7 @@ def _refuse_not_given(node: Node, path: str, parameters: Sequence[inspect.Parame
     """Raises UserError for a model or a mixer that names otherwise what it is given when built, or needs it at once."""
     if path not in CALLED_WITH and not path.startswith("model.mixers."):
         return
-    later = _given({"_partial_": True}, path)
+    later = _given_later({"_partial_": True}, path)
     takes = [parameter.name for parameter in parameters]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     if node.get("_partial_") and not takes_any and not set(later) <= set(takes):

@@ -95,20 +95,13 @@ class Drawn(Feed):
 
     def illustrate(self, seed: int, length: int | None) -> Illustration:
         """Each token as a symbol, and below it the answer that is due there."""
-        length = self._shown_length() if length is None else length
+        if length is None:  # one that a line can show, or the task's own where that is too short for it
+            length = SHOWN_LENGTH if streams.has_length(self.task, SHOWN_LENGTH) else self.task.length
         example = self.task.sample(jax.random.key(seed), length)
         tokens, targets, mask = (np.asarray(field) for field in example[:3])
         symbols, answers = ([self.task.describe(row[i : i + 1]) for i in range(len(row))] for row in (tokens, targets))
         due = [symbol if scored else "" for symbol, scored in zip(answers, mask, strict=True)]
         return Illustration("the answers stand below the positions where they are due", length, symbols, due)
-
-    def _shown_length(self) -> int:
-        """A length that a line can show, or the task's own where that is too short for it."""
-        try:
-            self.check_length(SHOWN_LENGTH)
-        except ValueError:
-            return self.task.length
-        return SHOWN_LENGTH
 
     @property
     def tokenizer(self) -> Tokenizer:

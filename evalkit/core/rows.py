@@ -162,18 +162,17 @@ def encode(entry: Row) -> str:
 
     A non-finite total is written as null, with `extra.value` = "nan", "inf" or "-inf".
     """
-    told = dict(entry)
-    total = entry["total"]
+    fields, total = dict(entry), entry["total"]
     if total is not None and not math.isfinite(total):
-        told |= {"total": None, "extra": {**entry["extra"], "value": str(float(total))}}
-    told["extra"] = _plain(told["extra"]) or None
-    return json.dumps({name: told[name] for name in FIELDS}, allow_nan=False, separators=(",", ":"))
+        fields |= {"total": None, "extra": {**entry["extra"], "value": str(float(total))}}
+    fields["extra"] = _plain(fields["extra"]) or None
+    return json.dumps({name: fields[name] for name in FIELDS}, allow_nan=False, separators=(",", ":"))
 
 
 def encode_header(header: Header) -> str:
     """The header as one line of JSON, fields in fixed order."""
-    told = {name: _plain(getattr(header, name)) for name in HEADER_FIELDS}
-    return json.dumps(told, allow_nan=False, separators=(",", ":"))
+    fields = {name: _plain(getattr(header, name)) for name in HEADER_FIELDS}
+    return json.dumps(fields, allow_nan=False, separators=(",", ":"))
 
 
 def decode(line: bytes) -> Header | Row:
@@ -183,36 +182,27 @@ def decode(line: bytes) -> Header | Row:
 
 
 class RowLog:
-    """Appends to `metrics.jsonl`; what was written is with the operating system when a call returns.
+    """Appends to `metrics.jsonl`, which is made where it is missing; a row is with the system when a call returns.
 
-    Made by `RowLog.open`.
+    With `offset` (bytes, from `sync`), everything after it is removed first: that is how a run resumes. A last line
+    that was only half written is removed in any case. Raises `UserError` if the file is shorter than `offset` or cannot
+    be written.
     """
 
-    def __init__(self, file: FileIO, path: Path, offset: int) -> None:
-        self._file = file
-        self.path = path
-        self.offset = offset
-
-    @classmethod
-    def open(cls, path: str | Path, offset: int | None = None) -> Self:
-        """Opens `path` for appending, making it where it is missing.
-
-        With `offset` (bytes, from `sync`), everything after it is removed first: that is how a run resumes. A last
-        line that was only half written is removed in any case. Raises `UserError` if the file is shorter than `offset`
-        or cannot be written.
-        """
-        path = Path(path)
-        with writing(path):
-            path.touch()
-            size = path.stat().st_size
-        if offset is not None and size < offset:
-            raise UserError(f"{path} has {size} bytes but its checkpoint {offset}: rows were lost; start a new run")
-        with writing(path):
-            end = _complete(path.read_bytes()[:offset])
-            file = FileIO(path, "r+")
-            file.truncate(end)
-            file.seek(end)
-        return cls(file, path, end)
+    def __init__(self, path: str | Path, offset: int | None = None) -> None:
+        self.path = Path(path)
+        with writing(self.path):
+            self.path.touch()
+            data = self.path.read_bytes()
+        if offset is not None and len(data) < offset:
+            raise UserError(
+                f"{path} has {len(data)} bytes but its checkpoint {offset}: rows were lost; start a new run"
+            )
+        self.offset = _complete(data[:offset])
+        with writing(self.path):
+            self._file = FileIO(self.path, "r+")
+            self._file.truncate(self.offset)
+            self._file.seek(self.offset)
 
     def begin(self, header: Header) -> None:
         """Writes the header, before any row. Raises `UserError` naming the file when the disk refuses."""
@@ -302,7 +292,7 @@ def record_bytes(run: str | Path) -> bytes:
 
 
 def offset_after(run: str | Path, count: int) -> int:
-    """The bytes of a record's first line and its first `count` rows: where `RowLog.open` cuts off what follows."""
+    """The bytes of a record's first line and its first `count` rows: where `RowLog` cuts off what follows."""
     lines = (Path(run) / FILE).read_bytes().splitlines(keepends=True)
     return sum(map(len, lines[: 1 + count]))
 
@@ -323,16 +313,16 @@ def _unpacked(data: bytes, path: Path) -> bytes:
 
 def _header(line: bytes, path: Path) -> Header | None:
     """The header that this line is, None if it is something else; raises UserError for one that is damaged."""
-    told = None
+    content = None
     with suppress(ValueError, RecursionError):
-        told = DECODER.decode(line.decode())
-    if not isinstance(told, dict) or not {"run", "kind", "task", "model"} <= set(told) <= set(HEADER_FIELDS):
+        content = DECODER.decode(line.decode())
+    if not isinstance(content, dict) or not {"run", "kind", "task", "model"} <= set(content) <= set(HEADER_FIELDS):
         return None
-    for name, value in told.items():
+    for name, value in content.items():
         if not _fits(value, HEADER_TYPES[name]):
             raise UserError(f"{path}:1 has {name}={str(value)[:60]!r}: the file was damaged or edited")
     # Tuples, so that a header comes back equal to the one that was written.
-    fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in told.items()}
+    fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in content.items()}
     return Header(**{**fields, "kind": moved.KINDS.get(fields["kind"], fields["kind"])})
 
 
@@ -349,52 +339,52 @@ def _fits(value: Any, annotation: Any) -> bool:
     return type(value) in kinds and (type(value) not in LIMITS or abs(value) < LIMITS[type(value)])
 
 
-def _headed(found: Sequence[Row], path: Path) -> Record:
-    """The record of old rows, of which the first told the facts in `extra` under the metric `parameters`."""
-    told = next((entry for entry in found if entry["metric"] == "parameters"), None)
-    facts = {} if told is None else {name: told["extra"][name] for name in HEADER_FIELDS if name in told["extra"]}
-    lengths = (entry["length"] for entry in found if entry["split"] == "validation" and entry["length"] is not None)
+def _headed(rows: Sequence[Row], path: Path) -> Record:
+    """The record of old rows, of which the first has the facts in `extra` under the metric `parameters`."""
+    first = next((entry for entry in rows if entry["metric"] == "parameters"), None)
+    facts = {} if first is None else {name: first["extra"][name] for name in HEADER_FIELDS if name in first["extra"]}
+    lengths = (entry["length"] for entry in rows if entry["split"] == "validation" and entry["length"] is not None)
     notes = facts.get("notes") or ()
-    named = told or (found[0] if found else row(metric="", run=path.parent.name))
+    named = first or (rows[0] if rows else row(metric="", run=path.parent.name))
     header = Header(
         **{
             **facts,
             "run": named["run"] or path.parent.name,
             "task": named["task"] or "",
             "model": named["model"] or "",
-            "kind": _kind(found, facts),
-            "parameters": None if told is None or told["total"] is None else int(told["total"]),
+            "kind": _kind(rows, facts),
+            "parameters": None if first is None or first["total"] is None else int(first["total"]),
             "train_length": facts.get("train_length") or min(lengths, default=None),
             "notes": (notes,) if isinstance(notes, str) else tuple(notes),
             "seeds": tuple(facts.get("seeds") or ()),
         }
     )
-    return Record(header, [entry for entry in found if entry["metric"] != "parameters"])
+    return Record(header, [entry for entry in rows if entry["metric"] != "parameters"])
 
 
-def _kind(found: Sequence[Row], facts: Mapping[str, Any]) -> str:
+def _kind(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
     """The kind of report of old rows."""
     if facts.get("text"):
         return moved.TEXT
-    if any(entry["metric"] in RECALL_METRICS for entry in found):
+    if any(entry["metric"] in RECALL_METRICS for entry in rows):
         return moved.RECALL
     by_task = {"phonebook_lookup": moved.PHONEBOOK, "downstream": moved.BENCHMARKS}
-    return by_task.get(str(found[0]["task"]), moved.ACCURACY) if found else moved.ACCURACY
+    return by_task.get(str(rows[0]["task"]), moved.ACCURACY) if rows else moved.ACCURACY
 
 
 def _decode(line: bytes, path: Path, number: int) -> Row:
     try:
-        told = DECODER.decode(line.decode())
+        fields = DECODER.decode(line.decode())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}:{number} is not JSON ({error}): the file was damaged or edited") from error
-    if not isinstance(told, dict) or told.keys() != TYPES.keys():
+    if not isinstance(fields, dict) or fields.keys() != TYPES.keys():
         raise UserError(f"{path}:{number} is not a row: each line has exactly the fields {', '.join(FIELDS)}")
-    for name, value in told.items():
+    for name, value in fields.items():
         kind = type(value)
         if kind not in TYPES[name] or (kind in LIMITS and not abs(value) < LIMITS[kind]):
             raise UserError(f"{path}:{number} has {name}={str(value)[:60]!r}: the file was damaged or edited")
-    told["extra"] = told["extra"] or {}
-    return cast(Row, told)
+    fields["extra"] = fields["extra"] or {}
+    return cast(Row, fields)
 
 
 def _complete(data: bytes) -> int:

@@ -46,7 +46,9 @@ def lengths_between(task: Task, shortest: int, longest: int) -> list[int]:
     check_length(task, longest)
     count = min(longest - shortest + 1, MOST_LENGTHS)
     wanted = [shortest + round(i * (longest - shortest) / max(count - 1, 1)) for i in range(count)]
-    between = [next((n for n in range(at, below, -1) if _has(task, n)), None) for below, at in pairwise(wanted[:-1])]
+    between = [
+        next((n for n in range(at, below, -1) if has_length(task, n)), None) for below, at in pairwise(wanted[:-1])
+    ]
     return sorted({shortest, longest, *(n for n in between if n is not None)})
 
 
@@ -114,7 +116,7 @@ def held_out_batch(task: Task, stream: int, first: ArrayLike, batch: int, length
     return jax.vmap(lambda k: task.sample(k, length))(keys)
 
 
-def _has(task: Task, length: int) -> bool:
+def has_length(task: Task, length: int) -> bool:
     """Returns whether the task can have this length."""
     try:
         check_length(task, length)

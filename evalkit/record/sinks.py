@@ -32,7 +32,7 @@ class Recorder:
         before = file.read_bytes() if file.is_file() else b""
         # What is taken back from the record is noted before it is deleted there.
         self._outlets = [Outlet(name, sink, folder, config, before, offset) for name, sink in sinks.items()]
-        self._log = RowLog.open(file, offset)
+        self._log = RowLog(file, offset)
         if self._log.offset and self._outlets:
             record = read(folder)
             for outlet in self._outlets:

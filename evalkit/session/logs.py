@@ -19,19 +19,6 @@ _OWN: ContextVar[object] = ContextVar("the block of `shown` in which a record is
 _CHANGING = Lock()
 
 
-class _Once(logging.Filter):
-    """Lets each message pass once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        new = record.getMessage() not in self._seen
-        self._seen.add(record.getMessage())
-        return new
-
-
 class _Masked(logging.Formatter):
     """Leaves keys and tokens out, of tracebacks too."""
 
@@ -52,9 +39,15 @@ def shown(console: Console) -> Iterator[None]:
     if _OWN.get() is not None:
         yield
         return
-    block = object()
+    block, shown_already = object(), set[str]()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        new = record.getMessage() not in shown_already
+        shown_already.add(record.getMessage())
+        return new
+
     handler = RichHandler(logging.WARNING, console, show_path=False, show_time=False)
-    handler.addFilter(_Once())
+    handler.addFilter(is_new)
     # Orbax logs a traceback of what it also raises.
     absl, grave = logging.getLogger("absl"), lambda record: record.levelno >= logging.CRITICAL
     absl.addFilter(grave)

@@ -41,7 +41,7 @@ def run(folder: Path, family: str, size: int, rate: float, worse: float = 1.0, e
         "steps": STEPS,
         "window": size // 1000,
     }
-    with RowLog.open(folder / "metrics.jsonl") as log:
+    with RowLog(folder / "metrics.jsonl") as log:
         log.begin(Header("run", "books", family, parameters=size, flops_per_token=size, **told))
         at = {"run": "run", "task": "books", "model": family, "seed": 0, "split": "validation", "metric": "loss"}
         log.write(

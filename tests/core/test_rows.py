@@ -78,7 +78,7 @@ ROWS = st.builds(
 def write(folder: Path, entries: list[Row]) -> Path:
     path = folder / "metrics.jsonl"
     path.unlink(missing_ok=True)
-    with RowLog.open(path) as log:
+    with RowLog(path) as log:
         log.write(entries)
     return path
 
@@ -127,7 +127,7 @@ def test_a_kill_at_any_byte_loses_only_the_line_it_cut(tmp_path_factory: pytest.
     path.write_bytes(data)
     survivors = entries[: data.count(b"\n")]
     assert read(folder).rows == survivors
-    with RowLog.open(path) as log:
+    with RowLog(path) as log:
         log.write(entries[:1])
     assert read(folder).rows == [*survivors, entries[0]]
 
@@ -135,12 +135,12 @@ def test_a_kill_at_any_byte_loses_only_the_line_it_cut(tmp_path_factory: pytest.
 def test_opening_at_an_offset_forgets_what_was_written_after_it(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     first, second, third = (row(metric="loss", step=step) for step in range(3))
-    with RowLog.open(path) as log:
+    with RowLog(path) as log:
         log.write([first])
         offset = log.sync()
         log.write([second])
     assert offset == len(encode(first)) + 1
-    with RowLog.open(path, offset) as log:
+    with RowLog(path, offset) as log:
         assert log.offset == offset
         log.write([third])
         assert log.sync() == path.stat().st_size
@@ -148,7 +148,7 @@ def test_opening_at_an_offset_forgets_what_was_written_after_it(tmp_path: Path) 
 
 
 def test_a_row_can_be_read_before_the_log_is_closed(tmp_path: Path) -> None:
-    with RowLog.open(tmp_path / "metrics.jsonl") as log:
+    with RowLog(tmp_path / "metrics.jsonl") as log:
         log.write([row(metric="loss")])
         assert len(read(tmp_path).rows) == 1
 
@@ -156,7 +156,7 @@ def test_a_row_can_be_read_before_the_log_is_closed(tmp_path: Path) -> None:
 def test_a_file_shorter_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, [row(metric="loss")])
     with pytest.raises(UserError, match=r"metrics\.jsonl has \d+ bytes but its checkpoint 9999"):
-        RowLog.open(path, 9999)
+        RowLog(path, 9999)
 
 
 def test_a_missing_record_and_a_damaged_one_are_named(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_the_verb_rows_writes_the_same_table(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write .*missing"):
-        RowLog.open(tmp_path / "missing" / "metrics.jsonl")
+        RowLog(tmp_path / "missing" / "metrics.jsonl")
 
 
 def test_a_full_disk_is_one_clear_line_and_leaves_whole_rows(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_full_disk_is_one_clear_line_and_leaves_whole_rows(tmp_path: Path) -> 
         f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
         "from pathlib import Path; from evalkit.core.errors import UserError\n"
         "from evalkit.core.rows import RowLog, row\n"
-        "log = RowLog.open(Path(sys.argv[1]))\n"
+        "log = RowLog(Path(sys.argv[1]))\n"
         "try:\n    log.write(row(metric='loss', step=step) for step in range(100))\n"
         "except UserError as error:\n    print(error); sys.exit(error.exit_code)\n"
     )
@@ -260,7 +260,7 @@ def test_a_full_disk_is_one_clear_line_and_leaves_whole_rows(tmp_path: Path) -> 
 
 def test_a_header_comes_back_as_written_and_is_no_row(tmp_path: Path) -> None:
     entry = row(metric="loss", step=1)
-    with RowLog.open(tmp_path / "metrics.jsonl") as log:
+    with RowLog(tmp_path / "metrics.jsonl") as log:
         log.begin(HEADER)
         log.write([entry])
         with pytest.raises(ValueError, match="a header is the first line"):
@@ -273,10 +273,10 @@ def test_a_header_comes_back_as_written_and_is_no_row(tmp_path: Path) -> None:
 def test_a_record_is_cut_after_so_many_rows(tmp_path: Path) -> None:
     entries = [row(metric="loss", step=step) for step in range(3)]
     path = tmp_path / "metrics.jsonl"
-    with RowLog.open(path) as log:
+    with RowLog(path) as log:
         log.begin(HEADER)
         log.write(entries)
-    RowLog.open(path, offset_after(tmp_path, 2)).close()
+    RowLog(path, offset_after(tmp_path, 2)).close()
     assert read(tmp_path) == (HEADER, entries[:2])
 
 

@@ -20,7 +20,7 @@ from evalkit.reports.pooling import find_runs, load
 def run(folder: Path, seed: int = 0, accuracy: float = 0.5) -> Path:
     """A finished run with every file that a study keeps."""
     folder.mkdir(parents=True)
-    with RowLog.open(folder / rows.FILE) as log:
+    with RowLog(folder / rows.FILE) as log:
         log.begin(Header(folder.name, "t", "hawk", "evalkit.evaluations.extrapolation.report", train_length=8))
         at = {"run": folder.name, "task": "t", "model": "hawk", "seed": seed, "step": 2, "count": 4}
         log.write([row(metric="accuracy", split="test", length=n, total=4 * accuracy, **at) for n in (8, 16)])

@@ -215,7 +215,7 @@ def test_the_page_needs_nothing_from_outside_and_holds_the_numbers(tmp_path: Pat
 def test_a_run_that_stopped_early_still_reports(tmp_path: Path, kept: int) -> None:
     header, rows = run_record(not_run=[2048])
     told, part = [(False, 0), (True, 0), (True, 1), (True, 6), (False, len(rows)), (False, -1)][kept]
-    with RowLog.open(tmp_path / "metrics.jsonl") as log:
+    with RowLog(tmp_path / "metrics.jsonl") as log:
         if told:
             log.begin(header)
         log.write(rows[:part] if part >= 0 else rows[part:])

@@ -72,7 +72,7 @@ def run_record(
 def write_run(folder: Path, record: Record) -> Path:
     """A run's folder that holds this record."""
     folder.mkdir(parents=True)
-    with RowLog.open(folder / "metrics.jsonl") as log:
+    with RowLog(folder / "metrics.jsonl") as log:
         log.begin(record.header)
         log.write(record.rows)
     return folder
