@@ -22,21 +22,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder; with --into several")
     parser.add_argument("--step", type=int, help="of the checkpoints that were kept; by default the newest")
     parser.add_argument("--into", type=Path, metavar="STUDY", help="the study; made if it is not there")
-    given = parser.parse_args(arguments)
-    if given.into is not None:
-        if given.step is not None:
-            raise UserError(f"--step={given.step} chooses parameters, which a study has not; leave it out")
-        return _into(given.runs, given.into)
-    if len(given.runs) != 2:
+    parsed = parser.parse_args(arguments)
+    if parsed.into is not None:
+        if parsed.step is not None:
+            raise UserError(f"--step={parsed.step} chooses parameters, which a study has not; leave it out")
+        return _into(parsed.runs, parsed.into)
+    if len(parsed.runs) != 2:
         raise UserError("archive takes a run and the folder to write: archive RUN FOLDER, or archive RUN --into STUDY")
-    run, folder = given.runs
+    run, folder = parsed.runs
     from evalkit.checkpoints.loading import archive
 
-    archive(run, folder, given.step)
+    archive(run, folder, parsed.step)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"written to {folder} ({size / 2**20:.1f} MiB)")
-    if given.step is not None:
-        print(f"its record and figures are of the whole training; evaluate={folder} measures step {given.step:,}")
+    if parsed.step is not None:
+        print(f"its record and figures are of the whole training; evaluate={folder} measures step {parsed.step:,}")
     return 0
 
 
@@ -47,12 +47,12 @@ def _into(runs: Sequence[Path], place: Path) -> int:
     from evalkit.reports.pooling import find_runs
 
     study = study_of(place) or place
-    found = {}
-    for given in runs:
-        for folder in find_runs([given]):
-            name = place.relative_to(study) / (folder.relative_to(given) if folder != given else folder.name)
-            if found.setdefault(name.as_posix(), folder) != folder:
-                raise UserError(f"{folder} and {found[name.as_posix()]} are both {place / name.name}; add them apart")
-    added = packing.add(study, found)
-    print(f"{len(added)} runs are new in {study}; {len(found) - len(added)} were there already")
+    folders = {}
+    for parent in runs:
+        for folder in find_runs([parent]):
+            name = place.relative_to(study) / (folder.relative_to(parent) if folder != parent else folder.name)
+            if folders.setdefault(name.as_posix(), folder) != folder:
+                raise UserError(f"{folder} and {folders[name.as_posix()]} are both {place / name.name}; add them apart")
+    added = packing.add(study, folders)
+    print(f"{len(added)} runs are new in {study}; {len(folders) - len(added)} were there already")
     return 0

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("name", help=", ".join(calibration.PUBLISHED))
     parser.add_argument("results", type=Path, help="results_….json, of lm-eval's --output_path")
-    given = parser.parse_args(arguments)
-    found = calibration.checks(given.name, calibration.read(given.results))
-    print(calibration.shown(given.name, found), end="")
-    return 0 if all(check.holds for check in found) else 1
+    parsed = parser.parse_args(arguments)
+    checks = calibration.checks(parsed.name, calibration.read(parsed.results))
+    print(calibration.shown(parsed.name, checks), end="")
+    return 0 if all(check.holds for check in checks) else 1

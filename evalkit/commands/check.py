@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
         usage="[--config-dir DIR] task=… model=… [key=value …]",
     )
     parser.add_argument("settings", nargs="*", metavar="key=value", help="as for a run: task=…, model=…, eval=…")
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     import jax
 
     from evalkit.configuration.spec import Spec
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     from evalkit.parallel import devices
 
     devices.use_every_core()
-    experiment = Spec.of(given.settings).experiment
+    experiment = Spec.of(parsed.settings).experiment
     experiment.feed.prepare()
     console, count = Console(highlight=False), 0
     with jax.default_matmul_precision(experiment.matmul_precision):

@@ -21,21 +21,21 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or a folder that holds runs")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/compare/<task>-<timestamp>")
-    against = "draw accuracy against the bytes of the model's state, or its FLOPs a token, too"
-    parser.add_argument("--x", choices=("cache_bytes", "flops"), help=against)
+    help_x = "draw accuracy against the bytes of the model's state, or its FLOPs a token, too"
+    parser.add_argument("--x", choices=("cache_bytes", "flops"), help=help_x)
     parser.add_argument("--at", type=int, metavar="LENGTH", help="the length of --x, by default the training length")
-    given = parser.parse_args(arguments)
-    if given.at is not None and given.x is None:
-        raise UserError(f"--at={given.at} is the length of --x=cache_bytes or --x=flops; give one of them too")
+    parsed = parser.parse_args(arguments)
+    if parsed.at is not None and parsed.x is None:
+        raise UserError(f"--at={parsed.at} is the length of --x=cache_bytes or --x=flops; give one of them too")
     from evalkit.reports.comparison import Against, compare
 
-    asked = None if given.x is None else Against(given.x, given.at)
-    compare(given.runs, given.out, Console(), against=asked, complete=_completed)
+    against = None if parsed.x is None else Against(parsed.x, parsed.at)
+    compare(parsed.runs, parsed.out, Console(), against=against, complete=_completed)
     return 0
 
 
-def _completed(found: Sequence[tuple[Path, Header]], length: int | None) -> Sequence[Header]:
+def _completed(runs: Sequence[tuple[Path, Header]], length: int | None) -> Sequence[Header]:
     # Here, because it needs JAX, and only records from before headers said what a model costs need it.
     from evalkit.configuration.account import completed
 
-    return completed(found, length)
+    return completed(runs, length)

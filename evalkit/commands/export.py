@@ -15,9 +15,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("run", help="the folder of a run")
     parser.add_argument("folder", type=Path, help="where to write; made if it is not there")
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     from evalkit.checkpoints.export import export
 
-    export(given.run, given.folder)
-    print(f"written to {given.folder}; transformers.RecurrentGemmaForCausalLM.from_pretrained reads it")
+    export(parsed.run, parsed.folder)
+    print(f"written to {parsed.folder}; transformers.RecurrentGemmaForCausalLM.from_pretrained reads it")
     return 0

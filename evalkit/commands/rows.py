@@ -20,13 +20,13 @@ def main(arguments: Sequence[str]) -> int:
     """Prints or writes the table and returns 0; raises UserError for a folder without runs."""
     parser = Page("rows", ABOUT, "rows RUN RUN csv=all.csv", "rows runs split=test metric=accuracy | head")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or a folder that holds runs")
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     from evalkit.core import tidy
     from evalkit.record.files import write_text
     from evalkit.reports.pooling import find_runs
 
-    settings = {name: value for name, _, value in (word.partition("=") for word in given.runs) if name in SETTINGS}
-    folders = [Path(word) for word in given.runs if word.partition("=")[0] not in SETTINGS]
+    settings = {name: value for name, _, value in (word.partition("=") for word in parsed.runs) if name in SETTINGS}
+    folders = [Path(word) for word in parsed.runs if word.partition("=")[0] not in SETTINGS]
     for word in (str(folder) for folder in folders if "=" in str(folder) and not folder.exists()):
         raise UserError(f"{word} is no folder, and rows takes no such setting; it takes {', '.join(SETTINGS)}")
     if not folders:

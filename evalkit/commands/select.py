@@ -21,6 +21,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = Page("select", RULE, "select runs/fig6b_search/cpu", "select runs/fig6b_search/cpu --level 0.9")
     parser.add_argument("folder", type=Path, help="of a search: a folder a trial")
     parser.add_argument("--level", type=float, choices=LEVELS, default=1.0, help="what the fewest tokens are to reach")
-    given = parser.parse_args(arguments)
-    selection.write(given.folder, given.level)
+    parsed = parser.parse_args(arguments)
+    selection.write(parsed.folder, parsed.level)
     return 0

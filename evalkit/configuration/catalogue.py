@@ -66,12 +66,12 @@ def row_files(group: str, own: Path | None = None) -> list[Path]:
 
 def recipe_files(task: str, own: Path | None = None) -> list[Path]:
     """The files with recipes of a task, ours before the user's: that of its name, or one that has it in its `tasks`."""
-    found = []
+    files = []
     for folder in reversed(_folders(own)):
         path, shared = folder / "recipe" / f"{task}.yaml", re.compile(rf"^tasks:.*\b{re.escape(task)}\b", re.MULTILINE)
         others = (folder / "recipe").glob("*.yaml") if not path.is_file() else ()
-        found += [path] if path.is_file() else [other for other in others if shared.search(_text(other))]
-    return found
+        files += [path] if path.is_file() else [other for other in others if shared.search(_text(other))]
+    return files
 
 
 def packages(own: Path) -> list[str]:
@@ -88,7 +88,7 @@ def is_suite(experiment: str, own: Path | None = None) -> bool:
 
 def _rows(group: str, own: Path | None) -> dict[str, str]:
     """The options that are rows of one file, each with the comment at its end."""
-    return {name: said for path in reversed(row_files(group, own)) for name, said in ROW.findall(_text(path))}
+    return {name: comment for path in reversed(row_files(group, own)) for name, comment in ROW.findall(_text(path))}
 
 
 def _text(path: Path) -> str:

@@ -74,8 +74,8 @@ def locate(node: Node, path: str, message: str) -> str:
     keys = list(_dotted(node, path, settings_of(node, path)))
     by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
 
-    def typed(found: re.Match[str]) -> str:
-        return f"{by_name.get(found[1], found[1])}="
+    def typed(match: re.Match[str]) -> str:
+        return f"{by_name.get(match[1], match[1])}="
 
     located = re.sub(r"(?<![\w.])(\w+)=", typed, message)
     return located if located != message else f"{path}: {message}"
@@ -128,23 +128,23 @@ def constructor(node: Node, path: str) -> Callable[..., Any]:
         raise UserError(f"{path} has no _target_; name what it builds, such as _target_: {example}")
     target = str(node["_target_"])
     try:
-        found = _named(target)
+        named = _named(target)
     except (Exception, SystemExit) as error:  # whatever a file of the user's may raise
         raise UserError(f"{path}._target_={target} cannot be imported: {_reason(error)}") from error
-    if not callable(found):
-        raise UserError(f"{path}._target_={target} is a {type(found).__name__}; name a class or a function in it")
-    refuse_borrowed(target, path, found, PARTS)
-    return found
+    if not callable(named):
+        raise UserError(f"{path}._target_={target} is a {type(named).__name__}; name a class or a function in it")
+    refuse_borrowed(target, path, named, PARTS)
+    return named
 
 
 def _named(target: str) -> Any:
     """What a dotted name stands for; an import that fails within a module on the way is that error."""
     name, *rest = target.split(".")
-    found = import_module(name)
+    part = import_module(name)
     while rest:
         inner = f"{name}.{rest[0]}"
         try:
-            found = import_module(inner)
+            part = import_module(inner)
         except ModuleNotFoundError as error:
             if error.name != inner:
                 raise
@@ -152,8 +152,8 @@ def _named(target: str) -> Any:
         name = inner
         rest.pop(0)
     for attribute in rest:
-        found = getattr(found, attribute)
-    return found
+        part = getattr(part, attribute)
+    return part
 
 
 def _reason(error: BaseException) -> str:

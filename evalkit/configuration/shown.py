@@ -41,10 +41,10 @@ def _resolved(node: Any) -> Any:
     written: Any = OmegaConf.to_container(node, resolve=False)
     if not written:
         return written
-    found = {}
+    resolved = {}
     for key in written if isinstance(written, dict) else range(len(written)):
         try:
-            found[key] = written[key] if OmegaConf.is_missing(node, key) else _resolved(node[key])
+            resolved[key] = written[key] if OmegaConf.is_missing(node, key) else _resolved(node[key])
         except OmegaConfBaseException:
-            found[key] = written[key]
-    return found if isinstance(written, dict) else list(found.values())
+            resolved[key] = written[key]
+    return resolved if isinstance(written, dict) else list(resolved.values())

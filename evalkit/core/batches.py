@@ -157,14 +157,14 @@ class Read(_OfText):
         Leaving positions out skips the masks, a sixth of MQA's step.
         """
         numbers = range(int(first), int(first) + steps)
-        found = _stacked(
+        windows = _stacked(
             [
                 _stacked([_example_of(self.task.windows(int(seed), number, batch, length, rows)) for number in numbers])
                 for seed in seeds
             ]
         )
-        begun = (np.asarray(found.positions)[..., 1:] == 0).any()
-        return found if peers.largest(int(begun)) else found._replace(positions=None)
+        begun = (np.asarray(windows.positions)[..., 1:] == 0).any()
+        return windows if peers.largest(int(begun)) else windows._replace(positions=None)
 
     def shapes(self, seeds: int, steps: int, batch: int, length: int) -> Example:
         """As windows are in which no document begins."""
@@ -256,23 +256,23 @@ class Reread(_OfText):
         """Reads and tokenises the held-out documents, which must be there."""
         refuse_unreachable(self.task.streamed)
         try:
-            found = self._found
+            documents = self._documents
         except ValueError as error:
             raise UserError(str(error)) from error
-        if not found:
+        if not documents:
             origin = self.task.origin
             raise UserError(f"no held-out text in {origin}; give data.path=FOLDER with files heldout-*.txt")
 
     def documents(self) -> Sequence[Span]:
         """Those with any text in them."""
-        return [document.span for document in self._found]
+        return [document.span for document in self._documents]
 
     def facts(self) -> dict[str, str]:
         """Of the held-out documents alone."""
-        size = sum(document.span.size for document in self._found)
+        size = sum(document.span.size for document in self._documents)
         return {
-            "used": f"held-out text: {self.task.origin} ({len(self._found)} documents, {size / 1e6:,.1f} MB)",
-            "digest": sha256(b"".join(document.span.tokens.tobytes() for document in self._found)).hexdigest(),
+            "used": f"held-out text: {self.task.origin} ({len(self._documents)} documents, {size / 1e6:,.1f} MB)",
+            "digest": sha256(b"".join(document.span.tokens.tobytes() for document in self._documents)).hexdigest(),
             "held_out": _digest_of(self.contents),
         }
 
@@ -283,17 +283,17 @@ class Reread(_OfText):
 
     @property
     def contents(self) -> Sequence[str]:
-        return [document.content for document in self._found]
+        return [document.content for document in self._documents]
 
     @cached_property
-    def _found(self) -> "Sequence[_Tokenised]":
-        found = []
+    def _documents(self) -> "Sequence[_Tokenised]":
+        documents = []
         for source, text in self.task.texts():
             if text.strip():
                 encoded = text.encode()
                 span = Span(np.asarray(self._tokenizer.encode(text), np.int32), len(encoded), source)
-                found.append(_Tokenised(span, sha256(encoded).hexdigest()))
-        return found
+                documents.append(_Tokenised(span, sha256(encoded).hexdigest()))
+        return documents
 
 
 class _Tokenised(NamedTuple):

@@ -62,8 +62,8 @@ def ask_hub(name: str, kind: Literal["model", "dataset"], seconds: float) -> Non
     try:
         within(seconds, lambda: huggingface_hub.HfApi(endpoint=endpoint).auth_check(name, repo_type=kind))
     except GatedRepoError as error:
-        said = f"is gated; accept its terms at {page}, then log in with hf auth login"
-        raise Refused(_status_of(error), said) from error
+        advice = f"is gated; accept its terms at {page}, then log in with hf auth login"
+        raise Refused(_status_of(error), advice) from error
     except (RepositoryNotFoundError, HfHubHTTPError) as error:
         status = _status_of(error)
         raise Refused(status, _advice(status, page, isinstance(error, RepositoryNotFoundError))) from error

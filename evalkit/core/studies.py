@@ -74,8 +74,8 @@ def content(path: Path) -> Any:
     if not path.is_file():
         run = packed(path.parent)
         return None if run is None else run.files.get(path.name)
-    said = path.read_text(encoding="utf-8")
-    return json.loads(said) if path.suffix == ".json" else _yaml(said)
+    text = path.read_text(encoding="utf-8")
+    return json.loads(text) if path.suffix == ".json" else _yaml(text)
 
 
 def _yaml(text: str) -> Any:

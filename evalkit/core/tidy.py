@@ -36,19 +36,19 @@ def records(folders: Iterable[Path], split: str | None = None, metric: str | Non
     Each record has all of `COLUMNS`, and what else its row says as `extra_<name>`. `value` is the mean over
     `sequences`. Raises `UserError` naming the folder that has no record, and for a split or metric that is in none.
     """
-    found = [(entry, folder) for folder in folders for entry in read(folder).rows]
+    rows = [(entry, folder) for folder in folders for entry in read(folder).rows]
     for name, wanted in (("split", split), ("metric", metric)):
-        known = sorted({str(entry[name]) for entry, _ in found})
+        known = sorted({str(entry[name]) for entry, _ in rows})
         if wanted is not None and wanted not in known:
             raise UserError(f"{name}={wanted!r} is in none of these runs; there is {', '.join(known) or 'nothing'}")
     return [
         _record(entry, folder)
-        for entry, folder in found
+        for entry, folder in rows
         if split in (None, entry["split"]) and metric in (None, entry["metric"])
     ]
 
 
-def as_csv(found: Sequence[Mapping[str, Any]]) -> str:
+def as_csv(table: Sequence[Mapping[str, Any]]) -> str:
     """One table of records; a column that only some of them have is empty in the others.
 
     >>> print(as_csv([{"seed": 0, "value": 0.5}, {"seed": 1, "value": None, "extra_right": [1, 2]}]), end="")
@@ -56,20 +56,20 @@ def as_csv(found: Sequence[Mapping[str, Any]]) -> str:
     0,0.5,
     1,,"[1, 2]"
     """
-    columns = list(dict.fromkeys(name for record in found for name in record))
+    columns = list(dict.fromkeys(name for record in table for name in record))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _cell(cell) for name, cell in record.items()} for record in found)
+    writer.writerows({name: _cell(cell) for name, cell in record.items()} for record in table)
     return text.getvalue()
 
 
 def _record(entry: Row, folder: Path) -> dict[str, Any]:
-    told = dict(entry["extra"])
-    lost = entry["total"] is None and told.get(TOTAL) in NON_FINITE
-    mean = float(told.pop(TOTAL)) if lost else value(entry)
+    extra = dict(entry["extra"])
+    lost = entry["total"] is None and extra.get(TOTAL) in NON_FINITE
+    mean = float(extra.pop(TOTAL)) if lost else value(entry)
     known = {**entry, "folder": str(folder), "value": mean, "sequences": entry["count"]}
-    more = {f"{EXTRA}{name}": content for name, content in told.items()}
+    more = {f"{EXTRA}{name}": content for name, content in extra.items()}
     return {name: known[name] for name in COLUMNS} | more
 
 

@@ -31,14 +31,14 @@ def check(folder: Path) -> bool:
     """
     if not (folder / FILE).exists():
         return False
-    for name, told in _read(folder / FILE).items():
+    for name, expected in _read(folder / FILE).items():
         if not (folder / name).resolve().is_relative_to(folder.resolve()):  # a list may have come with the folder
             raise Damaged(f"{FILE} names {name}, which is not in the folder")
         try:
-            found = _sum(folder / name)
+            actual = _sum(folder / name)
         except OSError as error:
             raise Damaged(f"{name}: {error.strerror or error}") from error
-        if found != told:
+        if actual != expected:
             raise Damaged(f"{name} is not what was written: its SHA-256 differs")
     return True
 
@@ -57,9 +57,9 @@ def _read(path: Path) -> Mapping[str, str]:
     """The sum of each file by its name; raises Damaged for a list that is not what `write` writes."""
     try:
         first, *lines = path.read_text(encoding="utf-8").split("\n")
-        found = {name: told for told, name in (line.split("  ", 1) for line in lines[:-1])}
+        sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines[:-1])}
     except (OSError, ValueError) as error:
         raise Damaged(f"{FILE} cannot be read: it was damaged or cut short") from error
-    if first != f"# {len(found)} files" or lines[-1:] != [""]:
+    if first != f"# {len(sums)} files" or lines[-1:] != [""]:
         raise Damaged(f"{FILE} was damaged or cut short")
-    return found
+    return sums

@@ -60,11 +60,11 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
                     solved = solved + 1 if validate(session, state, step) else 0
                     solved = int(peers.agreed(str(solved)))
                 # A signal waits for the end of a dispatch, so that the state on disk is one between two steps.
-                asked = session.watch.anywhere()
-                if step % training.checkpoint_every == 0 or last or _is_solved(trainer, solved) or asked:
+                stopped = session.watch.anywhere()
+                if step % training.checkpoint_every == 0 or last or _is_solved(trainer, solved) or stopped:
                     # The length of the record goes with the state: a resumed run deletes the rows after it.
                     checkpoints.save(state, step, {"rows": session.record.sync(), "solved": solved, "tokens": tokens})
-                if asked:
+                if stopped:
                     session.watch.check()
     return state
 
@@ -81,9 +81,9 @@ def validate(session: Session, state: TrainState, step: int) -> bool:
 
 def _mean(rows: Sequence[Row], metric: str) -> float:
     """Over the sequences of all seeds; those of steps that were skipped are not counted."""
-    found = [entry for entry in rows if entry["metric"] == metric]
-    count = sum(entry["count"] or 0 for entry in found)
-    return sum(entry["total"] or 0.0 for entry in found) / count if count else float("nan")
+    of_metric = [entry for entry in rows if entry["metric"] == metric]
+    count = sum(entry["count"] or 0 for entry in of_metric)
+    return sum(entry["total"] or 0.0 for entry in of_metric) / count if count else float("nan")
 
 
 def _is_solved(trainer: Trainer, solved: int) -> bool:
@@ -108,5 +108,5 @@ def _rows(session: Session, sums: Sums, step: int, stage: Stage, steps: int) -> 
         return rows
     if skipped.any():
         logger.warning("%d of %d steps before step %d were not finite and are skipped", skipped.sum(), steps, step)
-    told = enumerate(session.experiment.all_seeds)
-    return [*rows, *(session.make_row(metric="skipped", seed=s, total=skipped[i], count=steps, **at) for i, s in told)]
+    seeds = enumerate(session.experiment.all_seeds)
+    return [*rows, *(session.make_row(metric="skipped", seed=s, total=skipped[i], count=steps, **at) for i, s in seeds)]

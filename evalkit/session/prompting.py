@@ -67,17 +67,17 @@ class Ready:
 
     def say(self, pretrained: Pretrained, said: Any, heard: Heard | None) -> list[Said]:
         """The texts, see `generate`; with fewer prompts than rows there are fewer rows."""
-        asked = self.settings
+        settings = self.settings
         return generate(
             pretrained,
             self.prompts,
-            asked.tokens,
-            stop=asked.stop,
-            stop_tokens=asked.stop_tokens,
-            sampler=asked.sampler,
-            seed=asked.seed,
-            batch_size=_rows(asked, self.prompts),
-            chunk=min(asked.chunk, max(map(len, self.prompts))),
+            settings.tokens,
+            stop=settings.stop,
+            stop_tokens=settings.stop_tokens,
+            sampler=settings.sampler,
+            seed=settings.seed,
+            batch_size=_rows(settings, self.prompts),
+            chunk=min(settings.chunk, max(map(len, self.prompts))),
             said=said,
             heard=heard,
         )
@@ -118,7 +118,7 @@ def prompts_in(file: Path) -> list[Mapping[str, Any]]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"file={file} cannot be read ({error}); give a text with a prompt a line") from error
-    found = []
+    entries = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -129,10 +129,10 @@ def prompts_in(file: Path) -> list[Mapping[str, Any]]:
         entry = {"prompt": entry} if isinstance(entry, str) else entry
         if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
             raise UserError(f'{file}, line {number} has no prompt; give a string, or an object with "prompt"')
-        found.append(entry)
-    if not found:
+        entries.append(entry)
+    if not entries:
         raise UserError(f"file={file} has no prompt; give one a line")
-    return found
+    return entries
 
 
 def _rows(settings: Settings, prompts: Sequence[Any]) -> int:
@@ -141,8 +141,9 @@ def _rows(settings: Settings, prompts: Sequence[Any]) -> int:
 
 def _refuse_too_long(found: Unread, prompts: Sequence[Sequence[int]], settings: Settings) -> None:
     longest, rows = max(map(len, prompts)), _rows(settings, prompts)
-    size, asked = bucket(longest + settings.tokens), f"a prompt of {longest:,} tokens and {settings.tokens:,} after it"
-    refuse_beyond_positions(asked, size)
+    size = bucket(longest + settings.tokens)
+    request = f"a prompt of {longest:,} tokens and {settings.tokens:,} after it"
+    refuse_beyond_positions(request, size)
     of = f"the cache, {rows} of them in a batch"
     instead = "give a shorter prompt, or fewer rows by batch_size="
-    refuse_too_large(iter([Need(asked, found.model.cache_bytes(rows, size), of, instead)]))
+    refuse_too_large(iter([Need(request, found.model.cache_bytes(rows, size), of, instead)]))

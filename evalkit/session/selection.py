@@ -38,13 +38,13 @@ class Trial(NamedTuple):
 
 def select(folder: Path, level: float) -> dict[str, list[Trial]]:
     """The trials in `folder` by model, the chosen one first; raises UserError if there are none."""
-    found: dict[str, list[Trial]] = {}
+    by_model: dict[str, list[Trial]] = {}
     for path in (path for path in with_records(folder) if path.parent == folder):
         trial = trial_of(path, level)
-        found.setdefault(trial.model, []).append(trial)
-    if not found:
+        by_model.setdefault(trial.model, []).append(trial)
+    if not by_model:
         raise UserError(f"no {FILE} in the folders of {folder}; give a search's, such as runs/fig6b_search/cpu")
-    return {model: ranked(trials) for model, trials in found.items()}
+    return {model: ranked(trials) for model, trials in by_model.items()}
 
 
 def ranked(trials: Sequence[Trial]) -> list[Trial]:
@@ -91,13 +91,13 @@ def _finite(measured: float | None) -> float | None:
 
 def write(folder: Path, level: float) -> None:
     """Prints a table a model, and writes `selection.json` into `folder` unless it is of a study; raises UserError."""
-    found = select(folder, level)
-    record = {model: [trial._asdict() for trial in trials] for model, trials in found.items()}
+    by_model = select(folder, level)
+    record = {model: [trial._asdict() for trial in trials] for model, trials in by_model.items()}
     text = json.dumps({"level": level, "trials": record}, indent=2, allow_nan=False)
     if studies.study_of(folder) is None:
         write_text(folder / "selection.json", text + "\n")
     console = Console()
-    for model, trials in found.items():
+    for model, trials in by_model.items():
         console.print(Text(model, style="bold"))
         print_table(console, HEADER, [_cells(trial) for trial in trials])
 

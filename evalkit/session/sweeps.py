@@ -59,10 +59,12 @@ def _summary(folder: Path) -> Mapping[str, Any]:
 def _headline(summary: Mapping[str, Any]) -> str:
     """Accuracy where it was trained and at the longest length; of a text, its loss."""
     ladder = (summary.get("aggregate") or {}).get("extrapolation") or []
-    found = {at["length"]: at["accuracy"]["median"] for at in ladder}
-    if found:
-        lengths = dict.fromkeys(length for length in (summary.get("train_length"), max(found)) if length in found)
-        return "accuracy " + ", ".join(f"{_number(found[length])} at {length:,}" for length in lengths)
+    accuracies = {at["length"]: at["accuracy"]["median"] for at in ladder}
+    if accuracies:
+        lengths = dict.fromkeys(
+            length for length in (summary.get("train_length"), max(accuracies)) if length in accuracies
+        )
+        return "accuracy " + ", ".join(f"{_number(accuracies[length])} at {length:,}" for length in lengths)
     losses = (summary.get("validation") or {}).get("bits_per_byte") or {}
     return ", ".join(f"{_number(loss)} bits a byte" for loss in losses.values()) or DASH
 
