@@ -124,10 +124,7 @@ def restore(experiment: Experiment, run: Path, at: int | None = None) -> tuple[T
 
 
 def archive(run: Path, folder: Path, step: int | None = None) -> None:
-    """Writes the record of `run` and its last parameters, or those of `step` if it was kept, into `folder`.
-
-    Raises UserError for what is no run, a run that is not finished, and a folder that is in use.
-    """
+    """Writes the record of a finished `run` and its last parameters, or of `step`, into `folder`. Raises UserError."""
     archives.refuse_used(folder)
     refuse_elsewhere(run, {}, ())
     experiment = Spec.saved(run).experiment

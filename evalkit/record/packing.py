@@ -21,11 +21,7 @@ def finished(run: Path) -> bool:
 
 
 def add(study: Path, runs: Mapping[str, Path]) -> list[str]:
-    """Packs `runs` into `study`, each under its name, and returns the names that are new.
-
-    A run that is there already stays. Raises UserError, and adds none, for one that is not finished, or for another run
-    of a name that is taken.
-    """
+    """Packs `runs` into `study` and returns the new names; raises UserError for unfinished or other runs of a name."""
     held = studies.runs_of(study)
     entries: dict[str, Any] = {
         name: {studies.ROWS: [packed.at, packed.size], **packed.files} for name, packed in held.items()

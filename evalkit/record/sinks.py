@@ -22,10 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """The record of a run and the sinks of one session, by name; rows after the first `offset` bytes are deleted.
-
-    Use it as a context manager. Where the record has a header already, the sinks begin at once.
-    """
+    """The record of a run, cut after `offset` bytes, and a session's sinks by name. Use it as a context manager."""
 
     def __init__(self, folder: Path, offset: int, sinks: Mapping[str, Sink], config: Mapping[str, Any]):
         file = folder / FILE

@@ -235,10 +235,7 @@ def _ends(curve: Curve) -> list[Point]:
 
 
 def _say_not_run(axes: Axes, ends: Sequence[tuple[Point, str]]) -> None:
-    """Says at each end, in its colour, that the curve was not run beyond it.
-
-    In the upper half it stands below the end, in the lower half above; further off where it would cover another.
-    """
+    """Says at each end, in its colour, that the curve was not run beyond it, and not over another such label."""
     height = axes.get_window_extent().height * 72 / axes.figure.dpi  # in points, as the offsets are
     placed: dict[tuple[float, bool], float] = {}
     within = axes.transScale + axes.transLimits

@@ -130,10 +130,7 @@ def last_step(record: Record) -> int | None:
 
 
 def by_column(heading: str, name: str, rows: Mapping[str, Mapping[int, str]], costed: Sequence[Line] = ()) -> Table:
-    """A row a label, under `name`, and a column a length or position; a dash where there is nothing.
-
-    With the lines `costed`, whose labels those of the rows are, `COSTS` come first.
-    """
+    """A row a label, under `name`, a column a length or position; `COSTS` come first with the lines `costed`."""
     columns = sorted({column for cells in rows.values() for column in cells})
     costs = {line.label: costs_of(line.header) for line in costed}
     lines = [

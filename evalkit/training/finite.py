@@ -70,10 +70,7 @@ def _where(trainer: Trainer, checkpoints: Checkpoints, index: int, step: int) ->
 
 
 def first_in(trainer: Trainer, params: Params, example: Example, begun: Cache | None = None) -> str | None:
-    """The first part of a step on `example` that is not finite: of the parameters, forwards, then backwards.
-
-    `begun` are the states that the sequences begin from, None for those of a model that has read nothing.
-    """
+    """The first part of a step on `example` that is not finite; `begun` are states that the sequences begin from."""
     for name in _not_finite(params):
         return f"the parameter {name} was so before it"
     model, alone = trainer.model, trainer.alone

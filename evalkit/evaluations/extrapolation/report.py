@@ -55,10 +55,7 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
 
 
 def against(lines: Sequence[Line], x: str, at: int, title: str, notes: Sequence[str]) -> Drawing:
-    """Accuracy at the length `at` against the bytes of state there (`cache_bytes`), or FLOPs a token (`flops`).
-
-    Raises UserError where no run was measured at that length, and where no run says what its model costs.
-    """
+    """Accuracy at the length `at` against bytes of state or FLOPs a token; raises UserError where either is unknown."""
     ladders = {line.label: extrapolation_curve(line.record) for line in lines}
     measured = {point.x for curve in ladders.values() for points in curve.seeds.values() for point in points}
     if at not in measured:

@@ -116,10 +116,7 @@ class LossByPosition(Evaluation):
         train_length: int | None,
         done: Callable[[int], None],
     ) -> Iterator[Row]:
-        """Rows of every subject, each of them parameters of `model`; `train_length` is None where it is not known.
-
-        `done` is told the length of each piece that is finished.
-        """
+        """Rows of every subject, each parameters of `model`; `done` gets the length of each finished piece."""
         taken = longest_of(documents, self.documents)
         for subject in subjects:
             yield from self.by_position(taken, subject, self.longest(model))
