@@ -60,10 +60,10 @@ def counts(make: Callable[[], Any], sessions: Sequence[tuple[int, int, bool]]) -
                 else:
                     killed.append(sink)  # it is kept, because one that goes may write what it holds back
         own = {FILE, f"{NAME}_sent.json"}
-        found = [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in own]
+        files = [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in own]
         for sink in killed:
             sink.finish(SinkEnd(1))
-    return [sum(text.count(entry["metric"].encode()) for text in found) for entry in ROWS]
+    return [sum(text.count(entry["metric"].encode()) for text in files) for entry in ROWS]
 
 
 @promised("sink", "it is a Sink of evalkit.core.contracts, whose methods a session can call")
@@ -76,14 +76,14 @@ def _sink(subject: SinkUnderCheck) -> str | None:
 
 @promised("session", "it takes every kind of row and changes none; begin returns None or a count, finish lines of text")
 def _session(subject: SinkUnderCheck) -> str | None:
-    for given in ([], [[entry] for entry in ROWS]):
+    for session in ([], [[entry] for entry in ROWS]):
         with TemporaryDirectory() as name:
             sink = subject.make()
             try:
                 kept = sink.begin(HEADER, SinkStart(Path(name), CONFIG))
                 if kept not in (None, 0) or isinstance(kept, bool):
                     return f"begin returns {kept!r} when it has received no row"
-                for rows in deepcopy(given) if kept is not None else ():
+                for rows in deepcopy(session) if kept is not None else ():
                     before = deepcopy(rows)
                     sink.write(rows)
                     if rows != before:

@@ -243,9 +243,9 @@ def _inverse_forward(lower: Array) -> tuple[Array, Array]:
     return result, result
 
 
-def _inverse_backward(result: Array, given: Array) -> tuple[Array]:
+def _inverse_backward(result: Array, cotangent: Array) -> tuple[Array]:
     turned = result.swapaxes(-1, -2)
-    return (-jnp.tril(matmul(matmul(turned, given), turned), -1),)
+    return (-jnp.tril(matmul(matmul(turned, cotangent), turned), -1),)
 
 
 inverse.defvjp(_inverse_forward, _inverse_backward)

@@ -92,13 +92,13 @@ def _looped_forward(step: Step, shared: Any, pieces: Any, resets: Array | None, 
     return (read, last), (shared, pieces, resets, before)
 
 
-def _looped_backward(step: Step, kept: tuple[Any, Any, Array | None, Array], given: tuple[Array, Array]):
+def _looped_backward(step: Step, kept: tuple[Any, Any, Array | None, Array], cotangents: tuple[Array, Array]):
     """The gradient of each step, from the states that are computed again, piece by piece.
 
     JAX's own gradient of a loop writes every state, and more of its size, to memory, and reads it again.
     """
     shared, pieces, resets, before = kept
-    d_read, d_last = given
+    d_read, d_last = cotangents
 
     def one(carry: tuple[Array, Any], of: tuple[Array, Any, Array | None, Array]) -> tuple[tuple[Array, Any], Any]:
         (d_state, d_shared), (state, now, reset, d_now_read) = carry, of

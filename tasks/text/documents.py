@@ -62,7 +62,13 @@ def _raise(error: OSError) -> None:
 
 
 def _whole(file: Path, field: str) -> Iterator[Document]:
-    yield Document(str(file), _text(file))
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 at byte {error.start}; convert it, or leave it out") from error
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read ({error.strerror}); let it be read, or leave it out") from error
+    yield Document(str(file), text)
 
 
 def _json_lines(file: Path, field: str) -> Iterator[Document]:
@@ -113,15 +119,6 @@ READERS: Mapping[str, Callable[[Path, str], Iterator[Document]]] = {
     ".jsonl": _json_lines,
     ".parquet": _parquet,
 }
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 at byte {error.start}; convert it, or leave it out") from error
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read ({error.strerror}); let it be read, or leave it out") from error
 
 
 class Named(ValueError):
