@@ -25,6 +25,7 @@ from evalkit.core.contracts import Verdict
 from evalkit.core.errors import UserError
 from evalkit.session.gates import refuse_run_in
 from evalkit.session.outcome import Outcome
+from support.shrunk import sampled
 from support.words import leaves, typed
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +147,7 @@ def test_an_option_of_the_users_own_may_not_have_the_name_of_ours(capsys: pytest
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_what_is_the_users_own_goes_to_every_verb_that_composes(
     run: Run, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,6 +283,7 @@ def test_a_sweep_goes_on_after_a_run_that_failed(run: Run) -> None:
     assert [folder.parent.name for _, folder in run.started] == ["mqa", "hawk"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "variable", "group"),
     [
@@ -397,7 +400,7 @@ def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in listed for name in catalogue.options("task")) and "vocabulary 16" in listed
 
 
-@pytest.mark.parametrize("name", catalogue.options("task"))
+@pytest.mark.parametrize("name", sampled(catalogue.options("task"), 5))
 def test_an_example_is_shown_with_its_answers(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main(["example", name, "seed=1"]) == 0
     shown = capsys.readouterr().out

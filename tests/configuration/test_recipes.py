@@ -39,6 +39,7 @@ def test_a_recipe_is_of_what_there_is(path: Path) -> None:
     assert models_in(document) <= set(catalogue.options("model"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planned", PLANNED, ids=lambda planned: planned.name)
 def test_what_an_experiment_fixed_for_a_model_is_taken(planned: recipes.Planned) -> None:
     assert models_in(planned.recipes or {}) <= set(catalogue.options("model"))

@@ -139,6 +139,7 @@ def test_every_kept_part_is_built(kept: Mapping[Path, Mapping[str, Any]], part: 
         assert config.build(kept[path], part)
 
 
+@pytest.mark.slow
 def test_every_kept_model_is_read_and_built(kept: Mapping[Path, Mapping[str, Any]]) -> None:
     for path in once(kept, "model").values():
         assert Spec.saved(path.parent).experiment.config == {**saving.LATER, **kept[path]}

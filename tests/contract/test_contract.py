@@ -47,7 +47,8 @@ def first(found: Iterator[BrokenPromise]) -> BrokenPromise | None:
     return next(found, None)
 
 
-@pytest.mark.parametrize("name", every_model())
+@pytest.mark.slow
+@pytest.mark.parametrize("name", every_model(("griffin", "hawk_complex", "kda", "mamba", "mingru")))
 def test_our_models_keep_every_promise(name: str) -> None:
     """All promises of a model in one test, because they share its programs."""
     model = ours(name)
@@ -65,6 +66,7 @@ def test_our_tasks_keep_every_promise(name: str) -> None:
     assert not [str(found) for found in broken("it", PROMISES_OF_TASKS, TaskUnderCheck(task_of(name)))]
 
 
+@pytest.mark.slow
 def test_the_right_ones_keep_every_promise() -> None:
     mixer = of_mixer(wrong_mixers.MinGRU)
     assert not {promise.name: found for promise in EVERY_PROMISE_OF_MODELS if (found := promise.found(mixer))}

@@ -39,6 +39,7 @@ def whole(model: str) -> tuple[Example, Any]:
     return example, jax.jit(tally)(logits, example)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chunk", "model"),
     [

@@ -73,6 +73,7 @@ def test_the_streamed_loss_at_4096_is_the_unstreamed_one(name: str, chunk: int) 
 SAMPLED = ("griffin", "mqa")  # of a bounded cache and of one that grows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in SAMPLED else ALL) for name in catalogue.options("model")]
 )

@@ -97,6 +97,7 @@ def test_a_planted_context_has_one_fact_and_no_question() -> None:
     assert (np.asarray(other != tokens).sum(axis=1) == 1).all(), "contexts of a pair differ in the fact alone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["griffin", "mqa", pytest.param("mamba", marks=pytest.mark.exhaustive)])
 def test_a_question_to_a_copy_of_the_cache_is_a_question_at_the_end(model: str) -> None:
     """Asked while one long context streams by, each answer is that of the whole sequence cut there."""
@@ -115,6 +116,7 @@ def test_a_question_to_a_copy_of_the_cache_is_a_question_at_the_end(model: str) 
         np.testing.assert_array_equal(right, said == np.asarray(answers))
 
 
+@pytest.mark.slow
 def test_every_distance_that_fits_is_asked_about_whatever_the_batch() -> None:
     """Of attention, which has no decay to tell, that is all."""
     trained = trained_of(experiment("mqa"), seeds=2)
@@ -164,6 +166,7 @@ def forgotten() -> tuple[Trained, list[Row]]:
     return trained, list(recall.run(trained))
 
 
+@pytest.mark.slow
 def test_the_channels_that_carry_the_fact_are_found_and_their_decay_is_theirs() -> None:
     """Shares add up to one a block; the difference begins at 1; the decay of no gates is that of the parameters."""
     trained, rows = forgotten()
@@ -352,6 +355,7 @@ def test_a_task_without_a_fact_is_refused() -> None:
         Recall().check(SelectiveCopying(length=32))
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_asked_and_reported(tmp_path: Path) -> None:
     few_programs = ("model.pattern=[recurrent]", "train.steps=2", "eval.lengths=[32]")
     folder = tiny.trained(tmp_path / "run", *few_programs)

@@ -197,6 +197,7 @@ def rewritten(path: Path, name: str, content: bytes) -> None:
             new.writestr(member, content if member == name else held)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["zeros", "shape", "objects", "step", "noise", "text"])
 def test_an_archive_that_is_not_what_it_says_is_one_line(case: str, kept: Path) -> None:
     (path,) = (kept / archives.PARAMETERS).glob("*.npz")

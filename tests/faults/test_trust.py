@@ -99,6 +99,7 @@ OPENED: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_a_saved_configuration_runs_nothing_of_a_package_that_was_not_named(place: str, run: Path) -> None:
     for target in ("theirs.Heads", "os.system", "subprocess.check_output", "builtins.eval"):

@@ -92,6 +92,7 @@ DEFAULT = (
 EVERY = itertools.product(MODELS, (1, 2, 8), (7, 16, 64), (GREEDY, DRAWN))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "batch_size", "chunk", "temperature"),
     [*DEFAULT, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EVERY if case not in DEFAULT)],

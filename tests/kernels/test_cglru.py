@@ -166,6 +166,7 @@ def test_one_step_of_one_channel_matches_float64(name: str) -> None:
     check_against_float64(run(given, reset, cotangents(given), name), given, reset, jnp.float32, UNIT_RESET[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", often(BFLOAT16))
 def test_bfloat16_is_as_close_as_its_digits(name: str) -> None:
     given = inputs(STEPS, WIDTH, jnp.bfloat16)

@@ -146,6 +146,7 @@ def test_it_is_the_linear_scan_of_the_gated_input(name):
 CLOSABLE = [("float32", name) for name in ALL] + [("bfloat16", name) for name in BFLOAT16]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "name"), CLOSABLE)
 def test_a_closed_recurrence_gate_leaves_the_state_and_gives_no_gradient(dtype, name):
     (x, recurrence, entry, rate, h0), cotangents = inputs(STEPS, WIDTH, jnp.dtype(dtype))
@@ -227,6 +228,7 @@ def test_the_gates_are_those_of_the_paper():
         np.testing.assert_allclose(one, want, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", often(("sequential", "triton in chunks", "tpu in small blocks")))
 def test_it_works_under_vmap_and_checkpoint(name):
     (x, *rest), cotangents = jax.tree.map(jnp.asarray, inputs(STEPS, WIDTH))

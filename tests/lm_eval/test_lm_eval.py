@@ -311,6 +311,7 @@ def test_table_1_is_all_of_it() -> None:
     assert index.task_index["griffin_mmlu_continuation"].cfg["num_fewshot"] == 5
 
 
+@pytest.mark.slow
 def test_the_command_runs_a_run_of_ours(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = benchmark_data.write(tmp_path / "data")
     output = tmp_path / "out"

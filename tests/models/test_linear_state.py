@@ -171,6 +171,7 @@ def inputs(length: int = LENGTH) -> jax.Array:
     return jax.random.normal(jax.random.key(2), (2, length, WIDTH))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MATRIX, "mingru"])
 def test_it_is_its_equation_written_out(name: str) -> None:
     block, x = block_of(name), inputs()
@@ -218,6 +219,7 @@ def test_an_erased_state_stays_small_where_a_plain_sum_grows() -> None:
     assert max(ratios.values()) < 3, ratios
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MATRIX, "mingru"])
 def test_it_has_250k_parameters_beside_the_embedding(name: str) -> None:
     model = Spec.of(["task=induction_heads", f"model={name}"]).experiment.model

@@ -194,7 +194,7 @@ def test_a_window_that_is_longer_than_the_text_needs_no_more_cache_than_the_text
     assert np.isnan(call(x[:, :60], None, mixer.init_cache(2, 30))[0]).all()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", every_model())
 def test_the_state_is_float32_and_bounded_where_it_should_be(name: str) -> None:
     model = model_of(name)
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(model.init_cache(1, length))) for length in (64, 128)]
@@ -204,7 +204,7 @@ def test_the_state_is_float32_and_bounded_where_it_should_be(name: str) -> None:
         assert leaf.dtype in (jnp.float32, jnp.int32)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", every_model())
 def test_paper_sizes_decay_mask_and_logits_dtype(name: str) -> None:
     model = Spec.of(["task=induction_heads", f"model={name}"]).experiment.model
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -320,6 +320,7 @@ def test_a_filling_cache_is_attended_like_a_full_one(monkeypatch: pytest.MonkeyP
     close(np.concatenate([first, second], axis=1), whole, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OFTEN)
 def test_bfloat16_gradients_are_finite_and_logits_float32(name: str) -> None:
     shrunk = [*overrides_of(name), "model.dtype=bfloat16"]

@@ -304,6 +304,7 @@ def test_runs_that_only_began_can_be_compared(tmp_path: Path) -> None:
     assert main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
 
 
+@pytest.mark.slow
 def test_accuracy_is_drawn_against_what_the_models_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {"cache_bytes": {"256": 4096, "1024": 4096}, "flops_per_token": 300_000}
     write_run(tmp_path / "runs" / "a", run_record("mqa", seeds=(0, 1), test=perfect, **COSTS))

@@ -68,6 +68,7 @@ def stamps(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("metrics.jsonl"))}
 
 
+@pytest.mark.slow
 def test_it_runs_what_is_missing_and_draws_it_together(experiment: Callable[..., int], finished: Path) -> None:
     out = finished
     assert {path.name for path in out.iterdir()} == {"one", "other", "forgetful", "runs", "controls"}
@@ -201,6 +202,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_data_that_is_not_there_ends_the_whole_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each of its runs would say the same."""
     words = [f"data.path={tmp_path / 'nowhere'}", f"hydra.run.dir={tmp_path / 'out'}"]
@@ -250,6 +252,7 @@ def test_a_figure_with_recipes_of_its_own_takes_no_other(capsys: pytest.CaptureF
 PLANNED = [recipes.experiment(str(path), None) for path in studies.EXPERIMENTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "preset"),
     [
@@ -285,6 +288,7 @@ def test_what_evaluates_a_run_waits_for_its_end(
     assert not (tmp_path / "out" / "forgetful").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_given_more_steps_stays_the_same_run(
     experiment: Callable[..., int], finished: Path, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def recipe_of(*overrides: str) -> Mapping[str, Any]:
     return Spec.of(overrides).experiment.config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("figure", "level"), [("fig6b", 1.0), ("fig6a", 0.99)])
 def test_the_recipes_of_a_figure_are_those_that_its_search_chose(figure: str, level: float) -> None:
     """By the rows kept with the results: no recipe was mended after its figure was seen."""
@@ -115,6 +116,7 @@ FIRST_EDITION = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", FIRST_EDITION)
 def test_the_default_recipe_passes_states_and_the_studies_of_the_paper_s_training_do_not(words: str) -> None:
     assert recipe_of("task=induction_heads", *words.split()[2:])["train"]["state_passing"] == 0.0625
@@ -136,6 +138,7 @@ def test_state_passing_is_tried_by_the_frozen_recipe_and_nothing_else(model: str
     }
 
 
+@pytest.mark.slow
 def test_each_try_changes_one_thing_of_what_it_is_compared_with() -> None:
     """Of the configurations alone: what differs from Hawk with state passing, key by key."""
     runs = recipe_of(studied("fig6b_tries"), "model=hawk", "preset=cpu")["runs"]

@@ -110,6 +110,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_cell_is_searched_trained_and_drawn(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = done / "out"
     for cell in ("heads/one", "heads/other"):
@@ -137,6 +138,7 @@ def test_every_cell_is_searched_trained_and_drawn(done: Path, capsys: pytest.Cap
     assert as_json(found) == (out / "suite.json").read_text()
 
 
+@pytest.mark.slow
 def test_again_nothing_is_trained(
     done: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_final_run_at_another_rate_than_its_trials_choose_now_is_refused(
     assert {trial.rate: trial.accuracy is None for trial in own.trials} == {0.001: False, 0.003: False, 0.01: True}
 
 
+@pytest.mark.slow
 def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
     suite_of: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,6 +282,7 @@ def test_the_protocol_is_changed_by_its_own_keys() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_rate_that_diverges_is_left_out_and_not_tried_again(
     suite_of: Callable[..., int], done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +329,7 @@ def test_a_suite_of_ones_own_needs_no_other_sizes(tmp_path: Path) -> None:
     assert [part.name for part in suite.jobs(config, given)][-1] == "heads/one/final"
 
 
+@pytest.mark.slow
 def test_another_size_is_of_the_same_model_on_its_task(done: Path) -> None:
     words = ["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']", "task=heads", "model=other", *SETTINGS]
     config, given = composition.compose(words[:2]).config, suite.selected(words)
@@ -334,6 +339,7 @@ def test_another_size_is_of_the_same_model_on_its_task(done: Path) -> None:
     assert own["mlp_expansion"] == large["mlp_expansion"] == 2
 
 
+@pytest.mark.slow
 def test_a_final_run_waits_for_its_trials(done: Path, tmp_path: Path) -> None:
     config = composition.compose(["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']"]).config
     words = ["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']", "task=heads", "model=one", *SETTINGS]
@@ -344,6 +350,7 @@ def test_a_final_run_waits_for_its_trials(done: Path, tmp_path: Path) -> None:
         suite.at_chosen_rate(tmp_path, final)
 
 
+@pytest.mark.slow
 def test_a_mixer_from_outside_is_checked_run_and_drawn_beside_what_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], done: Path
 ) -> None:
@@ -425,6 +432,7 @@ def test_a_cell_that_wastrained_otherwise_than_another_of_its_task_is_told(chang
     assert len(told) == 1 and told[0].startswith("t · b was trained otherwise") and "where a has 8 tokens" in told[0]
 
 
+@pytest.mark.slow
 def test_a_cell_is_what_its_run_came_to_be(done: Path, tmp_path: Path) -> None:
     """Its steps are those that it was given in the end, and its words those of the command that began it."""
     folder = shutil.copytree(done / "out" / "heads", tmp_path / "heads")
@@ -493,6 +501,7 @@ def test_a_rate_at_the_edge_of_its_grid_is_marked() -> None:
 EVERY = [("cpu", ["model=hawk"]), ("cpu", ["task=s5"]), ("cpu", ["task=mqar"]), ("paper", ["model=mamba"])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "words"), EVERY, ids=str)
 def test_the_runs_of_the_suite_can_be_and_have_as_many_parameters(preset: str, words: list[str]) -> None:
     """Of a task every model and every size, of a model every task."""

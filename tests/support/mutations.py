@@ -176,6 +176,9 @@ MUTATIONS = (
 )
 
 
+WITH_SLOW = "not kernels and not exhaustive"
+
+
 def found_by(mutation: Mutation) -> str | None:
     """The first test that fails with this mistake in a copy of the repository; None if all pass."""
     with tempfile.TemporaryDirectory() as name:
@@ -186,7 +189,18 @@ def found_by(mutation: Mutation) -> str | None:
         if text.count(mutation.right) != 1:
             raise ValueError(f"{mutation.name}: {mutation.right!r} stands {text.count(mutation.right)} times, not once")
         file.write_text(text.replace(mutation.right, mutation.wrong), encoding="utf-8")
-        tests = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutation.tests.split()]
+        tests = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            WITH_SLOW,
+            *mutation.tests.split(),
+        ]
         ended = subprocess.run(tests, cwd=copy, capture_output=True, text=True, check=False)
     failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     if ended.returncode == 1 and failed:

@@ -29,6 +29,14 @@ def every_model(often: Sequence[str] = OFTEN) -> list[Any]:
     ]
 
 
+def sampled(names: Sequence[str], every: int) -> list[Any]:
+    """Every so many of the names as parameters of a test; the others are exhaustive."""
+    return [
+        pytest.param(name, marks=() if number % every == 0 else pytest.mark.exhaustive)
+        for number, name in enumerate(names)
+    ]
+
+
 @lru_cache
 def experiment(model: str, *overrides: str) -> config.Experiment:
     """Induction heads with that model, shrunk, and `overrides` on top: built, and its programs compiled, once."""

@@ -68,6 +68,7 @@ def sampler(name: str, length: int):
     return jax.jit(lambda seed: variant(name).sample(jax.random.key(seed), length))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "length"), SAMPLED)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1))

@@ -476,6 +476,7 @@ def test_training_that_looks_at_whole_arrays_is_of_no_mesh(setting: dict[str, An
         tiny.experiment("mesh={data: 1, model: 1}", f"train.{name}={value}")
 
 
+@pytest.mark.slow
 def test_where_a_loss_on_a_mesh_is_no_number_is_told_from_its_checkpoint(tmp_path: Path) -> None:
     """A mesh of one device, whose second block has a finite value that overflows."""
     run = trainer("ra", {"data": 1, "model": 1})

@@ -147,6 +147,7 @@ def of_optax(*words: str) -> Experiment:
     return Spec.of([*SMALLEST, *tiny.TRAIN, *words]).experiment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_OPTAX)
 def test_an_optimiser_of_optax_trains_whole_arrays_and_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     optimiser, average = OF_OPTAX[name]
