@@ -9,7 +9,8 @@ from pathlib import Path
 
 from evalkit.commands import VERBS, guide
 from evalkit.core.credentials import masked
-from evalkit.core.errors import UserError
+from evalkit.core.doors import door
+from evalkit.core.errors import UserError, typed_path
 
 INTERRUPTED = 130
 READER_GONE = 141
@@ -23,10 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         _import_from_here()
+        _replace_closed()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = _do(words)
-        sys.stdout.flush()
+        with door():
+            code = _do(words)
+            sys.stdout.flush()
         return code
     except UserError as error:
         print(f"evalkit: {masked(str(error))}", file=sys.stderr)
@@ -70,7 +73,7 @@ def _config_dir(words: Sequence[str]) -> tuple[Path | None, list[str]]:
         if folder is not None:
             raise UserError("--config-dir is given twice; give one folder, with everything of your own in it")
         named = value if equals else next(following, "")
-        folder = Path(named).expanduser()
+        folder = typed_path(named)
         if not named.strip() or not folder.is_dir():
             shown = f"--config-dir {named}".strip()
             raise UserError(f"{shown} is no folder; give one with task/, model/ or other groups in it")
@@ -81,6 +84,13 @@ def _import_from_here() -> None:
     """The current folder comes first among the places of modules, as `python -m` has it."""
     if not sys.flags.safe_path and not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
+
+
+def _replace_closed() -> None:
+    """What is written to a stream that the shell closed (`>&-`) is dropped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _leave_unwritten() -> None:

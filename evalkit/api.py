@@ -20,6 +20,7 @@ from evalkit.configuration.saved import EVALUABLE, RESUMABLE
 from evalkit.configuration.spec import Spec
 from evalkit.core import tidy
 from evalkit.core.credentials import masked
+from evalkit.core.doors import door
 from evalkit.core.errors import UserError
 from evalkit.parallel import devices
 from evalkit.record.history import pasteable
@@ -34,6 +35,7 @@ Folder = str | os.PathLike[str]
 AGAIN = "call evaluate again"
 
 
+@door()
 def train(
     task: str | Mapping[str, Any] | Sequence[str] | None = None,
     model: str | None = None,
@@ -66,6 +68,7 @@ def train(
     return load(spec.folder, allow_targets=spec.packages)
 
 
+@door()
 def resume(run: Folder, *, settings: Mapping[str, Any] | None = None, **named: Any) -> Run:
     """Goes on exactly where a run was stopped; returns it. `train={"steps": …}` gives it more steps.
 
@@ -79,6 +82,7 @@ def resume(run: Folder, *, settings: Mapping[str, Any] | None = None, **named: A
     return load(place, allow_targets=spec.packages)
 
 
+@door()
 def evaluate(
     run: Folder,
     *,
@@ -110,6 +114,7 @@ def evaluate(
     return replace(loaded, folder=place, task=spec.experiment.task, config=dict(spec.plain))
 
 
+@door()
 def compare(
     *runs: Folder | Iterable[Folder],
     folder: Folder | None = None,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
-from evalkit.models.layers.mixer import Cache, Decaying, Mixer, Split, flops_of, refuse_no_mixer
+from evalkit.models.layers.mixer import Cache, Decaying, Mixer, Split, built, flops_of
 from evalkit.models.layers.modules import GatedMLP, NoDecay, RMSNorm
 from evalkit.models.layers.products import product_transposed
 from evalkit.models.layers.shapes import Activations, Logits, Places, Positions, States, Tokens
@@ -25,7 +25,7 @@ class ResidualBlock(nnx.Module):
         self, width: int, mixer: Callable[..., Mixer], mlp_width: int, *, rngs: nnx.Rngs, mlp_bias: bool = False
     ):
         self.mixer_norm = RMSNorm(width, rngs=rngs)
-        self.mixer = refuse_no_mixer(mixer(width=width, rngs=rngs))
+        self.mixer = built(mixer, width=width, rngs=rngs)
         self.mlp_norm = RMSNorm(width, rngs=rngs) if mlp_width else None
         self.mlp = GatedMLP(width, mlp_width, bias=mlp_bias, rngs=rngs) if mlp_width else None
 

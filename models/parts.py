@@ -13,6 +13,7 @@ from evalkit.models.layers.mixer import Mixer
 from evalkit.models.layers.modules import CausalConv1D, gelu_times, side_by_side
 from evalkit.models.lm import LanguageModel
 from evalkit.models.mixers.rglru import RecurrentBlock
+from evalkit.numerics import random_key
 
 
 class Part(NamedTuple):
@@ -86,4 +87,4 @@ def _part(name: str, function: Callable[..., Any], module: Any, *arguments: Arra
 
 
 def _random(*shape: int) -> Array:
-    return jax.random.normal(jax.random.key(0), shape)
+    return jax.random.normal(random_key(0), shape)

@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # A room imports rooms on lower floors alone: never upward, never one on its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
+    ("evalkit.numerics",),
     ("evalkit.checks", "evalkit.disk", "evalkit.parallel"),
     ("evalkit.kernels.matrix",),
     ("evalkit.kernels", "evalkit.tasks", "evalkit.tasks.text"),

@@ -17,6 +17,7 @@ from evalkit.configuration.positions import refuse_beyond_positions
 from evalkit.configuration.schema import settings_of
 from evalkit.core.contracts import LanguageModel
 from evalkit.core.errors import UserError
+from evalkit.numerics import random_key
 from evalkit.parallel.layouts.sizes import Sizes, sizes_of
 from evalkit.training import memory
 from evalkit.training.settings import GATHERS
@@ -153,7 +154,7 @@ def _rows(
 
 def count(model: LanguageModel) -> int:
     """How many parameters it has."""
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, random_key(0))))
 
 
 def price_of(model: LanguageModel, weights: int, length: int, size: int) -> Price:

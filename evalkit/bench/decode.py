@@ -17,6 +17,7 @@ from evalkit.core.contracts import LanguageModel, Params, Pretrained
 from evalkit.inference.generation import MOST_AT_ONCE, decoded
 from evalkit.inference.prefill import Prefilled, placed, prefill, shortest_chunk
 from evalkit.inference.sampling import GREEDY
+from evalkit.numerics import random_key
 from evalkit.parallel.devices import by_rows, copied, mesh_sharing
 from evalkit.tasks.text.tokenizers import Bytes
 
@@ -55,7 +56,7 @@ def prompts(batch: int, length: int, vocab_size: int) -> list[list[int]]:
 
 def with_parameters(model: LanguageModel, batch: int) -> Pretrained:
     """The model with random parameters, placed where decoding a batch needs them."""
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = jax.jit(model.init)(random_key(0))
     return placed(Pretrained(model, params, Bytes(), "", "", None), batch)
 
 

@@ -10,6 +10,7 @@ from jax import Array
 
 from evalkit.bench.stopwatch import Race, compiled, doubling, name_of_pass
 from evalkit.kernels import linear_state
+from evalkit.numerics import random_key
 
 # The decay (none, a head's, a key channel's), and whether keys are erased.
 FORMS = {
@@ -63,9 +64,9 @@ def call(
 ) -> Callable[[], Any]:
     """The operation on random inputs, its keys unit vectors, with the gradient of all of them if `backward`."""
     batch, length, heads, keys, values = sizes
-    draws = [jax.random.normal(key, (batch, length, heads, keys)) for key in jax.random.split(jax.random.key(0), 3)]
+    draws = [jax.random.normal(key, (batch, length, heads, keys)) for key in jax.random.split(random_key(0), 3)]
     q, k = draws[0], draws[1] / jnp.linalg.norm(draws[1], axis=-1, keepdims=True)
-    v = jax.random.normal(jax.random.key(1), (batch, length, heads, values))
+    v = jax.random.normal(random_key(1), (batch, length, heads, values))
     decay, erases = FORMS[form]
     gates: dict[str, Array] = {}
     if decay:

@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from evalkit.bench.stopwatch import Race, compiled, doubling, name_of_pass, rates
 from evalkit.kernels import linear_scan, rglru
+from evalkit.numerics import random_key
 
 # What a backend has beside XLA's own loops.
 PALLAS = {"gpu": ("triton",), "tpu": ("mosaic_tpu",), "cpu": ()}
@@ -95,7 +96,7 @@ def plain_associative(x: Array, a: Array) -> tuple[Array, Array]:
 
 def call(contender: Contender, batch: int, length: int, width: int, backward: bool) -> Callable[[], Any]:
     """The contender on random inputs, with the gradient of all of them if `backward`."""
-    keys = jax.random.split(jax.random.key(0), contender.inputs)
+    keys = jax.random.split(random_key(0), contender.inputs)
     dtype = jnp.dtype(contender.dtype)
     inputs = [jax.random.normal(key, (batch, length, width), dtype) for key in keys]
     if contender.operation == "linear_scan":

@@ -21,6 +21,7 @@ from evalkit.core.contracts import LanguageModel, Pretrained
 from evalkit.core.errors import UserError, writing
 from evalkit.core.tidy import as_csv
 from evalkit.inference.prefill import Prefilled
+from evalkit.numerics import random_key
 from evalkit.parallel.devices import accelerator_bytes, bytes_of, cores, memory_bytes, mesh_sharing
 from evalkit.record import environment
 from evalkit.record.files import write_text
@@ -90,7 +91,7 @@ def timed(models: Sequence[Sized], vocab_size: int) -> list[Timed]:
     ready = []
     for sized in models:
         model = sized.built(vocab_size)
-        weights = bytes_of(jax.eval_shape(model.init, jax.random.key(0)))
+        weights = bytes_of(jax.eval_shape(model.init, random_key(0)))
         ready.append(Timed(f"{sized.name} {sized.words}".strip(), model, sized.node, weights))
     return ready
 

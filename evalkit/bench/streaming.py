@@ -11,6 +11,7 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.core import streams
 from evalkit.core.errors import UserError, first_line
 from evalkit.inference.streaming import stream_tally
+from evalkit.numerics import random_key
 
 
 def measure(experiment: Experiment, repeats: int, length: int, batch_size: int, chunk: int) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def measure(experiment: Experiment, repeats: int, length: int, batch_size: int, 
     Raises UserError for a length that the task cannot have.
     """
     model, _ = experiment.trained
-    params = model.init(jax.random.key(experiment.seed))
+    params = model.init(random_key(experiment.seed))
     try:
         example = experiment.feed.held_out(streams.TEST, 0, batch_size, length)
     except ValueError as error:  # the task's own word on a length that it cannot have

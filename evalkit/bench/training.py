@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import Spread, rates, spread, times
 from evalkit.core.errors import UserError
+from evalkit.numerics import random_key
 from evalkit.parallel.devices import AXIS
 from evalkit.training.settings import Stage
 from evalkit.training.state import TrainState
@@ -79,7 +80,7 @@ def counted_bytes(trainer: Trainer, stage: Stage) -> float:
     A micro-batch is counted and multiplied; a loop in it (the recurrence in time) counts as one of its steps.
     """
     size = trainer.step.microbatch(stage.batch_size // trainer.place.shards, stage.length + trainer.task.answer_length)
-    params = jax.eval_shape(trainer.model.init, jax.random.key(0))
+    params = jax.eval_shape(trainer.model.init, random_key(0))
     costs = jax.jit(trainer.step.gradient).lower(params, trainer.example(size, stage.length)).compile().cost_analysis()
     assert costs is not None, "this backend does not count bytes"
     return costs["bytes accessed"] * stage.batch_size / size
@@ -92,7 +93,7 @@ def parts(trainer: Trainer, stage: Stage, repeats: int) -> list[dict[str, Any]]:
     position; a step leaves out what follows the last mixer where nothing is scored.
     """
     length = stage.length + trainer.task.answer_length
-    pieces = trainer.model.parts(trainer.model.init(jax.random.key(0)), stage.batch_size, length)
+    pieces = trainer.model.parts(trainer.model.init(random_key(0)), stage.batch_size, length)
     functions: dict[str, Callable[[], Any]] = {
         **{piece.name: partial(_as_in_a_step(trainer, piece.function), *piece.arguments) for piece in pieces},
         "data": partial(_data(trainer, stage), 0, 0),
@@ -146,7 +147,7 @@ def _data(trainer: Trainer, stage: Stage) -> Callable[..., Any]:
 
 
 def _update(trainer: Trainer) -> Callable[[], Any]:
-    params = trainer.step.layout.vectors(trainer.model.init(jax.random.key(0)))
+    params = trainer.step.layout.vectors(trainer.model.init(random_key(0)))
     gradient = jax.tree.map(jnp.ones_like, params)
     update = jax.jit(trainer.step.optimizer.update)
     return partial(update, gradient, trainer.step.optimizer.init(params), params)

@@ -15,6 +15,7 @@ from evalkit.core import studies
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import PACKED, pack
 from evalkit.disk import sums
+from evalkit.numerics import random_key
 from evalkit.parallel import peers
 from evalkit.record.files import RESULTS
 from evalkit.record.history import FILE as HISTORY
@@ -79,7 +80,7 @@ def read(experiment: Experiment, folder: Path) -> tuple[TrainState, int]:
     except sums.Damaged as error:
         raise UserError(f"{folder} is damaged ({error}); take the run itself, or archive it again") from error
     model, training = experiment.trained
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = jax.eval_shape(model.init, random_key(0))
     leaves = jax.tree_util.tree_leaves_with_path(shapes)
     of_seeds, step = [], 0
     for seed in experiment.all_seeds:

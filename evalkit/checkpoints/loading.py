@@ -13,7 +13,8 @@ from evalkit.checkpoints import archives
 from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import LanguageModel, Params, Task
-from evalkit.core.errors import UserError
+from evalkit.core.doors import door
+from evalkit.core.errors import UserError, typed_path
 from evalkit.core.trust import refuse_elsewhere
 from evalkit.record.files import RESULTS
 from evalkit.tasks.text import Text
@@ -61,6 +62,7 @@ class Run:
         return f"<Run {self.folder}: {names}, seed {self.seed}, step {self.step:,}, {count:,} parameters>"
 
 
+@door()
 def load(
     run: str | os.PathLike[str],
     seed: int | None = None,
@@ -92,7 +94,7 @@ def named_folder(folder: Any) -> Path:
     """A folder as it is named; raises UserError for what is no name, or an empty one: that would be the current one."""
     if not isinstance(folder, str | os.PathLike) or not os.fspath(folder).strip():
         raise UserError(f"{folder!r} names no folder; give one, such as runs/<task>/<model>/<time>")
-    return Path(folder).expanduser()
+    return typed_path(folder)
 
 
 def trainer_of(experiment: Experiment) -> Trainer:

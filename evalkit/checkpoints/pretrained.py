@@ -18,7 +18,7 @@ from evalkit.configuration.saved import checkpoint_of, plain_of
 from evalkit.configuration.schema import settings_of
 from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import AnyTask, LanguageModel, Params, Pretrained
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, typed_path
 from evalkit.models.formats import released
 from evalkit.tasks.text.tokenizers import Bytes, Numbers, Tokenizer
 from evalkit.training.state import params_of
@@ -53,7 +53,7 @@ def find(
     checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = (), cache_dtype: str | None = None
 ) -> Unread:
     """As `load`, up to where the weights would be read."""
-    folder = Path(checkpoint).expanduser()
+    folder = typed_path(checkpoint)
     if not folder.is_dir():
         folder = hub_checkpoints.download(checkpoint)
     with _named(checkpoint):

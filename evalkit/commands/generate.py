@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from evalkit.commands.guide import Page
-from evalkit.core.errors import UserError, writing
+from evalkit.core.errors import UserError, typed_path, writing
 
 if TYPE_CHECKING:
     from evalkit.inference.texts import Said
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str]) -> int:
         settings = prompting.Settings(**values)
     except ValueError as error:
         raise UserError(str(error)) from error
-    entries = [{"prompt": prompt}] if file is None else prompting.prompts_in(file.expanduser())
+    entries = [{"prompt": prompt}] if file is None else prompting.prompts_in(typed_path(file))
     prompts = [str(entry["prompt"]) for entry in entries]
     devices.use_every_core()
     devices.spare_memory()
@@ -144,6 +144,7 @@ def _show(ready: "Ready", entries: Sequence[Mapping[str, Any]], as_lines: bool, 
     """Shows the text of a prompt as it comes, or writes a JSON line for each, as soon as it is whole, to `out`."""
     pretrained = ready.read()
     began, first = time.perf_counter(), [0.0]
+    escaped = out is None and not sys.stdout.encoding.lower().startswith("utf")  # JSON has a way to say any character
     with nullcontext(sys.stdout) if out is None else _opened(out) as lines:
 
         def heard(index: int, piece: str) -> None:
@@ -154,7 +155,7 @@ def _show(ready: "Ready", entries: Sequence[Mapping[str, Any]], as_lines: bool, 
         def said(index: int, said: "Said") -> None:
             if as_lines:
                 entry = {"index": index, **entries[index], "text": said.text, "tokens": said.tokens}
-                print(json.dumps(entry, ensure_ascii=False), file=lines, flush=True)
+                print(json.dumps(entry, ensure_ascii=escaped), file=lines, flush=True)
 
         texts = ready.say(pretrained, said, None if as_lines else heard)  # who looks on makes calls shorter
     if not as_lines:
@@ -166,5 +167,5 @@ def _show(ready: "Ready", entries: Sequence[Mapping[str, Any]], as_lines: bool, 
 
 @contextmanager
 def _opened(out: Path) -> Iterator[TextIO]:
-    with writing(out), out.expanduser().open("w", encoding="utf-8") as file:
+    with writing(out), typed_path(out).open("w", encoding="utf-8") as file:
         yield file

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from evalkit.commands import guide, sweep
 from evalkit.configuration import catalogue
 from evalkit.configuration.request import VERBS, Request
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, typed_path
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -198,7 +198,7 @@ def _saved(request: Request, words: "Sequence[Override]") -> "Spec":
     from evalkit.configuration.spec import Spec
 
     allowed = RESUMABLE if request.verb == "resume" else EVALUABLE
-    return Spec.saved(Path(request.run).expanduser(), words, allowed=allowed)
+    return Spec.saved(typed_path(request.run), words, allowed=allowed)
 
 
 def _is_whole_experiment(words: "Sequence[Override]") -> bool:

@@ -9,6 +9,7 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.positions import TOKEN_BYTES, shown
 from evalkit.core.errors import UserError
 from evalkit.core.trust import BUILD
+from evalkit.numerics import random_key
 from evalkit.parallel.devices import accelerator_bytes, bytes_of, memory_bytes
 
 ADAM, ANY = (3, "parameters and AdamW's moments"), (1, "parameters")
@@ -49,7 +50,7 @@ def of_training(experiment: Experiment) -> Iterator[Need]:
     ours = node["_target_"] == BUILD  # of another model nothing is known but its logits
     blocks = (node.get("depth") or len(node["pattern"])) if ours else 0
     if ours and node["width"] ** 2 * blocks * config["seeds"] > PLAINLY_SMALL:
-        size = bytes_of(jax.eval_shape(model.init, jax.random.key(0)))
+        size = bytes_of(jax.eval_shape(model.init, random_key(0)))
         setting = f"model.width={node['width']}" + (f" with seeds={config['seeds']}" if config["seeds"] > 1 else "")
         times, of = ANY if callable(training.optimizer) else ADAM
         yield Need(setting, times * size * config["seeds"], of, "give fewer or smaller ones")

@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, typed_path
+from evalkit.core.moved import MOVED
 from evalkit.core.trust import package_of
 
 TARGET = re.compile(r"_target_['\"]?\s*:\s*['\"]?([A-Za-z_][\w.]*)")
@@ -55,7 +56,7 @@ def experiment_file(name: str, own: Path | None = None) -> Path | None:
     """The file of an experiment: of that name, or `name` itself if it ends in `.yaml`; None where there is none."""
     if not name.endswith(".yaml"):
         return file("experiment", name, own)
-    path = Path(name).expanduser()
+    path = typed_path(name)
     return path if path.is_file() else None
 
 
@@ -78,6 +79,15 @@ def packages(own: Path) -> list[str]:
     """The packages that the YAML of the user's `own` folder names by `_target_`."""
     files = (path for pattern in ("*/*.yaml", "*/*/*.yaml") for path in own.glob(pattern) if path.is_file())
     return sorted({package_of(target) for path in files for target in TARGET.findall(_text(path))})
+
+
+def documented(target: str) -> str | None:
+    """How our YAML calls what `target` names by an old name, or in a wrong module of ours; None where it has none."""
+    last = target.rpartition(".")[2]
+    if target in MOVED or not target.startswith("evalkit."):
+        return MOVED.get(target)
+    ours = {name for path in sorted(directory().rglob("*.yaml")) for name in TARGET.findall(_text(path))}
+    return next((name for name in sorted(ours) if name.rpartition(".")[2] == last and name != target), None)
 
 
 def is_suite(experiment: str, own: Path | None = None) -> bool:

@@ -21,6 +21,7 @@ from evalkit.core.batches import feed_of, refuse_no_task
 from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Sink, Task
 from evalkit.core.credentials import masked
 from evalkit.core.errors import UserError, first_line, place_of
+from evalkit.numerics import random_key
 from evalkit.parallel.layouts import connection
 from evalkit.parallel.layouts.sizes import sizes_of
 from evalkit.tasks.text import Text
@@ -182,7 +183,7 @@ class Experiment:
 
     def _check_optimizer(self, train: Training) -> None:
         model, _ = self.trained
-        params = jax.eval_shape(model.init, jax.random.key(0))
+        params = jax.eval_shape(model.init, random_key(0))
         train.check_optimizer(params, model.decay_mask(params))
 
 

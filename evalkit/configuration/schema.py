@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from evalkit.configuration import catalogue
 from evalkit.configuration.habits import HABITS
 from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.trust import refuse_borrowed
@@ -130,6 +131,9 @@ def constructor(node: Node, path: str) -> Callable[..., Any]:
     try:
         named = _named(target)
     except (Exception, SystemExit) as error:  # whatever a file of the user's may raise
+        meant = catalogue.documented(target)
+        if meant is not None:
+            raise UserError(f"{path}._target_={target} is not there; it is called {meant}") from error
         raise UserError(f"{path}._target_={target} cannot be imported: {_reason(error)}") from error
     if not callable(named):
         raise UserError(f"{path}._target_={target} is a {type(named).__name__}; name a class or a function in it")

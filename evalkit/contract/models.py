@@ -14,6 +14,7 @@ from jax import Array
 
 from evalkit.contract.promises import Promise, promised
 from evalkit.core.contracts import LanguageModel, Params
+from evalkit.numerics import random_key
 from evalkit.parallel.devices import RUNS_ONCE
 
 TOKENS, CHUNK, ODD_CHUNK = 32, 16, 7
@@ -52,7 +53,7 @@ class ModelUnderCheck:
     @cached_property
     def shapes(self) -> Params:
         """Shapes and dtypes of the parameters."""
-        return jax.eval_shape(self.model.init, jax.random.key(0))
+        return jax.eval_shape(self.model.init, random_key(0))
 
     @cached_property
     def params(self) -> Params:

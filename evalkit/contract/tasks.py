@@ -10,6 +10,7 @@ import numpy as np
 from evalkit.contract.promises import Promise, promised
 from evalkit.core.contracts import Ordinary, Task
 from evalkit.core.streams import train_batch
+from evalkit.numerics import random_key
 from evalkit.parallel.devices import RUNS_ONCE
 from evalkit.tasks import Example
 
@@ -24,7 +25,7 @@ class TaskUnderCheck:
 
     def shapes(self, length: int) -> Any:
         """What `sample` returns at `length`, as shapes and dtypes; nothing is compiled."""
-        return jax.eval_shape(lambda key: self.task.sample(key, length), jax.random.key(0))
+        return jax.eval_shape(lambda key: self.task.sample(key, length), random_key(0))
 
     @cached_property
     def batch(self) -> Example:
@@ -34,7 +35,7 @@ class TaskUnderCheck:
 
     def program(self) -> tuple[str, list[np.ndarray]]:
         """What `sample` does, traced anew: its operations as text, and its constants."""
-        traced = jax.make_jaxpr(lambda key: self.task.sample(key, self.length))(jax.random.key(0))
+        traced = jax.make_jaxpr(lambda key: self.task.sample(key, self.length))(random_key(0))
         return str(traced.jaxpr), [np.asarray(constant) for constant in traced.consts]
 
 
@@ -121,10 +122,10 @@ def _ordinary(subject: TaskUnderCheck) -> str | None:
     task = subject.task
     if not isinstance(task, Ordinary):
         return None
-    shape = jax.eval_shape(lambda key: task.ordinary(key, subject.length), jax.random.key(0))
+    shape = jax.eval_shape(lambda key: task.ordinary(key, subject.length), random_key(0))
     if shape.shape != (subject.length,) or shape.dtype != np.int32:
         return f"it gives {shape.dtype} {shape.shape}, not int32 {(subject.length,)}"
-    tokens = np.asarray(task.ordinary(jax.random.key(0), subject.length))
+    tokens = np.asarray(task.ordinary(random_key(0), subject.length))
     outside = tokens.min() < 0 or tokens.max() >= subject.task.vocab_size
     return f"they are {tokens.min()} to {tokens.max()}" if outside else None
 

@@ -16,6 +16,7 @@ from evalkit.core import streams
 from evalkit.core.contracts import AnyTask, Feed, Illustration, Judged, Ordinary, Recalls, Rows, Task
 from evalkit.core.errors import UserError
 from evalkit.core.network import Refused, Silent, ask_hub
+from evalkit.numerics import random_key
 from evalkit.parallel import peers
 from evalkit.tasks import Example
 from evalkit.tasks.text import Text
@@ -97,7 +98,7 @@ class Drawn(Feed):
         """Each token as a symbol, and below it the answer that is due there."""
         if length is None:  # one that a line can show, or the task's own where that is too short for it
             length = SHOWN_LENGTH if streams.has_length(self.task, SHOWN_LENGTH) else self.task.length
-        example = self.task.sample(jax.random.key(seed), length)
+        example = self.task.sample(random_key(seed), length)
         tokens, targets, mask = (np.asarray(field) for field in example[:3])
         symbols, answers = ([self.task.describe(row[i : i + 1]) for i in range(len(row))] for row in (tokens, targets))
         due = [symbol if scored else "" for symbol, scored in zip(answers, mask, strict=True)]

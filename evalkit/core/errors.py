@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from traceback import extract_tb
 
 from evalkit.core.credentials import masked
+from evalkit.disk.places import expanded
 
 # The package, and the folders beside it in a checkout; a line elsewhere is the user's own.
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -52,6 +54,14 @@ def place_of(error: BaseException) -> str:
         if not frame.filename.startswith(OURS) and not any(word in frame.filename for word in LIBRARIES):
             return f" ({Path(frame.filename).name}:{frame.lineno})"
     return ""
+
+
+def typed_path(path: str | PathLike[str]) -> Path:
+    """A path that a user typed, with `~` replaced; raises UserError where the home is not known."""
+    try:
+        return expanded(path)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 @contextmanager

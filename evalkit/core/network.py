@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from evalkit.core.errors import UserError
+
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -56,6 +58,8 @@ def ask_hub(name: str, kind: Literal["model", "dataset"], seconds: float) -> Non
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     endpoint = huggingface_hub.constants.ENDPOINT
+    if huggingface_hub.constants.HF_HUB_CACHE.startswith("~"):
+        raise UserError(f"{name}: this user has no home, in which the hub's files are kept; set HF_HOME to a folder")
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         raise Silent(f"the hub ({endpoint}) is not asked, since HF_HUB_OFFLINE is set")
     page = f"{endpoint}/{'datasets/' if kind == 'dataset' else ''}{name}"

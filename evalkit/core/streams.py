@@ -10,6 +10,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from evalkit.core.contracts import Cuts, Task
+from evalkit.numerics import random_key
 from evalkit.parallel.devices import own
 from evalkit.tasks import Example
 
@@ -28,12 +29,12 @@ MOST_LENGTHS = 8
 
 def init_key(seed: ArrayLike) -> Array:
     """Returns the key of a seed's initial parameters."""
-    return jax.random.fold_in(jax.random.key(seed), INIT)
+    return jax.random.fold_in(random_key(seed), INIT)
 
 
 def check_length(task: Task, length: int) -> None:
     """Raises the task's own ValueError for a length that it cannot have; draws nothing."""
-    jax.eval_shape(lambda key: task.sample(key, length), jax.random.key(0))
+    jax.eval_shape(lambda key: task.sample(key, length), random_key(0))
 
 
 def lengths_between(task: Task, shortest: int, longest: int) -> list[int]:
@@ -61,7 +62,7 @@ def train_batch(
     `Cuts`, else one of `lengths_between`. Padding fills the rest, which is never scored. No position before it sees it,
     so that models need not be told where it is. Where `shards` devices share the batch, each draws its own sequences.
     """
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), TRAIN), step)
+    key = jax.random.fold_in(jax.random.fold_in(random_key(seed), TRAIN), step)
     keys = own(jax.random.split(key, batch), shards)
     for_length = partial(jax.random.fold_in, data=LENGTH)
     if shortest is None:
@@ -105,13 +106,13 @@ def begun_anew(seed: ArrayLike, step: ArrayLike, count: int, probability: float)
 
 def _of_streams(seed: ArrayLike, step: ArrayLike) -> Array:
     """Returns the key of what streams of ordinary tokens do at a step."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), ORDINARY), step)
+    return jax.random.fold_in(jax.random.fold_in(random_key(seed), ORDINARY), step)
 
 
 @partial(jax.jit, static_argnames=("task", "stream", "batch", "length"))
 def held_out_batch(task: Task, stream: int, first: ArrayLike, batch: int, length: int) -> Example:
     """Returns sequences `first`, `first + 1`, … of a held-out stream: the same for every seed, model and batch size."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), stream), length)
+    key = jax.random.fold_in(jax.random.fold_in(random_key(0), stream), length)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(batch))
     return jax.vmap(lambda k: task.sample(k, length))(keys)
 

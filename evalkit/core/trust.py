@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, typed_path
+from evalkit.disk.places import kept_below
 
 OURS = "evalkit"
 BUILD = "evalkit.models.build"
@@ -87,14 +87,31 @@ def refuse_borrowed(target: str, path: str, found: Callable[..., Any], parts: It
     """
     named = inspect.isclass(found) or inspect.isroutine(found)
     home = str(getattr(found, "__module__", None)) if named else package_of(target)
+    name = documented(found) if named else target
     if package_of(home) != package_of(target):
-        name = f"{home}.{found.__qualname__}"
         raise UserError(f"{path}._target_={target} is of another package; name it where it is defined, as {name}")
+    if package_of(target) != OURS:
+        return
     is_part = inspect.isclass(found) and any(home == part or home.startswith(f"{part}.") for part in parts)
-    if package_of(target) == OURS and target != BUILD and not is_part:
+    if name != BUILD and not is_part:
         raise UserError(
             f"{path}._target_={target} is no part of a run; name a task, a model, a mixer, an evaluation or settings"
         )
+    if target != name:
+        raise UserError(f"{path}._target_={target} is called {name} in configurations; give that name")
+
+
+def documented(found: Callable[..., Any]) -> str:
+    """The name of a class or function that documents use: the shortest package that has it, or else its module.
+
+    >>> documented(documented)
+    'evalkit.core.trust.documented'
+    """
+    home, name = str(getattr(found, "__module__", None)), found.__qualname__
+    parts = home.split(".")
+    packages = (".".join(parts[:length]) for length in range(2, len(parts)))
+    of = next((one for one in packages if vars(sys.modules.get(one, object)).get(name) is found), home)
+    return f"{of}.{name}"
 
 
 def refuse_unnamed_kind(kind: str) -> None:
@@ -128,7 +145,7 @@ def refuse_elsewhere(run: Path, written: Mapping[str, str], given: Iterable[str]
         if path.is_symlink() and not path.is_dir() and not path.resolve().is_relative_to(inside):
             raise UserError(f"{path} leads to {path.resolve()}, outside of the run's folder; put the file itself there")
     for key, folder in written.items():
-        place = Path(folder).expanduser().resolve()
+        place = typed_path(folder).resolve()
         if key not in typed and not place.is_relative_to(inside) and (key, str(place)) not in _remembered():
             raise UserError(
                 f"{run / 'config.yaml'}: {key}={folder} is outside of the run's folder, and you have never given it; "
@@ -138,17 +155,17 @@ def refuse_elsewhere(run: Path, written: Mapping[str, str], given: Iterable[str]
 
 def remember_folders(written: Mapping[str, str]) -> None:
     """Keeps that the user gave these folders to write into, by their keys."""
-    _keep((key, str(Path(folder).expanduser().resolve())) for key, folder in written.items())
+    _keep((key, str(typed_path(folder).resolve())) for key, folder in written.items())
 
 
 def _file() -> Path:
     """What the user named so far, of all runs: it lies outside of them, since a stranger's run may say anything."""
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / FILE
+    return kept_below("XDG_STATE_HOME", "~/.local/state") / FILE
 
 
 def _remembered() -> frozenset[tuple[str, str | None]]:
     found = set()
-    with suppress(OSError, UnicodeDecodeError, RuntimeError):  # of a user without a home there is none
+    with suppress(OSError, ValueError):  # of a user without a home there is none
         for line in _file().read_text(encoding="utf-8").splitlines():
             with suppress(ValueError, TypeError):
                 name, place = json.loads(line)
@@ -162,7 +179,7 @@ def _keep(pairs: Iterable[tuple[str, str | None]]) -> None:
     new: Sequence[tuple[str, str]] = [(name, place) for name, place in pairs if place and (name, place) not in known]
     if not new:
         return
-    with suppress(OSError, RuntimeError):
+    with suppress(OSError, ValueError):
         _file().parent.mkdir(parents=True, exist_ok=True)
         with _file().open("a", encoding="utf-8") as file:
             file.write("".join(f"{json.dumps(pair)}\n" for pair in dict.fromkeys(new)))

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from evalkit.numerics import random_key
+
 COLDEST = 1e-3
 """Logits divided by less may leave what float32 holds, and no token but the likeliest would be drawn."""
 
@@ -46,7 +48,7 @@ class Sampler:
         """Returns the token of each row. A draw depends on the seed, the number of its row and the step alone."""
         if self.temperature:
             logits = jnp.where(self._kept(logits / self.temperature), logits / self.temperature, -jnp.inf)
-            key = jax.random.key(seed)
+            key = random_key(seed)
             keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), step))(rows)
             logits = logits + jax.vmap(lambda k: jax.random.gumbel(k, logits.shape[1:]))(keys)
         return logits.argmax(axis=-1).astype(jnp.int32)

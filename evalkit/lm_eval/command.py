@@ -9,6 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -149,10 +150,13 @@ def evaluate(
         chosen = EvalkitLM(**model_args)
         identity = [chosen.fingerprint]
         use_cache = use_cache and f"{use_cache}_{chosen.fingerprint}"
-    kept = prompts.folder()
     if settings.get("delete_requests_cache"):
-        shutil.rmtree(kept, ignore_errors=True)
-    with private.building_requests_by(lambda original: prompts.keeping(original, kept, identity)):
+        shutil.rmtree(prompts.folder(), ignore_errors=True)
+    keeping: AbstractContextManager[object] = nullcontext()
+    if settings.get("cache_requests"):  # else a user needs no home
+        place = prompts.folder()
+        keeping = private.building_requests_by(lambda original: prompts.keeping(original, place, identity))
+    with keeping:
         results = evaluator.simple_evaluate(
             model=chosen,
             model_args=dict(model_args),

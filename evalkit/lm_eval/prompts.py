@@ -7,7 +7,6 @@ Here a file's name is the digest of all that prompts are made from, and the file
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -16,17 +15,21 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import Task
 
-from evalkit.core.errors import writing
+from evalkit.core.errors import UserError, writing
 from evalkit.disk import sums
 from evalkit.disk.files import write_whole
+from evalkit.disk.places import kept_below
 
 FIELDS = ("request_type", "doc", "arguments", "idx", "metadata")
 log = logging.getLogger(__name__)
 
 
 def folder() -> Path:
-    """Where prompts are kept: $LM_HARNESS_CACHE_PATH, or else ~/.cache/evalkit/prompts."""
-    return Path(os.environ.get("LM_HARNESS_CACHE_PATH") or "~/.cache/evalkit/prompts").expanduser()
+    """Where prompts are kept: $LM_HARNESS_CACHE_PATH, or else below the home; raises UserError without one."""
+    try:
+        return kept_below("LM_HARNESS_CACHE_PATH", "~/.cache/evalkit/prompts")
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def keeping(build: Callable[..., None], place: Path, model: Sequence[Any]) -> Callable[..., None]:

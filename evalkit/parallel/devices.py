@@ -14,13 +14,14 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from evalkit.numerics import IN_ORDER
+
 AXIS = "data"
 MODEL_AXIS = "model"
 """The axis of a mesh whose devices share each layer; those of the other share a batch."""
 COPIED_BYTES = 2**28  # parameters of up to 256 MiB are copied to every CPU device
 # For a program that runs once, compiling less is faster: half the seconds for fresh parameters.
 RUNS_ONCE: dict[str, Any] = {"xla_backend_optimization_level": 0}
-IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 COUNT_FLAG, COUNT_VARIABLE = "xla_force_host_platform_device_count", "JAX_NUM_CPU_DEVICES"
 
 

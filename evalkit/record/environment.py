@@ -1,6 +1,6 @@
 """Describes what a result was measured on: versions, device, code, command."""
 
-import json
+import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ from typing import Any
 import jax
 
 from evalkit.parallel.devices import cores
+from evalkit.record import variables
 from evalkit.record.history import command_line
 
 PACKAGES = ("griffin-evalkit", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "hydra-core", "wandb")
 OWN_CODE = "own_code"
+OF_A_HOOK = ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE")
+"""What git sets in hooks and aliases: it would have our question answered about another repository."""
+GIT_SECONDS = 10
 
 
 def changed_code(folder: Path, own_code: Mapping[str, str]) -> str | None:
     """Which modules had another file when the run in `folder` was trained, in words; None where none, or unknown."""
-    before: Any = {}
-    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
-        before = json.loads((folder / "environment.json").read_text(encoding="utf-8"))[OWN_CODE]
-    if not isinstance(before, dict):
-        return None
+    before = variables.kept_in(folder, OWN_CODE) or {}
     other = [name for name, digest in own_code.items() if before.get(name, digest) != digest]
     return f"note: {', '.join(other)} was changed since {folder} was trained" if other else None
 
@@ -44,7 +44,8 @@ def describe(
         "cores": cores(),
         "matmul_precision": matmul_precision,
         "versions": {name: _version(name) for name in PACKAGES},
-        "git": _git(),
+        "git": git_state(Path(__file__).resolve().parents[2]),
+        variables.FIELD: variables.variables(),
         OWN_CODE: dict(own_code or {}),
     }
 
@@ -62,13 +63,20 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git() -> dict[str, Any] | None:
-    """Returns the commit and whether the tree differs from it; None for an installed wheel."""
-    root = Path(__file__).resolve().parents[2]
+def git_state(root: Path) -> dict[str, Any] | None:
+    """The commit, and whether the tree differs from it; None for an installed wheel, and for each that is unknown."""
     if not (root / ".git").exists():
         return None
+    commit, changes = _answer(root, "rev-parse", "HEAD"), _answer(root, "status", "--porcelain")
+    return {"commit": commit or None, "dirty": None if changes is None else bool(changes)}
 
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False).stdout
 
-    return {"commit": git("rev-parse", "HEAD").strip() or None, "dirty": bool(git("status", "--porcelain").strip())}
+def _answer(root: Path, *question: str) -> str | None:
+    """What git says of a repository; None where there is no git, or it gives no answer in time or none at all."""
+    own = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
+    command = ["git", "--no-optional-locks", "-C", str(root), *question]
+    with suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return subprocess.run(
+            command, capture_output=True, check=True, encoding="utf-8", env=own, timeout=GIT_SECONDS
+        ).stdout.strip()
+    return None

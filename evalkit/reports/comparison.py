@@ -12,6 +12,7 @@ from evalkit.core.errors import UserError, writing
 from evalkit.core.moved import RECALL
 from evalkit.core.rows import Header
 from evalkit.core.tidy import as_csv
+from evalkit.record import variables
 from evalkit.record.files import write_text
 from evalkit.reports import page
 from evalkit.reports.kinds import Costed, Drawing, Kind, explained, kind_of
@@ -66,19 +67,20 @@ def _draw(
     at = None if against is None else against.at or runs[0].header.train_length
     lines = pool(runs if complete is None else _completed(runs, complete, at))
     notes, title = notes_of(lines), page.display_name(task)
+    said = [*notes, *variables.differing([run.folder for run in runs])]  # a figure has no room for these
     tables = [table for table in kind.tables(lines) if table.lines]
     drawings = {**kind.figures(lines, title, notes), **_against(kind, lines, against, at, title, notes)}
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     members = [[line.label, run.header.run, ", ".join(map(str, run.seeds))] for line in lines for run in line.runs]
     table = page.table(["model", "run", "seeds"], members)
-    parts = [page.notes(notes), *sections(drawings, out, tables), page.heading("Runs"), table]
+    parts = [page.notes(said), *sections(drawings, out, tables), page.heading("Runs"), table]
     summaries = [kind.summarise(run.record) for line in lines for run in line.runs]
-    data = {"schema": SCHEMA, "task": task, "notes": notes, "runs": summaries}
+    data = {"schema": SCHEMA, "task": task, "notes": said, "runs": summaries}
     labels = ", ".join(line.label for line in lines)
     write_text(out / "compare.html", page.page(f"{title}: {labels}", f"{len(runs)} runs compared", parts, data))
     write_text(out / "compare.csv", as_csv(kind.records(lines)))
-    print_report(console, title, notes, tables)
+    print_report(console, title, said, tables)
     files = [str(out / "compare.html"), *(f"{name}.png" for name in drawings), "compare.csv"]
     say(console, f"wrote {', '.join(files)}")
 

@@ -24,8 +24,9 @@ from evalkit.core.contracts import Trained, Verdict
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import Record, offset_after, read, record_file
 from evalkit.core.trust import code_of
+from evalkit.numerics import random_key
 from evalkit.parallel import peers
-from evalkit.record import environment, history
+from evalkit.record import environment, history, variables
 from evalkit.record.files import RESULTS
 from evalkit.record.history import Work
 from evalkit.record.progress import EvaluationProgress
@@ -117,7 +118,7 @@ def evaluate(spec: Spec, step: int | None = None, target: Path | None = None) ->
             _describe(launch, folder)
             history.add(folder, Work(spec.command), before=history.read(run))
             with Session(launch, folder, 0, AGAIN, after_evaluation(run, folder)) as session:
-                session.say(*filter(None, (unknown, _changed_code(launch))))
+                session.say(*filter(None, (unknown, *_changes(launch))))
 
                 def work() -> Verdict:
                     _announce(launch, folder)
@@ -166,8 +167,8 @@ def _go_on(launch: Launch, own: Path) -> Outcome:
     """
     pass_all(gates.BEFORE_GOING_ON, launch)
     _announce(launch)
-    if changed := _changed_code(launch):
-        say(launch.console, changed)
+    for change in _changes(launch):
+        say(launch.console, change)
     experiment, trainer = launch.experiment, launch.trainer
     with closing(_checkpoints(launch)) as checkpoints:
         restored = checkpoints.restore(trainer.restorable, trainer.step.layout)
@@ -264,9 +265,10 @@ def _checkpoints(launch: Launch) -> Checkpoints:
     return Checkpoints(launch.folder, launch.trainer.training.keep_every)
 
 
-def _changed_code(launch: Launch) -> str | None:
-    """Says of the user's own code that it was changed since the run was trained."""
-    return environment.changed_code(launch.folder, code_of(launch.spec.plain))
+def _changes(launch: Launch) -> list[str]:
+    """What changed since the run was trained: the user's own code, and variables that change numbers."""
+    code = environment.changed_code(launch.folder, code_of(launch.spec.plain))
+    return [change for change in (code, variables.changed(launch.folder)) if change is not None]
 
 
 def _describe(launch: Launch, folder: Path) -> None:
@@ -280,7 +282,7 @@ def _announce(launch: Launch, folder: Path | None = None) -> None:
     """What runs, on what, and where to find it."""
     experiment = launch.experiment
     seeds, (model, _) = experiment.all_seeds, experiment.trained
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = jax.eval_shape(model.init, random_key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     shown = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}–{seeds[-1]}"
     text = experiment.feed.facts()

@@ -15,7 +15,7 @@ from evalkit.configuration.saved import FILE, plain_of
 from evalkit.core import trust
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import Feed, Pretrained, Progress, Silent, Trained, never_interrupt
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, typed_path
 from evalkit.core.rows import Header, Row
 from evalkit.core.trust import refuse_elsewhere
 from evalkit.parallel import devices
@@ -47,7 +47,7 @@ def open_checkpoint(experiment: Experiment) -> Opened:
     except ValueError as error:
         raise UserError(str(error)) from error
     feed = own.in_tokens_of(pretrained.tokenizer)
-    run = Path(experiment.checkpoint).expanduser()
+    run = typed_path(experiment.checkpoint)
     unknown = _refuse_trained_on(feed, run, experiment.allow_targets) if (run / FILE).is_file() else None
     return Opened(pretrained, feed, [] if unknown is None else [unknown])
 

@@ -9,6 +9,7 @@ from jax import Array, lax
 
 from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
 from evalkit.core.objective import scored_only, tally
+from evalkit.numerics import random_key
 from evalkit.parallel.layouts.mesh import layout_of, share_of
 from evalkit.parallel.layouts.sizes import Sizes
 from evalkit.parallel.microbatches import in_parts, microbatch
@@ -36,7 +37,7 @@ class Step:
         streams: int,
         sizes: Sizes | None = None,
     ):
-        params = jax.eval_shape(model.init, jax.random.key(0))
+        params = jax.eval_shape(model.init, random_key(0))
         self.layout = training.layout(params, model.decay_mask(params))
         if sizes is not None:
             training.check_divided()

@@ -1,5 +1,7 @@
 """The contract of a temporal mixer: one call serves training, prefill, chunked prefill and decoding."""
 
+import re
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -12,6 +14,10 @@ from evalkit.models.layers.shapes import Activations, Positions, States
 
 Cache = Any  # each mixer has a pytree of its own
 REQUIRED = "a mixer has __call__(x, positions, cache), init_cache(batch, length) and window, a whole number or None"
+PLAIN = re.compile(
+    r"value of type '?<class '(\w+)'>'? .*?static attribute '(\w+)' of Pytree type '<class '(?:[\w.<>]*\.)?(\w+)'>'"
+)
+"""What Flax says of an attribute with layers in a container of Python."""
 
 
 @runtime_checkable
@@ -42,6 +48,23 @@ class Mixer(Protocol):
         The first axis of each of its arrays is the batch. A mixer whose state has a fixed size ignores `length`.
         """
         ...
+
+
+def built(make: Callable[..., Any], **given: Any) -> Mixer:
+    """The mixer that `make` gives; raises ValueError for what is none, and for layers in a plain list or dict."""
+    try:
+        mixer = make(**given)
+    except ValueError as error:
+        plain = PLAIN.search(str(error))
+        if plain is None:
+            raise
+        kind, attribute, owner = plain.groups()
+        wanted = "nnx.Dict" if kind == "dict" else "nnx.List"
+        raise ValueError(
+            f"{owner}.{attribute} is a plain {kind} of layers or parameters, in which Flax finds none; "
+            f"make it {wanted}(...)"
+        ) from error
+    return refuse_no_mixer(mixer)
 
 
 def refuse_no_mixer(mixer: Any) -> Mixer:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from evalkit.disk.places import expanded
+
 WHOLE = (".txt", ".tex", ".md")
 SUFFIXES = (*WHOLE, ".jsonl", ".parquet")
 
@@ -23,7 +25,7 @@ def files_of(place: str) -> list[Path]:
 
     Raises ValueError if there are none, if a file is of another kind, or if the folder may not be read.
     """
-    path = Path(place).expanduser()
+    path = expanded(place)
     try:
         files = _files(path)
     except OSError as error:

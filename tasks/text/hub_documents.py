@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
+from evalkit.disk.places import expanded
 from evalkit.tasks.text.documents import Document, first_line
 
 HELD_OUT = 50  # one row in so many where no split is held out
@@ -40,7 +40,7 @@ class Hub:
     @property
     def is_local(self) -> bool:
         """Whether it is a folder here, not on the hub."""
-        return self.name is not None and Path(self.name).expanduser().is_dir()
+        return self.name is not None and expanded(self.name).is_dir()
 
     def identity(self, held_out: bool, field: str) -> list[str | None]:
         """What decides the documents, apart from who keeps the data set: its name, for their content."""
@@ -64,7 +64,7 @@ class Hub:
             yield Document(f"{self.name}/{split}#{number}", text)
 
     def _rows(self, split: str) -> Iterator[dict[str, Any]]:
-        name = str(Path(str(self.name)).expanduser()) if self.is_local else str(self.name)
+        name = str(expanded(str(self.name))) if self.is_local else str(self.name)
         rows = self._asked(lambda: iter(_load(name, self.config, split, self.revision)))
         while (row := self._asked(lambda: next(rows, None))) is not None:
             yield row

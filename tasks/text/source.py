@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+from evalkit.disk.places import expanded
 from evalkit.tasks.text import documents, standard_library
 from evalkit.tasks.text.documents import Document
 from evalkit.tasks.text.hub_documents import Hub
@@ -67,7 +67,7 @@ class Source:
 
 def _beginning(folder: str, prefix: str, field: str) -> Iterator[Document]:
     """The documents in the entries of `folder` whose names begin with `prefix`."""
-    root = Path(folder).expanduser()
+    root = expanded(folder)
     if not root.is_dir():
         raise ValueError(
             f"data.path={folder} is no folder; give one that is there, with files train-*.txt and heldout-*.txt"

@@ -1,7 +1,6 @@
 """Text to train on and text that is held out: the user's, a data set's, or what comes with Python."""
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,6 +11,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from evalkit.checks import at_least
+from evalkit.disk.places import expanded, kept_below
 from evalkit.tasks.text import corpus, tokenizers
 from evalkit.tasks.text.corpus import Corpus, Span, Window
 from evalkit.tasks.text.documents import Document
@@ -144,7 +144,7 @@ class Text(Source):
 
     @property
     def _folder(self) -> Path:
-        return Path(self.cache or os.environ.get("EVALKIT_CACHE") or "~/.cache/evalkit/corpora").expanduser()
+        return expanded(self.cache) if self.cache else kept_below("EVALKIT_CACHE", "~/.cache/evalkit/corpora")
 
     def _corpus(self, held_out: bool) -> Corpus:
         read = partial(self.read, held_out)

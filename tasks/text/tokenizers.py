@@ -8,6 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from evalkit.disk.places import expanded
+
 
 @runtime_checkable
 class Tokenizer(Protocol):
@@ -186,7 +188,7 @@ def from_file(path: str | None) -> Tokenizer:
     """
     if path is None:
         return Bytes()
-    file = Path(path).expanduser()
+    file = expanded(path)
     if file.suffix not in (".json", ".model"):
         raise ValueError(
             f"tokenizer={path}; allowed: the path of a tokenizer.json or tokenizer.model, or null for bytes"

@@ -9,7 +9,7 @@ from typing import Any
 
 from lm_eval.tasks import TaskManager
 
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, typed_path
 from evalkit.evaluations.downstream import data_sets
 
 
@@ -51,7 +51,7 @@ class Benchmarks:
             if self.path is None:
                 data_sets.refuse_unreachable(needed)
             else:
-                root = Path(self.path).expanduser()
+                root = typed_path(self.path)
                 data_sets.localise(index, needed, root, Path(localised), shots=self.num_fewshot)
                 index = self.index(metadata, [Path(localised)])
             yield index

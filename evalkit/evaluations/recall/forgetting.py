@@ -16,6 +16,7 @@ from evalkit.core.rows import Row
 from evalkit.evaluations.recall import rows as recall_rows
 from evalkit.evaluations.recall.planting import planted, planted_pair
 from evalkit.inference.reader import Reader
+from evalkit.numerics import random_key
 
 SETTLING = 16  # tokens after the fact whose convolutions still see it, in every block
 FIRST_CHECK = 64  # tokens after the fact at which the states of a pair are first compared
@@ -157,7 +158,7 @@ def sham(what: str, cache: Cache, before: Cache, blocks: Iterable[int], answers:
     changed = list(undone(what, cache, before, blocks, answers))
     for block in blocks:
         now, put_back = (c[block].h.reshape(-1, answers, c[block].h.shape[-1]) for c in (cache, changed))
-        signs = jax.random.rademacher(jax.random.key(block), (len(now), 1, now.shape[-1]), now.dtype)
+        signs = jax.random.rademacher(random_key(block), (len(now), 1, now.shape[-1]), now.dtype)
         moved = now + signs * (put_back - now)
         changed[block] = cache[block]._replace(h=moved.reshape(cache[block].h.shape))
     return tuple(changed)

@@ -9,6 +9,7 @@ from jax import Array
 
 from evalkit.core import streams
 from evalkit.core.contracts import Recalls
+from evalkit.numerics import random_key
 
 
 def planted(
@@ -32,6 +33,6 @@ def planted_pair(task: Recalls, number: int, length: int) -> Array:
 
 @partial(jax.jit, static_argnames=("task", "length"))
 def _plant(task: Recalls, length: int, numbers: Array, places: Array, answers: Array) -> Array:
-    stream = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), streams.RECALL), length)
+    stream = jax.random.fold_in(jax.random.fold_in(random_key(0), streams.RECALL), length)
     keys = jax.vmap(lambda number: jax.random.fold_in(stream, number))(numbers)
     return jax.vmap(lambda key, place, answer: task.plant(key, length, place, answer))(keys, places, answers)

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from evalkit.core.contracts import Divisible, LanguageModel, Params
 from evalkit.core.errors import UserError
+from evalkit.numerics import random_key
 from evalkit.parallel.devices import AXIS, MODEL_AXIS
 from evalkit.parallel.layouts.sizes import Sizes
 from evalkit.parallel.layouts.vectors import (
@@ -100,7 +101,7 @@ class MeshLayout(Layout):
     """
 
     def __init__(self, model: LanguageModel, sizes: Sizes, dtype: str):
-        params = jax.eval_shape(model.init, jax.random.key(0))
+        params = jax.eval_shape(model.init, random_key(0))
         decays = model.decay_mask(params)
         super().__init__(params, decays, dtype)
         self.sizes = sizes

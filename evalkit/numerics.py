@@ -1,0 +1,56 @@
+"""JAX's flags that change numbers: evalkit sets them itself, so that data and parameters depend on the seed alone."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jax.typing import ArrayLike
+
+GENERATOR = "threefry2x32"
+FLAGS = {
+    "JAX_DEFAULT_PRNG_IMPL": GENERATOR,
+    "JAX_ENABLE_X64": "0",
+    "JAX_NUMPY_DTYPE_PROMOTION": "standard",
+    "JAX_NUMPY_RANK_PROMOTION": "allow",
+    "JAX_RANDOM_SEED_OFFSET": "0",
+    "JAX_THREEFRY_PARTITIONABLE": "1",
+}
+"""The environment variables of these flags, with the values that they have in evalkit."""
+IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+"""A flag of XLA that evalkit sets where memory is short (`parallel.devices.spare_memory`); it changes no number."""
+
+
+@contextmanager
+def fixed() -> Iterator[None]:
+    """JAX's flags are `FLAGS` within, whatever the environment or a notebook sets; it decorates functions, too.
+
+    JAX reads the environment when it is imported. Before that, the variables are set for the whole process; after that,
+    the flags are set for this thread until the block ends.
+    """
+    if "jax" not in sys.modules:
+        os.environ.update(FLAGS)
+        yield
+        return
+    import jax
+
+    with (
+        jax.default_prng_impl(GENERATOR),
+        jax.enable_x64(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.threefry_partitionable(True),
+    ):
+        yield
+
+
+def random_key(seed: "ArrayLike") -> "Array":
+    """The random key of a seed below 2^32: always of the same generator, and without JAX's own offset of seeds."""
+    import jax
+    import jax.numpy as jnp
+
+    low = jnp.asarray(seed, jnp.uint32)
+    return jax.random.wrap_key_data(jnp.stack([jnp.zeros_like(low), low], axis=-1), impl=GENERATOR)

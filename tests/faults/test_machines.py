@@ -1,0 +1,216 @@
+"""Machines unlike ours: without git or a home, terminals that are not UTF-8, and variables that change JAX."""
+
+import io
+import json
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evalkit.configuration.experiment import build_task, model_of
+from evalkit.core import errors, streams
+from evalkit.core.doors import door
+from evalkit.core.errors import UserError
+from evalkit.disk import places
+from evalkit.numerics import FLAGS, random_key
+from evalkit.parallel.devices import RUNS_ONCE
+from evalkit.record import environment, variables
+from evalkit.tasks.induction_heads import InductionHeads
+
+ONE_FIXTURE = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+NAMES = st.sampled_from(["XLA_FLAGS", "JAX_DISABLE_JIT", "JAX_OPTIMIZATION_LEVEL", "JAX_LOG_COMPILES", *FLAGS])
+VALUES = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=8).map(str.strip)
+FLAGGED = st.fixed_dictionaries(
+    {
+        "default_prng_impl": st.sampled_from(["threefry2x32", "rbg", "unsafe_rbg"]),
+        "enable_x64": st.booleans(),
+        "numpy_dtype_promotion": st.sampled_from(["standard", "strict"]),
+        "numpy_rank_promotion": st.sampled_from(["allow", "raise"]),
+        "threefry_partitionable": st.booleans(),
+    }
+)
+HAWK = {
+    "_target_": "evalkit.models.build",
+    "_partial_": True,
+    "width": 16,
+    "pattern": ["r"],
+    "mixers": {"r": {"_target_": "evalkit.models.mixers.rglru.RecurrentBlock", "_partial_": True, "width_rnn": 16}},
+}
+
+
+TASK, MODEL = InductionHeads(vocab_size=16, length=16), model_of(HAWK, 16)
+
+
+def drawn(seed: int) -> dict[str, bytes]:
+    """What a seed gives behind a door: training data, held-out data, and the parameters of a model."""
+
+    @partial(jax.jit, compiler_options=RUNS_ONCE)  # anew for each call, since JAX would keep one program of all flags
+    def program(seed: jax.Array) -> tuple[Any, ...]:
+        params = MODEL.init(streams.init_key(seed))
+        held_out = streams.held_out_batch.__wrapped__(TASK, streams.TEST, seed, 2, 8)
+        return params, streams.train_batch(TASK, seed, 3, 2, 8), held_out
+
+    with door():
+        arrays = program(np.uint32(seed))
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
+
+
+@settings(max_examples=3, deadline=None)
+@given(flags=FLAGGED, seed=st.integers(0, 2**31 - 1))
+def test_data_and_parameters_depend_on_the_seed_alone_whatever_jaxs_flags_are(
+    flags: dict[str, str | bool], seed: int
+) -> None:
+    usual = drawn(seed)
+    before = {name: getattr(jax.config, f"jax_{name}") for name in flags}
+    try:
+        for name, value in flags.items():
+            jax.config.update(f"jax_{name}", value)
+        assert drawn(seed) == usual
+    finally:
+        for name, value in before.items():
+            jax.config.update(f"jax_{name}", value)
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_a_random_key_is_the_one_that_jax_makes_by_default(seed: int) -> None:
+    ours, theirs = (jax.random.key_data(key) for key in (random_key(seed), jax.random.key(seed, impl="threefry2x32")))
+    assert ours.tolist() == theirs.tolist()
+
+
+EXAMPLE = ("example", "induction_heads", "length=16")
+
+
+def evalkit(*words: str, **changed: str) -> subprocess.CompletedProcess[bytes]:
+    """The command in a process of its own, with changed variables."""
+    return subprocess.run(
+        [sys.executable, "-m", "evalkit", *words], capture_output=True, env={**os.environ, **changed}, timeout=300
+    )
+
+
+def test_neither_variables_that_jax_cannot_read_nor_a_terminal_of_ascii_end_a_command() -> None:
+    wrong = {**dict.fromkeys(FLAGS, "no such value"), "PYTHONIOENCODING": "ascii"}
+    plain, changed = (
+        evalkit("example", "induction_heads", "length=16"),
+        evalkit("example", "induction_heads", "length=16", **wrong),
+    )
+    assert (plain.returncode, changed.returncode, changed.stderr) == (0, 0, b"")
+    assert changed.stdout == plain.stdout.decode().encode("ascii", "replace")
+
+
+@pytest.mark.parametrize("variable", ["JAX_PLATFORMS=CPU", "JAX_PLATFORMS=cuda,no", "JAX_DEFAULT_MATMUL_PRECISION=no"])
+def test_a_variable_that_cannot_be_is_one_line_that_names_it(variable: str) -> None:
+    name, _, value = variable.partition("=")
+    done = evalkit(*EXAMPLE, **{name: value})
+    (line,) = done.stderr.decode().splitlines()
+    assert done.returncode == 2 and line.startswith(f"evalkit: {variable}: ")
+
+
+@ONE_FIXTURE
+@given(then=st.dictionaries(NAMES, VALUES), now=st.dictionaries(NAMES, VALUES))
+def test_variables_that_change_numbers_are_kept_and_differences_are_told(
+    then: dict[str, str], now: dict[str, str], tmp_path: Path
+) -> None:
+    runs = [tmp_path / "then", tmp_path / "now"]
+    for folder, values in zip(runs, (then, now), strict=True):
+        folder.mkdir(exist_ok=True)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in {*os.environ} - {"PATH"}:
+                patch.delenv(name)
+            for name, value in values.items():
+                patch.setenv(name, value)
+            text = json.dumps({variables.FIELD: variables.variables()})
+            told = variables.changed(runs[0])
+        (folder / variables.FILE).write_text(text)
+    count = {name for name in ("XLA_FLAGS", "JAX_DISABLE_JIT", "JAX_OPTIMIZATION_LEVEL")}
+    other = {name for name in count if (then.get(name) or None) != (now.get(name) or None)}
+    notes = variables.differing(runs)
+    assert len(notes) == len(other) and all(any(name in note for note in notes) for name in other)
+    assert (told is None) == (not other) and all(name in str(told) for name in other)
+
+
+ENCODINGS = ("ascii", "latin-1", "cp1252", "utf-8", "shift_jis")
+
+
+@ONE_FIXTURE
+@given(text=st.text(st.characters()), encoding=st.sampled_from(ENCODINGS))
+def test_any_text_can_be_printed_on_any_terminal(text: str, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with door():
+        print(text, end="", flush=True)
+    assert terminal.errors == "strict"
+    with pytest.MonkeyPatch.context():
+        kept = text.encode(encoding, "replace")
+    assert terminal.buffer.getvalue().replace(b"\r\n", b"\n") == kept  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A user without HOME, under a number that has no name."""
+
+    def nobody(key: object) -> None:
+        raise KeyError(key)
+
+    for name in ("HOME", "XDG_STATE_HOME", "EVALKIT_CACHE", "LM_HARNESS_CACHE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(pwd, "getpwnam", nobody)
+    return iter(())
+
+
+@ONE_FIXTURE
+@given(
+    variable=st.from_regex("[A-Z_]{1,12}", fullmatch=True).filter(lambda name: name not in os.environ),
+    below=st.sampled_from(["", "/a", "nobody/b"]),
+)
+def test_without_a_home_one_line_names_the_variable(variable: str, below: str, homeless: None, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"set HOME, or set {variable} to a folder"):
+        places.kept_below(variable, f"~{below}")
+    with pytest.raises(UserError, match="set HOME, or give the whole path"):
+        errors.typed_path(f"~{below}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(variable, str(tmp_path))
+        assert places.kept_below(variable, f"~{below}") == tmp_path
+    assert errors.typed_path(tmp_path) == tmp_path
+
+
+def test_a_text_without_a_home_names_the_variable_of_its_cache(homeless: None) -> None:
+    with pytest.raises(ValueError, match="EVALKIT_CACHE"):
+        build_task("books").prepare()
+
+
+@ONE_FIXTURE
+@given(code=st.integers(0, 255), answer=st.binary(max_size=40))
+def test_what_git_does_not_say_is_unknown_and_ends_nothing(code: int, answer: bytes, tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir(exist_ok=True)
+    (tmp_path / "answer").write_bytes(answer)
+    program = tmp_path / "git"
+    program.write_text(f"#!/bin/sh\n/bin/cat {tmp_path / 'answer'}\nexit {code}\n")
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        known = environment.git_state(tmp_path)
+    try:
+        text = answer.decode().strip() if code == 0 else None
+    except UnicodeDecodeError:
+        text = None
+    assert known == {"commit": text or None, "dirty": None if text is None else bool(text)}
+
+
+def test_without_git_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment.git_state(tmp_path) == {"commit": None, "dirty": None}
+    assert environment.git_state(tmp_path / "wheel") is None
