@@ -31,6 +31,10 @@ for target in v4:2x2x1 v5e:2x2 v5p:2x2x1 v6e:2x2; do
     compile "$target"
 done
 echo
+grep -q 'Used [0-9]* registers' "$venv/mosaic" || {
+    echo "the assembler reported nothing of Mosaic GPU's kernels" >&2
+    exit 1
+}
 echo "Mosaic GPU: at most $(grep -oE 'Used [0-9]+' "$venv/mosaic" | grep -oE '[0-9]+' | sort -n | tail -1) registers"
 if grep -E '[1-9][0-9]* bytes spill' "$venv/mosaic"; then
     echo "a Mosaic GPU kernel spills registers" >&2

@@ -1,6 +1,7 @@
 """What must be set before JAX is imported: tests run on the CPU unless told otherwise, and ranks never broadcast."""
 
 import atexit
+import ctypes
 import gc
 import os
 import shutil
@@ -28,11 +29,15 @@ FAST_TO_COMPILE = (
 if version("jaxlib").startswith("0.10."):  # the older emitter is faster; later versions have none
     FAST_TO_COMPILE += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', FAST_TO_COMPILE)} {ONE_DEVICE}"
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+# One place for all that tests, their workers and their processes leave; pytest's own folders stay where it has them.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="evalkit-tests-")
+    os.chmod(os.environ["TMPDIR"], 0o755)  # for `shut`
+    atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
+tempfile.tempdir = None
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{os.environ['TMPDIR']}/compiled")
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="named-")  # what the tests name is not what the user named
-atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 if "PYTEST_XDIST_WORKER" in os.environ:  # a folder each: one worker must not read what another is writing
     os.environ["JAX_COMPILATION_CACHE_DIR"] += "/" + os.environ["PYTEST_XDIST_WORKER"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -44,13 +49,20 @@ absl_logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 
 # Each compiled program takes dozens of memory mappings; a process may have 65,530, and dies when it asks for more.
 MAPS, MORE = Path("/proc/self/maps"), 20_000
-most = MORE
+# And memory: two workers and what they start are to fit a laptop.
+STATM, MORE_BYTES = Path("/proc/self/statm"), 3 * 2**29
+most, most_bytes = MORE, MORE_BYTES
 
 NOBODY = 65_534  # a user that owns nothing
 
 
 def mappings() -> int:
     return MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
+
+
+def resident() -> int:
+    """The bytes of memory that this process holds."""
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if STATM.exists() else 0
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -63,14 +75,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def few_programs() -> Iterator[None]:
-    """Forgets the compiled programs of earlier tests once there are many more than the last time."""
-    global most
-    if mappings() > most:
+    """Forgets the compiled programs of earlier tests once there are many more than the last time, or they are large."""
+    global most, most_bytes
+    if mappings() > most or resident() > most_bytes:
         import jax
 
         jax.clear_caches()
         gc.collect()  # what is in a cycle would be counted as what stays
-        most = mappings() + MORE
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system
+        most, most_bytes = mappings() + MORE, max(MORE_BYTES, resident() + MORE_BYTES // 4)
     yield
 
 

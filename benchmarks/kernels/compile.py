@@ -7,8 +7,10 @@
 Exits with 1 if a kernel spills registers to memory.
 """
 
+import atexit
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DUMP = tempfile.mkdtemp(prefix="kernels-")
+atexit.register(shutil.rmtree, DUMP, ignore_errors=True)
 os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={DUMP}"
 
@@ -86,9 +89,14 @@ def needs_of_triton() -> bool:
         for old in Path(DUMP).glob("*"):
             old.unlink()
         lowered.compile()
-        for ptx in sorted(Path(DUMP).glob("*.ptx")):
-            for kernel in re.findall(r"\.entry ((?:Complex)?(?:Linear|Gated)\w*)\(", ptx.read_text()):
-                clean &= report(operation, kernel, ptx)
+        kernels = [
+            (kernel, ptx)
+            for ptx in sorted(Path(DUMP).glob("*.ptx"))
+            for kernel in re.findall(r"\.entry ((?:Complex)?(?:Linear|Gated)\w*)\(", ptx.read_text())
+        ]
+        assert kernels, f"{operation}: XLA wrote none of our kernels"
+        for kernel, ptx in kernels:
+            clean &= report(operation, kernel, ptx)
     return clean
 
 

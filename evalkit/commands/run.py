@@ -134,11 +134,11 @@ def _show(flags: argparse.Namespace) -> int:
     from evalkit.configuration.shown import shown
     from evalkit.configuration.spec import Spec
 
-    for combination in combinations(flags.overrides) if flags.multirun else [flags.overrides]:
+    for number, combination in enumerate(combinations(flags.overrides) if flags.multirun else [flags.overrides]):
         if flags.multirun:
             print("---")
         words = parse(combination)
-        composed = compose(words)
+        composed = compose(words, job=number if flags.multirun else None)
         composed.config[ALLOW] = Spec.composed(composed, words).packages
         print(shown(composed.config, composed.hydra, flags.cfg, flags.package, flags.resolve), end="")
     return 0
@@ -239,9 +239,10 @@ def _refuse_distributed(words: "Sequence[Override]", several: bool) -> None:
 def _refuse_without_effect(words: "Sequence[Override]") -> None:
     """Raises UserError for a key of Hydra's that says nothing about a single run."""
     of_hydra = [word for word in words if word.is_hydra_override()]
-    folders = "".join(str(word.value()) for word in of_hydra if word.key_or_group == "hydra.run.dir")
+    values = " ".join((word.input_line or "").partition("=")[2] for word in words).replace("${hydra:", "${hydra.")
     for word in of_hydra:
         key = word.key_or_group
-        if key not in ("hydra.run.dir", "hydra.searchpath") and key not in folders:  # ${hydra.job.name} may be in it
+        named = "hydra.job.override_dirname" if key.startswith("hydra.job.config.override_dirname") else key
+        if key not in ("hydra.run.dir", "hydra.searchpath") and named not in values:  # ${hydra.job.name} may be in one
             kind = "is of a sweep" if key.startswith("hydra.sweep") else "changes nothing"
             raise UserError(f"{word.input_line} {kind}; give hydra.run.dir=FOLDER, or -m for a sweep")

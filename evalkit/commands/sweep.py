@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -16,7 +16,7 @@ from evalkit.core.errors import UserError, first_line
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from evalkit.configuration.composition import Words
+    from evalkit.configuration.composition import Composed, Words
     from evalkit.session.sweeps import Ended
 
 # Hydra names each run of a sweep as it starts.
@@ -28,6 +28,7 @@ LAUNCHERS = {
     "submitit_slurm": ("hydra-submitit-launcher", "slurm"),
 }
 NOW, TIME = re.compile(r"\$\{now:([^}]*)\}"), "%Y-%m-%d_%H-%M-%S"
+NOT_IN_NAME = "hydra.job.config.override_dirname.exclude_keys"
 SUBMITIT, SUBMITIT_FOLDER = ".submitit", "hydra.launcher.submitit_folder"
 
 
@@ -44,23 +45,29 @@ def main(words: "Words") -> int:
     from evalkit.parallel import devices
     from evalkit.record.history import command_line
 
-    texts = [text_of(word) for word in parse(words)]
+    now = datetime.now()
+    texts = [_at(now, text_of(word)) for word in parse(words)]
     _refuse_missing_launcher(texts)
     devices.use_every_core()
-    group, quiet, hydra, folder = None, False, {}, Path()
-    for combination in combinations(words):
+    first = compose(combinations(texts)[0], job=0)
+    texts += _named(texts, first, now)
+    experiments = []
+    for number, combination in enumerate(combinations(texts)):
         of_run = parse(combination)
-        composed = compose(of_run)
+        composed = compose(of_run, job=number)
         if composed.choices.get("on_checkpoint") is not None:
             raise UserError(f"task={composed.choices['on_checkpoint']} takes one checkpoint at a time; leave -m out")
-        experiment = Spec.composed(composed, of_run).experiment
-        experiment.feed.prepare()
-        group, quiet = experiment.config["wandb"]["group"], experiment.quiet or quiet
-        hydra, folder = composed.hydra, composed.sweep
+        experiments.append(Spec.composed(composed, of_run).experiment)
+    from evalkit.record.wandb import check_before_several
     from evalkit.session import logs, sweeps
 
+    check_before_several(sink for experiment in experiments for sink in experiment.outlets.values())
+    for experiment in experiments:
+        experiment.feed.prepare()
+    quiet = any(experiment.quiet for experiment in experiments)
     console = Console(stderr="format=json" in texts, quiet=quiet)
-    named = parse([*words, *_named(texts, hydra, folder, group), *([SILENT] if quiet else [])])
+    hydra, folder = first.hydra, first.sweep
+    named = parse([*texts, *([SILENT] if quiet else [])])
     try:
         with logs.shown(console), _ending_in_one_line(hydra["launcher"]["_target_"], folder):
             of_runs = [text_of(word) for word in named if not word.is_hydra_override()]
@@ -137,22 +144,30 @@ def _refuse_missing_launcher(overrides: Sequence[str]) -> None:
                 raise UserError(f"{text} needs {package}: pip install 'griffin-evalkit[{extra}]'") from error
 
 
-def _named(overrides: Sequence[str], hydra: Mapping[str, Any], folder: Path, group: str | None) -> list[str]:
+def _at(now: datetime, text: str) -> str:
+    """The text with `${now:…}` as of when the sweep begins.
+
+    A job reads the clock when it runs, so that one that is requeued would not find its folder again.
+    """
+    return NOW.sub(lambda match: f"{now:{match[1]}}", text)
+
+
+def _named(overrides: Sequence[str], first: "Composed", now: datetime) -> list[str]:
     """Names by the time at which the sweep begins: the folder of each run, that of submitit's files, W&B's group.
 
-    A job reads the clock when it runs, so that one that is requeued would not find its folder again. Jobs of
-    `submitit_local` are called by their process, whose number may have been that of an earlier one. `hydra` is its part
-    of the configuration and `folder` that of the sweep; a `group` that was set stays, and so does one of W&B's own
-    variable.
+    Jobs of `submitit_local` are called by their process, whose number may have been that of an earlier one. `first` is
+    the configuration of the first job; a group that was set stays, and so does one of W&B's own variable.
     """
     from evalkit.configuration.overrides import overrides_of
+    from evalkit.record.wandb_names import cut
 
-    now = datetime.now()
+    hydra = first.hydra
     typed = {text.lstrip("+").partition("=")[0] for text in overrides}
-    names = {"hydra.sweep.subdir": NOW.sub(lambda match: f"{now:{match[1]}}", hydra["sweep"]["subdir"])}
+    names: dict[str, Any] = {"hydra.sweep.subdir": _at(now, hydra["sweep"]["subdir"])}
     if SUBMITIT_FOLDER.rpartition(".")[2] in hydra["launcher"] and SUBMITIT_FOLDER not in typed:
         names[SUBMITIT_FOLDER] = f"${{hydra.sweep.dir}}/{SUBMITIT}/{now:{TIME}-%f}/%j"
-    if group is None and "WANDB_RUN_GROUP" not in os.environ:
-        own = folder.resolve().name
-        names["wandb.group"] = f"sweep-{own if 'hydra.sweep.dir' in typed else f'{now:{TIME}}'}"
+    if first.config["wandb"]["group"] is None and "WANDB_RUN_GROUP" not in os.environ:
+        own = first.sweep.resolve().name if "hydra.sweep.dir" in typed else f"{now:{TIME}}"
+        excluded = hydra["job"]["config"]["override_dirname"]["exclude_keys"]
+        names |= {"wandb.group": cut(f"sweep-{own}"), NOT_IN_NAME: [*excluded, "wandb.group"]}
     return overrides_of(names)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import (
+    InterpolationKeyError,
+    InterpolationResolutionError,
+    InterpolationToMissingValueError,
+    OmegaConfBaseException,
+)
 from yaml import MarkedYAMLError, YAMLError
 
 from evalkit.configuration import catalogue, hydra_private, recipes
@@ -25,6 +31,8 @@ GROUPS = ("task", "model", "scale", "preset", "eval", "experiment", "recipe", "o
 OURS = ("experiment", "scale")
 """The groups, and those that Hydra does not know: their files are layers over what it composes."""
 NAMES = ("task_name", "model_name")
+# What Hydra knows, as a value names it, and as only Hydra's own part can: it is taken out before a run begins.
+OF_HYDRA, OF_NODE = "${hydra:", re.compile(r"(?<!\\)\$\{hydra\.")
 CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", "hydra.searchpath"
 # A mixer alone, of the folder of --config-dir, and the blocks that are built around it.
 MIXER, AROUND = "+mixer=", "around/mixer"
@@ -70,15 +78,19 @@ class Composed(NamedTuple):
     typed: frozenset[str]
 
 
-def compose(words: Words) -> Composed:
+def compose(words: Words, *, job: int | None = None, named_by: Words | None = None) -> Composed:
     """The configuration that `words` describe, keys and types not yet checked; raises UserError.
 
     Hydra composes once, with the options alone, and the layers of recipes follow. The values are set afterwards, so
-    that what was there before them is known: a misspelt key is told by that.
+    that what was there before them is known: a misspelt key is told by that. `job` is its number in a sweep; `named_by`
+    are the words that name its folder, if these are others.
     """
     parsed = parse(words)
     config, base = _whole(parsed)
     with one_line():
+        hydra_private.describe(config, parsed if named_by is None else parse(named_by))
+        hydra_private.place(config, job)
+        _settle(config)
         folder, sweep = Path(config.hydra.run.dir), Path(config.hydra.sweep.dir)
     choices = dict(config.hydra.runtime.choices)
     hydra = plain(config.hydra, resolve=False)
@@ -89,8 +101,14 @@ def compose(words: Words) -> Composed:
 
 
 def whole(words: Words) -> DictConfig:
-    """As `compose`, with Hydra's own part: what a launcher of Hydra's takes for a job of these words."""
-    return _whole(parse(words))[0]
+    """As `compose`, with Hydra's own part: what a launcher of Hydra's takes for a job of these words.
+
+    What stands for something of Hydra's is not replaced, since the launcher numbers the job and gives it a folder.
+    """
+    parsed = parse(words)
+    config = _whole(parsed)[0]
+    hydra_private.describe(config, parsed)
+    return config
 
 
 def parse(words: Words) -> list[Override]:
@@ -192,7 +210,7 @@ def apply(config: DictConfig, values: Sequence[Override]) -> None:
 def plain(config: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
     """The configuration as plain data; raises UserError for an interpolation that leads nowhere."""
     with one_line():
-        content = OmegaConf.to_container(config, resolve=resolve)
+        content = OmegaConf.to_container(config, resolve=resolve, enum_to_str=True)
     assert isinstance(content, dict)
     return {str(name): value for name, value in content.items()}
 
@@ -213,8 +231,18 @@ def one_line() -> Iterator[None]:
         mark = error.problem_mark
         place = "" if mark is None else f"{mark.name}:{mark.line + 1}: "
         raise UserError(f"{place}{error.problem or first_line(error)}; mend this YAML") from error
+    except InterpolationToMissingValueError as error:
+        remedy = "only a job of a sweep has a number, and no folder its own name in it: write a value in its place"
+        raise UserError(f"{error.full_key}: {_cause(error)}; {remedy}") from error
+    except (InterpolationResolutionError, InterpolationKeyError) as error:
+        raise UserError(f"{error.full_key}: {_cause(error)}; write a value in its place") from error
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise UserError(first_line(error)) from error
+
+
+def _cause(error: OmegaConfBaseException) -> str:
+    """What OmegaConf says of an interpolation, without the classes of the errors."""
+    return first_line(error).rpartition("interpolation: ")[2].strip("'\"")
 
 
 def _as_it_is_typed(word: str) -> str:
@@ -250,8 +278,9 @@ def _whole(parsed: Sequence[Override]) -> tuple[DictConfig, dict[str, Any]]:
     if planned is not None and config.get("selected_by") == "":
         _refuse_no_recipe(planned, config, own)
     _name(config)
-    hydra_private.describe(config, parsed)
-    _settle(config)
+    for key, text in _texts(config):
+        if key.startswith("hydra.") and OF_HYDRA in text:
+            OmegaConf.update(config, key, text.replace(OF_HYDRA, "${hydra."))
     return config, base
 
 
@@ -315,12 +344,19 @@ def _hydra(options: Sequence[str]) -> DictConfig:
 
 def _settle(config: DictConfig) -> None:
     """Gives each value with `${hydra:…}` what that stands for, while Hydra's own part is there."""
-    for key, value in list(leaves(plain(config, resolve=False))):
-        if isinstance(value, str) and "${hydra:" in value:
-            with one_line(), open_dict(config):
-                OmegaConf.update(config, key, value.replace("${hydra:", "${hydra."))
-                if not key.startswith("hydra."):
-                    OmegaConf.update(config, key, OmegaConf.select(config, key))
+    for key, text in _texts(config):
+        if key.partition(".")[0] in ("hydra", "suite", *recipes.GROUPS):  # words of runs, which have folders of theirs
+            continue
+        if OF_NODE.search(text):
+            raise UserError(f"{key}={text}: a setting names what is Hydra's as {OF_HYDRA}…}}; write it with a colon")
+        if OF_HYDRA in text:
+            with open_dict(config):
+                OmegaConf.update(config, key, text.replace(OF_HYDRA, "${hydra."))
+                OmegaConf.update(config, key, OmegaConf.select(config, key, throw_on_missing=True))
+
+
+def _texts(config: DictConfig) -> list[tuple[str, str]]:
+    return [(key, value) for key, value in leaves(plain(config, resolve=False)) if isinstance(value, str)]
 
 
 def _on_checkpoint(parsed: Sequence[Override]) -> recipes.Node:

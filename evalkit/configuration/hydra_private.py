@@ -35,7 +35,18 @@ def describe(config: DictConfig, words: Sequence[Override]) -> None:
     how = config.hydra.job.config.override_dirname
     config.hydra.overrides.hydra = of_hydra
     config.hydra.overrides.task = [str(word.input_line) for word in of_task]
-    config.hydra.job.override_dirname = get_overrides_dirname(of_task, how.exclude_keys, how.item_sep, how.kv_sep)
+    name = get_overrides_dirname(of_task, how.exclude_keys, how.item_sep, how.kv_sep)
+    config.hydra.job.override_dirname = name.replace("${hydra:", "${hydra.")
+
+
+def place(config: DictConfig, job: int | None) -> None:
+    """Writes into Hydra's own part the folder that Hydra would give the run, or the `job` of that number in a sweep."""
+    own = config.hydra
+    own.mode = RunMode.RUN if job is None else RunMode.MULTIRUN
+    if job is not None:
+        own.job.num, own.job.id = job, str(job)
+    folder = own.run.dir if job is None else Path(own.sweep.dir, own.sweep.subdir)
+    own.runtime.output_dir = str(Path(folder).absolute())
 
 
 def answer(directory: Path, arguments: Sequence[str]) -> None:
@@ -68,6 +79,7 @@ class _Loader(ConfigLoaderImpl):
         # As they were typed: ${hydra.job.num} is known to the job alone.
         of_hydra: Any = OmegaConf.to_container(master_config.hydra.overrides.hydra, resolve=False)
         config = self.whole([*of_hydra, *sweep_overrides])
+        config.hydra.mode = RunMode.MULTIRUN
         OmegaConf.copy_cache(from_config=master_config, to_config=config)
         return config
 

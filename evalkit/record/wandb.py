@@ -7,10 +7,11 @@ Offline its folder is set aside, so that each row is in exactly one session's fo
 import json
 import logging
 import os
+import re
 import secrets
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from evalkit.core.errors import UserError, first_line
 from evalkit.core.network import answers
 from evalkit.core.rows import Header, Row
 from evalkit.disk.files import write_whole
+from evalkit.record import wandb_names
 from evalkit.record.sinks import LENGTH, STEP, points
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ class Wandb(Sink):
     """A W&B run for each seed. Where a setting is null, W&B's own variable counts, such as WANDB_NAME.
 
     `online` logs online where an API key is configured and the server answers, and offline otherwise. `auto` is
-    `online` unless WANDB_MODE or `wandb offline` says something else. Raises UserError for an unknown mode.
+    `online` unless WANDB_MODE, WANDB_DISABLED or `wandb offline` says something else. WANDB_RUN_ID is the first seed's,
+    which is the run that belongs to a sweep of W&B's own. Raises UserError for an unknown mode.
 
     Options:
       mode: `auto`, `online`, `offline` or `disabled`; the first two log offline where no server answers.
@@ -84,9 +87,19 @@ class Wandb(Sink):
         """The folders of its offline runs."""
         return self._sessions
 
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is logged, by the setting or, where that is `auto`, by a variable."""
+        return self.mode == "disabled" or (self.mode == "auto" and wandb_names.is_off())
+
+    def check(self) -> None:
+        """Raises UserError for names and variables that W&B would refuse."""
+        if not self.is_off:
+            wandb_names.refuse(vars(self), wandb_names.known())
+
     def begin(self, header: Header, start: SinkStart) -> int | None:
         """Opens a run for each seed, or goes on with it; None where W&B is switched off."""
-        known = None if self.mode == "disabled" else _known()
+        known = None if self.is_off else wandb_names.known()
         mode = "disabled" if known is None else _resolve(self.mode, known)
         if known is None or mode == "disabled":
             return None
@@ -97,12 +110,18 @@ class Wandb(Sink):
         ids: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         _set_aside(Path(shared["dir"]), ids.values(), start.sessions)
         chosen = self.name or known.run_name
-        names = [chosen] if chosen is not None and len(seeds) == 1 else [f"{chosen or title}-s{seed}" for seed in seeds]
+        ending = {seed: "" if chosen is not None and len(seeds) == 1 else f"-s{seed}" for seed in seeds}
         own = {
-            seed: {**shared, "name": name, "config": {**start.config, "seed": seed}}
-            for seed, name in zip(seeds, names, strict=True)
+            seed: {
+                **shared,
+                "name": wandb_names.cut(chosen or title, ending[seed]),
+                "config": {**start.config, "seed": seed},
+            }
+            for seed in seeds
         }
-        self._open_all(mode, own, ids, file)
+        if known.run_id and not ids and known.resume in ("must", "never"):
+            own[seeds[0]]["resume"] = known.resume
+        self._open_all(mode, own, _chosen_ids(seeds, ids, known), file, known.sweep_id is not None or known.launch)
         self._reached = {seed: run.summary.get(STEP, -1) for seed, run in self._runs.items()}
         if not start.received and not start.sessions and max(self._reached.values()) < 0:
             for run in self._runs.values():
@@ -140,9 +159,11 @@ class Wandb(Sink):
             if run.offline:
                 folder = Path(run.settings.sync_dir)
                 self._sessions.append(folder.name)
-                # Of all sessions, the oldest first.
-                sessions = sorted(folder.parent.glob(f"{OFFLINE}*-{run.id}*"))
-                unsent += [str(path) for path in sessions if not (path / f"run-{run.id}.wandb.synced").exists()]
+                unsent += [
+                    str(path)
+                    for path in _sessions(folder.parent, run.id)
+                    if not (path / f"run-{run.id}.wandb.synced").exists()
+                ]
             elif not in_time:
                 unsent.append(str(run.settings.sync_dir))
             elif run.url:
@@ -157,34 +178,67 @@ class Wandb(Sink):
             if entry.get(STEP, 0) >= reached.get(point.seed, -1):
                 self._runs[point.seed].log(entry)
 
-    def _open_all(self, mode: str, facts: Mapping[int, Mapping[str, Any]], ids: dict[str, str], file: Path) -> None:
-        """Opens a run for each seed; `file` keeps their ids, which are new where an earlier session left none."""
-        ids |= {str(seed): ids.get(str(seed)) or secrets.token_hex(4) for seed in facts}
+    def _open_all(
+        self, mode: str, facts: Mapping[int, Mapping[str, Any]], ids: dict[str, str], file: Path, in_sweep: bool
+    ) -> None:
+        """Opens a run for each seed, of which the first alone may be in a sweep of W&B's; `file` keeps their ids."""
         write_whole(file, json.dumps(ids, indent=2) + "\n")  # before the runs open, in case the process is killed then
-        for seed, own in facts.items():
-            run = self._runs[seed] = _open(mode, ids[str(seed)], own)
+        for place, (seed, own) in enumerate(facts.items()):
+            with _outside_of_sweeps() if in_sweep and place else nullcontext():
+                run = self._runs[seed] = _open(mode, ids[str(seed)], own)
             ids[str(seed)] = run.id
             if run.offline:  # where one seed was refused, the others are not tried online
                 mode = "offline"
         write_whole(file, json.dumps(ids, indent=2) + "\n")
 
 
-def _set_aside(root: Path, ids: Iterable[str], ended: Sequence[str]) -> None:
-    """Renames the folders below `root` of killed offline sessions, not `ended` or uploaded; `wandb sync` skips them."""
-    for path in [path for run_id in ids for path in (root / "wandb").glob(f"{OFFLINE}*-{run_id}*")]:
-        if path.name not in ended and not any(path.glob("*.synced")):
-            path.rename(path.with_name(path.name.replace(OFFLINE, TORN, 1)))
+def check_before_several(sinks: Iterable[Sink]) -> None:
+    """Raises UserError before the runs of one command for names that W&B refuses, or one id for all of them."""
+    ours = [sink for sink in sinks if isinstance(sink, Wandb) and not sink.is_off]
+    named = os.environ.get(wandb_names.RUN_ID)
+    if named and len(ours) > 1:
+        raise UserError(
+            f"{wandb_names.RUN_ID}={named} names one W&B run, and this command has {len(ours)}; unset it, or give "
+            "wandb.mode=disabled"
+        )
+    for sink in ours:
+        sink.check()
 
 
-def _known() -> "wandb.Settings":
-    """What W&B's variables say now, and its files."""
+def _chosen_ids(seeds: Sequence[int], before: Mapping[str, str], known: "wandb.Settings") -> dict[str, str]:
+    """The id of each seed's run: an earlier session's, else as W&B's variable says, else a new one."""
+    first, *others = seeds
+    named = known.run_id
+    new = {str(first): named or secrets.token_hex(4)}
+    new |= {str(seed): wandb_names.cut(named, f"-s{seed}") if named else secrets.token_hex(4) for seed in others}
+    return {**new, **before}
+
+
+@contextmanager
+def _outside_of_sweeps() -> Iterator[None]:
+    """Within it a run gets the id that it is given: in a sweep W&B takes the variable's, for every run of a process."""
     import wandb
 
-    if "WANDB_DIR" in os.environ:  # of a folder that is not there, W&B would complain on the console
-        Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
-    known = wandb.setup().settings.model_copy()
-    known.update_from_env_vars(dict(os.environ))
-    return known
+    whole = wandb.setup().settings
+    before = whole.sweep_id, whole.launch
+    whole.sweep_id, whole.launch = None, False
+    try:
+        yield
+    finally:
+        whole.sweep_id, whole.launch = before
+
+
+def _sessions(root: Path, run_id: str) -> list[Path]:
+    """The folders below `root` of one run's offline sessions, the oldest first."""
+    name = re.compile(rf"{OFFLINE}[0-9_]+-{re.escape(run_id)}(-[0-9]+)?")
+    return sorted(path for path in root.glob(f"{OFFLINE}*") if name.fullmatch(path.name))
+
+
+def _set_aside(root: Path, ids: Iterable[str], ended: Sequence[str]) -> None:
+    """Renames the folders below `root` of killed offline sessions, not `ended` or uploaded; `wandb sync` skips them."""
+    for path in [path for run_id in ids for path in _sessions(root / "wandb", run_id)]:
+        if path.name not in ended and not any(path.glob("*.synced")):
+            path.rename(path.with_name(path.name.replace(OFFLINE, TORN, 1)))
 
 
 def _facts(settings: Wandb, known: "wandb.Settings", folder: Path, title: str) -> dict[str, Any]:
@@ -192,12 +246,13 @@ def _facts(settings: Wandb, known: "wandb.Settings", folder: Path, title: str) -
     root = settings.dir or os.environ.get("WANDB_DIR")
     if root is not None:
         Path(root).mkdir(parents=True, exist_ok=True)
+    own = (None, None) if known.sweep_id else (settings.project, settings.entity)  # a sweep is in a project already
     return {
-        "project": settings.project or known.project or PROJECT,
-        "entity": settings.entity or known.entity,
+        "project": own[0] or known.project or PROJECT,
+        "entity": own[1] or known.entity,
         "notes": settings.notes or known.run_notes,
         "tags": list(settings.tags or known.run_tags or ()),
-        "group": settings.group or known.run_group or f"{title}-{folder.name}",
+        "group": settings.group or known.run_group or wandb_names.cut(f"{title}-{folder.name}"),
         "job_type": settings.job_type or known.run_job_type or "train",
         "dir": root or str(folder),
     }
@@ -235,7 +290,7 @@ def _resolve(chosen: Any, known: "wandb.Settings") -> str:
     """Returns the mode to open runs in; warns where that is offline against the user's wish. Never prompts."""
     import wandb
 
-    mode = known.mode if chosen == "auto" else chosen
+    mode = wandb_names.MEANING.get(known.mode, known.mode) if chosen == "auto" else chosen
     if mode in ("offline", "disabled"):
         return mode
     whole = wandb.setup().settings
@@ -251,7 +306,7 @@ def _resolve(chosen: Any, known: "wandb.Settings") -> str:
     elif not answers(f"{known.base_url}/graphql", ANSWER_SECONDS):  # what opening a run asks, and may wait for
         _warn_offline(f"{known.base_url} does not answer")
     else:
-        return "online"
+        return mode
     return "offline"
 
 
@@ -264,15 +319,16 @@ def _open(mode: Any, run_id: str, facts: Mapping[str, Any]) -> "wandb.Run":
 
     limits = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS, "finish_timeout_raises": True}
     settings = wandb.Settings(silent=True, console="off", **limits)
-    fixed: dict[str, Any] = {"resume": "allow", "reinit": "create_new", "settings": settings}
+    fixed: dict[str, Any] = {"reinit": "create_new", "settings": settings}
     try:
-        run = wandb.init(**facts, **fixed, id=run_id, mode=mode)
+        run = wandb.init(**{"resume": "allow", **facts}, **fixed, id=run_id, mode=mode)
     except Exception as error:
-        if mode != "online":
+        if mode == "offline":
             raise
         _warn_offline(first_line(error))
         # A new id, because W&B keeps the refused one for itself until the process ends.
-        return _open("offline", secrets.token_hex(4), facts)
+        with _outside_of_sweeps():
+            return _open("offline", secrets.token_hex(4), {**facts, "resume": "allow"})
     for axis in set(AXES.values()):
         run.define_metric(axis, hidden=True)
     for names, axis in AXES.items():

@@ -26,6 +26,7 @@ from evalkit.core.trust import code_of
 from evalkit.parallel.interrupt import STOPPED
 from evalkit.record import environment
 from evalkit.record.history import pasteable
+from evalkit.record.wandb import check_before_several
 from evalkit.reports.comparison import compare
 from evalkit.reports.suite.cells import kept
 from evalkit.reports.suite.report import write as write_suite
@@ -53,12 +54,13 @@ def main(words: Sequence[Override], *, dry_run: bool = False) -> int:
         raise UserError(f"{of_runs[0].input_line}: a suite has cells, not runs; give task= and model= for one of them")
     typed = [word for word in typed if word not in of_runs]
     protocol = [] if suite_words is None else suite_words.protocol
-    chosen = composition.compose([*filter(composition.chooses, typed), *of_runs, *protocol])
+    named = [word for word in words if word.key_or_group == RUN_FOLDER]
+    chosen = composition.compose([*filter(composition.chooses, typed), *of_runs, *protocol, *named], named_by=words)
     _refuse_unknown_runs(chosen, of_runs)
-    default = Path("runs", chosen.choices["experiment"], chosen.config.preset)
-    folder = Path(composition.value_of(words, RUN_FOLDER, None) or default)
-    jobs = _jobs(chosen.config, typed) if suite_words is None else suite.jobs(chosen.config, suite_words)
-    jobs = [job._replace(spec=job.spec.at(folder / job.name)) for job in jobs]
+    folder = chosen.folder if named else Path("runs", chosen.choices["experiment"], chosen.config.preset)
+    jobs = (
+        _jobs(chosen.config, typed, folder) if suite_words is None else suite.jobs(chosen.config, suite_words, folder)
+    )
     for job in jobs:
         _refuse_begun_otherwise(job)
     console = Console(quiet=jobs[0].experiment.quiet)
@@ -70,6 +72,9 @@ def main(words: Sequence[Override], *, dry_run: bool = False) -> int:
             plan.show(jobs, console)
             if dry_run:
                 return 0
+            check_before_several(
+                sink for job in jobs if job.is_left_to_train for sink in job.experiment.outlets.values()
+            )
             _refuse_unreadable(jobs)
             code = _run_all(folder, jobs, console)
     except KeyboardInterrupt:  # between two runs; within one, that is saved first
@@ -113,21 +118,21 @@ def _run_all(folder: Path, jobs: Sequence[Job], console: Console) -> int:
     return 1 if failed else 0
 
 
-def _jobs(chosen: DictConfig, typed: Sequence[Override]) -> list[Job]:
-    """The runs in order, the user's own settings last in what is trained; raises UserError if there are none."""
+def _jobs(chosen: DictConfig, typed: Sequence[Override], folder: Path) -> list[Job]:
+    """The runs below `folder` in order, the user's own settings last in what is trained; raises UserError for none."""
     jobs: dict[str, Job] = {}
     for group, name, words in _plans(chosen):
         with said_of(f"run {name}"):
             request = Request.of(words)
             if request.verb is None:
-                jobs[name] = Job(group, name, suite.buildable([*words, *typed]))
+                jobs[name] = Job(group, name, suite.buildable([*words, *typed], folder / name))
                 continue
         trained = [job.name for job in jobs.values() if job.evaluation is None]
         if request.run not in trained:
             known = ", ".join(trained)
             raise UserError(f"{name} evaluates {request.run}, which is not trained in this experiment: {known}")
         with said_of(f"run {name}"):
-            spec = jobs[request.run].spec.changed(request.settings, EVALUABLE)
+            spec = jobs[request.run].spec.changed(request.settings, EVALUABLE).at(folder / name)
             jobs[name] = Job(group, name, spec, request)
             _ = spec.experiment
     if not any(job.group == "runs" for job in jobs.values()):
@@ -198,7 +203,7 @@ def _do(folder: Path, job: Job) -> int:
     A trial of a suite whose loss is not finite is done as well: that is written down, and raised.
     """
     if job.trials:
-        chosen = suite.at_chosen_rate(folder, job).at(job.folder)
+        chosen = suite.at_chosen_rate(folder, job)
         _refuse_other_rate(chosen)
         return 0 if is_finished(job.folder) else _train(chosen)
     if is_finished(job.folder) or (job.cell and suite.is_done(job.folder)):

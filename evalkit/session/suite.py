@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration.composition import Words
+from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError, said_of
 from evalkit.record.files import write_text
@@ -93,9 +94,9 @@ def selected(words: Words) -> Selected | None:
     return selection
 
 
-def jobs(config: DictConfig, selection: Selected) -> list[Job]:
-    """The runs in order, cell by cell; raises UserError for a task or a model that is unknown."""
-    suite = {**{name: {} for name in OPTIONAL}, **composition.plain(config)["suite"]}
+def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
+    """The runs below `folder` in order, cell by cell; raises UserError for a task or a model that is unknown."""
+    suite = {**{name: {} for name in OPTIONAL}, **composition.plain(config, resolve=False)["suite"]}
     _refuse_wrong(suite)
     _refuse_misspelt(suite, selection)
     tasks, models = _tasks(suite, str(config.preset), selection), _models(suite, selection)
@@ -108,12 +109,12 @@ def jobs(config: DictConfig, selection: Selected) -> list[Job]:
             name: [*of_task, *own, *suite["models_on"].get(task, {}).get(name, [])] for name, own in models.items()
         }
         for model, words in of_models.items():
-            runs += _cell(suite, selection.suite, f"{task}/{model}", [*words, *rest])
+            runs += _cell(suite, selection.suite, f"{task}/{model}", [*words, *rest], folder)
         for size, of_sizes in suite["sizes"].get(task, {}).items():
             for model, words in of_models.items():
                 if model in of_sizes:
                     trials, words = _trial_names(suite, f"{task}/{model}"), [*words, *of_sizes[model], *rest]
-                    runs.append(_final(suite, selection.suite, f"{task}/{model}/{size}", words, trials))
+                    runs.append(_final(suite, selection.suite, f"{task}/{model}/{size}", words, trials, folder))
     return runs
 
 
@@ -196,7 +197,7 @@ def at_chosen_rate(folder: Path, final: Job) -> Spec:
     if not finished:
         raise UserError("the loss was not finite at any of its rates; give lower ones as 'suite.rates=[1e-4,3e-4]'")
     rate = ranked(finished)[0].name.removeprefix(TRIAL)
-    return Spec.of([*final.words, f"train.learning_rate={rate}"])
+    return Spec.of([*final.words, f"train.learning_rate={rate}", in_folder(final.folder)])
 
 
 def is_done(trial: Path) -> bool:
@@ -239,7 +240,9 @@ def _models(suite: Mapping[str, Any], selection: Selected) -> dict[str, list[str
     return {selection.model: known.get(selection.model, [f"model={selection.model}"])}
 
 
-def _cell(suite: Mapping[str, Any], group: str, name: str, words: Sequence[str | Override]) -> Iterator[Job]:
+def _cell(
+    suite: Mapping[str, Any], group: str, name: str, words: Sequence[str | Override], folder: Path
+) -> Iterator[Job]:
     """The trials of a cell, then its final run."""
     with said_of(f"cell {name}"):
         experiment = Spec.of(words).experiment
@@ -257,8 +260,9 @@ def _cell(suite: Mapping[str, Any], group: str, name: str, words: Sequence[str |
     ]
     trials = _trial_names(suite, name)
     for trial, rate in zip(trials, suite["rates"], strict=True):
-        yield Job(group, trial, buildable([*words, *search, f"train.learning_rate={rate:g}"]), cell=name)
-    yield _final(suite, group, name, words, trials)
+        own = [*words, *search, f"train.learning_rate={rate:g}"]
+        yield Job(group, trial, buildable(own, folder / trial), cell=name)
+    yield _final(suite, group, name, words, trials, folder)
 
 
 def _shortened(training: Training, length: int, share: float) -> list[str]:
@@ -271,21 +275,26 @@ def _shortened(training: Training, length: int, share: float) -> list[str]:
     return [f"train.steps={math.ceil(share * training.steps)}", f"train.curriculum=[{', '.join(stages)}]"]
 
 
-def _final(suite: Mapping[str, Any], group: str, cell: str, words: Words, trials: tuple[str, ...]) -> Job:
+def _final(suite: Mapping[str, Any], group: str, cell: str, words: Words, trials: tuple[str, ...], folder: Path) -> Job:
     """The fresh seeds; the training length, by which a cell is judged, is among the lengths of evaluation."""
-    own = [*words, f"seed={suite['seed']}", f"seeds={suite['seeds']}"]
+    own, name = [*words, f"seed={suite['seed']}", f"seeds={suite['seeds']}"], f"{cell}/{FINAL}"
     with said_of(f"cell {cell}"):
-        spec = buildable(own)
+        spec = buildable(own, folder / name)
         length, lengths = spec.experiment.task.length, spec.plain["eval"]["lengths"]
         if length not in lengths:
             own.append(f"eval.lengths={[length, *lengths]}".replace(" ", ""))
-            spec = buildable(own)
-    return Job(group, f"{cell}/{FINAL}", spec, cell=cell, words=own, trials=trials)
+            spec = buildable(own, folder / name)
+    return Job(group, name, spec, cell=cell, words=own, trials=trials)
 
 
-def buildable(words: Words) -> Spec:
-    """The run of these words, which is built: raises UserError for what cannot be."""
-    spec = Spec.of(words)
+def in_folder(folder: Path) -> str:
+    """The word that a run is to write in `folder`."""
+    return overrides_of({"hydra.run.dir": folder})[0]
+
+
+def buildable(words: Words, folder: Path) -> Spec:
+    """The run of these words in `folder`, which is built: raises UserError for what cannot be."""
+    spec = Spec.of([*words, in_folder(folder)])
     _ = spec.experiment
     return spec
 

@@ -3,9 +3,7 @@
 import json
 import shutil
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -408,21 +406,18 @@ def test_a_name_that_is_nothing_is_one_line(tmp_path: Path) -> None:
         pretrained.load(str(tmp_path / "nothing"))
 
 
-def test_a_silent_hub_is_told_in_three_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_silent_hub_is_waited_for_three_seconds_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something that takes connections and never answers: worse than no network."""
+    assert hub_checkpoints.ANSWER_SECONDS <= 3
+    monkeypatch.setattr(hub_checkpoints, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(hub_checkpoints, "_cached", lambda name: None)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        code = (
-            "import sys, time\n"
-            "from evalkit.checkpoints import hub\n"
-            "start = time.perf_counter()\n"
-            "try:\n    hub.download('google/recurrentgemma-2b')\n"
-            "except Exception as error:\n    print(f'{time.perf_counter() - start:.2f} {error}', flush=True)\n"
-        )
-        settings = {**tiny.environment(), "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
-        asked = subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, timeout=60)
-    seconds, _, message = asked.stdout.strip().partition(" ")
-    assert float(seconds) < 3, asked
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+        with pytest.raises(UserError) as refusal:
+            hub_checkpoints.download("google/recurrentgemma-2b")
+    message = str(refusal.value)
     assert endpoint in message and "does not answer" in message and "\n" not in message
 
 
@@ -433,12 +428,14 @@ def test_a_silent_hub_is_told_in_three_seconds(monkeypatch: pytest.MonkeyPatch, 
 def test_a_hub_that_says_no_is_one_line(error: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = getattr(huggingface_hub.errors, error)
 
+    asked = []
+
     def refuse(self: object, name: str, repo_type: str) -> None:
+        asked.append(name)
         raise kind.__new__(kind)
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "auth_check", refuse)
-    start = time.perf_counter()
     with pytest.raises(UserError, match=words):
         hub_checkpoints.download("google/recurrentgemma-2b")
-    assert time.perf_counter() - start < 3
+    assert asked == ["google/recurrentgemma-2b"]

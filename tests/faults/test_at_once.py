@@ -55,7 +55,7 @@ def job(folder: Path, seconds: float) -> "subprocess.Popen[str]":
 
 
 def ended(jobs: "list[subprocess.Popen[str]]") -> list[tuple[str, str]]:
-    return [one.communicate(timeout=300) for one in jobs]
+    return [one.communicate(timeout=tiny.HANGS) for one in jobs]
 
 
 @pytest.mark.parametrize("jobs", faults.counts(3, 16))

@@ -1,10 +1,14 @@
-"""Networks that fail: W&B never holds a training, and of a hub one line says within three seconds what it answers."""
+"""Networks that fail: W&B never holds a training, and of a hub one line says within three seconds what it answers.
+
+No test looks at a clock, which a busy machine would make wrong: they hold how long a wait may be, and that what does
+not answer before the end was not waited for.
+"""
 
 import json
 import os
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,10 @@ import huggingface_hub.constants
 import pytest
 import wandb
 
+from evalkit.checkpoints import hub as hub_checkpoints
+from evalkit.core import network
 from evalkit.core.contracts import SinkEnd
-from evalkit.core.network import Refused, Silent, ask_hub
+from evalkit.core.network import Refused, Silent, ask_hub, within
 from evalkit.core.rows import Header, Record, row
 from evalkit.record import wandb as sink
 from evalkit.record.sinks import Outlet
@@ -51,10 +57,9 @@ def test_a_hub_that_gives_what_is_asked_for_is_no_error(kind: Any, hub: Server) 
 @pytest.mark.parametrize("status", SAID)
 def test_what_a_hub_answers_is_said(status: int, hub: Server) -> None:
     hub.status = status
-    start = time.monotonic()
     with pytest.raises(Refused) as refusal:
         ask_hub(NAME, "dataset", LIMIT)
-    assert time.monotonic() - start < LIMIT
+    assert len(hub.asked) == 1, "the library's own retries have no limit together"
     assert SAID[status] in str(refusal.value) and "\n" not in str(refusal.value)
     assert refusal.value.is_passing == (status in (429, 500, 503))
 
@@ -67,13 +72,23 @@ def test_a_gated_model_is_told_by_its_terms(hub: Server) -> None:
 
 @pytest.mark.parametrize("how", ["slow", "gone"])
 def test_a_hub_that_is_slow_or_gone_is_silent(how: str, hub: Server) -> None:
-    hub.delay = 30.0
+    hub.silent = True
     if how == "gone":
         hub.kill()  # type: ignore[attr-defined]
-    start = time.monotonic()
     with pytest.raises(Silent, match=f"the hub \\({hub.url}\\) does not answer"):
-        ask_hub(NAME, "model", 1.0)
-    assert time.monotonic() - start < LIMIT
+        ask_hub(NAME, "model", 0.5)
+    assert not hub.answered
+
+
+def test_what_waits_for_a_server_waits_so_long_and_no_longer(hub: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    never, waits = threading.Event(), list[float]()
+    with pytest.raises(TimeoutError):
+        within(0.01, never.wait)
+    monkeypatch.setattr(network, "within", lambda seconds, ask: waits.append(seconds) or ask())
+    ask_hub(NAME, "model", LIMIT)
+    network.answers(hub.url, LIMIT)
+    assert waits == [LIMIT, LIMIT]
+    assert max(hub_checkpoints.ANSWER_SECONDS, sink.ANSWER_SECONDS) <= LIMIT
 
 
 DOORS = {
@@ -86,31 +101,24 @@ DOORS = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("status", [*SAID, "slow", "gone"])
-def test_a_command_says_it_in_three_seconds(status: int | str, door: str, tmp_path: Path) -> None:
-    """Of the hub's; the command's own reading of its words has as many. It has a cache and a hub of its own."""
-    code = (
-        "import sys, time\nfrom evalkit.configuration import experiment\nfrom evalkit.checkpoints import hub\n"
-        "import evalkit.__main__, huggingface_hub, datasets\n"
-        "start = time.monotonic()\n"
-        "code = evalkit.__main__.main(sys.argv[1:])\n"
-        "print(code, time.monotonic() - start)"
-    )
+def test_a_command_says_it_and_does_not_wait(status: int | str, door: str, tmp_path: Path) -> None:
+    """It has a cache and a hub of its own."""
     with serving(Server()) as server:
         server.status = status if isinstance(status, int) else 200
-        server.delay = 30.0 if status == "slow" else 0.0
+        server.silent = status == "slow"
         own = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path), "EVALKIT_CACHE": str(tmp_path / "cache")}
         if status == "gone":
             server.kill()  # type: ignore[attr-defined]
         ended = subprocess.run(
-            [sys.executable, "-c", code, *DOORS[door]],
+            [sys.executable, "-m", "evalkit", *DOORS[door]],
             env={**tiny.environment(), **own},
             cwd=tmp_path,
             capture_output=True,
             text=True,
             check=False,
         )
-    code, seconds = ended.stdout.split()
-    assert code == "2" and float(seconds) < 2 * LIMIT, ended
+        assert status in SAID or not server.answered
+    assert ended.returncode == 2, ended
     (line,) = ended.stderr.splitlines()
     assert (SAID[status] if isinstance(status, int) else "does not answer") in line
     assert not (tmp_path / "runs").exists()
@@ -138,19 +146,15 @@ def opened(folder: Path) -> Outlet:
     return outlet
 
 
-def written(log: Outlet, steps: range) -> float:
-    """The longest seconds that a row took of the training's time."""
-    longest, one = 0.0, {"metric": "loss", "run": "r", "task": "t", "model": "m", "seed": 0, "split": "train"}
+def write(log: Outlet, steps: range) -> None:
+    one = {"metric": "loss", "run": "r", "task": "t", "model": "m", "seed": 0, "split": "train"}
     for step in steps:
-        start = time.monotonic()
         log.write([row(**one, step=step, length=4, total=1, count=1)])
-        longest = max(longest, time.monotonic() - start)
-    return longest
 
 
 def test_a_server_of_wandb_that_works_gets_the_rows(wandb_server: Wandb, tmp_path: Path) -> None:
     log = opened(tmp_path / "run")
-    written(log, range(5))
+    write(log, range(5))
     (line,) = log.finish(SinkEnd(), 0)
     assert line.startswith(f"W&B: {wandb_server.url}/me/evalkit/runs/")
     assert any("file_stream" in path for path in wandb_server.asked)
@@ -160,15 +164,14 @@ def test_a_server_of_wandb_that_works_gets_the_rows(wandb_server: Wandb, tmp_pat
 def test_a_server_that_is_slow_or_gone_at_the_start_is_not_waited_for(
     how: str, wandb_server: Wandb, tmp_path: Path
 ) -> None:
-    """Half a minute a call: the run logs offline after the seconds of one question."""
-    wandb_server.delay = 30.0
+    """The run logs offline after the seconds of one question."""
+    wandb_server.silent = True
     if how == "gone":
         wandb_server.kill()  # type: ignore[attr-defined]
-    start = time.monotonic()
     log = opened(tmp_path / "run")
-    assert time.monotonic() - start < sink.ANSWER_SECONDS + 7
-    assert written(log, range(50)) < 1.0
+    write(log, range(50))
     (line,) = log.finish(SinkEnd(), 0)
+    assert len(wandb_server.asked) <= 1 and not wandb_server.answered
     assert line.startswith("upload to W&B with: wandb sync ")
 
 
@@ -179,14 +182,14 @@ def test_a_server_that_dies_midway_holds_no_row_and_the_end_not_long(
 ) -> None:
     monkeypatch.setattr(sink, "FINISH_SECONDS", 2.0)
     log = opened(tmp_path / "run")
-    written(log, range(5))
-    wandb_server.delay = 30.0
+    write(log, range(5))
+    wandb_server.silent = True
     if how == "dies":
         wandb_server.kill()  # type: ignore[attr-defined]
-    assert written(log, range(5, 500)) < 1.0
-    start = time.monotonic()
+    answered = len(wandb_server.answered)
+    write(log, range(5, 500))
     (line,) = log.finish(SinkEnd(), 0)
-    assert time.monotonic() - start < 2.0 + 8
+    assert len(wandb_server.answered) <= answered + 1, "what was on its way when the server fell silent"
     folder = Path(line.removeprefix("upload to W&B with: wandb sync "))
     assert list(folder.glob("run-*.wandb"))
 
@@ -197,7 +200,7 @@ def test_a_server_that_dies_midway_holds_no_row_and_the_end_not_long(
 def test_a_training_is_the_same_whatever_its_server_does(
     how: str, wandb_server: Wandb, tmp_path: Path, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wandb_server.delay = 30.0 if how == "slow" else 0.0
+    wandb_server.silent = how == "slow"
     if how == "gone":
         wandb_server.kill()  # type: ignore[attr-defined]
     folder = tiny.trained(tmp_path / "run", "wandb.mode=online")

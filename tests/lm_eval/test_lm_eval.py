@@ -1,6 +1,5 @@
 """lm-eval with our models: its own task definitions on local data, its command, and what is refused before a run."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -275,9 +274,7 @@ def test_an_unreachable_hub_is_told_at_once(
     """Before lm-eval indexes its tasks, and before a checkpoint is looked at."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hub.huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    began = time.perf_counter()
     code = lm_eval.main(["run", "--model", "evalkit", "--model_args", "pretrained=nowhere", "--tasks", "piqa"])
-    assert time.perf_counter() - began < 3
     assert code == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     for word in ("task piqa", "baber/piqa", "--data_path FOLDER", "HF_HOME", "HF_ENDPOINT"):

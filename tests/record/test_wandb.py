@@ -2,12 +2,10 @@
 
 import json
 import logging
-import os
 import shlex
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,16 +28,7 @@ KEY = "0" * 40
 NOWHERE = "http://127.0.0.1:9"
 
 
-@pytest.fixture(autouse=True)
-def own_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Each test has a W&B of its own, with no key, no settings and no files of the machine's user."""
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "home" / name))
-    wandb.teardown()
-    yield
-    wandb.teardown()
+pytestmark = pytest.mark.usefixtures("own_wandb")
 
 
 @pytest.fixture
@@ -406,12 +395,9 @@ def test_without_a_server_the_log_is_offline_with_one_warning(
 ) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", NOWHERE)
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    start = time.monotonic()
     log = opened(folder, seeds=(0, 1), mode=mode)
-    seconds = time.monotonic() - start
     log.write([measured("train", "loss", 4.0, step=10)])
     ended(log)
-    assert seconds < 10
     (warning,) = warnings(caplog)
     assert "offline" in warning
     assert len(records(folder)) == 2
@@ -473,6 +459,40 @@ def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: 
     log.write([measured("train", "loss", 4.0, step=10)])
     ended(log)
     assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.parametrize("in_sweep", [False, True])
+@pytest.mark.parametrize("seeds", [(7,), (0, 1, 10)])
+def test_no_two_seeds_are_one_run(
+    in_sweep: bool, seeds: tuple[int, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the run is opened again, and where its id is the beginning of another's."""
+    monkeypatch.setenv("WANDB_RUN_ID", "x")
+    if in_sweep:
+        monkeypatch.setenv("WANDB_SWEEP_ID", "s")
+        monkeypatch.setenv("WANDB_PROJECT", "swept")
+    for session in range(2):
+        lines = ended(opened(folder, seeds=seeds, mode="offline"))
+        assert lines[0].count("offline-run-") == len(seeds) * (session + 1)
+        ids = json.loads((folder / "wandb.json").read_text())
+        assert ids[str(seeds[0])] == "x" and len(set(ids.values())) == len(seeds)
+    runs = records(folder)
+    assert set(runs) == set(ids.values())
+    for run_id, written in runs.items():
+        run = of("run", written)[0]
+        assert run.get("sweep_id", "") == ("s" if in_sweep and run_id == "x" else "")
+        assert run["project"] == ("swept" if in_sweep else "evalkit")
+
+
+def test_a_refused_run_of_a_sweep_is_logged_offline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its id stays taken in this process."""
+    for name, value in {"RUN_ID": "x", "SWEEP_ID": "s", "API_KEY": "0" * 40, "BASE_URL": NOWHERE}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    monkeypatch.setattr("evalkit.record.wandb.answers", lambda *_: True)
+    monkeypatch.setattr("evalkit.record.wandb.INIT_SECONDS", 0.5)
+    ended(opened(folder))
+    (lines,) = records(folder).values()
+    assert of("run", lines)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ WORDS = (
 
 
 def until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 900
+    deadline = time.monotonic() + tiny.HANGS
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -73,7 +73,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     environment, out = slurm.installed(cluster / "slurm"), subprocess.PIPE
     with subprocess.Popen(command, env=environment, cwd=cluster, stdout=out, stderr=out, text=True) as sweep:
         warn(cluster, "sweep/*/*/*_0/metrics.jsonl", signal.SIGUSR2)
-        printed, errors = sweep.communicate(timeout=900)
+        printed, errors = sweep.communicate(timeout=tiny.HANGS)
     assert sweep.returncode == 0, errors
     return cluster, printed
 

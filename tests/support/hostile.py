@@ -4,11 +4,13 @@
 limited and that a file may not keep for long.
 """
 
+import atexit
 import contextlib
 import gzip
 import json
 import logging
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -138,6 +140,13 @@ def packed_of(content: bytes) -> st.SearchStrategy[bytes]:
     return damaged(content) | lines_of(gzip.decompress(content)).map(lambda lines: gzip.compress(lines, mtime=0))
 
 
+def _place() -> Path:
+    """A new folder, until this process ends."""
+    folder = tempfile.mkdtemp(prefix="hostile-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 @cache
 def _run() -> Path:
     """A run that nobody trained, with its rows, its configuration and its history."""
@@ -145,7 +154,7 @@ def _run() -> Path:
     from evalkit.core.rows import pack
     from support import made_up_runs, tiny
 
-    folder = Path(tempfile.mkdtemp(prefix="hostile-")) / "run"
+    folder = _place() / "run"
     record = made_up_runs.run_record(seeds=(0, 1), not_run=(2048,), cache_bytes={"256": 10}, flops_per_token=7)
     made_up_runs.write_run(folder, record)
     save(tiny.experiment("seeds=2").config, folder / "config.yaml")
@@ -170,7 +179,7 @@ def _released() -> Path:
     from evalkit.checkpoints import tokenizer_files
     from support.released_models import folder_of_griffin
 
-    folder = Path(tempfile.mkdtemp(prefix="hostile-")) / "released"
+    folder = _place() / "released"
     folder_of_griffin(folder)
     tokenizer_files.write_bytes(folder)
     (folder / "model.safetensors.index.json").write_text(
@@ -185,7 +194,7 @@ def _sentencepiece() -> Path:
 
     import sentencepiece
 
-    folder = Path(tempfile.mkdtemp(prefix="hostile-"))
+    folder = _place()
     model = io.BytesIO()
     sentences = iter(["the cat sat on the mat", "a cat and a dog", "dogs sit on mats"] * 5)
     sentencepiece.SentencePieceTrainer.train(
@@ -200,7 +209,7 @@ def _texts() -> Path:
     import pyarrow
     from pyarrow import parquet
 
-    folder = Path(tempfile.mkdtemp(prefix="hostile-"))
+    folder = _place()
     (folder / "a.txt").write_text("Grüße, 世界\r\nand more\n", encoding="utf-8")
     rows = [{"text": "one"}, {"text": "zwei ü"}, {"text": None}]
     (folder / "a.jsonl").write_bytes(b"".join(dumped(row) + b"\n" for row in rows))
@@ -212,7 +221,7 @@ def _texts() -> Path:
 def _orbax() -> Path:
     import orbax.checkpoint as ocp
 
-    folder = Path(tempfile.mkdtemp(prefix="hostile-")) / "checkpoint"
+    folder = _place() / "checkpoint"
     ocp.PyTreeCheckpointer().save(folder, {"a": {"b": np.ones((3, 2), np.float32)}, "c": np.zeros(4, np.float32)})
     return folder
 
@@ -295,8 +304,6 @@ READERS = {
 @contextlib.contextmanager
 def copies(reader: Reader) -> Iterator[Callable[[bytes], Path]]:
     """A function that gives a folder like the reader's, with another content of its file."""
-    import shutil
-
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "copy"
         shutil.copytree(reader.folder(), folder)
@@ -324,7 +331,7 @@ def attempt(name: str, count: int, answer: Callable[[Callable[[Path], Any], Path
 
 
 def attempt_limited(name: str, count: int) -> None:
-    """As `attempt`, in little more memory than this process has now, and a few seconds a file."""
+    """As `attempt`, in little more memory than this process has now, and a few seconds of CPU a file."""
     from support.sharing import blank_figures
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -333,18 +340,18 @@ def attempt_limited(name: str, count: int) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + MORE_MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        signal.signal(signal.SIGALRM, _stop)
+        signal.signal(signal.SIGPROF, _stop)
         attempt(name, count, _in_time)
 
 
 def _in_time(read: Callable[[Path], Any], folder: Path) -> None:
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     answered(read, folder)
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _stop(number: int, frame: Any) -> None:
-    raise TimeoutError(f"a file kept its reader for {SECONDS} s")
+    raise TimeoutError(f"a file kept its reader for {SECONDS} s of CPU")
 
 
 if __name__ == "__main__":

@@ -212,6 +212,9 @@ def found_by(mutation: Mutation) -> str | None:
 
 def main(mutations: Sequence[Mutation], names: list[str]) -> int:
     """Prints who finds each mistake, or each of those with `names`; returns 1 if one is found by nobody."""
+    unknown = set(names) - {mutation.name for mutation in mutations}
+    if unknown:
+        raise SystemExit(f"no mistake is called {', '.join(sorted(unknown))}; see {__file__}")
     chosen = [mutation for mutation in mutations if not names or mutation.name in names]
     missed = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -1,9 +1,8 @@
-"""Servers on this machine that answer as W&B's and the hub's may: well, slowly, with an error, or no longer."""
+"""Servers on this machine that answer as W&B's and the hub's may: well, never, with an error, or no longer."""
 
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,10 +10,16 @@ from typing import Any
 
 
 class Server:
-    """What a server does from now on: `delay` seconds before each answer, `status` of each; `asked` are the paths."""
+    """What a server does from now on: the `status` of each answer, and none while it is `silent`.
+
+    `asked` are the paths of all calls, and `answered` of those that it answered. A silent one answers when the block
+    ends: who has ended before then has not waited for it, however slow the machine is.
+    """
 
     def __init__(self) -> None:
-        self.delay, self.status, self.asked = 0.0, 200, []  # type: ignore[var-annotated]
+        self.silent, self.status, self.over = False, 200, threading.Event()
+        self.asked: list[str] = []
+        self.answered: list[str] = []
         self.headers: dict[str, str] = {}
         self.url = ""
 
@@ -52,7 +57,9 @@ def serving(server: Server) -> Iterator[Server]:
         def do_GET(self) -> None:
             server.asked.append(self.path)
             question = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            time.sleep(server.delay)
+            if server.silent:
+                server.over.wait()
+            server.answered.append(self.path)
             content = json.dumps(server.body(self.path, question)).encode()
             self.send_response(server.status)
             for name, value in {**server.headers, "Content-Length": str(len(content))}.items():
@@ -78,5 +85,8 @@ def serving(server: Server) -> Iterator[Server]:
         thread.start()
         server.url = f"http://127.0.0.1:{listening.server_port}"
         server.kill = lambda: (listening.shutdown(), listening.socket.close())  # type: ignore[attr-defined]
-        yield server
-        listening.shutdown()
+        try:
+            yield server
+        finally:
+            server.over.set()
+            listening.shutdown()

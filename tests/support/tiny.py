@@ -20,6 +20,8 @@ from evalkit.core.rows import Row, read
 from evalkit.session import run
 
 ROOT = Path(__file__).parents[2]
+HANGS = 900
+"""Seconds after which a process hangs, on any machine; no test says by a clock how fast something is."""
 TASK = ("task=induction_heads", "task.length=32")
 MODEL = (
     "model=griffin",
@@ -113,7 +115,7 @@ def new(folder: Path, *overrides: str) -> list[str]:
 
 def finished(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """The process, when it has ended."""
-    return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=HANGS, check=False)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
