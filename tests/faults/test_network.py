@@ -171,7 +171,7 @@ def test_a_server_that_is_slow_or_gone_at_the_start_is_not_waited_for(
     log = opened(tmp_path / "run")
     write(log, range(50))
     (line,) = log.finish(SinkEnd(), 0)
-    assert len(wandb_server.asked) <= 1 and not wandb_server.answered
+    assert not wandb_server.answered
     assert line.startswith("upload to W&B with: wandb sync ")
 
 
