@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,23 +16,13 @@ from evalkit.checkpoints.loading import restore
 from evalkit.configuration.saved import checkpoint_of, plain_of
 from evalkit.configuration.schema import settings_of
 from evalkit.configuration.spec import Spec
-from evalkit.core.contracts import AnyTask, LanguageModel, Params, Pretrained
+from evalkit.core.contracts import Params, Pretrained, Unread
 from evalkit.core.errors import UserError, typed_path
 from evalkit.models.formats import released
-from evalkit.tasks.text.tokenizers import Bytes, Numbers, Tokenizer
+from evalkit.tasks.text.tokenizers import Bytes, Numbers
 from evalkit.training.state import params_of
 
 PUBLISHED_VOCABULARY, PUBLISHED_TRAIN_LENGTH = 256_000, 8192  # of RecurrentGemma and Gemma v1 alike
-
-
-class Unread(NamedTuple):
-    """A checkpoint whose weights are not read yet; `task` is what a run of ours was trained on, else None."""
-
-    model: LanguageModel
-    tokenizer: Tokenizer
-    task: AnyTask
-    read: Callable[[], Pretrained]
-    """Reads the weights, which may take minutes; raises UserError for those that cannot be read."""
 
 
 def load(
@@ -66,13 +55,18 @@ def find(
 
 def load_for_text(checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = ()) -> Pretrained:
     """As `load`; raises UserError for a model whose tokens stand for no text, too."""
-    pretrained = load(checkpoint, dtype, allow_targets)
-    if isinstance(pretrained.tokenizer, Numbers):
+    return find_for_text(checkpoint, dtype, allow_targets).read()
+
+
+def find_for_text(checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = ()) -> Unread:
+    """As `load_for_text`, up to where the weights would be read."""
+    unread = find(checkpoint, dtype, allow_targets)
+    if isinstance(unread.tokenizer, Numbers):
         raise UserError(
-            f"checkpoint {checkpoint} has {pretrained.tokenizer.vocab_size} tokens, which stand for no text; "
+            f"checkpoint {checkpoint} has {unread.tokenizer.vocab_size} tokens, which stand for no text; "
             f"give one of {Bytes.vocab_size}, bytes and the two ends of a text, or a released model"
         )
-    return pretrained
+    return unread
 
 
 def digest(params: Params) -> str:
@@ -114,7 +108,7 @@ def _run(folder: Path, checkpoint: str, dtype: str, packages: Sequence[str], cac
         params = params_of(restore(experiment, folder)[0], 0, experiment.parameters)
         return Pretrained(model, params, tokenizer, checkpoint, digest(params), length, settings)
 
-    return Unread(model, tokenizer, experiment.task, read)
+    return Unread(model, tokenizer, experiment.task, read, checkpoint)
 
 
 def _theirs(folder: Path, checkpoint: str, dtype: str, cache_dtype: str | None) -> Unread:
@@ -125,9 +119,10 @@ def _theirs(folder: Path, checkpoint: str, dtype: str, cache_dtype: str | None) 
     length = theirs.config.get("max_position_embeddings", published)
     kept = [{**theirs.config}, theirs.model.window, tokenizer_files.digest(folder)]
     settings = json.dumps([*kept, cache_dtype] if cache_dtype else kept, sort_keys=True)
+    chat = tokenizer_files.chat_of(folder)
 
     def read() -> Pretrained:
         params = theirs.read()
-        return Pretrained(theirs.model, params, tokenizer, checkpoint, digest(params), length, settings)
+        return Pretrained(theirs.model, params, tokenizer, checkpoint, digest(params), length, settings, chat)
 
-    return Unread(theirs.model, tokenizer, None, read)
+    return Unread(theirs.model, tokenizer, None, read, checkpoint, chat)

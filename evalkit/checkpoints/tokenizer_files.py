@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from evalkit.core.chats import DEFAULT, Chat
 from evalkit.tasks.text.tokenizers import Bytes, SentencePiece, Tokenizer, TokenizerJson
 
 FAST, PIECES = "tokenizer.json", "tokenizer.model"
+CONFIG, TEMPLATE, MORE_TEMPLATES = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
 PADDING = 1024  # rows that an embedding may have beyond its tokens: Gemma's Flax release has 128
 
 
@@ -21,7 +23,9 @@ def read(folder: Path, vocab_size: int, config: Mapping[str, Any]) -> Tokenizer:
     file = _file(folder)
     # A model that may end a text in several ways lists them, the tokenizer's own first.
     eos = config.get("eos_token_id")
-    own = eos[0] if isinstance(eos, list) else eos
+    own = next(iter(eos), None) if isinstance(eos, list) else eos
+    if own is not None and not (isinstance(own, int) and 0 <= own < vocab_size):
+        raise ValueError(f"eos_token_id={own!r} in its config.json; allowed: a token from 0 to {vocab_size - 1}")
     tokenizer = SentencePiece(file) if file.name == PIECES else TokenizerJson(file, own)
     if not 0 <= vocab_size - tokenizer.vocab_size <= PADDING:
         raise ValueError(
@@ -33,6 +37,61 @@ def read(folder: Path, vocab_size: int, config: Mapping[str, Any]) -> Tokenizer:
 def digest(folder: Path) -> str:
     """Returns the SHA-256 of the tokenizer's file, in hexadecimal."""
     return hashlib.sha256(_file(folder).read_bytes()).hexdigest()
+
+
+def chat_of(folder: Path) -> Chat | None:
+    """The chat templates beside the tokenizer in `folder`, None without any; broken files are its `problem`.
+
+    They are `chat_template.jinja` and `additional_chat_templates/<name>.jinja`, or stand in `tokenizer_config.json`.
+    """
+    place = _file(folder).parent
+    try:
+        config = _object(place / CONFIG)
+        templates = {**_stated(config.get("chat_template")), **_beside(place)}
+    except ValueError as error:
+        return Chat({}, {}, str(error))
+    tokens = {name: value.get("content") if isinstance(value, dict) else value for name, value in config.items()}
+    special = {name: text for name, text in tokens.items() if name.endswith("_token") and isinstance(text, str)}
+    return Chat(templates, special) if templates else None
+
+
+def _stated(templates: Any) -> dict[str, str]:
+    """The templates of a configuration, where one stands alone, or several in a list; raises ValueError."""
+    if not templates:
+        return {}
+    if isinstance(templates, str):
+        return {DEFAULT: templates}
+    named = [each for each in templates if isinstance(each, dict)] if isinstance(templates, list) else []
+    found: dict[Any, Any] = {each.get("name"): each.get("template") for each in named}
+    if not found or not all(isinstance(text, str) for pair in found.items() for text in pair):
+        raise ValueError(f"chat_template in its {CONFIG} is no text, and no list of names and templates; mend it")
+    return found
+
+
+def _beside(place: Path) -> dict[str, str]:
+    """The templates in files of their own."""
+    files = {path.stem: path for path in sorted(place.glob(f"{MORE_TEMPLATES}/*.jinja"))}
+    return {name: _text(path) for name, path in {**files, DEFAULT: place / TEMPLATE}.items() if path.is_file()}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, empty where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its {path.name} is not JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"its {path.name} is no JSON object; download it again")
+    return content
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"its {path.name} cannot be read ({error}); download it again") from error
 
 
 def _file(folder: Path) -> Path:
@@ -69,7 +128,7 @@ def write_bytes(folder: Path) -> None:
     }
     facts = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
     (folder / FAST).write_text(json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def _byte_characters() -> dict[str, int]:

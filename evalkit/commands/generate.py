@@ -25,7 +25,8 @@ A run on a synthetic task reads the symbols that `example` shows, or token ids, 
   seed=0            another seed draws other tokens
   stop=TEXT         the text ends before this; \n in it is a newline; several: 'stop=["a", "b"]'
   stop_tokens=ID,…  the text ends before any of these token ids
-  file=FILE         prompts: one a line; of .jsonl, a string or an object with "prompt" a line. JSON lines come out
+  file=FILE         prompts: one a line; of .jsonl a string or an object with "prompt" a line, of .parquet a row.
+                    JSON lines come out
   out=FILE          where the JSON lines go, instead of the console
   format=json       a JSON line for a single prompt, too
   batch_size=8      prompts that are read together
@@ -155,7 +156,7 @@ def _show(ready: "Ready", entries: Sequence[Mapping[str, Any]], as_lines: bool, 
         def said(index: int, said: "Said") -> None:
             if as_lines:
                 entry = {"index": index, **entries[index], "text": said.text, "tokens": said.tokens}
-                print(json.dumps(entry, ensure_ascii=escaped), file=lines, flush=True)
+                print(json.dumps(entry, ensure_ascii=escaped, default=str), file=lines, flush=True)
 
         texts = ready.say(pretrained, said, None if as_lines else heard)  # who looks on makes calls shorter
     if not as_lines:

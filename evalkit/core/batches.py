@@ -20,7 +20,7 @@ from evalkit.numerics import random_key
 from evalkit.parallel import peers
 from evalkit.tasks import Example
 from evalkit.tasks.text import Text
-from evalkit.tasks.text.corpus import Span, Window
+from evalkit.tasks.text.corpus import Content, Span, Window, content_of, firsts
 from evalkit.tasks.text.tokenizers import Bytes, Numbers, Tokenizer, WithoutBos
 
 ANSWER_SECONDS = 1.0
@@ -128,15 +128,15 @@ class _OfText(Feed):
         """Compares the texts themselves, whatever their tokens."""
         if self.task.allow_shared or not isinstance(before, Read):
             return None
-        contents = self.contents
+        held_out = list(zip(self.contents, self.forms, strict=True))
         try:
-            known = set(before.task.contents(held_out=False))
+            known = before.task.trained_on()
         except ValueError as error:
             return f"not known whether held-out texts were trained on: {error}"
-        shared = sum(content in known for content in contents)
+        shared = sum(content in known or form in known for content, form in held_out)
         if shared:
             raise UserError(
-                f"{shared} of {len(contents)} held-out texts were trained on in this run; "
+                f"{shared} of {len(held_out)} held-out texts were trained on in this run; "
                 "give others, or task.allow_shared=true"
             )
         return None
@@ -144,7 +144,12 @@ class _OfText(Feed):
     @property
     def contents(self) -> Sequence[str]:
         """The SHA-256 of each held-out document's text."""
-        return self.task.contents(held_out=True)
+        return self.task.contents()
+
+    @property
+    def forms(self) -> Sequence[str]:
+        """What names each held-out document and its copies."""
+        return self.task.forms()
 
 
 class Read(_OfText):
@@ -271,8 +276,10 @@ class Reread(_OfText):
     def facts(self) -> dict[str, str]:
         """Of the held-out documents alone."""
         size = sum(document.span.size for document in self._documents)
+        omissions = self.task.omissions(len(self._read) - len(self._documents), self._dropped)
+        held_out = f"held-out text: {self.task.origin} ({len(self._documents)} documents, {size / 1e6:,.1f} MB)"
         return {
-            "used": f"held-out text: {self.task.origin} ({len(self._documents)} documents, {size / 1e6:,.1f} MB)",
+            "used": held_out + omissions,
             "digest": sha256(b"".join(document.span.tokens.tobytes() for document in self._documents)).hexdigest(),
             "held_out": _digest_of(self.contents),
         }
@@ -284,24 +291,38 @@ class Reread(_OfText):
 
     @property
     def contents(self) -> Sequence[str]:
-        return [document.content for document in self._documents]
+        return [document.content.hash for document in self._documents]
+
+    @property
+    def forms(self) -> Sequence[str]:
+        return [document.content.form for document in self._documents]
+
+    @property
+    def _dropped(self) -> int:
+        return sum(document.dropped for document in self._documents)
 
     @cached_property
     def _documents(self) -> "Sequence[_Tokenised]":
+        """Without copies."""
+        return [self._read[index] for index in firsts([document.content.form for document in self._read])]
+
+    @cached_property
+    def _read(self) -> "Sequence[_Tokenised]":
         documents = []
-        for source, text in self.task.texts():
-            if text.strip():
-                encoded = text.encode()
-                span = Span(np.asarray(self._tokenizer.encode(text), np.int32), len(encoded), source)
-                documents.append(_Tokenised(span, sha256(encoded).hexdigest()))
+        for document in self.task.texts():
+            if document.text.strip():
+                content, encoded = content_of(document), self._tokenizer.read(document.text)
+                span = Span(np.asarray(encoded.tokens, np.int32), content.size, document.source)
+                documents.append(_Tokenised(span, content, encoded.dropped))
         return documents
 
 
 class _Tokenised(NamedTuple):
-    """A document in a checkpoint's tokens, and the SHA-256 of its text."""
+    """A document in a checkpoint's tokens, what names its text, and how many bytes of it are in no token."""
 
     span: Span
-    content: str
+    content: Content
+    dropped: int
 
 
 def refuse_unreachable(data_set: str | None) -> None:

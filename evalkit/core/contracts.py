@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from evalkit.core.chats import Chat
 from evalkit.core.rows import Header, Row
 from evalkit.tasks import Example
 from evalkit.tasks.text.corpus import Span
@@ -348,6 +349,7 @@ class Pretrained:
 
     `source` is the folder or hub name; `digest` names the parameters; `train_length` is None where unknown.
     `settings` is the text of everything else that decides an answer: the model's configuration and the tokenizer.
+    `chat` has the chat templates of a model that was released with some.
     """
 
     model: LanguageModel
@@ -357,11 +359,24 @@ class Pretrained:
     digest: str
     train_length: int | None
     settings: str = ""
+    chat: Chat | None = None
 
     @property
     def identity(self) -> str:
         """SHA-256 of the parameters and settings, in hexadecimal: two with the same one answer alike."""
         return hashlib.sha256(f"{self.digest} {self.settings}".encode()).hexdigest()
+
+
+class Unread(NamedTuple):
+    """A checkpoint whose weights are not read yet; `task` is what a run of ours was trained on, else None."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    task: AnyTask
+    read: Callable[[], Pretrained]
+    """Reads the weights, which may take minutes; raises UserError for those that cannot be read."""
+    source: str = ""
+    chat: Chat | None = None
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,25 @@ import inspect
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
+from datasets.exceptions import DatasetsError
 from lm_eval import evaluator
+from lm_eval.api.group import Group
+from lm_eval.api.registry import get_model
+from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging
 
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, first_line, typed_path
 from evalkit.evaluations.downstream import data_sets, table1
-from evalkit.evaluations.downstream.language_model import PretrainedLM
+from evalkit.evaluations.downstream.language_model import PretrainedLM, refuse_unserved, wanted_of
 from evalkit.evaluations.downstream.measure import read
 from evalkit.lm_eval import private, prompts
 from evalkit.lm_eval.model import EvalkitLM
@@ -100,12 +105,11 @@ def _run(harness: private.HarnessCLI, parsed: argparse.Namespace) -> None:
     data_path, bootstrap_iters = parsed.data_path, parsed.bootstrap_iters
     for name in ("data_path", "bootstrap_iters"):  # which lm-eval does not know
         delattr(parsed, name)
-    if not parsed.tasks and not parsed.config:
-        raise UserError("--tasks is missing; give --tasks NAME, which python -m evalkit lm-eval ls tasks lists")
+    configuration = _configuration(parsed)
+    names = _names(configuration.tasks)
     kept: list[Results] = []
     with TemporaryDirectory() as localised:
-        include = [data_sets.TASKS, *map(Path, [parsed.include_path] if parsed.include_path else []), Path(localised)]
-        names = [name for text in parsed.tasks or [] for name in text.split(",")]
+        include = [data_sets.TASKS, *_folders(configuration.include_path), Path(localised)]
         unclear = [name for name in names if set(name) & set("*?[/") or name.endswith(".yaml")]
         if unclear and data_path is not None:
             raise UserError(f"--data_path goes with names of tasks and groups, not with {unclear[0]!r}; name them")
@@ -115,17 +119,54 @@ def _run(harness: private.HarnessCLI, parsed: argparse.Namespace) -> None:
             if data_path is None:
                 data_sets.refuse_unreachable(needed, "--data_path FOLDER")
             else:
-                data_sets.localise(index, needed, data_path, include[-1], shots=parsed.num_fewshot)
-        parsed.include_path = include
+                data_sets.localise(index, needed, data_path, include[-1], shots=configuration.num_fewshot)
+        configuration.include_path = include  # type: ignore[assignment]
 
         def evaluated(**settings: Any) -> Results:
             kept.append(evaluate(**settings, bootstrap_iters=bootstrap_iters))
             return dict(kept[-1])
 
-        with private.evaluating_by(evaluated):
+        with private.configured_by(configuration), private.evaluating_by(evaluated):
             harness.execute(parsed)
     for results in kept:
         print(table1.beside_the_paper(results["results"]), end="")
+
+
+def _configuration(parsed: argparse.Namespace) -> EvaluatorConfig:
+    """What the flags and `--config FILE` say together; raises UserError for what lm-eval refuses of it."""
+    try:
+        if parsed.config:
+            stated = EvaluatorConfig.load_yaml_config(parsed.config)
+            allowed = [field.name for field in fields(EvaluatorConfig)]
+            unknown = [name for name in stated if name not in allowed]
+            if unknown:
+                raise ValueError(f"unknown key {unknown[0]!r}; allowed: {', '.join(allowed)}")
+        return EvaluatorConfig.from_cli(parsed)
+    except (OSError, TypeError, ValueError) as error:
+        place = f"--config {parsed.config}: " if parsed.config else ""
+        raise UserError(f"{place}{error}") from error
+
+
+def _names(tasks: str | Sequence[Any] | None) -> list[str]:
+    """The tasks of a command or of a file, which may have commas between; raises UserError for none."""
+    texts = [tasks] if isinstance(tasks, str) else list(tasks or [])
+    unnamed = [text for text in texts if not isinstance(text, str)]
+    if unnamed:
+        raise UserError(f"tasks: {unnamed[0]!r} is no name; give names, such as tasks: [piqa]")
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    if not names:
+        raise UserError("--tasks is missing; give --tasks NAME, which python -m evalkit lm-eval ls tasks lists")
+    return names
+
+
+def _folders(include_path: str | Sequence[str] | None) -> list[Path]:
+    """The folders of tasks that a user gives; raises UserError for one that is not there."""
+    given = [include_path] if isinstance(include_path, str) else list(include_path or [])
+    folders = [typed_path(text) for text in given]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"--include_path {folder} is no folder; give one with tasks of yours")
+    return folders
 
 
 def evaluate(
@@ -141,15 +182,25 @@ def evaluate(
     """lm-eval's `simple_evaluate`, which gets `settings`, with the data read before the weights are.
 
     A response cache is of one checkpoint and its settings: their fingerprint becomes part of its name. Prompts are kept
-    by what they were made from (`prompts`).
+    by what they were made from (`prompts`). Raises UserError, before weights are read, for what cannot be.
     """
-    objects = read(task_manager, tasks)
+    if settings.get("check_integrity"):
+        raise UserError("--check_integrity runs tests that lm-eval's package has not; leave it out")
+    objects = _read(task_manager, tasks)
+    _refuse_questions(objects, settings)
     chosen: Any = model
     identity: list[Any] = [model, dict(model_args)]
     if model == "evalkit":
-        chosen = EvalkitLM(**model_args)
-        identity = [chosen.fingerprint]
-        use_cache = use_cache and f"{use_cache}_{chosen.fingerprint}"
+        chosen = EvalkitLM(**{"device": settings.get("device"), **model_args})
+        template = chosen.chat_template(settings.get("apply_chat_template", False))
+        if template and settings.get("system_instruction"):
+            chosen.refuse_system(settings["system_instruction"])
+        _refuse_generation(objects, settings.get("gen_kwargs") or {})
+        if use_cache or settings.get("cache_requests"):  # reads the weights
+            identity = [chosen.fingerprint, *filter(None, [template])]
+            use_cache = use_cache and f"{use_cache}_{chosen.fingerprint}"
+    else:
+        _refuse_unknown(model)
     if settings.get("delete_requests_cache"):
         shutil.rmtree(prompts.folder(), ignore_errors=True)
     keeping: AbstractContextManager[object] = nullcontext()
@@ -168,3 +219,56 @@ def evaluate(
         )
     assert results is not None, "lm-eval gives results to the first process, and there is one"
     return dict(results)
+
+
+def _read(index: TaskManager, tasks: Sequence[Any]) -> list[Any]:
+    """lm-eval's objects of these tasks; raises UserError for data that cannot be read, of many kinds of error."""
+    try:
+        return read(index, tasks)
+    except (DatasetsError, OSError, ValueError, KeyError) as error:
+        reason = first_line(error.__cause__ or error)
+        raise UserError(f"a data set of the tasks cannot be read ({reason}); mend it, or give --data_path") from error
+
+
+def _tasks_of(objects: Sequence[Any]) -> Iterator[Any]:
+    """The tasks among lm-eval's objects, those in groups too."""
+    for each in objects:
+        yield from each.get_all_tasks() if isinstance(each, Group) else [each]
+
+
+def _refuse_questions(objects: Sequence[Any], settings: Mapping[str, Any]) -> None:
+    """Raises UserError for examples and documents that there are not."""
+    shots, limit = settings.get("num_fewshot"), settings.get("limit")
+    if shots is not None and shots < 0:
+        raise UserError(f"--num_fewshot {shots}; allowed: 0 or more")
+    if limit is not None and limit <= 0:
+        raise UserError(f"--limit {limit}; allowed: a number of documents, or a share below 1")
+    sizes = {task.config.task: len(task.eval_docs) for task in _tasks_of(objects)}
+    for task, indices in (settings.get("samples") or {}).items():
+        if task not in sizes:
+            raise UserError(f"--samples names {task!r}, which is not run; allowed: {', '.join(sizes)}")
+        wrong = [index for index in indices if not (isinstance(index, int) and 0 <= index < sizes[task])]
+        if wrong:
+            raise UserError(f"--samples names document {wrong[0]} of {task}; allowed: 0 to {sizes[task] - 1}")
+
+
+def _refuse_generation(objects: Sequence[Any], stated: Mapping[str, Any]) -> None:
+    """Raises UserError for ways to generate that are not served, and for ones that are stated and mean nothing."""
+    for task in _tasks_of(objects):
+        name, output_type = task.config.task, task.get_config("output_type")
+        wanted = {**(task.get_config("generation_kwargs") or {}), **stated}
+        refuse_unserved(name, output_type, wanted)
+        drawing = [key for key in ("top_k", "top_p") if stated.get(key) is not None]
+        if output_type == "generate_until" and drawing and not wanted_of(wanted).sampler.temperature:
+            raise UserError(
+                f"task {name}: --gen_kwargs {drawing[0]}={stated[drawing[0]]} means nothing where the likeliest token "
+                "is taken; give do_sample=true and temperature=1 too"
+            )
+
+
+def _refuse_unknown(model: str) -> None:
+    """Raises UserError for a model that lm-eval does not know, or whose packages are not installed."""
+    try:
+        get_model(model)
+    except (ImportError, KeyError, ValueError) as error:
+        raise UserError(f"--model {model}: {first_line(error)}; give --model evalkit for models of ours") from error

@@ -3,14 +3,18 @@
 import inspect
 from typing import Any
 
+import jax
 from lm_eval.api.registry import register_model
+from lm_eval.config.evaluate_config import EvaluatorConfig
 
-from evalkit.checkpoints.pretrained import load_for_text
+from evalkit.checkpoints.pretrained import find_for_text
 from evalkit.core.contracts import Pretrained
 from evalkit.core.errors import UserError
 from evalkit.evaluations.downstream.language_model import PretrainedLM
 
 SETTINGS = list(inspect.signature(PretrainedLM).parameters)
+DEFAULT_DEVICE = EvaluatorConfig().device
+"""What lm-eval's command gives to a model where the user gave none."""
 
 
 @register_model("evalkit")
@@ -18,8 +22,9 @@ class EvalkitLM(PretrainedLM):
     """What `--model evalkit --model_args pretrained=CHECKPOINT,…` gives.
 
     `pretrained` is what `evalkit.checkpoints.pretrained.load` takes, or what it gives; the other `settings` are those
-    of `PretrainedLM`. `batch_size`, `max_batch_size` and `device` are lm-eval's: batches here are of constant tokens,
-    and the device is JAX's. Raises UserError, before the weights are read, for a setting that there is not.
+    of `PretrainedLM`. The rest is lm-eval's, which gives some of it always: batches here are of constant tokens, no
+    code of a checkpoint is run, and the device is JAX's, so that its default says nothing. Raises UserError, before
+    the weights are read, for a setting that there is not, and for a device that is not in use.
     """
 
     def __init__(
@@ -31,6 +36,7 @@ class EvalkitLM(PretrainedLM):
         batch_size: str | int | None = None,
         max_batch_size: int | None = None,
         device: str | None = None,
+        trust_remote_code: bool = False,
         **settings: Any,
     ) -> None:
         for name in settings:
@@ -38,9 +44,18 @@ class EvalkitLM(PretrainedLM):
                 raise UserError(f"model argument {name!r} is unknown; allowed: {', '.join(SETTINGS)}")
         if not pretrained:
             raise UserError("model argument pretrained is missing; give --model_args pretrained=CHECKPOINT")
-        if device is not None:
-            raise UserError(f"device={device!r} is lm-eval's; choose the device by JAX_PLATFORMS=cpu, cuda or tpu")
+        if device not in (None, DEFAULT_DEVICE, *_names_of_device()):
+            raise UserError(
+                f"device={device!r} is lm-eval's, and JAX uses {jax.default_backend()}; "
+                "leave it out, and choose the device by JAX_PLATFORMS=cpu, cuda or tpu"
+            )
         if max_length is not None and max_length < 1:
             raise UserError(f"max_length={max_length}; allowed: 1 or more")
-        checkpoint = pretrained if isinstance(pretrained, Pretrained) else load_for_text(pretrained, dtype)
+        checkpoint = pretrained if isinstance(pretrained, Pretrained) else find_for_text(pretrained, dtype)
         super().__init__(checkpoint, dtype=dtype, max_length=max_length, **settings)
+
+
+def _names_of_device() -> tuple[str, ...]:
+    """What lm-eval's users call the device that JAX uses."""
+    backend = jax.default_backend()
+    return ("cuda", "cuda:0", "gpu") if backend == "gpu" else (backend,)

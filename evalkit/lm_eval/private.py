@@ -1,4 +1,4 @@
-"""What lm-eval has no public way for: the parsers of its command, and two functions that the command calls by name.
+"""What lm-eval has no public way for: the parsers of its command, and functions that the command calls by name.
 
 Everything private of lm-eval's is in this file; `tests/lm_eval/test_private.py` fails where a new version moved it.
 """
@@ -13,6 +13,7 @@ from unittest.mock import patch
 import lm_eval
 from lm_eval._cli import HarnessCLI
 from lm_eval.api.task import Task
+from lm_eval.config.evaluate_config import EvaluatorConfig
 
 
 def parsers(harness: HarnessCLI) -> dict[str, ArgumentParser]:
@@ -24,6 +25,11 @@ def parsed(harness: HarnessCLI, words: Sequence[str]) -> Namespace:
     """What these words of a command line say; lm-eval reads them from `sys.argv`."""
     with patch.object(sys, "argv", ["lm-eval", *words]):
         return harness.parse_args()
+
+
+def configured_by(configuration: EvaluatorConfig) -> AbstractContextManager[object]:
+    """Within, lm-eval's command takes this configuration, which was read before."""
+    return patch.object(EvaluatorConfig, "from_cli", lambda parsed: configuration)
 
 
 def evaluating_by(evaluate: Callable[..., Mapping[str, Any]]) -> AbstractContextManager[object]:

@@ -1,22 +1,22 @@
 """What a checkpoint says after prompts: what is asked for is refused or read before the weights are."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from evalkit.checkpoints.pretrained import Unread, find
+from evalkit.checkpoints.pretrained import find
 from evalkit.checks import at_least, one_of
 from evalkit.configuration.capacity import Need, refuse_too_large
 from evalkit.configuration.experiment import DTYPES
 from evalkit.configuration.positions import refuse_beyond_positions
-from evalkit.core.contracts import Pretrained, Task
+from evalkit.core.contracts import Pretrained, Task, Unread
 from evalkit.core.errors import UserError
 from evalkit.inference.generation import LARGEST_SEED, Heard, generate
 from evalkit.inference.prefill import bucket
 from evalkit.inference.sampling import Sampler
 from evalkit.inference.texts import Said, ends_of
+from evalkit.tasks.text import documents
 from evalkit.tasks.text.tokenizers import Numbers, Symbols, Tokenizer
 
 
@@ -113,26 +113,19 @@ def ready(checkpoint: str, prompts: Sequence[str], settings: Settings) -> Ready:
 
 
 def prompts_in(file: Path) -> list[Mapping[str, Any]]:
-    """The prompts of a file, each as `prompt` of what its line says; raises UserError for what is none."""
+    """The prompts of a file, each as `prompt` of what its line or row says; raises UserError for what is none."""
+    prompts = []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"file={file} cannot be read ({error}); give a text with a prompt a line") from error
-    entries = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line) if file.suffix == ".jsonl" else line
-        except ValueError as error:
-            raise UserError(f"{file}, line {number} is no JSON ({error}); give a string or an object") from error
-        entry = {"prompt": entry} if isinstance(entry, str) else entry
-        if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
-            raise UserError(f'{file}, line {number} has no prompt; give a string, or an object with "prompt"')
-        entries.append(entry)
-    if not entries:
+        for entry in documents.entries(file):
+            row = {"prompt": entry.value} if isinstance(entry.value, str) else entry.value
+            if documents.text_of(entry._replace(value=row), "prompt") is None:
+                raise UserError(f'{entry.where}, has no prompt; give a string, or an object with "prompt"')
+            prompts.append(cast("Mapping[str, Any]", row))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if not prompts:
         raise UserError(f"file={file} has no prompt; give one a line")
-    return entries
+    return prompts
 
 
 def _rows(settings: Settings, prompts: Sequence[Any]) -> int:

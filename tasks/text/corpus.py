@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ ABANDONED_AFTER = 86_400.0  # seconds in which nothing was written
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 SHORT = 128  # tokens: a part this small says nothing of what comes after more
 MANY = 16  # documents that would be taken as a whole: with fewer, chance decides too much
+BYTE_ORDER_MARK = "\ufeff"
 SUMMED = "summed"  # in the facts of tokens that were written with sums: without the sums they are damaged
 log = logging.getLogger(__name__)
 
@@ -57,7 +59,8 @@ class Span(NamedTuple):
 class Corpus:
     """Documents in order, or a view of a part of each: document i is `tokens[starts[i]:ends[i]]`, `sizes[i]` bytes.
 
-    `tokens` stays on the disk. `hashes` are of the documents' whole texts, `tokenizer` is the name of theirs.
+    `tokens` stays on the disk. `hashes` are of the documents' whole texts, `tokenizer` is the name of theirs. `forms`
+    are of the texts as `Content` makes them alike. `dropped` bytes of the texts are in no token.
     """
 
     tokens: Integer[np.ndarray, " n"]
@@ -66,7 +69,9 @@ class Corpus:
     sizes: Int[np.ndarray, " m"]
     sources: Sequence[str]
     hashes: Sequence[str]
+    forms: Sequence[str]
     tokenizer: str
+    dropped: int = 0
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -96,6 +101,15 @@ class Corpus:
         """Document `index`."""
         tokens = self.tokens[self.starts[index] : self.ends[index]]
         return Span(tokens, int(self.sizes[index]), self.sources[index])
+
+    def distinct(self) -> "Corpus":
+        """Without the documents that are copies of earlier ones, by their `forms`."""
+        kept = firsts(self.forms)
+        if len(kept) == len(self):
+            return self
+        starts, ends, sizes = self.starts[kept], self.ends[kept], self.sizes[kept]
+        sources, hashes, forms = ([of[index] for index in kept] for of in (self.sources, self.hashes, self.forms))
+        return replace(self, starts=starts, ends=ends, sizes=sizes, sources=sources, hashes=hashes, forms=forms)
 
     def heads(self, fraction: float) -> "Corpus":
         """Every document without its last `fraction`; of documents too short for that, those that `tails` leaves."""
@@ -169,17 +183,19 @@ def build(documents: Documents, tokenizer: Tokenizer, folder: Path) -> Corpus:
     behind is never read, nor what is not as it was written. Of several processes one makes them, and the others wait.
     Raises ValueError if there is no text in them, or if `folder` cannot be written.
     """
-    sources, hashes = [], []
+    sources, hashes, forms = [], [], []
     for document in documents():
         if document.text.strip():
+            content = content_of(document)
             sources.append(document.source)
-            hashes.append(hashlib.sha256(_utf8(document)).hexdigest())
+            hashes.append(content.hash)
+            forms.append(content.form)
     place = _place(folder, tokenizer, hashes)
     corpus = load(place) or _make(documents, tokenizer, place)
     if list(corpus.hashes) != hashes:
         shutil.rmtree(place, ignore_errors=True)
         raise ValueError("the texts changed while they were read; start again")
-    return replace(corpus, sources=sources)
+    return replace(corpus, sources=sources, forms=forms)
 
 
 def build_named(documents: Documents, identity: Sequence[str | None], tokenizer: Tokenizer, folder: Path) -> Corpus:
@@ -205,23 +221,59 @@ def load(place: Path) -> Corpus | None:
         if SUMMED in facts and not summed:
             raise sums.Damaged(f"{sums.FILE} is missing")
         tokens = np.asarray(np.memmap(place / TOKENS, dtype=facts["dtype"], mode="r"))
+        hashes = facts["hashes"]
         corpus = Corpus(
-            tokens, np.append(0, ends[:-1]), ends, sizes, facts["sources"], facts["hashes"], facts["tokenizer"]
+            *(tokens, np.append(0, ends[:-1]), ends, sizes, facts["sources"]),
+            *(hashes, facts.get("forms", hashes), facts["tokenizer"], facts.get("dropped", 0)),
         )
     except sums.Damaged as error:
         log.warning("the tokens in %s are damaged (%s); they are made again", place, error)
         return None
     except (OSError, EOFError, ValueError, KeyError):
         return None
-    return corpus if corpus.total == len(tokens) and len(corpus.hashes) == len(sizes) == len(ends) else None
+    lengths = {len(hashes), len(corpus.forms), len(sizes), len(ends)}
+    return corpus if corpus.total == len(tokens) and len(lengths) == 1 else None
 
 
 def refuse_shared(training: Corpus, held_out: Corpus) -> None:
-    """Raises ValueError if a held-out document is in the training corpus too, by its content."""
-    known = dict(zip(training.hashes, training.sources, strict=True))
-    for content, source in zip(held_out.hashes, held_out.sources, strict=True):
-        if content in known:
-            raise ValueError(f"{source} is held out and in the training texts too, as {known[content]}; take one away")
+    """Raises ValueError if a held-out document is in the training corpus too, or another form of it (`Content`)."""
+    names = [*training.hashes, *training.forms]
+    known = dict(zip(names, [*training.sources, *training.sources], strict=True))
+    for *either, source in zip(held_out.hashes, held_out.forms, held_out.sources, strict=True):
+        for name in either:
+            if name in known:
+                raise ValueError(f"{source} is held out and in the training texts too, as {known[name]}; take one away")
+
+
+class Content(NamedTuple):
+    """A text in bytes, the SHA-256 of it, and that of its `form`, which copies of it share.
+
+    Line ends, byte order marks, white space at the ends of the text and of its lines, and how Unicode composes a
+    character differ from one copy to the next.
+    """
+
+    size: int
+    hash: str
+    form: str
+
+
+def content_of(document: Document) -> Content:
+    """What names the content of a document; raises ValueError for half a character."""
+    try:
+        text = document.text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{document.source} is no Unicode at character {error.start}; leave it out") from error
+    composed = unicodedata.normalize("NFC", document.text.replace(BYTE_ORDER_MARK, ""))
+    alike = "\n".join(map(str.rstrip, composed.splitlines())).strip()
+    return Content(len(text), _sha256(text), _sha256(alike.encode()))
+
+
+def firsts(forms: Sequence[str]) -> list[int]:
+    """The indices at which each of `forms` stands first."""
+    indices: dict[str, int] = {}
+    for index, form in enumerate(forms):
+        indices.setdefault(form, index)
+    return list(indices.values())
 
 
 def _place(folder: Path, tokenizer: Tokenizer, identity: Sequence[str | None]) -> Path:
@@ -229,7 +281,7 @@ def _place(folder: Path, tokenizer: Tokenizer, identity: Sequence[str | None]) -
 
 
 def _digest(facts: Sequence[object]) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return _sha256(json.dumps(facts).encode())
 
 
 def _make(documents: Documents, tokenizer: Tokenizer, place: Path) -> Corpus:
@@ -295,20 +347,25 @@ def _move(new: Path, place: Path) -> None:
 def _write(documents: Iterable[Document], tokenizer: Tokenizer, folder: Path) -> None:
     kinds = (np.uint8, np.uint16, np.uint32)
     dtype = next(kind for kind in kinds if tokenizer.vocab_size <= np.iinfo(kind).max + 1)
-    lengths, sizes, sources, hashes = [], [], [], []
+    dropped = 0
+    lengths, sizes, sources, hashes, forms = [], [], [], [], []
     with (folder / TOKENS).open("wb") as file:
         for document in documents:
             if not document.text.strip():
                 continue
-            text = _utf8(document)
-            tokens = np.asarray(tokenizer.encode(document.text), dtype)
-            tokens.tofile(file)
-            lengths.append(len(tokens))
-            sizes.append(len(text))
+            content = content_of(document)
+            encoded = tokenizer.read(document.text)
+            np.asarray(encoded.tokens, dtype).tofile(file)
+            lengths.append(len(encoded.tokens))
+            dropped += encoded.dropped
+            sizes.append(content.size)
             sources.append(document.source)
-            hashes.append(hashlib.sha256(text).hexdigest())
-    if not sum(lengths):
+            hashes.append(content.hash)
+            forms.append(content.form)
+    if not lengths:
         raise ValueError("there is no text in these documents; give others")
+    if not sum(lengths):
+        raise ValueError("the tokenizer has no token for any of these documents; give one that was made for such text")
     np.save(folder / ENDS, np.cumsum(lengths, dtype=np.int64))
     np.save(folder / SIZES, np.asarray(sizes, np.int64))
     facts = {
@@ -316,16 +373,15 @@ def _write(documents: Iterable[Document], tokenizer: Tokenizer, folder: Path) ->
         "tokenizer": tokenizer.name,
         "sources": sources,
         "hashes": hashes,
+        "forms": forms,
+        "dropped": dropped,
         SUMMED: True,
     }
     (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
-def _utf8(document: Document) -> bytes:
-    try:
-        return document.text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{document.source} is no Unicode at character {error.start}; leave it out") from error
+def _sha256(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
 
 
 def _remove_abandoned(folder: Path) -> None:

@@ -1,5 +1,9 @@
-"""Documents in files: plain text, JSON lines and Parquet, one at a time, what cannot be read named."""
+"""The one reader of texts that a user gives: plain text, JSON lines and Parquet, line by line; what is wrong is named.
 
+A line ends with LF, CRLF or CR and with nothing else that Unicode calls a line. A byte order mark is no text.
+"""
+
+import codecs
 import glob
 import json
 import os
@@ -11,6 +15,9 @@ from evalkit.disk.places import expanded
 
 WHOLE = (".txt", ".tex", ".md")
 SUFFIXES = (*WHOLE, ".jsonl", ".parquet")
+HIDDEN = "."
+WIDE = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+"""What a file of Windows may begin with."""
 
 
 class Document(NamedTuple):
@@ -20,10 +27,26 @@ class Document(NamedTuple):
     text: str
 
 
+class Entry(NamedTuple):
+    """What a row or a line holds, its number from 0, and where it stands, for a message."""
+
+    number: int
+    where: str
+    value: object
+
+
+class _Tree(NamedTuple):
+    """The files of text below a folder, and the hidden files and folders that are left out."""
+
+    files: list[Path]
+    hidden: list[Path]
+
+
 def files_of(place: str) -> list[Path]:
     """The files of text that `place`, a file, a folder or a glob pattern, stands for, in the order of their names.
 
-    Raises ValueError if there are none, if a file is of another kind, or if the folder may not be read.
+    Of a folder, hidden files and folders are left out (`hidden_in`): editors keep copies there. Raises ValueError if
+    there are none, if a file is of another kind, or if the folder may not be read.
     """
     path = expanded(place)
     try:
@@ -39,110 +62,158 @@ def files_of(place: str) -> list[Path]:
     return sorted(files)
 
 
+def hidden_in(place: str) -> list[Path]:
+    """The hidden files of text and hidden folders below the folder `place`, none of which is read."""
+    path = expanded(place)
+    return sorted(_below(path).hidden) if path.is_dir() else []
+
+
 def read(place: str, field: str = "text") -> Iterator[Document]:
     """The documents below `place`: a `.txt`, `.tex` or `.md` is one, of the others each row, its text in `field`.
 
-    Raises ValueError for what `files_of` refuses, a file that cannot be read or is no UTF-8, a row without `field`.
+    A row whose text is null is none. Raises ValueError for what `files_of` refuses, a file that cannot be read or is no
+    UTF-8, and a row without `field`.
     """
     for file in files_of(place):
-        yield from READERS[file.suffix.lower()](file, field)
+        if file.suffix.lower() in WHOLE:
+            yield Document(str(file), _whole(file))
+            continue
+        for entry in entries(file, field):
+            text = text_of(entry, field)
+            if text is not None:
+                yield Document(f"{file}#{entry.number}", text)
+
+
+def entries(file: Path, field: str | None = None) -> Iterator[Entry]:
+    """The rows of a `.jsonl` or `.parquet`, of any other file its lines; blank lines are none.
+
+    Of Parquet only the column `field` is read, all of them if it is None. Raises ValueError as `read` does.
+    """
+    return ENTRIES.get(file.suffix.lower(), _lines)(file, field)
+
+
+def text_of(entry: Entry, field: str) -> str | None:
+    """The text of a row, None where it is null; raises ValueError for a row that has none in `field`."""
+    _, where, row = entry
+    if not isinstance(row, Mapping) or field not in row:
+        known: Sequence[str] = sorted(map(str, row)) if isinstance(row, Mapping) else []
+        raise ValueError(f"{where}, has no text in {field!r}; it has {', '.join(known) or 'no fields'}")
+    text = row[field]
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise ValueError(f"{where}, has a {type(text).__name__} in {field!r}; allowed: text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}, has half a character in {field!r} ({error.reason}); mend it") from error
+    return text
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        walked = os.walk(path, onerror=_raise, followlinks=True)
-        files = [Path(folder, name) for folder, _, names in walked for name in names]
-        return [file for file in files if file.suffix.lower() in SUFFIXES and file.is_file()]
+        return _below(path).files
     files = [Path(name) for name in glob.glob(str(path), recursive=True)]
     return [file for file in files if file.is_file()]
+
+
+def _below(root: Path) -> _Tree:
+    """What is below a folder, through links, but not through those that lead back to where they stand."""
+    tree = _Tree([], [])
+    for folder, inner, names in os.walk(root, onerror=_raise, followlinks=True):
+        here = Path(folder).resolve()
+        tree.hidden.extend(Path(folder, name) for name in inner if name.startswith(HIDDEN))
+        inner[:] = [
+            name
+            for name in inner
+            if not name.startswith(HIDDEN) and not here.is_relative_to(Path(folder, name).resolve())
+        ]
+        for file in (Path(folder, name) for name in names):
+            if file.suffix.lower() in SUFFIXES and file.is_file():
+                (tree.hidden if file.name.startswith(HIDDEN) else tree.files).append(file)
+    return tree
 
 
 def _raise(error: OSError) -> None:
     raise error
 
 
-def _whole(file: Path, field: str) -> Iterator[Document]:
+def _unreadable(file: Path, error: OSError) -> ValueError:
+    return ValueError(f"{file} cannot be read ({error.strerror}); let it be read, or leave it out")
+
+
+def _whole(file: Path) -> str:
     try:
-        text = file.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 at byte {error.start}; convert it, or leave it out") from error
+        content = file.read_bytes()
     except OSError as error:
-        raise ValueError(f"{file} cannot be read ({error.strerror}); let it be read, or leave it out") from error
-    yield Document(str(file), text)
+        raise _unreadable(file, error) from error
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n") + 1
+        raise _not_utf8(f"{file}, line {line}", content, error) from error
 
 
-def _json_lines(file: Path, field: str) -> Iterator[Document]:
-    for number, line in enumerate(_lines(file)):
-        if not line.strip():
-            continue
+def _lines(file: Path, field: str | None = None) -> Iterator[Entry]:
+    """One at a time, without its end."""
+    number = -1
+    try:
+        with file.open("rb") as opened:
+            for until_line_feed in opened:
+                for line in until_line_feed.splitlines():  # of bytes: at LF, CRLF and CR alone
+                    number += 1
+                    where = f"{file}, line {number + 1}"
+                    try:
+                        text = line.decode("utf-8-sig")
+                    except UnicodeDecodeError as error:
+                        raise _not_utf8(where, line, error) from error
+                    if text.strip():
+                        yield Entry(number, where, text)
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _not_utf8(where: str, content: bytes, error: UnicodeDecodeError) -> ValueError:
+    wide = WIDE.get(content[:2])
+    return ValueError(
+        f"{where}, is {wide} and not UTF-8; convert it, or leave it out"
+        if wide
+        else f"{where}, is not UTF-8 at byte {error.start}; convert it, or leave it out"
+    )
+
+
+def _json_lines(file: Path, field: str | None) -> Iterator[Entry]:
+    for number, where, line in _lines(file):
         try:
-            row = json.loads(line)
+            yield Entry(number, where, json.loads(str(line)))
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file}, line {number + 1}, is not JSON ({error}); mend it or leave it out") from error
-        yield from _document(file, number, row, field)
+            raise ValueError(f"{where}, is not JSON ({error}); mend it or leave it out") from error
 
 
-def _lines(file: Path) -> Iterator[str]:
-    """One at a time; only a line feed ends one, whatever else Unicode calls a line."""
-    try:
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines):
-                yield line.decode("utf-8-sig" if number == 0 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 in line {number + 1}; convert it, or leave it out") from error
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read ({error.strerror}); let it be read, or leave it out") from error
-
-
-def _parquet(file: Path, field: str) -> Iterator[Document]:
+def _parquet(file: Path, field: str | None) -> Iterator[Entry]:
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(file) as table:
             names = table.schema_arrow.names
-            texts = table.iter_batches(batch_size=64, columns=[field]) if field in names else None
+            known = field is None or field in names
+            columns = None if field is None else [field]
             number = 0
-            for batch in texts or ():
-                for text in batch.column(0).to_pylist():
-                    yield from _document(file, number, {field: text}, field)
+            for batch in table.iter_batches(batch_size=64, columns=columns) if known else ():
+                for row in batch.to_pylist():
+                    yield Entry(number, f"{file}, row {number}", row)
                     number += 1
     except (OSError, ValueError) as error:
-        if isinstance(error, Named):
-            raise
         raise ValueError(f"{file} cannot be read ({first_line(error)}); give another copy of it") from error
-    if texts is None:
+    if not known:
         raise ValueError(f"{file} has no column {field!r}; allowed: {', '.join(names)}")
 
 
-READERS: Mapping[str, Callable[[Path, str], Iterator[Document]]] = {
-    **dict.fromkeys(WHOLE, _whole),
-    ".jsonl": _json_lines,
-    ".parquet": _parquet,
-}
-
-
-class Named(ValueError):
-    """What is wrong with one row, said already."""
-
-
-def _document(file: Path, number: int, row: object, field: str) -> Iterator[Document]:
-    """The document of a row, none where its text is null; raises Named for a row that has no such field."""
-    if not isinstance(row, Mapping) or field not in row:
-        known: Sequence[str] = sorted(map(str, row)) if isinstance(row, Mapping) else []
-        raise Named(f"{file}, row {number}, has no text in {field!r}; it has {', '.join(known) or 'no fields'}")
-    text = row[field]
-    if text is not None:
-        if not isinstance(text, str):
-            raise Named(f"{file}, row {number}, has a {type(text).__name__} in {field!r}; allowed: text")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise Named(f"{file}, row {number}, has half a character in {field!r} ({error.reason}); mend it") from error
-        yield Document(f"{file}#{number}", text)
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+ENTRIES: Mapping[str, Callable[[Path, str | None], Iterator[Entry]]] = {".jsonl": _json_lines, ".parquet": _parquet}

@@ -1,8 +1,9 @@
 """Where a text is: files, a data set on the hub, or by default the source of Python's standard library."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from evalkit.disk.places import expanded
 from evalkit.tasks.text import documents, standard_library
@@ -59,14 +60,27 @@ class Source:
         """The documents, one at a time; raises ValueError, in one line, for what cannot be read."""
         if self.hub.name is not None:
             return self.hub.read(held_out, self.field)
+        if self.path is None and self.train is None:
+            return standard_library.documents(held_out)
+        return (document for place in self._places(held_out) for document in documents.read(place, self.field))
+
+    def hidden(self) -> list[Path]:
+        """The hidden files and folders that are not read, where texts are files."""
+        if self.hub.name is not None:
+            return []
+        places = [place for held_out in (False, True) for place in self._places(held_out)]
+        return [path for place in places for path in documents.hidden_in(place)]
+
+    def _places(self, held_out: bool) -> Sequence[str]:
+        """Files, folders and patterns; none for the standard library."""
         if self.path is not None:
-            return _beginning(self.path, HELD_OUT if held_out else TRAIN, self.field)
+            return _beginning(self.path, HELD_OUT if held_out else TRAIN)
         place = self.held_out if held_out else self.train
-        return standard_library.documents(held_out) if place is None else documents.read(place, self.field)
+        return [] if place is None else [place]
 
 
-def _beginning(folder: str, prefix: str, field: str) -> Iterator[Document]:
-    """The documents in the entries of `folder` whose names begin with `prefix`."""
+def _beginning(folder: str, prefix: str) -> list[str]:
+    """The entries of `folder` whose names begin with `prefix`."""
     root = expanded(folder)
     if not root.is_dir():
         raise ValueError(
@@ -82,5 +96,4 @@ def _beginning(folder: str, prefix: str, field: str) -> Iterator[Document]:
             f"data.path={folder} has no text whose name begins with {prefix}; "
             "name files train-*.txt and heldout-*.txt, or give task.train=… and task.held_out=…"
         )
-    for entry in entries:
-        yield from documents.read(str(entry), field)
+    return [str(entry) for entry in entries]

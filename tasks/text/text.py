@@ -104,19 +104,40 @@ class Text(Source):
         """What text is read, in one line."""
         texts = [f"{_count(len(held), 'document')}, {_size(held.bytes)}" for held in (self._training, self._held_out)]
         if self.path is None and self.train is None and self.hub.name is None:
-            return f"text: {self.origin} ({texts[0]}; held out: {texts[1]})"
-        if self.train is not None:
-            return f"text: {texts[0]}, from {self.train}; held out: {texts[1]}, from {self.held_out}"
-        return f"text: {texts[0]}, from {self.path or self.hub.name}; held out: {texts[1]}"
+            used = f"text: {self.origin} ({texts[0]}; held out: {texts[1]})"
+        elif self.train is not None:
+            used = f"text: {texts[0]}, from {self.train}; held out: {texts[1]}, from {self.held_out}"
+        else:
+            used = f"text: {texts[0]}, from {self.path or self.hub.name}; held out: {texts[1]}"
+        copies, dropped = len(self._all_held_out) - len(self._held_out), self._training.dropped + self._held_out.dropped
+        return used + self.omissions(copies, dropped)
+
+    def omissions(self, copies: int, dropped: int) -> str:
+        """What of the texts is not read, for the end of a line: `copies` held out, hidden files, `dropped` bytes."""
+        hidden = [path.name for path in self.hidden()]
+        parts = [
+            f"; {_count(copies, 'held-out document')} left out as copies of others" if copies else "",
+            f"; hidden, and left out: {', '.join(dict.fromkeys(hidden))}" if hidden else "",
+            f"; {_size(dropped)} are in no token, so bits a byte are too low" if dropped else "",
+        ]
+        return "".join(parts)
 
     def digest(self) -> str:
         """Names everything that is read: two with the same one give the same windows and documents."""
         facts = f"{self._training.digest} {self._held_out.digest} {self.validation}"
         return hashlib.sha256(facts.encode()).hexdigest()
 
-    def contents(self, held_out: bool) -> Sequence[str]:
-        """The SHA-256 of each held-out document, or of each training document; raises ValueError as `prepare`."""
-        return (self._held_out if held_out else self._training).hashes
+    def contents(self) -> Sequence[str]:
+        """The SHA-256 of each held-out document; raises ValueError as `prepare`."""
+        return self._held_out.hashes
+
+    def forms(self) -> Sequence[str]:
+        """What names each held-out document and its copies."""
+        return self._held_out.forms
+
+    def trained_on(self) -> set[str]:
+        """The `contents` and `forms` of the training documents; raises ValueError as `prepare`."""
+        return {*self._training.hashes, *self._training.forms}
 
     def bytes_per_token(self) -> float:
         """The bytes of text for each token of what is kept for validation."""
@@ -131,8 +152,12 @@ class Text(Source):
         return self._corpus(held_out=False)
 
     @cached_property
-    def _held_out(self) -> Corpus:
+    def _all_held_out(self) -> Corpus:
         return self._corpus(held_out=True)
+
+    @cached_property
+    def _held_out(self) -> Corpus:
+        return self._all_held_out.distinct()
 
     @cached_property
     def _heads(self) -> Corpus:

@@ -1,14 +1,25 @@
 """Text to tokens and back: what a tokenizer must do here, the one that needs no file, and those that are one."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from evalkit.disk.places import expanded
+
+RARE = " \n\t\x01é€ꙮ世🦄\U000ffffd"
+"""Characters of which none is lost where none can be: by tokens that stand for bytes."""
+
+
+class Encoded(NamedTuple):
+    """The tokens of a text, and how many of its bytes no token stands for: bits a byte would be too good."""
+
+    tokens: list[int]
+    dropped: int
 
 
 @runtime_checkable
@@ -39,12 +50,28 @@ class Tokenizer(Protocol):
         """The tokens of `text`."""
         ...
 
+    def read(self, text: str) -> Encoded:
+        """The tokens of `text`, and what is not in them."""
+        ...
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of `tokens`; what stands for no text is left out."""
         ...
 
 
-class Bytes:
+class Lossless(ABC):
+    """A tokenizer that drops nothing of a text."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The tokens of `text`."""
+
+    def read(self, text: str) -> Encoded:
+        """The tokens of `text`, which are all of it."""
+        return Encoded(self.encode(text), 0)
+
+
+class Bytes(Lossless):
     """A token a byte of UTF-8, and after them one that begins and one that ends a text."""
 
     name = "bytes-1"
@@ -67,10 +94,10 @@ class WithoutBos:
 
     def __init__(self, tokenizer: Tokenizer):
         self.name, self.vocab_size, self.eos = tokenizer.name, tokenizer.vocab_size, tokenizer.eos
-        self.encode, self.decode = tokenizer.encode, tokenizer.decode
+        self.encode, self.read, self.decode = tokenizer.encode, tokenizer.read, tokenizer.decode
 
 
-class Numbers:
+class Numbers(Lossless):
     """The tokens of a synthetic task, which stand for no text: written as numbers with spaces between."""
 
     bos = eos = None
@@ -139,14 +166,44 @@ class TokenizerJson:
             self._fast.no_truncation()
             self._fast.no_padding()
             begun = self._fast.encode("", add_special_tokens=True).ids
+        ids = self._fast.get_vocab(with_added_tokens=True).values()
+        if not ids:
+            raise ValueError(f"{self._file} has no tokens; give a tokenizer that was trained")
         self.bos: int | None = begun[0] if begun and begun[0] != eos else None
         self.eos = eos
-        self.vocab_size: int = self._fast.get_vocab_size(with_added_tokens=True)
+        self.vocab_size: int = max([*ids, *begun]) + 1  # ids may leave some out
+        self._unknown = self._fast.token_to_id(getattr(self._fast.model, "unk_token", None) or "")
+        try:
+            self._is_lossless = not self._dropped(RARE, self._encoded(RARE))
+        except ValueError:  # it refuses what it does not know
+            self._is_lossless = False
 
     def encode(self, text: str) -> list[int]:
         """The tokens of `text`."""
-        with _readable(self._file):
-            return self._fast.encode(text, add_special_tokens=False).ids
+        return self._encoded(text).ids
+
+    def read(self, text: str) -> Encoded:
+        """The tokens of `text`, and the bytes of characters that are in none, or in the one for what is unknown."""
+        encoded = self._encoded(text)
+        return Encoded(encoded.ids, 0 if self._is_lossless else self._dropped(text, encoded))
+
+    def _encoded(self, text: str) -> Any:
+        with _readable(self._file, "give a tokenizer that has tokens for any text"):
+            return self._fast.encode(text, add_special_tokens=False)
+
+    def _dropped(self, text: str, encoded: Any) -> int:
+        kept = {char for char in {*text} if char.isspace() and self._keeps(char)}
+        lost = bytearray(char not in kept for char in text)
+        for token, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+            lost[start:end] = bytes([token == self._unknown]) * (end - start)
+        return sum(len(char.encode()) for char, is_lost in zip(text, lost, strict=True) if is_lost)
+
+    def _keeps(self, space: str) -> bool:
+        """Whether white space is in tokens although it may be in no token's place: then more of it gives other ones."""
+        try:
+            return self.encode(f"a{space}b") != self.encode(f"a{space}{space}b")
+        except ValueError:  # it refuses what it does not know
+            return False
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of `tokens`, special ones left out."""
@@ -176,6 +233,14 @@ class SentencePiece:
         """The tokens of `text`."""
         return list(self._pieces.encode(text))
 
+    def read(self, text: str) -> Encoded:
+        """The tokens of `text`, and the bytes of what is unknown."""
+        tokens, unknown = self.encode(text), self._pieces.unk_id()
+        if unknown not in tokens:
+            return Encoded(tokens, 0)
+        pieces = self._pieces.encode(text, out_type="immutable_proto").pieces
+        return Encoded(tokens, sum(len(piece.surface.encode()) for piece in pieces if piece.id == unknown))
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of `tokens`, special ones left out."""
         return str(self._pieces.decode(list(tokens)))
@@ -189,17 +254,18 @@ def from_file(path: str | None) -> Tokenizer:
     if path is None:
         return Bytes()
     file = expanded(path)
-    if file.suffix not in (".json", ".model"):
+    kind = file.suffix.lower()
+    if kind not in (".json", ".model"):
         raise ValueError(
             f"tokenizer={path}; allowed: the path of a tokenizer.json or tokenizer.model, or null for bytes"
         )
     if not file.is_file():
         raise ValueError(f"tokenizer={path} is no file; give one that is there, or null for bytes")
-    return TokenizerJson(file) if file.suffix == ".json" else SentencePiece(file)
+    return TokenizerJson(file) if kind == ".json" else SentencePiece(file)
 
 
 @contextmanager
-def _readable(file: str) -> Iterator[None]:
+def _readable(file: str, remedy: str = "download it again") -> Iterator[None]:
     """Makes what tokenizers raises a ValueError that names the file: a bare Exception, or a panic of its Rust."""
     try:
         yield
@@ -207,7 +273,7 @@ def _readable(file: str) -> Iterator[None]:
         # A panic is no Exception and has no name to import; Ctrl-C and its like go on.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"{file} cannot be read ({error}); download it again") from error
+        raise ValueError(f"{file} cannot be read ({error}); {remedy}") from error
 
 
 def _name_of(kind: str, path: Path) -> str:

@@ -18,6 +18,7 @@ from evalkit.inference.scoring import Request
 from evalkit.lm_eval import command as lm_eval
 from evalkit.lm_eval import model as lm_eval_model
 from evalkit.lm_eval.model import EvalkitLM
+from evalkit.tasks.text.tokenizers import Lossless
 from support import benchmark_data, tiny
 from support.language_models import Reader, fading, logits_of, scorer_of
 from support.language_models import pretrained as reading
@@ -49,7 +50,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     index = hub.manager(TABLE1, {})
     hub.localise(index, hub.needed(index, TABLE1), data, local)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lm_eval_model, "load_for_text", lambda checkpoint, dtype: fading())
+        patch.setattr(lm_eval_model, "find_for_text", lambda checkpoint, dtype: fading())
         mmlu = [name for name in TABLE1 if name.startswith("mmlu")]
         rest = [name for name in TABLE1 if name not in mmlu]
         found: dict[str, Any] = {"results": {}, "samples": {}, "n-shot": {}, "config": {}}
@@ -172,8 +173,8 @@ def test_generation_is_greedy_and_stops() -> None:
     asked = [({"until": [], "max_gen_toks": 6}), ({"until": [whole[2]], "max_gen_toks": 6})]
     found = model.generate_until(instances("generate_until", *(("abc", settings) for settings in asked)), True)
     assert found == [whole, whole.split(whole[2])[0]]
-    with pytest.raises(UserError, match="top_k=3 is not served; allowed: until, max_gen_toks"):
-        model.generate_until(instances("generate_until", ("a", {"do_sample": True, "top_k": 3})), True)
+    with pytest.raises(UserError, match="num_beams=3 is not served; allowed: until, max_gen_toks"):
+        model.generate_until(instances("generate_until", ("a", {"num_beams": 3})), True)
 
 
 def test_texts_are_drawn_at_a_temperature_the_same_in_every_run() -> None:
@@ -195,7 +196,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_or_cut_and_counted() -> None:
     assert cut == whole
 
 
-class Pairs:
+class Pairs(Lossless):
     """A tokenizer whose tokens are pairs of characters, so that one can span the join, and that begins texts itself."""
 
     name = "pairs"
@@ -330,7 +331,7 @@ def test_loss_by_position_is_the_loss_of_each_segment(tmp_path: Path, monkeypatc
     document = "one two three, four five six seven eight nine"
     (tmp_path / "text.txt").write_text(document)
     (tmp_path / "short.txt").write_text("too short")
-    monkeypatch.setattr(lm_eval_model, "load_for_text", lambda checkpoint, dtype: fading())
+    monkeypatch.setattr(lm_eval_model, "find_for_text", lambda checkpoint, dtype: fading())
     found = lm_eval.evaluate(
         model="evalkit",
         model_args={"pretrained": "tiny"},
@@ -353,8 +354,8 @@ def test_loss_by_position_is_the_loss_of_each_segment(tmp_path: Path, monkeypatc
     ("metadata", "words"),
     [
         ({}, "reads texts of yours; give --metadata text=FILE"),
-        ({"text": "nowhere.txt"}, "text=nowhere.txt does not exist"),
-        ({"text": "{folder}"}, "no document of length=8192 bytes"),
+        ({"text": "nowhere.txt"}, "griffin_loss_by_position: nowhere.txt is no file, no folder and no pattern"),
+        ({"text": "{folder}"}, "holds no .txt, .tex, .md, .jsonl, .parquet"),
         ({"text": "{folder}", "length": 4, "segments": 8}, "length=4, segments=8; allowed"),
     ],
 )
@@ -367,7 +368,7 @@ def test_texts_that_are_not_there_are_one_line(tmp_path: Path, metadata: dict[st
 
 def phonebook_of(metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch, window: int | None) -> dict[str, Any]:
     """The task on a model that looks answers up within its window."""
-    monkeypatch.setattr(lm_eval_model, "load_for_text", lambda checkpoint, dtype: reading(Reader(window)))
+    monkeypatch.setattr(lm_eval_model, "find_for_text", lambda checkpoint, dtype: reading(Reader(window)))
     index = hub.manager(["griffin_phonebook"], {**metadata, "pretrained": "tiny"})
     return lm_eval.evaluate(
         model="evalkit", model_args={"pretrained": "tiny"}, tasks=["griffin_phonebook"], task_manager=index

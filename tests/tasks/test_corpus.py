@@ -83,9 +83,9 @@ def test_every_kind_of_file_is_read(tmp_path: Path) -> None:
         ("", None, "holds no .txt, .tex"),
         ("nowhere", None, "is no file, no folder and no pattern"),
         ("a.bin", b"x", "is no text; allowed: .txt"),
-        ("a.txt", b"caf\xe9", "a.txt is not UTF-8 at byte 3; convert it"),
+        ("a.txt", b"caf\xe9", "a.txt, line 1, is not UTF-8 at byte 3; convert it"),
         ("a.jsonl", b'{"text": "x"}\n{"text"', "line 2, is not JSON"),
-        ("a.jsonl", b'{"body": "x"}', "row 0, has no text in 'text'; it has body"),
+        ("a.jsonl", b'{"body": "x"}', "a.jsonl, line 1, has no text in 'text'; it has body"),
         ("a.parquet", b"no parquet", "cannot be read"),
     ],
 )

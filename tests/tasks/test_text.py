@@ -149,7 +149,7 @@ def test_nothing_is_read_before_it_is_needed(tmp_path: Path) -> None:
         ({}, "has no text whose name begins with train"),
         ({"train.png": b"", "held.txt": b"x"}, "has no text whose name begins with train"),
         ({"train.txt": b"a" * 9999}, "has no text whose name begins with held"),
-        ({"train.txt": b"caf\xe9", "held.txt": b"x"}, "train.txt is not UTF-8 at byte 3; convert it"),
+        ({"train.txt": b"caf\xe9", "held.txt": b"x"}, "train.txt, line 1, is not UTF-8 at byte 3; convert it"),
         ({"train.txt": b"a" * 9999, "held.txt": b""}, "there is no text in these documents"),
         ({"train.txt": b"a" * 30, "held.txt": b"x"}, "length=64, but the training texts have 30 tokens"),
         ({"train.txt": b"a" * 999, "held.txt": b"x"}, "validation=0.01562 leaves 15 tokens, too few for a window of"),

@@ -1,12 +1,14 @@
 """Tokenizers: text comes back from its tokens, a name says which it is, and a wrong file is one line."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalkit.tasks.text import tokenizers
+from evalkit.tasks.text import corpus, tokenizers
+from evalkit.tasks.text.documents import Document
 from evalkit.tasks.text.tokenizers import Bytes, Numbers, from_file
 
 
@@ -90,6 +92,55 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, name: str, content: bytes | No
     with pytest.raises(ValueError) as refused:
         from_file(str(tmp_path / name))
     assert words in str(refused.value) and name in str(refused.value) and "\n" not in str(refused.value)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from("abcdé世 \n"), st.integers(0, 70_000), min_size=1),
+    st.booleans(),
+    st.text("abcdé世 \n", min_size=1).filter(str.strip),
+)
+def test_sizes_follow_the_largest_id_and_what_is_dropped_is_counted(
+    ids: dict[str, int], with_unknown: bool, text: str
+) -> None:
+    """Of characters with any ids, some left out, with and without a token for what is unknown."""
+    made = pytest.importorskip("tokenizers")
+    vocabulary = dict(zip(ids, sorted({*ids.values()}), strict=False))
+    unknown = {"[UNK]": 70_001} if with_unknown else {}
+    fast = made.Tokenizer(made.models.BPE({**vocabulary, **unknown}, [], unk_token=next(iter(unknown), None)))
+    fast.pre_tokenizer = made.pre_tokenizers.Split("", "isolated")
+    with TemporaryDirectory() as folder:
+        fast.save(f"{folder}/own.json")
+        found = from_file(f"{folder}/own.json")
+        tokens, dropped = found.read(text)
+        assert found.vocab_size == max(fast.get_vocab().values()) + 1
+        assert tokens == found.encode(text) and dropped == sum(len(c.encode()) for c in text if c not in vocabulary)
+        if tokens:
+            held = corpus.build(lambda: [Document("a", text)], found, Path(folder, "cache"))
+            assert held.document(0).tokens.tolist() == tokens and held.dropped == dropped
+        else:
+            with pytest.raises(ValueError, match="the tokenizer has no token for any of these documents"):
+                corpus.build(lambda: [Document("a", text)], found, Path(folder, "cache"))
+
+
+def test_white_space_that_no_token_has_is_dropped(tmp_path: Path) -> None:
+    made = pytest.importorskip("tokenizers")
+    fast = made.Tokenizer(made.models.WordLevel({"[UNK]": 0, "the": 1, "of": 300}, unk_token="[UNK]"))
+    fast.pre_tokenizer = made.pre_tokenizers.Whitespace()
+    fast.save(str(tmp_path / "own.json"))
+    found = from_file(str(tmp_path / "own.json"))
+    assert found.vocab_size == 301 and found.read("the é  of\n") == ([1, 0, 300], 6)
+
+
+@pytest.mark.parametrize("trim", [True, False])
+def test_bytes_as_tokens_drop_nothing(tmp_path: Path, trim: bool) -> None:
+    made = pytest.importorskip("tokenizers")
+    alphabet = sorted(made.pre_tokenizers.ByteLevel.alphabet())
+    fast = made.Tokenizer(made.models.BPE({name: number for number, name in enumerate(alphabet)}, []))
+    fast.pre_tokenizer = made.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.post_processor = made.processors.ByteLevel(trim_offsets=trim)
+    fast.save(str(tmp_path / "own.json"))
+    assert from_file(str(tmp_path / "own.json")).read(" a  é\n\n世 ").dropped == 0
 
 
 @pytest.mark.parametrize("known", [Bytes(), Numbers(3)])

@@ -3,30 +3,36 @@
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import warning_once
 from tqdm import tqdm
 
-from evalkit.core.contracts import Pretrained
-from evalkit.core.errors import UserError
+from evalkit.checks import refuse_below_1
+from evalkit.core.contracts import Pretrained, Unread
+from evalkit.core.errors import UserError, said_of
 from evalkit.inference.generation import generate
 from evalkit.inference.sampling import Sampler
 from evalkit.inference.scoring import Request, Scorer, Tokens, fit
 from evalkit.inference.texts import Said
 
-# Settings that mean nothing at these values.
-NEUTRAL = {"top_p": 1.0, "num_beams": 1, "top_k": None}
+SERVED = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p")
+# Other settings, which mean nothing at these values.
+TOKENS = ("max_new_tokens", "max_tokens", "max_completion_tokens")  # lm-eval's other names of max_gen_toks
+NEUTRAL = {"num_beams": 1, "repetition_penalty": 1.0, "min_p": 0.0}
 
 logger = logging.getLogger(__name__)
 
 
 class PretrainedLM(TemplateLM):
-    """One set of parameters behind lm-eval's interface.
+    """One set of parameters behind lm-eval's interface; those of an `Unread` are read when they are first needed.
 
+    So lm-eval has made all its prompts, and refused what it refuses, before weights are read.
     `max_length` is the number of tokens that the model may read at once; None for as many as there are. A longer
     request is refused, or with `truncate` loses context on its left. `add_bos` says whether texts begin with the
     tokenizer's first token; None as the checkpoint was trained. `share_prefixes`, `tokens_per_batch` and `chunk` are
@@ -35,7 +41,7 @@ class PretrainedLM(TemplateLM):
 
     def __init__(
         self,
-        pretrained: Pretrained,
+        pretrained: Pretrained | Unread,
         *,
         dtype: str = "float32",
         max_length: int | None = None,
@@ -48,38 +54,47 @@ class PretrainedLM(TemplateLM):
         super().__init__()
         if max_length is not None and max_length < 1:
             raise UserError(f"max_length={max_length}; allowed: 1 or more")
-        self.checkpoint = pretrained
+        try:
+            refuse_below_1(tokens_per_batch=tokens_per_batch, chunk=chunk)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        self._unread, self._tokenizer = pretrained, pretrained.tokenizer
+        self._source, self._chat = pretrained.source, pretrained.chat
+        self._scoring = {"share_prefixes": share_prefixes, "tokens_per_batch": tokens_per_batch, "chunk": chunk}
         self.dtype, self.max_length, self.truncate = dtype, max_length, truncate
-        self.add_bos = pretrained.tokenizer.bos is not None if add_bos is None else add_bos
-        if self.add_bos and pretrained.tokenizer.bos is None:
-            raise UserError(f"add_bos=true, but the tokenizer of {pretrained.source} has no such token; leave it out")
-        self.scorer = Scorer(
-            pretrained.model,
-            pretrained.params,
-            pretrained.tokenizer.vocab_size,
-            share_prefixes=share_prefixes,
-            tokens_per_batch=tokens_per_batch,
-            chunk=chunk,
-        )
+        self.add_bos = self._tokenizer.bos is not None if add_bos is None else add_bos
+        if self.add_bos and self._tokenizer.bos is None:
+            raise UserError(f"add_bos=true, but the tokenizer of {self._source} has no such token; leave it out")
+        self._template: str | None = None
         self.truncated = 0
+
+    @cached_property
+    def checkpoint(self) -> Pretrained:
+        """The parameters, which are read now."""
+        return self._unread if isinstance(self._unread, Pretrained) else self._unread.read()
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """What scores continuations."""
+        return Scorer(self.checkpoint.model, self.checkpoint.params, self._tokenizer.vocab_size, **self._scoring)
 
     @property
     def eot_token_id(self) -> int:
         """The token that ends a text; raises UserError if there is none."""
-        if self.checkpoint.tokenizer.eos is None:
-            raise UserError(f"the tokenizer of {self.checkpoint.source} has no token that ends a text")
-        return self.checkpoint.tokenizer.eos
+        if self._tokenizer.eos is None:
+            raise UserError(f"the tokenizer of {self._source} has no token that ends a text")
+        return self._tokenizer.eos
 
     @property
     def prefix_token_id(self) -> int:
         """What stands before a text without context: the token that begins texts, else the one that ends them."""
-        bos = self.checkpoint.tokenizer.bos
+        bos = self._tokenizer.bos
         return self.eot_token_id if bos is None else bos
 
     @property
     def tokenizer_name(self) -> str:
         """The checkpoint, whose own the tokenizer is."""
-        return self.checkpoint.source
+        return self._source
 
     @property
     def fingerprint(self) -> str:
@@ -98,10 +113,58 @@ class PretrainedLM(TemplateLM):
             "truncated_requests": self.truncated,
         }
 
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The template that `apply_chat_template` applies from now on; raises UserError for one that is not there."""
+        if not chat_template:
+            return None
+        if self._chat is None:
+            raise UserError(
+                f"{self._source} has no chat template; leave out --apply_chat_template, or put the chat_template.jinja "
+                "that the model was trained with beside its tokenizer"
+            )
+        self._template = chat_template if isinstance(chat_template, str) else None
+        try:
+            return self._chat.template(self._template)
+        except ValueError as error:
+            raise UserError(f"{self._source}: {error}") from error
+
+    def refuse_system(self, instruction: str) -> None:
+        """Raises UserError for an instruction of the user's where the chat template has no place for one."""
+        assert self._chat is not None, "chat_template refuses a model without one"
+        try:
+            messages = [{"role": "system", "content": instruction}, {"role": "user", "content": "?"}]
+            self._chat.text(messages, name=self._template)
+        except ValueError as error:
+            raise UserError(f"{self._source}: {error}; leave out --system_instruction") from error
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """A conversation as text. A system message that the template refuses is left out, as by lm-eval's `hf`."""
+        if self._chat is None:
+            raise UserError(f"{self._source} has no chat template; leave out --apply_chat_template")
+        text = partial(self._chat.text, name=self._template, answers=add_generation_prompt)
+        try:
+            return text(chat_history)
+        except ValueError as error:
+            without = [message for message in chat_history if message["role"] != "system"]
+            if len(without) == len(chat_history):
+                raise UserError(f"{self._source}: {error}") from error
+            try:
+                shortened = text(without)
+            except ValueError:
+                raise UserError(f"{self._source}: {error}") from error
+            warning_once(logger, f"{self._source}: {error}; the system's messages are left out")
+            return shortened
+
     def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
         """Tokens of a text, after the one that begins texts where there is to be one, which then stands once."""
-        tokens = self.checkpoint.tokenizer.encode(string)
-        bos = self.checkpoint.tokenizer.bos
+        tokens, dropped = self._tokenizer.read(string)
+        bos = self._tokenizer.bos
+        if dropped:
+            warning_once(
+                logger,
+                f"the tokenizer of {self._source} has no token for some characters of the texts; what is not read "
+                "costs nothing, so bits a byte are too low",
+            )
         wanted = self.add_bos if add_special_tokens is None else add_special_tokens
         return [bos, *tokens] if wanted and bos is not None and tokens[:1] != [bos] else tokens
 
@@ -121,7 +184,7 @@ class PretrainedLM(TemplateLM):
     ) -> list[tuple[float, bool]]:
         tokens = [Request(tuple(context), tuple(continuation)) for _, context, continuation in requests]
         if self.max_length is not None:
-            tokens, cut = fit(tokens, self.max_length, truncate=self.truncate, keep=self.checkpoint.tokenizer.bos)
+            tokens, cut = fit(tokens, self.max_length, truncate=self.truncate, keep=self._tokenizer.bos)
             self.truncated += cut
             if cut:
                 logger.warning("%d of %d requests were cut to max_length=%d", cut, len(tokens), self.max_length)
@@ -153,8 +216,8 @@ class PretrainedLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """What the model says after each context, cut before the first stop string.
 
-        The likeliest tokens, or with `do_sample` tokens drawn at `temperature`, the same ones in every run; other ways
-        to sample are refused. Raises UserError.
+        The likeliest tokens, or with `do_sample` tokens that are drawn, the same ones in every run (`wanted_of`).
+        Raises UserError.
         """
         answers = [""] * len(requests)
         progress = tqdm(total=len(requests), desc="generate", disable=disable_tqdm)
@@ -167,8 +230,7 @@ class PretrainedLM(TemplateLM):
                 self.cache_hook.add_partial("generate_until", requests[member].args, answers[member])
                 progress.update()
 
-            sampler = Sampler(temperature=wanted.temperature)
-            generate(self.checkpoint, prompts, wanted.most, stop=wanted.stop, sampler=sampler, said=said)
+            generate(self.checkpoint, prompts, wanted.most, stop=wanted.stop, sampler=wanted.sampler, said=said)
         progress.close()
         return answers
 
@@ -178,7 +240,7 @@ def prompt_of(model: PretrainedLM, context: str, room: int) -> Tokens:
     prompt = tuple(model.tok_encode(context) or [model.prefix_token_id])
     if model.max_length is None:
         return prompt
-    bos = model.checkpoint.tokenizer.bos
+    bos = model._tokenizer.bos
     (fitted,), cut = fit([Request(prompt, (0,) * room)], model.max_length, truncate=model.truncate, keep=bos)
     model.truncated += cut
     return fitted.context
@@ -189,20 +251,46 @@ class Wanted(NamedTuple):
 
     stop: tuple[str, ...]
     most: int
-    temperature: float
+    sampler: Sampler
+
+
+def wanted_of(settings: Mapping[str, Any]) -> Wanted:
+    """What lm-eval's generation settings say; raises UserError for a way that is not served.
+
+    With `do_sample` tokens are drawn, at a `temperature` of 1 unless one is given, from the `top_k` likeliest and from
+    the nucleus `top_p`. Without it the likeliest token is taken, and these settings mean nothing.
+    """
+    for name, value in settings.items():
+        if name not in (*SERVED, *TOKENS) and value is not None and value != NEUTRAL.get(name):
+            raise UserError(f"generation setting {name}={value!r} is not served; allowed: {', '.join(SERVED)}")
+    try:
+        stated = {name: value for name, value in settings.items() if value is not None}
+        plain: dict[str, Any] = {**normalize_gen_kwargs(stated)}
+        sampler = Sampler()
+        if plain["do_sample"]:
+            top_k = int(stated.get("top_k", 0))  # 0 and -1 are other programs' words for all
+            temperature, top_p = float(stated.get("temperature", 1.0)), float(stated.get("top_p", 1.0))
+            sampler = Sampler(temperature, top_k if top_k > 0 else None, top_p)
+        stop = tuple(map(str, plain["until"]))
+        if "" in stop:
+            raise ValueError("until holds an empty string, which is in every text; leave it out")
+        refuse_below_1(max_gen_toks=plain["max_gen_toks"])
+    except (TypeError, ValueError) as error:
+        raise UserError(f"generation settings: {error}") from error
+    return Wanted(stop, plain["max_gen_toks"], sampler)
+
+
+def refuse_unserved(task: str, output_type: str | None, settings: Mapping[str, Any] | None) -> None:
+    """Raises UserError, naming the task, for a task whose texts are wanted in a way that is not served."""
+    if output_type == "generate_until":
+        with said_of(f"task {task}"):
+            wanted_of(settings or {})
 
 
 def _alike(requests: Sequence[Instance]) -> dict[Wanted, list[int]]:
     """The requests' indices by how they want their texts; raises UserError for a way that is not served."""
     groups: dict[Wanted, list[int]] = {}
     for number, request in enumerate(requests):
-        _, given_settings = request.arguments
-        settings: dict[str, Any] = {**normalize_gen_kwargs(given_settings)}
-        served = ("until", "max_gen_toks", "do_sample", "temperature")
-        for name, value in settings.items():
-            if name not in served and value != NEUTRAL.get(name):
-                raise UserError(f"generation setting {name}={value!r} is not served; allowed: {', '.join(served)}")
-        temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
-        wanted = Wanted(tuple(settings.get("until", [])), settings["max_gen_toks"], temperature)
-        groups.setdefault(wanted, []).append(number)
+        _, settings = request.arguments
+        groups.setdefault(wanted_of(settings), []).append(number)
     return groups

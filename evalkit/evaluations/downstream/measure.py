@@ -15,7 +15,7 @@ from evalkit.core.errors import UserError
 from evalkit.core.rows import Row
 from evalkit.evaluations.downstream import calibration, data_sets, table1
 from evalkit.evaluations.downstream.benchmarks import Benchmarks
-from evalkit.evaluations.downstream.language_model import PretrainedLM
+from evalkit.evaluations.downstream.language_model import PretrainedLM, refuse_unserved
 from evalkit.record.files import write_text
 
 FILE = "lm_eval.json"
@@ -49,13 +49,14 @@ class Downstream(Evaluation):
             calibration.known(self.calibrate)
 
     def check(self, task: Any) -> None:
-        """Raises UserError for another protocol than the published one, and for data sets that are not there."""
+        """Raises UserError for another protocol than the published one, absent data sets, and unserved sampling."""
         if not isinstance(task, Benchmarks):
             raise ValueError("downstream runs lm-eval's benchmarks; give task=downstream checkpoint=FOLDER")
         if self.calibrate is not None:
             self._refuse_other_protocol(self.calibrate, task)
-        with task.located(self._metadata("")):
-            pass
+        with task.located(self._metadata("")) as index:
+            for name, config in data_sets.needed(index, task.names).items():
+                refuse_unserved(name, config.get("output_type"), config.get("generation_kwargs"))
 
     def run(self, trained: Trained) -> Iterator[Row]:
         """A row for each metric of each benchmark and group; its count is of documents."""

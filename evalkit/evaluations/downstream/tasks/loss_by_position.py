@@ -1,10 +1,9 @@
 """Loss by position as a task of lm-eval, for any of its models: each segment of a document is one request."""
 
-import json
+import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -12,6 +11,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
 from evalkit.core.errors import UserError
+from evalkit.tasks.text.corpus import content_of, firsts
+from evalkit.tasks.text.documents import hidden_in, read
+
+log = logging.getLogger(__name__)
 
 
 class LossByPosition(ConfigurableTask):
@@ -38,18 +41,18 @@ class LossByPosition(ConfigurableTask):
         ]
 
 
-def documents(text: str | None = None, length: int = 8192, segments: int = 8, **_: Any) -> dict[str, Dataset]:
-    """Returns the documents below `text` of at least `length` bytes, with the ends of their segments.
+def documents(
+    text: str | None = None, length: int = 8192, segments: int = 8, field: str = "text", **_: Any
+) -> dict[str, Dataset]:
+    """Returns the documents below `text` of at least `length` bytes, with the ends of their segments; copies once.
 
     lm-eval passes all metadata; what is not named here is ignored. Raises UserError if there are no such documents.
     """
     if text is None:
-        raise UserError("task griffin_loss_by_position reads texts of yours; give --metadata text=FILE (.txt, .jsonl)")
-    if segments < 1 or length < segments:
-        raise UserError(f"length={length}, segments={segments}; allowed: segments from 1, length from segments")
+        raise UserError("task griffin_loss_by_position reads texts of yours; give --metadata text=FILE, or a folder")
     long_enough = [
         {"text": document[: cuts[-1]], "cuts": cuts, "length": length}
-        for document in _texts(Path(text))
+        for document in _texts(str(text), field)
         if (cuts := ends_of_segments(document, length, segments))
     ]
     if not long_enough:
@@ -66,7 +69,9 @@ def bits_per_byte(doc: Mapping[str, Any], results: Sequence[tuple[float, bool]])
 
 
 def names(length: int, segments: int) -> list[str]:
-    """Returns the metric of each segment."""
+    """Returns the metric of each segment; raises UserError for segments that cannot be."""
+    if not (isinstance(length, int) and isinstance(segments, int) and 1 <= segments <= length):
+        raise UserError(f"length={length}, segments={segments}; allowed: segments from 1, length from segments")
     return [f"bits_per_byte@{length * (number + 1) // segments}" for number in range(segments)]
 
 
@@ -83,12 +88,16 @@ def ends_of_segments(text: str, length: int, segments: int) -> list[int]:
     return [*ends, len(text)] if wanted == segments and size >= length else []
 
 
-def _texts(path: Path) -> Iterator[str]:
-    if not path.exists():
-        raise UserError(f"text={path} does not exist; give a file or a folder of .txt or .jsonl")
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    for file in files:
-        if file.suffix == ".txt":
-            yield file.read_text(encoding="utf-8")
-        elif file.suffix == ".jsonl":
-            yield from (json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines())
+def _texts(place: str, field: str) -> list[str]:
+    """The texts below `place` without copies; what is left out is logged. Raises UserError."""
+    try:
+        documents = [document for document in read(place, field) if document.text.strip()]
+        kept = firsts([content_of(document).form for document in documents])
+        hidden = hidden_in(place)
+    except ValueError as error:
+        raise UserError(f"task griffin_loss_by_position: {error}") from error
+    if len(kept) < len(documents):
+        log.warning("%d documents of %s are copies of others and left out", len(documents) - len(kept), place)
+    if hidden:
+        log.warning("hidden, and left out: %s", ", ".join(dict.fromkeys(path.name for path in hidden)))
+    return [documents[index].text for index in kept]

@@ -1,0 +1,273 @@
+"""lm-eval's command, all of it: flags by version, chat templates, ways to draw, what is refused before weights."""
+
+import re
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from evalkit.checkpoints import tokenizer_files
+from evalkit.core.chats import Chat
+from evalkit.core.contracts import Unread
+from evalkit.core.errors import UserError
+from evalkit.evaluations.downstream import data_sets
+from evalkit.evaluations.downstream.language_model import Wanted, wanted_of
+from evalkit.inference.sampling import Sampler
+from evalkit.lm_eval import command, private
+from evalkit.lm_eval import model as lm_eval_model
+from evalkit.lm_eval.model import DEFAULT_DEVICE, EvalkitLM
+from evalkit.tasks.text.tokenizers import Bytes
+from support import tiny
+from support.language_models import fading
+
+TURN = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}\n{% endfor %}"
+TURNS = TURN + "{% if add_generation_prompt %}[model]{% endif %}"
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TURNS
+
+
+def unread(*, chat: Chat | None = None) -> Unread:
+    """A checkpoint whose weights must not be read."""
+    return Unread(fading().model, Bytes(), None, lambda: pytest.fail("weights are read"), "tiny", chat)
+
+
+def test_the_table_of_flags_is_lm_evals_own() -> None:
+    page = (tiny.ROOT / "docs" / "lm-eval.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(--\w+)` \| ([\d.]+)", page, re.MULTILINE)
+    parser = private.parsers(private.HarnessCLI())["run"]
+    flags = {flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")} - {"--help"}
+    installed = Version(Version(version("lm_eval")).base_version)
+    assert flags == {flag for flag, since in rows if Version(since) <= installed}, "docs/lm-eval.md lists every flag"
+    assert len(rows) == len({flag for flag, _ in rows})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "do_sample": st.booleans(),
+            "temperature": st.sampled_from([0.0, 0.7, 1.0]),
+            "top_k": st.sampled_from([None, -1, 0, 1, 40]),
+            "top_p": st.sampled_from([None, 0.5, 1.0]),
+            "until": st.lists(st.text(min_size=1), max_size=2),
+            "num_beams": st.just(1),
+        },
+    )
+)
+def test_what_is_drawn_is_what_is_said(said: dict[str, Any]) -> None:
+    """Greedy unless something is drawn: at a temperature of 1 if none is given, of what top-k and top-p leave."""
+    drawn = said.get("do_sample", said.get("temperature", 0.0) > 0)
+    top_k, top_p = said.get("top_k") or 0, said.get("top_p") or 1.0
+    if drawn and said.get("temperature") == 0 and (top_k > 0 or top_p < 1):
+        with pytest.raises(UserError, match="with temperature=0, which takes the likeliest token"):
+            wanted_of(said)
+        return
+    sampler = Sampler(said.get("temperature", 1.0), top_k if top_k > 0 else None, top_p) if drawn else Sampler()
+    assert wanted_of({**said, "max_new_tokens": 7}) == Wanted(tuple(said.get("until", [])), 7, sampler)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"num_beams": 4}, "generation setting num_beams=4 is not served; allowed: until, max_gen_toks, do_sample"),
+        ({"do_sample": True, "top_p": 2}, "top_p=2.0; allowed: above 0"),
+        ({"do_sample": True, "temperature": "warm"}, "generation settings: could not convert"),
+        ({"until": [""]}, "until holds an empty string"),
+        ({"max_gen_toks": 0}, "max_gen_toks=0; allowed: 1 or more"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line(said: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        wanted_of(said)
+
+
+CONTENTS = st.text(st.characters(exclude_categories=["Cs"])).filter(str.strip)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(CONTENTS, min_size=1, max_size=4), st.booleans())
+def test_a_conversation_is_written_as_the_template_says(contents: list[str], answers: bool) -> None:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[index % 2], "content": content} for index, content in enumerate(contents)]
+    chat = Chat({"default": "{{ bos_token }}" + TURNS}, {"bos_token": "<bos>"})
+    whole = "".join(f"[{message['role']}]{message['content'].strip()}\n" for message in messages)
+    text = chat.text(messages, answers=answers)
+    if answers:
+        assert text == f"{whole}[model]"
+    else:  # the answer goes on where the last message ends
+        assert whole.startswith(text.rstrip()) and text.rstrip().endswith(contents[-1].strip())
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ messages.append(1) }}", "refuses the conversation"),
+        ("{{ ''.__class__.__mro__ }}", "refuses the conversation"),
+        ("{% for %}", "refuses the conversation"),
+        ("{{ messages[7].content.x }}", "refuses the conversation"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+    ],
+)
+def test_a_template_of_a_strangers_reaches_nothing(template: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Chat({"default": template}, {}).text([{"role": "user", "content": "a"}])
+
+
+def test_what_transformers_gives_to_templates_is_there() -> None:
+    template = (
+        "{% generation %}{{ messages[0] | tojson }}{% endgeneration %}{% for m in [1, 2] %}{% break %}{% endfor %}"
+    )
+    assert Chat({"a": template}, {}).text([{"role": "user", "content": "é"}]) == '{"role": "user", "content": "é"}'
+
+
+CONFIG = "tokenizer_config.json"
+SEVERAL = '{"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]}'
+ONE = '{"bos_token": {"content": "<b>"}, "chat_template": "c"}'
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        ({CONFIG: ONE}, {"default": "c"}),
+        ({CONFIG: SEVERAL}, {"rag": "r", "default": "d"}),
+        (
+            {CONFIG: ONE, "chat_template.jinja": "j", "additional_chat_templates/x.jinja": "x"},
+            {"default": "j", "x": "x"},
+        ),
+        ({CONFIG: "{}"}, None),
+        ({}, None),
+    ],
+)
+def test_templates_are_found_where_they_are_released(tmp_path: Path, files: dict[str, str], names: Any) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    chat = tokenizer_files.chat_of(tmp_path)
+    assert (chat and dict(chat.templates)) == names
+    if chat and files[CONFIG] == ONE:
+        assert chat.tokens == {"bos_token": "<b>"}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"chat_template": 7}', '{"chat_template": [{"name": 1}]}'])
+def test_a_broken_file_of_templates_is_one_line_for_who_applies_it(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / CONFIG).write_text(content)
+    chat = tokenizer_files.chat_of(tmp_path)
+    with pytest.raises(UserError, match=r"tiny: .*its tokenizer_config\.json"):
+        EvalkitLM(replace(fading(), chat=chat)).chat_template(True)
+
+
+def test_what_lm_eval_hands_over_by_itself_is_passed_over() -> None:
+    defaults = {"batch_size": 1, "max_batch_size": None, "device": DEFAULT_DEVICE}
+    for device in (DEFAULT_DEVICE, "cpu", None):
+        EvalkitLM.create_from_arg_obj(
+            {"pretrained": fading(), "trust_remote_code": True}, {**defaults, "device": device}
+        )
+    with pytest.raises(UserError, match="device='mps' is lm-eval's, and JAX uses cpu; leave it out"):
+        EvalkitLM(fading(), device="mps")
+
+
+def test_a_system_role_that_a_template_has_not_is_left_out_of_tasks_but_never_of_a_users() -> None:
+    model = EvalkitLM(replace(fading(), chat=Chat({"default": NO_SYSTEM}, {})))
+    assert model.chat_template(True) == NO_SYSTEM
+    user = {"role": "user", "content": "a"}
+    assert model.apply_chat_template([{"role": "system", "content": "s"}, user]) == "[user]a\n[model]"
+    with pytest.raises(UserError, match=r"no system role.*leave out --system_instruction"):
+        model.refuse_system("be kind")
+
+
+PHONEBOOK = {"entries": [5], "prompts": 2}
+
+
+@pytest.mark.parametrize(
+    ("chat", "words", "said"),
+    [
+        (None, {"apply_chat_template": True}, "tiny has no chat template; leave out --apply_chat_template"),
+        (
+            {"a": TURNS, "b": TURNS},
+            {"apply_chat_template": True},
+            "chat template 'default' is not there; allowed: a, b",
+        ),
+        ({"a": TURNS}, {"apply_chat_template": "c"}, "chat template 'c' is not there; allowed: a"),
+        ({"a": NO_SYSTEM}, {"apply_chat_template": True, "system_instruction": "s"}, "leave out --system_instruction"),
+        ({"a": "{% if %}"}, {"apply_chat_template": True}, "the chat template refuses the conversation"),
+        (None, {"gen_kwargs": {"num_beams": 2}}, "task griffin_phonebook: generation setting num_beams=2"),
+        (None, {"gen_kwargs": {"top_p": 0.9}}, "--gen_kwargs top_p=0.9 means nothing where the likeliest token"),
+        (None, {"device": "tpu"}, "device='tpu' is lm-eval's, and JAX uses cpu"),
+        (None, {"num_fewshot": -1}, "--num_fewshot -1; allowed: 0 or more"),
+        (None, {"limit": 0}, "--limit 0; allowed"),
+        (None, {"samples": {"piqa": [0]}}, "--samples names 'piqa', which is not run; allowed: griffin_phonebook"),
+        (None, {"samples": {"griffin_phonebook": [2]}}, "--samples names document 2 of griffin_phonebook"),
+        (None, {"check_integrity": True}, "--check_integrity runs tests that"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_weights(
+    chat: dict[str, str] | None, words: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = unread(chat=None if chat is None else Chat(chat, {}))
+    monkeypatch.setattr(lm_eval_model, "find_for_text", lambda checkpoint, dtype: found)
+    index = data_sets.manager(["griffin_phonebook"], PHONEBOOK)
+    with pytest.raises(UserError) as refused:
+        command.evaluate(
+            model="evalkit",
+            model_args={"pretrained": "tiny"},
+            tasks=["griffin_phonebook"],
+            task_manager=index,
+            **{"gen_kwargs": None, **words},
+        )
+    assert said in str(refused.value)
+
+
+def test_a_conversation_is_what_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And texts are drawn from what top-k and top-p leave: with the single likeliest token as by taking it."""
+    chatty = replace(fading(), chat=Chat({"default": TURNS}, {}))
+    monkeypatch.setattr(lm_eval_model, "find_for_text", lambda checkpoint, dtype: chatty)
+    answers = []
+    for drawing in ({"do_sample": False}, {"do_sample": True, "top_k": 1, "top_p": 0.9}):
+        found = command.evaluate(
+            model="evalkit",
+            model_args={"pretrained": "tiny"},
+            tasks=["griffin_phonebook"],
+            task_manager=data_sets.manager(["griffin_phonebook"], PHONEBOOK),
+            apply_chat_template=True,
+            fewshot_as_multiturn=True,
+            gen_kwargs={"max_gen_toks": 3, **drawing},
+        )
+        samples = found["samples"]["griffin_phonebook"]
+        assert all(re.fullmatch(r"\[user\].*\n\[model\]", one["arguments"][0][0], re.DOTALL) for one in samples)
+        answers.append([one["resps"] for one in samples])
+    assert answers[0] == answers[1]
+
+
+def parsed(*words: str) -> Any:
+    return private.parsed(private.HarnessCLI(), ["run", *words])
+
+
+def test_tasks_of_a_file_are_tasks_and_flags_win(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("tasks: [piqa, 'hellaswag,arc_easy']\nnum_fewshot: 3\nlimit: 2\n")
+    found = command._configuration(parsed("--config", str(tmp_path / "c.yaml"), "--limit", "5"))
+    assert command._names(found.tasks) == ["piqa", "hellaswag", "arc_easy"]
+    assert (found.num_fewshot, found.limit) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "Config file not found"),
+        ("a: [", "Invalid YAML"),
+        ("- a", "YAML root must be a mapping"),
+        ("taks: piqa", "unknown key 'taks'; allowed: config, model"),
+        ("log_samples: true", "Specify --output_path"),
+    ],
+)
+def test_a_wrong_file_of_settings_is_one_line(tmp_path: Path, content: str | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / "c.yaml").write_text(content)
+    with pytest.raises(UserError, match=said):
+        command._configuration(parsed("--config", str(tmp_path / "c.yaml")))
