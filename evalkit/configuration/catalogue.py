@@ -87,7 +87,10 @@ def documented(target: str) -> str | None:
     if target in MOVED or not target.startswith("evalkit."):
         return MOVED.get(target)
     ours = {name for path in sorted(directory().rglob("*.yaml")) for name in TARGET.findall(_text(path))}
-    return next((name for name in sorted(ours) if name.rpartition(".")[2] == last and name != target), None)
+    return next(
+        (name for name in sorted(ours.union(MOVED.values())) if name.rpartition(".")[2] == last and name != target),
+        None,
+    )
 
 
 def is_suite(experiment: str, own: Path | None = None) -> bool:
