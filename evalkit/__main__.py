@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from evalkit.commands import VERBS, guide
+from evalkit.core import output
 from evalkit.core.credentials import masked
 from evalkit.core.doors import door
 from evalkit.core.errors import UserError, typed_path
@@ -24,12 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         _import_from_here()
-        _replace_closed()
+        output.never_failing()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with door():
             code = _do(words)
-            sys.stdout.flush()
+            output.refuse_lost()
         return code
     except UserError as error:
         print(f"evalkit: {masked(str(error))}", file=sys.stderr)
@@ -84,13 +85,6 @@ def _import_from_here() -> None:
     """The current folder comes first among the places of modules, as `python -m` has it."""
     if not sys.flags.safe_path and not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
-
-
-def _replace_closed() -> None:
-    """What is written to a stream that the shell closed (`>&-`) is dropped."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _leave_unwritten() -> None:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalkit.configuration.experiment import build_task, model_of
-from evalkit.core import errors, streams
+from evalkit.core import errors, output, streams
 from evalkit.core.doors import door
 from evalkit.core.errors import UserError
 from evalkit.disk import places
@@ -154,6 +154,27 @@ def test_any_text_can_be_printed_on_any_terminal(text: str, encoding: str, monke
     with pytest.MonkeyPatch.context():
         kept = text.encode(encoding, "replace")
     assert terminal.buffer.getvalue().replace(b"\r\n", b"\n") == kept  # type: ignore[attr-defined]
+
+
+@ONE_FIXTURE
+@given(pieces=st.lists(st.text(st.characters(codec="ascii"), min_size=1, max_size=40), max_size=5), full=st.booleans())
+def test_writing_never_fails_and_what_is_lost_is_said_at_the_end(
+    pieces: list[str], full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`/dev/full` is as a full disk, and as a terminal that is gone."""
+    place = Path("/dev/full") if full else tmp_path / "output"
+    with place.open("w", encoding="utf-8", newline="") as stream:
+        for name in ("stdout", "__stdout__"):
+            monkeypatch.setattr(sys, name, stream)
+        output.never_failing()
+        for piece in pieces:
+            print(piece, end="", flush=True)
+        if full and pieces:
+            with pytest.raises(output.Lost, match="No space left"):
+                output.refuse_lost()
+        else:
+            output.refuse_lost()
+    assert full or place.read_bytes().decode() == "".join(pieces)
 
 
 @pytest.fixture
