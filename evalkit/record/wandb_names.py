@@ -1,7 +1,7 @@
 """What W&B takes for names and variables, asked of the installed version before training: later a log is lost."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -90,10 +90,10 @@ def cut(text: str, ending: str = "", longest: int = LONGEST) -> str:
     return content.decode("utf-8", "ignore") + ending
 
 
-def _refuse(shown: str, name: Name, value: str | Sequence[str]) -> None:
+def _refuse(shown: str, name: Name, value: Any) -> None:
     import wandb
 
-    texts = [value] if isinstance(value, str) else list(value)
+    texts: list[str] = [value] if isinstance(value, str) else list(value)
     is_path = name.field in ("project", "entity") and "/" in texts[0]
     remedy = "give wandb.entity=TEAM and wandb.project=NAME" if is_path else "give another"
     with _refused(shown, remedy):

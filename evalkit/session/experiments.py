@@ -63,6 +63,9 @@ def main(words: Sequence[Override], *, dry_run: bool = False) -> int:
     )
     for job in jobs:
         _refuse_begun_otherwise(job)
+    if not dry_run:
+        left = [job.experiment for job in jobs if not is_finished(job.folder)]
+        check_before_several(sink for experiment in left for sink in experiment.outlets.values())
     console = Console(quiet=jobs[0].experiment.quiet)
     again = f"go on with the whole experiment: {pasteable(*map(composition.text_of, words))}"
     try:
@@ -72,9 +75,6 @@ def main(words: Sequence[Override], *, dry_run: bool = False) -> int:
             plan.show(jobs, console)
             if dry_run:
                 return 0
-            check_before_several(
-                sink for job in jobs if job.is_left_to_train for sink in job.experiment.outlets.values()
-            )
             _refuse_unreadable(jobs)
             code = _run_all(folder, jobs, console)
     except KeyboardInterrupt:  # between two runs; within one, that is saved first

@@ -8,6 +8,7 @@ import pytest
 import wandb
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from wandb.errors import UsageError
 
 from evalkit.core.contracts import SinkStart
 from evalkit.core.errors import UserError
@@ -26,7 +27,7 @@ def fits(field: str, value: Any, longest: int) -> bool:
     try:
         wandb.Settings(**{field: value})
         "".join(value).encode()
-    except (ValueError, wandb.UsageError):
+    except (ValueError, UsageError):
         return False
     return all(len(text) <= longest for text in ([value] if isinstance(value, str) else value))
 

@@ -267,7 +267,7 @@ def test_a_task_is_found_wherever_its_word_stands() -> None:
     given = suite.selected(words)
     assert given is not None
     config = composition.compose(["experiment=suite", *given.protocol]).config
-    assert {part.name.split("/")[0] for part in suite.jobs(config, given)} == {"copying", "mine"}
+    assert {part.name.split("/")[0] for part in suite.jobs(config, given, Path("out"))} == {"copying", "mine"}
 
 
 def test_the_protocol_is_changed_by_its_own_keys() -> None:
@@ -275,7 +275,7 @@ def test_the_protocol_is_changed_by_its_own_keys() -> None:
     given = suite.selected(words)
     assert given is not None and list(map(composition.text_of, given.protocol)) == words[1:3] and given.rest == []
     config = composition.compose(["experiment=suite", *given.protocol]).config
-    trial, final = suite.jobs(config, given)
+    trial, final = suite.jobs(config, given, Path("out"))
     assert (trial.name, trial.spec.experiment.train.learning_rate) == ("parity/hawk/rate_0.002", 2e-3)
     assert final.spec.experiment.seeds == 5 and final.spec.experiment.preset == "cpu", (
         "a suite's sizes are for a CPU by default"
@@ -326,7 +326,7 @@ def test_a_suite_of_ones_own_needs_no_other_sizes(tmp_path: Path) -> None:
     words = ["experiment=mine", f"hydra.searchpath=['file://{tmp_path}']", "task=heads", "model=one", *SETTINGS]
     config, given = composition.compose(words[:2]).config, suite.selected(words)
     assert given is not None
-    assert [part.name for part in suite.jobs(config, given)][-1] == "heads/one/final"
+    assert [part.name for part in suite.jobs(config, given, Path("out"))][-1] == "heads/one/final"
 
 
 @pytest.mark.slow
@@ -335,7 +335,9 @@ def test_another_size_is_of_the_same_model_on_its_task(done: Path) -> None:
     config, given = composition.compose(words[:2]).config, suite.selected(words)
     assert given is not None
     config.suite.sizes.heads.large = {"other": ["model.mixers.recurrent.width_rnn=16"]}
-    own, large = (part.spec.experiment.config["model"] for part in suite.jobs(config, given) if part.trials)
+    own, large = (
+        part.spec.experiment.config["model"] for part in suite.jobs(config, given, Path("out")) if part.trials
+    )
     assert own["mlp_expansion"] == large["mlp_expansion"] == 2
 
 
@@ -345,7 +347,7 @@ def test_a_final_run_waits_for_its_trials(done: Path, tmp_path: Path) -> None:
     words = ["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']", "task=heads", "model=one", *SETTINGS]
     given = suite.selected(words)
     assert given is not None
-    final = next(part for part in suite.jobs(config, given) if part.trials)
+    final = next(part for part in suite.jobs(config, given, Path("out")) if part.trials)
     with pytest.raises(UserError, match=r"rate_0.001, which is not finished; give the same command again"):
         suite.at_chosen_rate(tmp_path, final)
 
@@ -454,7 +456,7 @@ def test_a_final_run_is_also_asked_at_its_training_length() -> None:
     words = ["experiment=suite", "task=mqar", "model=deltanet", "task.length=128", "task.pairs=32"]
     given = suite.selected([*words, "train.curriculum=[]"])
     assert given is not None
-    finals = [part for part in suite.jobs(composition.compose(words[:1]).config, given) if part.trials]
+    finals = [part for part in suite.jobs(composition.compose(words[:1]).config, given, Path("out")) if part.trials]
     assert [list(part.spec.experiment.config["eval"]["lengths"]) for part in finals] == 3 * [[128, 256, 512]]
 
 
@@ -508,7 +510,7 @@ def test_the_runs_of_the_suite_can_be_and_have_as_many_parameters(preset: str, w
     config = composition.compose(["experiment=suite", f"preset={preset}"]).config
     given = suite.selected(["experiment=suite", f"preset={preset}", *words])
     assert given is not None
-    parts = suite.jobs(config, given)
+    parts = suite.jobs(config, given, Path("out"))
     assert {part.name.split("/")[-1] for part in parts} == {"rate_0.001", "rate_0.003", "rate_0.01", "final"}
     for part in parts:
         model, _ = part.spec.experiment.trained
