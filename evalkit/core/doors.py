@@ -4,12 +4,14 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from traceback import extract_tb
 
 from evalkit.core.errors import UserError, first_line
-from evalkit.numerics import fixed
+from evalkit.numerics import FLAGS, fixed
+
+OF_DEVICES = ("JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")
 
 
 @contextmanager
@@ -40,30 +42,40 @@ def _naming_variables() -> Iterator[None]:
     try:
         yield
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        blamed = _unread(error) or _without_device()
+        blamed = _named_in(error) or _without_device()
         if not blamed:
             raise
         reason = f" ({first_line(error).partition(' (set JAX_')[0]})" if str(error) else ""
-        raise UserError(f"{blamed}: JAX cannot have it{reason}; unset it, and JAX takes what it finds") from error
+        raise UserError(f"{blamed}: JAX cannot work with it{reason}; unset it, and JAX takes what it finds") from error
 
 
-def _unread(error: Exception) -> str | None:
-    """The variable that JAX could not read when it was imported; None where the error is another."""
-    if not Path(extract_tb(error.__traceback__)[-1].filename).as_posix().endswith("jax/_src/config.py"):
+def _named_in(error: Exception) -> str | None:
+    """The variable of JAX's that an error of JAX's names by its name or its value; None where it names none."""
+    frames = [Path(frame.filename).as_posix() for frame in extract_tb(error.__traceback__)]
+    if not any("/jax/" in frame for frame in frames) and not any("JAX" in note for note in _notes(error)):
         return None
-    named = [name for name in os.environ if name.startswith("JAX_") and name.lower() in str(error).lower()]
-    return f"{max(named, key=len)}={os.environ[max(named, key=len)]}" if named else None
+    message = str(error).lower()
+    of_jax = {name: value for name, value in os.environ.items() if name.startswith("JAX_") and name not in FLAGS}
+    for name, value in sorted(of_jax.items(), key=lambda pair: -len(pair[0])):
+        is_word = value.isalpha() and len(value) > len("false")
+        if name.removeprefix("JAX_").lower() in message or (is_word and value.lower() in message):
+            return f"{name}={value}"
+    return None
+
+
+def _notes(error: Exception) -> list[str]:
+    """What JAX adds to an error from whose traceback it took its own lines."""
+    return getattr(error, "__notes__", [])
 
 
 def _without_device() -> str | None:
-    """The variable that keeps JAX from every device; None where it has one."""
-    platforms = os.environ.get("JAX_PLATFORMS")
-    if not platforms or "jax" not in sys.modules:
+    """The variables that keep JAX from every device; None where it has one."""
+    set_here = [f"{name}={os.environ[name]}" for name in OF_DEVICES if os.environ.get(name)]
+    if not set_here or "jax" not in sys.modules:
         return None
     import jax
 
-    try:
-        jax.devices()
-    except (AssertionError, RuntimeError):
-        return f"JAX_PLATFORMS={platforms}"
-    return None
+    with suppress(AssertionError, RuntimeError, ValueError):
+        if jax.devices():
+            return None
+    return ", ".join(set_here)

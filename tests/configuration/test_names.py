@@ -1,7 +1,6 @@
 """What a configuration names is called as documents call it, and a layer stands where Flax finds it."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -59,5 +58,6 @@ def test_layers_in_a_container_of_python_are_one_line_with_class_attribute_and_w
         def __init__(self, width: int, *, rngs: nnx.Rngs):
             self.inner = Inner(width, rngs=rngs)
 
+    mixers: Any = {"m": Outer if deep else Inner}
     with pytest.raises(ValueError, match=rf"^Inner\.{attribute} is a plain {kind} of .*make it {wanted}\("):
-        build(vocab_size=4, width=4, pattern=["m"], mixers={"m": Outer if deep else partial(Inner)})
+        build(vocab_size=4, width=4, pattern=["m"], mixers=mixers)

@@ -1,5 +1,6 @@
 """Machines unlike ours: without git or a home, terminals that are not UTF-8, and variables that change JAX."""
 
+import inspect
 import io
 import json
 import os
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evalkit.configuration.experiment import build_task, model_of
+from evalkit.configuration.experiment import model_of
 from evalkit.core import errors, output, streams
 from evalkit.core.doors import door
 from evalkit.core.errors import UserError
@@ -26,6 +27,7 @@ from evalkit.numerics import FLAGS, random_key
 from evalkit.parallel.devices import RUNS_ONCE
 from evalkit.record import environment, variables
 from evalkit.tasks.induction_heads import InductionHeads
+from evalkit.tasks.text import Text
 
 ONE_FIXTURE = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NAMES = st.sampled_from(["XLA_FLAGS", "JAX_DISABLE_JIT", "JAX_OPTIMIZATION_LEVEL", "JAX_LOG_COMPILES", *FLAGS])
@@ -48,7 +50,8 @@ HAWK = {
 }
 
 
-TASK, MODEL = InductionHeads(vocab_size=16, length=16), model_of(HAWK, 16)
+TASK: Any = InductionHeads(vocab_size=16, length=16)
+MODEL = model_of(HAWK, 16)
 
 
 def drawn(seed: int) -> dict[str, bytes]:
@@ -57,7 +60,7 @@ def drawn(seed: int) -> dict[str, bytes]:
     @partial(jax.jit, compiler_options=RUNS_ONCE)  # anew for each call, since JAX would keep one program of all flags
     def program(seed: jax.Array) -> tuple[Any, ...]:
         params = MODEL.init(streams.init_key(seed))
-        held_out = streams.held_out_batch.__wrapped__(TASK, streams.TEST, seed, 2, 8)
+        held_out = inspect.unwrap(streams.held_out_batch)(TASK, streams.TEST, seed, 2, 8)
         return params, streams.train_batch(TASK, seed, 3, 2, 8), held_out
 
     with door():
@@ -109,7 +112,9 @@ def test_neither_variables_that_jax_cannot_read_nor_a_terminal_of_ascii_end_a_co
     assert changed.stdout == plain.stdout.decode().encode("ascii", "replace")
 
 
-@pytest.mark.parametrize("variable", ["JAX_PLATFORMS=CPU", "JAX_PLATFORMS=cuda,no", "JAX_DEFAULT_MATMUL_PRECISION=no"])
+@pytest.mark.parametrize(
+    "variable", ["JAX_PLATFORMS=cuda,no", "JAX_DEFAULT_MATMUL_PRECISION=no", "JAX_TRANSFER_GUARD=disallow"]
+)
 def test_a_variable_that_cannot_be_is_one_line_that_names_it(variable: str) -> None:
     name, _, value = variable.partition("=")
     done = evalkit(*EXAMPLE, **{name: value})
@@ -209,7 +214,7 @@ def test_without_a_home_one_line_names_the_variable(variable: str, below: str, h
 
 def test_a_text_without_a_home_names_the_variable_of_its_cache(homeless: None) -> None:
     with pytest.raises(ValueError, match="EVALKIT_CACHE"):
-        build_task("books").prepare()
+        Text(length=8).prepare()
 
 
 @ONE_FIXTURE
