@@ -97,7 +97,7 @@ def _refuse(shown: str, name: Name, value: Any) -> None:
     is_path = name.field in ("project", "entity") and "/" in texts[0]
     remedy = "give wandb.entity=TEAM and wandb.project=NAME" if is_path else "give another"
     with _refused(shown, remedy):
-        wandb.Settings(**{name.field: value})
+        wandb.Settings.model_validate({name.field: value})
         for text in texts:
             if len(text) > name.longest:
                 raise ValueError(f"it has {len(text)} characters, and at most {name.longest} are allowed")
