@@ -1,5 +1,6 @@
 """What a checkpoint says after prompts: what is asked for is refused or read before the weights are."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from evalkit.inference.sampling import Sampler
 from evalkit.inference.texts import Said, ends_of
 from evalkit.tasks.text import documents
 from evalkit.tasks.text.tokenizers import Numbers, Symbols, Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,11 @@ def ready(checkpoint: str, prompts: Sequence[str], settings: Settings) -> Ready:
     for number, prompt in enumerate(prompts):
         which = "the prompt" if len(prompts) == 1 else f"prompt {number}"
         try:
-            encoded = tokenizer.encode(prompt)
+            encoded, dropped = tokenizer.read(prompt)
         except ValueError as error:
             raise UserError(f"{which}: {error}") from error
+        if dropped:
+            logger.warning("%s: the tokenizer has no token for %d bytes of it", which, dropped)
         if not encoded:
             raise UserError(f"{which} is empty; give at least one token of text")
         tokens.append([*first, *encoded])

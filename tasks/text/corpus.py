@@ -183,25 +183,26 @@ def build(documents: Documents, tokenizer: Tokenizer, folder: Path) -> Corpus:
     behind is never read, nor what is not as it was written. Of several processes one makes them, and the others wait.
     Raises ValueError if there is no text in them, or if `folder` cannot be written.
     """
-    sources, hashes, forms = [], [], []
+    sources, hashes = [], []
     for document in documents():
         if document.text.strip():
-            content = content_of(document)
             sources.append(document.source)
-            hashes.append(content.hash)
-            forms.append(content.form)
+            hashes.append(_sha256(_utf8(document)))
     place = _place(folder, tokenizer, hashes)
     corpus = load(place) or _make(documents, tokenizer, place)
     if list(corpus.hashes) != hashes:
         shutil.rmtree(place, ignore_errors=True)
         raise ValueError("the texts changed while they were read; start again")
+    # Tokens of before there were forms are without.
+    forms = corpus.forms or [content_of(document).form for document in documents() if document.text.strip()]
     return replace(corpus, sources=sources, forms=forms)
 
 
 def build_named(documents: Documents, identity: Sequence[str | None], tokenizer: Tokenizer, folder: Path) -> Corpus:
     """As `build`, but `identity` stands for the texts: where they are found in `folder`, `documents` is not called."""
     place = _place(folder, tokenizer, identity)
-    return load(place) or _make(documents, tokenizer, place)
+    corpus = load(place) or _make(documents, tokenizer, place)
+    return replace(corpus, forms=corpus.forms or corpus.hashes)
 
 
 def is_built(identity: Sequence[str | None], tokenizer: Tokenizer, folder: Path) -> bool:
@@ -224,14 +225,14 @@ def load(place: Path) -> Corpus | None:
         hashes = facts["hashes"]
         corpus = Corpus(
             *(tokens, np.append(0, ends[:-1]), ends, sizes, facts["sources"]),
-            *(hashes, facts.get("forms", hashes), facts["tokenizer"], facts.get("dropped", 0)),
+            *(hashes, facts.get("forms", ()), facts["tokenizer"], facts.get("dropped", 0)),
         )
     except sums.Damaged as error:
         log.warning("the tokens in %s are damaged (%s); they are made again", place, error)
         return None
     except (OSError, EOFError, ValueError, KeyError):
         return None
-    lengths = {len(hashes), len(corpus.forms), len(sizes), len(ends)}
+    lengths = {len(hashes), len(corpus.forms or hashes), len(sizes), len(ends)}
     return corpus if corpus.total == len(tokens) and len(lengths) == 1 else None
 
 
@@ -259,10 +260,7 @@ class Content(NamedTuple):
 
 def content_of(document: Document) -> Content:
     """What names the content of a document; raises ValueError for half a character."""
-    try:
-        text = document.text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{document.source} is no Unicode at character {error.start}; leave it out") from error
+    text = _utf8(document)
     composed = unicodedata.normalize("NFC", document.text.replace(BYTE_ORDER_MARK, ""))
     alike = "\n".join(map(str.rstrip, composed.splitlines())).strip()
     return Content(len(text), _sha256(text), _sha256(alike.encode()))
@@ -378,6 +376,13 @@ def _write(documents: Iterable[Document], tokenizer: Tokenizer, folder: Path) ->
         SUMMED: True,
     }
     (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _utf8(document: Document) -> bytes:
+    try:
+        return document.text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{document.source} is no Unicode at character {error.start}; leave it out") from error
 
 
 def _sha256(text: bytes) -> str:

@@ -118,7 +118,7 @@ class Text(Source):
         parts = [
             f"; {_count(copies, 'held-out document')} left out as copies of others" if copies else "",
             f"; hidden, and left out: {', '.join(dict.fromkeys(hidden))}" if hidden else "",
-            f"; {_size(dropped)} are in no token, so bits a byte are too low" if dropped else "",
+            f"; no token says what {_size(dropped)} of it are, so bits a byte are too low" if dropped else "",
         ]
         return "".join(parts)
 

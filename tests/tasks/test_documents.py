@@ -4,6 +4,7 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalkit.core.errors import UserError
+from evalkit.disk import sums
 from evalkit.evaluations.downstream.tasks import loss_by_position
 from evalkit.session.prompting import prompts_in
 from evalkit.tasks.text import Text
-from evalkit.tasks.text.corpus import content_of
+from evalkit.tasks.text.corpus import FACTS, content_of
 from evalkit.tasks.text.documents import Document, files_of, hidden_in, read
 
 BOM = b"\xef\xbb\xbf"
@@ -154,3 +156,18 @@ def test_tokens_of_before_are_found(tmp_path: Path) -> None:
     named = [json.dumps([2, "bytes-1", [hashlib.sha256(content).hexdigest()]]) for content in contents]
     digests = " ".join(hashlib.sha256(facts.encode()).hexdigest() for facts in named)
     assert text.digest() == hashlib.sha256(f"{digests} {text.validation}".encode()).hexdigest()
+
+
+def test_copies_are_found_among_tokens_of_before_there_were_forms(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("training text\n" * 99)
+    (tmp_path / "held.txt").write_text("other text")
+    prepared = partial(Text, length=8, path=str(tmp_path), cache=str(tmp_path / "cache"))
+    prepared().prepare()
+    for place in (path for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".")):
+        facts = json.loads((place / FACTS).read_text())
+        (place / FACTS).write_text(json.dumps({key: facts[key] for key in facts if key not in ("forms", "dropped")}))
+        sums.write(place)
+    prepared().prepare()
+    (tmp_path / "held-copy.txt").write_text("training text\r\n" * 99)
+    with pytest.raises(ValueError, match=r"held-copy\.txt is held out and in the training texts too"):
+        prepared().prepare()
