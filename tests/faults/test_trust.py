@@ -143,7 +143,7 @@ def test_a_kind_of_report_of_a_package_that_was_not_named_is_refused(theirs: Pat
     ("target", "said"),
     [
         ("evalkit.core.errors.Path", "of another package; name it where it is defined"),
-        ("evalkit.commands.run.os.system", "of another package"),
+        ("evalkit.record.environment.os.system", "of another package"),
         ("evalkit.session.run.evaluate", "is no part of a run"),
         ("evalkit.core.rows.RowLog", "is no part of a run"),
         ("evalkit.models.formats.export.write", "is no part of a run"),
