@@ -160,6 +160,7 @@ def _show_existing(flags: argparse.Namespace, request: Request) -> int:
 
 def _run(words: "Sequence[Override]") -> int:
     """One run: read once, composed once, built once."""
+    from evalkit.configuration.overrides import overrides_of
     from evalkit.configuration.spec import Spec
     from evalkit.parallel import devices, peers
     from evalkit.parallel.layouts import connection
@@ -169,7 +170,9 @@ def _run(words: "Sequence[Override]") -> int:
     devices.use_every_core()
     with connection.connected(spec.plain["distributed"]):
         # By the clock of the first process, which is the one that may find a run there.
-        spec = spec.at(Path(peers.agreed(str(spec.folder))))
+        folder = Path(peers.agreed(str(spec.folder)))
+        if folder != spec.folder:
+            spec = Spec.of([*words, *overrides_of({"hydra.run.dir": folder})])
         from evalkit.session import run
 
         return run.start(spec).shown(spec.plain["format"])

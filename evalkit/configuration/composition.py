@@ -277,10 +277,12 @@ def _whole(parsed: Sequence[Override]) -> tuple[DictConfig, dict[str, Any]]:
     apply(config, values)
     if planned is not None and config.get("selected_by") == "":
         _refuse_no_recipe(planned, config, own)
-    _name(config)
     for key, text in _texts(config):
         if key.startswith("hydra.") and OF_HYDRA in text:
             OmegaConf.update(config, key, text.replace(OF_HYDRA, "${hydra."))
+    with one_line():
+        _settle(config, [CHECKPOINT])  # by which the model is named
+        _name(config)
     return config, base
 
 
@@ -342,9 +344,11 @@ def _hydra(options: Sequence[str]) -> DictConfig:
         return hydra_private.loaded(catalogue.directory(), list(options))
 
 
-def _settle(config: DictConfig) -> None:
-    """Gives each value with `${hydra:…}` what that stands for, while Hydra's own part is there."""
+def _settle(config: DictConfig, keys: Sequence[str] | None = None) -> None:
+    """Gives each value, or those of `keys`, what `${hydra:…}` in it stands for, while Hydra's own part is there."""
     for key, text in _texts(config):
+        if keys is not None and key not in keys:
+            continue
         if key.partition(".")[0] in ("hydra", "suite", *recipes.GROUPS):  # words of runs, which have folders of theirs
             continue
         if OF_NODE.search(text):

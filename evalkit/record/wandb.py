@@ -94,8 +94,11 @@ class Wandb(Sink):
 
     def check(self) -> None:
         """Raises UserError for names and variables that W&B would refuse."""
-        if not self.is_off:
-            wandb_names.refuse(vars(self), wandb_names.known())
+        if self.is_off:
+            return
+        wandb_names.refuse(vars(self), wandb_names.known())
+        if self.dir is not None:
+            wandb_names.make(Path(self.dir))
 
     def begin(self, header: Header, start: SinkStart) -> int | None:
         """Opens a run for each seed, or goes on with it; None where W&B is switched off."""
@@ -296,13 +299,16 @@ def _resolve(chosen: Any, known: "wandb.Settings") -> str:
     whole = wandb.setup().settings
     before, whole.mode = whole.mode, "online"
     wandb.termsetup(wandb.Settings(silent=True), None)  # looking for the key prints
+    refusal = "no API key is configured (wandb login)"
     try:
         has_key = wandb.login(prompt=False, verify=False)
+    except Exception as error:  # a key that cannot be one
+        has_key, refusal = False, first_line(error)
     finally:
         whole.mode = before
         _speak()
     if not has_key:
-        _warn_offline("no API key is configured (wandb login)")
+        _warn_offline(refusal)
     elif not answers(f"{known.base_url}/graphql", ANSWER_SECONDS):  # what opening a run asks, and may wait for
         _warn_offline(f"{known.base_url} does not answer")
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.core.credentials import masked
-from evalkit.core.errors import UserError, first_line
+from evalkit.core.errors import UserError, first_line, writing
 
 if TYPE_CHECKING:
     import wandb
@@ -52,7 +52,7 @@ def known() -> "wandb.Settings":
     import wandb
 
     if "WANDB_DIR" in os.environ:  # of a folder that is not there, W&B would complain on the console
-        Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
+        make(Path(os.environ["WANDB_DIR"]))
     alone = wandb.Settings()
     for variable, value in os.environ.items():
         with _refused(f"{variable}={value}", "give another value, or unset it"):
@@ -61,6 +61,12 @@ def known() -> "wandb.Settings":
         settings = wandb.setup().settings.model_copy()
     settings.update_from_env_vars(dict(os.environ))
     return settings
+
+
+def make(folder: Path) -> None:
+    """Makes a folder for W&B's files; raises UserError if that cannot be."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def refuse(settings: Mapping[str, Any], known: "wandb.Settings") -> None:

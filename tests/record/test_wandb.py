@@ -378,7 +378,12 @@ def test_the_environment_may_ask_for_offline(
     assert warnings(caplog) == []
 
 
-def test_without_a_key_auto_is_offline_with_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("key", [None, "abc"])
+def test_without_a_key_auto_is_offline_with_one_warning(
+    key: str | None, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if key is not None:
+        monkeypatch.setenv("WANDB_API_KEY", key)
     ended(opened(folder, seeds=(0, 1)))
     (warning,) = warnings(caplog)
     assert "offline" in warning and "key" in warning
