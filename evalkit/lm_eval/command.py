@@ -35,6 +35,8 @@ from evalkit.parallel import devices
 Results = dict[str, Any]
 
 
+# What draws tokens, and where it means nothing.
+DRAWING = {"temperature": (0,), "top_k": (0, -1), "top_p": (1,)}
 PRETRAINED = "a run, a released model's folder, or its name on the hub"
 
 
@@ -258,11 +260,11 @@ def _refuse_generation(objects: Sequence[Any], stated: Mapping[str, Any]) -> Non
         name, output_type = task.config.task, task.get_config("output_type")
         wanted = {**(task.get_config("generation_kwargs") or {}), **stated}
         refuse_unserved(name, output_type, wanted)
-        drawing = [key for key in ("top_k", "top_p") if stated.get(key) is not None]
+        drawing = [key for key, nothing in DRAWING.items() if stated.get(key) not in (None, *nothing)]
         if output_type == "generate_until" and drawing and not wanted_of(wanted).sampler.temperature:
             raise UserError(
                 f"task {name}: --gen_kwargs {drawing[0]}={stated[drawing[0]]} means nothing where the likeliest token "
-                "is taken; give do_sample=true and temperature=1 too"
+                "is taken; give do_sample=true too, and a temperature above 0"
             )
 
 

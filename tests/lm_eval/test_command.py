@@ -199,6 +199,7 @@ PHONEBOOK = {"entries": [5], "prompts": 2}
         ({"a": "{% if %}"}, {"apply_chat_template": True}, "the chat template refuses the conversation"),
         (None, {"gen_kwargs": {"num_beams": 2}}, "task griffin_phonebook: generation setting num_beams=2"),
         (None, {"gen_kwargs": {"top_p": 0.9}}, "--gen_kwargs top_p=0.9 means nothing where the likeliest token"),
+        (None, {"gen_kwargs": {"temperature": 0.7}}, "--gen_kwargs temperature=0.7 means nothing where the likeliest"),
         (None, {"device": "tpu"}, "device='tpu' is lm-eval's, and JAX uses cpu"),
         (None, {"num_fewshot": -1}, "--num_fewshot -1; allowed: 0 or more"),
         (None, {"limit": 0}, "--limit 0; allowed"),
