@@ -13,7 +13,7 @@ from evalkit.inference.generation import FIRST_LOOK, MOST_AT_ONCE, decoded, gene
 from evalkit.inference.prefill import bucket, by_length
 from evalkit.inference.sampling import Sampler
 from evalkit.inference.texts import Ends, Row, Said, finished
-from evalkit.tasks.text.tokenizers import Bytes
+from evalkit.tasks.text.tokenizers import Bytes, Lossless
 from support.shrunk import applied, params_of, shrunk
 
 VOCABULARY, NEW = 64, 20
@@ -21,7 +21,7 @@ LENGTHS = (3, 40, 17, 41, 9)
 MODELS = ["griffin", "hawk", "mqa"]
 
 
-class Letters:
+class Letters(Lossless):
     """A character a token, so that two texts are equal only if their tokens are."""
 
     name, vocab_size, bos = "letters", VOCABULARY, None
