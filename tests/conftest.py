@@ -5,6 +5,7 @@ import ctypes
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="evalkit-tests-")
     os.chmod(os.environ["TMPDIR"], 0o755)  # for `shut`
     atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or nothing would be left to remove it
 tempfile.tempdir = None
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{os.environ['TMPDIR']}/compiled")
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="named-")  # what the tests name is not what the user named
