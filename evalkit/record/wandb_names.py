@@ -50,6 +50,7 @@ def is_off() -> bool:
 def known() -> "wandb.Settings":
     """What W&B's variables say now, and its files; raises UserError for what W&B refuses of them."""
     import wandb
+    from wandb.sdk import wandb_setup
 
     if "WANDB_DIR" in os.environ:  # of a folder that is not there, W&B would complain on the console
         make(Path(os.environ["WANDB_DIR"]))
@@ -58,7 +59,7 @@ def known() -> "wandb.Settings":
         with _refused(f"{variable}={value}", "give another value, or unset it"):
             alone.update_from_env_vars({variable: value})
     with _refused("the settings that `wandb` wrote", "mend the file that WANDB_CONFIG_DIR names, or ~/.config/wandb"):
-        settings = wandb.setup().settings.model_copy()
+        settings = wandb_setup.singleton().settings.model_copy()  # `wandb.setup` starts a process as well
     settings.update_from_env_vars(dict(os.environ))
     return settings
 

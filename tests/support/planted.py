@@ -27,8 +27,8 @@ PLANTED: tuple[Mutation, ...] = (
     Mutation(
         "rows_of_a_killed_attempt_stay",
         "evalkit/core/rows.py",
-        "end = _complete(path.read_bytes()[:offset])",
-        "end = _complete(path.read_bytes())",
+        "self.offset = _complete(data[:offset])",
+        "self.offset = _complete(data)",
         "tests/faults/test_kill.py",
     ),
     Mutation(
@@ -41,8 +41,8 @@ PLANTED: tuple[Mutation, ...] = (
     Mutation(
         "older_checkpoints_go_first",
         "evalkit/training/checkpoints.py",
-        "            self.tidy()\n            hook",
-        "            self.tidy()\n            [self._remove(old) for old in self.steps]\n            hook",
+        "            self.tidy()\n            with _SAVING",
+        "            self.tidy()\n            [self._remove(old) for old in self.steps]\n            with _SAVING",
         "tests/faults/test_disk.py",
     ),
     Mutation(
