@@ -12,6 +12,7 @@ from evalkit.core import output
 from evalkit.core.credentials import masked
 from evalkit.core.doors import door
 from evalkit.core.errors import UserError, typed_path
+from evalkit.numerics import fix_process
 
 INTERRUPTED = 130
 READER_GONE = 141
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         _import_from_here()
+        fix_process()
         output.never_failing()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:

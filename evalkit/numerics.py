@@ -15,7 +15,6 @@ FLAGS = {
     "JAX_DEFAULT_PRNG_IMPL": GENERATOR,
     "JAX_ENABLE_X64": "0",
     "JAX_NUMPY_DTYPE_PROMOTION": "standard",
-    "JAX_NUMPY_RANK_PROMOTION": "allow",
     "JAX_RANDOM_SEED_OFFSET": "0",
     "JAX_THREEFRY_PARTITIONABLE": "1",
 }
@@ -24,15 +23,19 @@ IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 """A flag of XLA that evalkit sets where memory is short (`parallel.devices.spare_memory`); it changes no number."""
 
 
+def fix_process() -> None:
+    """Sets the variables before JAX reads them as it is imported; for a process that is evalkit's own."""
+    os.environ.update(FLAGS)
+
+
 @contextmanager
 def fixed() -> Iterator[None]:
     """JAX's flags are `FLAGS` within, whatever the environment or a notebook sets; it decorates functions, too.
 
-    JAX reads the environment when it is imported. Before that, the variables are set for the whole process; after that,
-    the flags are set for this thread until the block ends.
+    They are set for this thread, and only until the block ends. JAX's own values are the same, so that it is not
+    imported for them where no variable says otherwise.
     """
-    if "jax" not in sys.modules:
-        os.environ.update(FLAGS)
+    if "jax" not in sys.modules and all(os.environ.get(name, value) == value for name, value in FLAGS.items()):
         yield
         return
     import jax
@@ -41,7 +44,6 @@ def fixed() -> Iterator[None]:
         jax.default_prng_impl(GENERATOR),
         jax.enable_x64(False),
         jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
         jax.threefry_partitionable(True),
     ):
         yield

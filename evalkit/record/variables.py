@@ -13,7 +13,19 @@ from evalkit.numerics import FLAGS, IN_ORDER
 
 FILE, FIELD = "environment.json", "variables"
 OF_XLA = ("LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "XLA_FLAGS")
-NO_NUMBERS = ("CACHE", "COORDINATOR", "DEBUG", "DUMP", "LOG", "PLATFORM", "PROCESS", "PROFIL", "TRACEBACK", "TRANSFER")
+NO_NUMBERS = (
+    "CACHE",
+    "COORDINATOR",
+    "DEBUG",
+    "DUMP",
+    "LOG",
+    "PLATFORM",
+    "PROCESS",
+    "PROFIL",
+    "RANK",
+    "TRACEBACK",
+    "TRANSFER",
+)
 """Words in the names of JAX's variables that change no number; `environment.json` has the device besides."""
 
 

@@ -5,7 +5,6 @@ not answer before the end was not waited for.
 """
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -15,7 +14,6 @@ from typing import Any
 
 import huggingface_hub.constants
 import pytest
-import wandb
 
 from evalkit.checkpoints import hub as hub_checkpoints
 from evalkit.core import network
@@ -125,18 +123,12 @@ def test_a_command_says_it_and_does_not_wait(status: int | str, door: str, tmp_p
 
 
 @pytest.fixture
-def wandb_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Wandb]:
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "home" / name))
+def wandb_server(own_wandb: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wandb]:
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    wandb.teardown()
     server = Wandb()
     with serving(server):
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         yield server
-    wandb.teardown()
 
 
 def opened(folder: Path) -> Outlet:
