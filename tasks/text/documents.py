@@ -16,7 +16,7 @@ from evalkit.disk.places import expanded
 WHOLE = (".txt", ".tex", ".md")
 SUFFIXES = (*WHOLE, ".jsonl", ".parquet")
 HIDDEN = "."
-WIDE = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """What a file of Windows may begin with."""
 
 
@@ -181,12 +181,8 @@ def _lines(file: Path, field: str | None = None) -> Iterator[Entry]:
 
 
 def _not_utf8(where: str, content: bytes, error: UnicodeDecodeError) -> ValueError:
-    wide = WIDE.get(content[:2])
-    return ValueError(
-        f"{where}, is {wide} and not UTF-8; convert it, or leave it out"
-        if wide
-        else f"{where}, is not UTF-8 at byte {error.start}; convert it, or leave it out"
-    )
+    what = "is UTF-16 and not UTF-8" if content.startswith(UTF16) else f"is not UTF-8 at byte {error.start}"
+    return ValueError(f"{where}, {what}; convert it, or leave it out")
 
 
 def _json_lines(file: Path, field: str | None) -> Iterator[Entry]:
