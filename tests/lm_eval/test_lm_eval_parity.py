@@ -37,7 +37,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def trained_checkpoint(folder: Path) -> Path:
-    model = ["model=griffin_released", *tiny.MODEL[1:], "model.embedding_scale=4"]
+    model = ["model=griffin_released", *tiny.MODEL[1:], tiny.TWO_BLOCKS, "model.embedding_scale=4"]
     train = [*tiny.TRAIN, "train.steps=150", "train.learning_rate=1e-2", "task.vocab_size=258"]
     task = ["task=phonebook", "task.length=40"]  # whose answers are digits, which is soon learned
     overrides = [
