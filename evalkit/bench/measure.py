@@ -27,6 +27,8 @@ NAMES: Columns = {
     "implementation": ("by", str),
     "dtype": ("dtype", str),
     "pass": ("pass", str),
+    "program": ("program", str),
+    "times": ("times", "{:,}".format),
     "model": ("model", str),
     "settings": ("", str),
     "attention": ("attention", str),
