@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.core.chats import DEFAULT, Chat
+from evalkit.disk import texts
 from evalkit.tasks.text.tokenizers import Bytes, SentencePiece, Tokenizer, TokenizerJson
 
 FAST, PIECES = "tokenizer.json", "tokenizer.model"
@@ -89,8 +90,8 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        return texts.text_of(path)
+    except (OSError, ValueError) as error:
         raise ValueError(f"its {path.name} cannot be read ({error}); download it again") from error
 
 

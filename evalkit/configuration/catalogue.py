@@ -7,8 +7,10 @@ from pathlib import Path
 from evalkit.core.errors import UserError, typed_path
 from evalkit.core.moved import MOVED
 from evalkit.core.trust import package_of
+from evalkit.disk import texts
 
 TARGET = re.compile(r"_target_['\"]?\s*:\s*['\"]?([A-Za-z_][\w.]*)")
+OF_GROUPS = ("*/*.yaml", "*/*/*.yaml")
 ROW = re.compile(r"^([\w.]+):.*?# (.+)$", re.MULTILINE)
 
 PRESETS: Mapping[str, str] = {
@@ -77,8 +79,16 @@ def recipe_files(task: str, own: Path | None = None) -> list[Path]:
 
 def packages(own: Path) -> list[str]:
     """The packages that the YAML of the user's `own` folder names by `_target_`."""
-    files = (path for pattern in ("*/*.yaml", "*/*/*.yaml") for path in own.glob(pattern) if path.is_file())
-    return sorted({package_of(target) for path in files for target in TARGET.findall(_text(path))})
+    return sorted({package_of(target) for path in _files_of(own, *OF_GROUPS) for target in TARGET.findall(_text(path))})
+
+
+def refuse_other_encodings(own: Path) -> None:
+    """Raises UserError for a YAML of the user's `own` folder that is not UTF-8."""
+    for path in _files_of(own, "*.yaml", *OF_GROUPS):
+        try:
+            texts.text_of(path)
+        except ValueError as error:
+            raise UserError(str(error)) from error
 
 
 def documented(target: str) -> str | None:
@@ -102,6 +112,12 @@ def is_suite(experiment: str, own: Path | None = None) -> bool:
 def _rows(group: str, own: Path | None) -> dict[str, str]:
     """The options that are rows of one file, each with the comment at its end."""
     return {name: comment for path in reversed(row_files(group, own)) for name, comment in ROW.findall(_text(path))}
+
+
+def _files_of(own: Path, *patterns: str) -> list[Path]:
+    """The YAML of a folder, without what macOS and editors hide beside it."""
+    files = [path for pattern in patterns for path in own.glob(pattern) if path.is_file()]
+    return [path for path in files if not path.name.startswith(".")]
 
 
 def _text(path: Path) -> str:

@@ -263,6 +263,8 @@ def _whole(parsed: Sequence[Override]) -> tuple[DictConfig, dict[str, Any]]:
     for override in parsed:
         _refuse_unfit(override)
     own = own_folder(parsed)
+    if own is not None:
+        catalogue.refuse_other_encodings(own)
     sinks = parse(sinks_of(parsed))
     _refuse_shadowed([*parsed, *sinks], own)
     with one_line():

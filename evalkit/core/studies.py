@@ -17,6 +17,7 @@ import yaml
 from yaml import AliasEvent
 
 from evalkit.core.errors import UserError, first_line
+from evalkit.disk import texts
 
 ROWS, RUNS = "rows.jsonl.gz", "runs.json"
 
@@ -74,7 +75,7 @@ def content(path: Path) -> Any:
     if not path.is_file():
         run = packed(path.parent)
         return None if run is None else run.files.get(path.name)
-    text = path.read_text(encoding="utf-8")
+    text = texts.text_of(path)
     return json.loads(text) if path.suffix == ".json" else _yaml(text)
 
 

@@ -17,8 +17,10 @@ from evalkit.record.history import command_line
 
 PACKAGES = ("griffin-evalkit", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "hydra-core", "wandb")
 OWN_CODE = "own_code"
-OF_A_HOOK = ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE")
+OF_A_HOOK = ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_WORK_TREE")
 """What git sets in hooks and aliases: it would have our question answered about another repository."""
+CHANGES = ("-c", "core.fsmonitor=false", "status", "--porcelain", "--untracked-files=normal")
+"""The question for changes, to be answered alike whatever the user's own settings of git are."""
 GIT_SECONDS = 10
 
 
@@ -67,13 +69,14 @@ def git_state(root: Path) -> dict[str, Any] | None:
     """The commit, and whether the tree differs from it; None for an installed wheel, and for each that is unknown."""
     if not (root / ".git").exists():
         return None
-    commit, changes = _answer(root, "rev-parse", "HEAD"), _answer(root, "status", "--porcelain")
+    commit, changes = _answer(root, "rev-parse", "HEAD"), _answer(root, *CHANGES)
     return {"commit": commit or None, "dirty": None if changes is None else bool(changes)}
 
 
 def _answer(root: Path, *question: str) -> str | None:
     """What git says of a repository; None where there is no git, or it gives no answer in time or none at all."""
     own = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
+    own["GIT_CEILING_DIRECTORIES"] = str(root.parent)  # a repository around a broken one is another
     command = ["git", "--no-optional-locks", "-C", str(root), *question]
     with suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return subprocess.run(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.core import studies
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, first_line
 from evalkit.core.moved import renamed
 from evalkit.core.rows import FILE, Header, Record, record_file, with_records
 from evalkit.record import history
@@ -180,11 +180,15 @@ def _described(run: Run, runs: Sequence[Run]) -> str:
 
 def _settings(config: Path) -> dict[str, str]:
     """What `config.yaml` sets in the sections that decide the outcome, by dotted name; empty without the file."""
-    saved = studies.content(config)
+    try:
+        saved = studies.content(config)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{config} cannot be read: {first_line(error)}") from error
     if saved is None:
         return {}
-    content = renamed(saved)
-    assert isinstance(content, dict)
+    if not isinstance(saved, dict):
+        raise UserError(f"{config} is no run's configuration: it is a list")
+    content: dict[str, Any] = renamed(saved)
     if isinstance(content.get("train"), dict):
         content["train"] = {**LATER, **content["train"]}
     settings = [pair for section in SECTIONS if section in content for pair in _flatten(section, content[section])]

@@ -101,6 +101,7 @@ def ready(checkpoint: str, prompts: Sequence[str], settings: Settings) -> Ready:
     for number, prompt in enumerate(prompts):
         which = "the prompt" if len(prompts) == 1 else f"prompt {number}"
         try:
+            documents.refuse_halves(prompt, "its text")
             encoded, dropped = tokenizer.read(prompt)
         except ValueError as error:
             raise UserError(f"{which}: {error}") from error

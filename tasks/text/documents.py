@@ -3,7 +3,6 @@
 A line ends with LF, CRLF or CR and with nothing else that Unicode calls a line. A byte order mark is no text.
 """
 
-import codecs
 import glob
 import json
 import os
@@ -11,13 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from evalkit.disk import texts
 from evalkit.disk.places import expanded
 
 WHOLE = (".txt", ".tex", ".md")
 SUFFIXES = (*WHOLE, ".jsonl", ".parquet")
 HIDDEN = "."
-UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-"""What a file of Windows may begin with."""
 
 
 class Document(NamedTuple):
@@ -48,6 +46,8 @@ def files_of(place: str) -> list[Path]:
     Of a folder, hidden files and folders are left out (`hidden_in`): editors keep copies there. Raises ValueError if
     there are none, if a file is of another kind, or if the folder may not be read.
     """
+    if not place.strip():
+        raise ValueError("no text is named; give a file, a folder or a pattern, such as books/*.txt")
     path = expanded(place)
     try:
         files = _files(path)
@@ -57,8 +57,7 @@ def files_of(place: str) -> list[Path]:
         state = "holds no" if path.is_dir() else "is no file, no folder and no pattern of"
         raise ValueError(f"{place} {state} {', '.join(SUFFIXES)}; give texts, such as books/*.txt")
     for file in files:
-        if file.suffix.lower() not in SUFFIXES:
-            raise ValueError(f"{file} is no text; allowed: {', '.join(SUFFIXES)}")
+        _refuse_other(file, SUFFIXES)
     return sorted(files)
 
 
@@ -85,10 +84,11 @@ def read(place: str, field: str = "text") -> Iterator[Document]:
 
 
 def entries(file: Path, field: str | None = None) -> Iterator[Entry]:
-    """The rows of a `.jsonl` or `.parquet`, of any other file its lines; blank lines are none.
+    """The rows of a `.jsonl` or `.parquet`, the lines of a plain text or of a pipe; blank lines are none.
 
     Of Parquet only the column `field` is read, all of them if it is None. Raises ValueError as `read` does.
     """
+    _refuse_other(file, (*SUFFIXES, ""))
     return ENTRIES.get(file.suffix.lower(), _lines)(file, field)
 
 
@@ -103,11 +103,16 @@ def text_of(entry: Entry, field: str) -> str | None:
         return None
     if not isinstance(text, str):
         raise ValueError(f"{where}, has a {type(text).__name__} in {field!r}; allowed: text")
+    refuse_halves(text, f"{where}, {field!r}")
+    return text
+
+
+def refuse_halves(text: str, where: str) -> None:
+    """Raises ValueError for text with half a character in it, as JSON and words of another encoding may have."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{where}, has half a character in {field!r} ({error.reason}); mend it") from error
-    return text
+        raise ValueError(f"{where}: character {error.start} is half of one ({error.reason}); write it whole") from error
 
 
 def first_line(error: BaseException) -> str:
@@ -124,20 +129,29 @@ def _files(path: Path) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
+def _refuse_other(file: Path, suffixes: Sequence[str]) -> None:
+    """Raises ValueError for a file of another kind, of which no line is a text."""
+    if file.suffix.lower() not in suffixes:
+        raise ValueError(f"{file} is no text; allowed: {', '.join(SUFFIXES)}")
+
+
 def _below(root: Path) -> _Tree:
-    """What is below a folder, through links, but not through those that lead back to where they stand."""
-    tree = _Tree([], [])
+    """What is below a folder, through links, each folder once; raises ValueError for a link to nothing."""
+    tree, entered = _Tree([], []), set[Path]()
     for folder, inner, names in os.walk(root, onerror=_raise, followlinks=True):
         here = Path(folder).resolve()
+        if here in entered:
+            inner.clear()
+            continue
+        entered.add(here)
         tree.hidden.extend(Path(folder, name) for name in inner if name.startswith(HIDDEN))
-        inner[:] = [
-            name
-            for name in inner
-            if not name.startswith(HIDDEN) and not here.is_relative_to(Path(folder, name).resolve())
-        ]
+        inner[:] = sorted(name for name in inner if not name.startswith(HIDDEN))
         for file in (Path(folder, name) for name in names):
+            is_hidden = file.name.startswith(HIDDEN)
+            if not is_hidden and not file.exists():
+                raise ValueError(f"{file} is a link to nothing; mend it, or take it away")
             if file.suffix.lower() in SUFFIXES and file.is_file():
-                (tree.hidden if file.name.startswith(HIDDEN) else tree.files).append(file)
+                (tree.hidden if is_hidden else tree.files).append(file)
     return tree
 
 
@@ -151,14 +165,9 @@ def _unreadable(file: Path, error: OSError) -> ValueError:
 
 def _whole(file: Path) -> str:
     try:
-        content = file.read_bytes()
+        return texts.text_of(file)
     except OSError as error:
         raise _unreadable(file, error) from error
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n") + 1
-        raise _not_utf8(f"{file}, line {line}", content, error) from error
 
 
 def _lines(file: Path, field: str | None = None) -> Iterator[Entry]:
@@ -167,22 +176,18 @@ def _lines(file: Path, field: str | None = None) -> Iterator[Entry]:
     try:
         with file.open("rb") as opened:
             for until_line_feed in opened:
+                if number < 0:
+                    texts.refuse_other(until_line_feed, file)
                 for line in until_line_feed.splitlines():  # of bytes: at LF, CRLF and CR alone
                     number += 1
-                    where = f"{file}, line {number + 1}"
                     try:
                         text = line.decode("utf-8-sig")
                     except UnicodeDecodeError as error:
-                        raise _not_utf8(where, line, error) from error
+                        raise texts.not_utf8(file, number, error) from error
                     if text.strip():
-                        yield Entry(number, where, text)
+                        yield Entry(number, f"{file}, line {number + 1}", text)
     except OSError as error:
         raise _unreadable(file, error) from error
-
-
-def _not_utf8(where: str, content: bytes, error: UnicodeDecodeError) -> ValueError:
-    what = "is UTF-16 and not UTF-8" if content.startswith(UTF16) else f"is not UTF-8 at byte {error.start}"
-    return ValueError(f"{where}, {what}; convert it, or leave it out")
 
 
 def _json_lines(file: Path, field: str | None) -> Iterator[Entry]:

@@ -298,3 +298,13 @@ def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     check([*GRIFFIN, f"hydra.run.dir={tmp_path}"])
     (tmp_path / "metrics.jsonl").touch()
     assert f"resume={tmp_path}" in refusal(*GRIFFIN, f"hydra.run.dir={tmp_path}")
+
+
+@pytest.mark.parametrize("content", ["# caf\xe9\n".encode("latin-1"), "length: 8\n".encode("utf-16")])
+@pytest.mark.parametrize("name", ["task/mine.yaml", "recipe/mine.yaml", "experiment/mine.yaml", "scale.yaml"])
+def test_a_yaml_of_ones_own_that_is_not_utf8_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    assert f"{tmp_path / name}, line 1, is " in refusal(*GRIFFIN, f"hydra.searchpath=['file://{tmp_path}']")
+    (tmp_path / name).rename((tmp_path / name).with_name("._mine.yaml"))
+    check([*GRIFFIN, f"hydra.searchpath=['file://{tmp_path}']"])

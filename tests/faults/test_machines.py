@@ -5,9 +5,10 @@ import io
 import json
 import os
 import pwd
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,50 @@ def test_what_git_does_not_say_is_unknown_and_ends_nothing(code: int, answer: by
     except UnicodeDecodeError:
         text = None
     assert known == {"commit": text or None, "dirty": None if text is None else bool(text)}
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A way to make a repository with one commit; without the user's own settings of git."""
+    if shutil.which("git") is None:
+        pytest.skip("no git")
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+
+    def made(name: str) -> Path:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        (tmp_path / name).mkdir()
+        for words in (["init", "-q"], [*who, "commit", "-q", "--allow-empty", "-m", name]):
+            subprocess.run(["git", *words], cwd=tmp_path / name, check=True)
+        return tmp_path / name
+
+    return made
+
+
+@pytest.mark.parametrize("broken", ["a folder", "a file"])
+def test_a_broken_repository_is_not_answered_for_by_one_around_it(
+    repository: Callable[[str], Path], broken: str
+) -> None:
+    inner = repository("outer") / "inner"
+    inner.mkdir()
+    (inner / ".git").mkdir() if broken == "a folder" else (inner / ".git").write_text("gitdir: /no/such/place\n")
+    assert environment.git_state(inner) == {"commit": None, "dirty": None}
+
+
+def test_neither_a_hook_nor_the_users_settings_of_git_change_what_is_known(
+    repository: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, other = repository("ours"), repository("other")
+    for number, (key, value) in enumerate({"status.showUntrackedFiles": "no", "core.fsmonitor": "/bin/false"}.items()):
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", key)
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
+        monkeypatch.setenv("GIT_CONFIG_COUNT", str(number + 1))
+    known = environment.git_state(ours)
+    for name in environment.OF_A_HOOK:
+        monkeypatch.setenv(name, str(other / ".git"))
+    assert environment.git_state(ours) == known and known is not None and known["dirty"] is False
+    (ours / "untracked").touch()
+    assert environment.git_state(ours) == {**known, "dirty": True}
 
 
 def test_without_git_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from evalkit.configuration import catalogue
 from evalkit.configuration.account import completed
 from evalkit.configuration.complete import completed as with_defaults
 from evalkit.configuration.saved import save
+from evalkit.core.errors import UserError
 from evalkit.core.moved import RECALL
 from evalkit.core.rows import Record, row
 from evalkit.evaluations.extrapolation.report import COLUMNS, against, comparison_table, tables
@@ -368,3 +369,11 @@ def test_what_an_older_run_costs_is_computed_from_its_configuration(tmp_path: Pa
 def test_it_needs_no_jax() -> None:
     program = "import sys, evalkit.reports.comparison; sys.exit('jax' in sys.modules or 'flax' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("content", [b"# caf\xe9\n", b"task: [\n", b"- a list\n"])
+def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
+    run = write_run(tmp_path / "hawk", run_record("hawk", test=perfect))
+    (run / "config.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=r"hawk/config\.yaml (cannot be read: |is no run's configuration)"):
+        lines(run)

@@ -23,7 +23,7 @@ from evalkit.tasks.text.documents import Document, files_of, hidden_in, read
 BOM = b"\xef\xbb\xbf"
 STRANGE = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 """All that str.splitlines takes for the end of a line, but for LF and CR."""
-LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\ufeff") | st.sampled_from(STRANGE)
+LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0\n\r\ufeff") | st.sampled_from(STRANGE)
 LINES = st.lists(st.text(LETTERS).filter(str.strip), min_size=1, max_size=4)
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 
@@ -68,11 +68,44 @@ def test_what_is_not_utf8_is_named_by_file_and_line(lines: list[str], end: str, 
             assert f"{file}, line {len(lines) + 1}, is not UTF-8 at byte " in str(refused.value)
 
 
-def test_a_wide_encoding_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("text", encoding="utf-16")
-    for texts in readers(tmp_path / "a.txt", "prompt").values():
-        with pytest.raises((ValueError, UserError), match=r"a\.txt, line 1, is UTF-16 and not UTF-8; convert it"):
+WIDE = [f"utf-{bits}{order}" for bits in (16, 32) for order in ("", "-le", "-be")]
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+@pytest.mark.parametrize("encoding", WIDE)
+def test_a_wide_encoding_is_named_with_and_without_a_mark(tmp_path: Path, encoding: str, suffix: str) -> None:
+    file = tmp_path / f"a{suffix}"
+    file.write_text('{"prompt": "text"}\n', encoding=encoding)
+    for texts in readers(file, "prompt").values():
+        with pytest.raises((ValueError, UserError), match=r"line 1, is UTF-16 or UTF-32 and not UTF-8; convert it"):
             texts()
+
+
+def test_what_stands_for_a_text_that_is_elsewhere_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    for texts in readers(tmp_path / "a.txt", "prompt").values():
+        with pytest.raises((ValueError, UserError), match=r"a\.txt is a pointer of Git LFS and not the text"):
+            texts()
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.ndjson", "p.csv", "p.jsonl.gz", "p.pdf"])
+def test_another_kind_of_file_is_refused_by_every_reader(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('["one", "two"]')
+    for texts in readers(tmp_path / name, "prompt").values():
+        with pytest.raises((ValueError, UserError), match=rf"{name} is no text; allowed: \.txt, "):
+            texts()
+
+
+def test_a_file_without_a_suffix_has_a_prompt_a_line(tmp_path: Path) -> None:
+    """As a pipe of the shell has it."""
+    (tmp_path / "stdin").write_text("a\nb\n")
+    assert [entry["prompt"] for entry in prompts_in(tmp_path / "stdin")] == ["a", "b"]
+
+
+@pytest.mark.parametrize("place", ["", " "])
+def test_no_place_is_not_the_current_folder(place: str) -> None:
+    with pytest.raises(ValueError, match="no text is named"):
+        files_of(place)
 
 
 def test_prompts_are_rows_of_parquet_too(tmp_path: Path) -> None:
@@ -145,6 +178,17 @@ def test_hidden_files_and_links_back_are_left_out_and_said(tmp_path: Path) -> No
     assert len(text.documents()) == 1
     assert all(name in text.used() for name in (".ipynb_checkpoints", ".git", ".c.txt"))
     assert [path.name for path in files_of(str(held / ".c.txt"))] == [".c.txt"], "what is named is read"
+
+
+def test_links_that_cross_give_each_folder_once_and_one_to_nothing_is_named(tmp_path: Path) -> None:
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").write_text(name)
+        (tmp_path / name / "across").symlink_to(tmp_path / other)
+    assert sorted(file.name for file in files_of(str(tmp_path))) == ["a.txt", "b.txt"]
+    (tmp_path / "b" / "away").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(ValueError, match="away is a link to nothing; mend it"):
+        files_of(str(tmp_path))
 
 
 def test_tokens_of_before_are_found(tmp_path: Path) -> None:
