@@ -13,8 +13,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-PRODUCT = 2048
-COPIED = 2**26
+
+class Yardstick(NamedTuple):
+    """What `rates` times: a product of square matrices with `product` rows, and copies of `copied` numbers.
+
+    Calls follow one another, without waiting, for `least_s`; 0: each is timed by itself.
+    """
+
+    product: int
+    copied: int
+    least_s: float
+
+
+ON_A_CPU = Yardstick(2048, 2**26, 0.0)
+ON_AN_ACCELERATOR = Yardstick(8192, 2**28, 0.1)
+"""There a call of 256 MiB by itself is dispatch, 1.6 TB/s in place of 4.2 on an H200. These calls take half a
+millisecond and more, so that the next is dispatched meanwhile."""
+
+
+class Work(NamedTuple):
+    """A call, and how much it does: the bytes that it reads and writes, or its FLOPs."""
+
+    call: Callable[[], Array]
+    amount: int
 
 
 class Spread(NamedTuple):
@@ -63,7 +84,7 @@ def doubling(shortest: int, longest: int) -> Iterator[int]:
         shortest *= 2
 
 
-def compiled(function: Callable[..., Any], backward: bool, *inputs: Any) -> Callable[[], Any]:
+def compiled(function: Callable[..., Any], backward: bool, *inputs: Any) -> partial[Any]:
     """The function of these inputs, with the gradient of all of them if `backward`, whose cotangent is its value."""
 
     def gradient(*inputs: Any) -> Any:
@@ -98,27 +119,42 @@ def spread(seconds: list[float]) -> Spread:
     return Spread(median, low, high)
 
 
-def rates(repeats: int) -> dict[str, float]:
-    """`product` in FLOP/s (a square float32 product), and two copies in bytes/s, read and written both counted.
+def rates(repeats: int, dtype: str = "float32") -> dict[str, float]:
+    """`product` in FLOP/s (a square product of `dtype`), and two copies in bytes/s, read and written both counted.
 
     `copy` writes to memory that is there, as a loop does, and `fresh_copy` to a new array, as a single call does: on a
-    CPU the system's work on new pages is most of its time (6.7 GB/s against 22 on two cores).
+    CPU the system's work on new pages is most of its time (6.7 GB/s against 22 on two cores). An accelerator's memory
+    is JAX's already, so that both are the same there, and one number.
     """
-    matrix = jnp.ones((PRODUCT, PRODUCT))
-    product = jax.jit(lambda x: x @ x)
-    vector, copy, fresh = jnp.ones((COPIED,)), _copy_to_one_place(), jax.jit(lambda x: x + 1)
-    done = {"product": lambda: product(matrix), "copy": lambda: copy(vector), "fresh_copy": lambda: fresh(vector)}
-    moved = {"product": 2 * PRODUCT**3, "copy": 2 * vector.nbytes, "fresh_copy": 2 * vector.nbytes}
-    return {name: moved[name] / spread(seconds).median for name, seconds in times(done, repeats).items()}
+    on_a_cpu = jax.default_backend() == "cpu"
+    size = ON_A_CPU if on_a_cpu else ON_AN_ACCELERATOR
+    work = {"product": product(size.product, dtype), "copy": copy_to_one_place(size.copied)}
+    if on_a_cpu:
+        work["fresh_copy"] = fresh_copy(size.copied)
+    taken = times({name: one.call for name, one in work.items()}, repeats, size.least_s)
+    measured = {name: one.amount / spread(taken[name]).median for name, one in work.items()}
+    return {"fresh_copy": measured["copy"]} | measured
 
 
-def _copy_to_one_place() -> Callable[[Array], Array]:
-    """A copy of a vector of `COPIED` numbers, always to the same memory."""
+def product(rows: int, dtype: str) -> Work:
+    """A square matrix by itself, of random numbers: on ones a GPU takes less power, and keeps a higher clock."""
+    matrix = jnp.asarray(np.random.default_rng(0).standard_normal((rows, rows), np.float32), dtype)
+    return Work(partial(jax.jit(lambda x: x @ x), matrix), 2 * rows**3)
+
+
+def fresh_copy(count: int) -> Work:
+    """A copy of a vector of float32 to a new array."""
+    vector = jnp.ones((count,))
+    return Work(partial(jax.jit(lambda x: x + 1), vector), 2 * vector.nbytes)
+
+
+def copy_to_one_place(count: int) -> Work:
+    """A copy of a vector of float32, always to the same memory."""
     write = jax.jit(lambda x, place: x + 1, donate_argnames=("place",), keep_unused=True)
-    places = [jnp.zeros((COPIED,))]
+    vector, places = jnp.ones((count,)), [jnp.zeros((count,))]
 
-    def copy(x: Array) -> Array:
-        places[0] = write(x, places[0])
+    def copy() -> Array:
+        places[0] = write(vector, places[0])
         return places[0]
 
-    return copy
+    return Work(copy, 2 * vector.nbytes)

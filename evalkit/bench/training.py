@@ -33,30 +33,37 @@ def measure_step(trainer: Trainer, repeats: int, steps: int) -> dict[str, Any]:
         raise UserError("bench train takes a step and its parts apart on mesh=auto alone; leave mesh out")
     stage = trainer.training.stages(trainer.task.length)[-1]
     began = time.perf_counter()
-    compiled = trainer.program(stage)
+    trainer.program(stage)
     compile_s = time.perf_counter() - began
-    step = _step_time(trainer, trainer.init(), stage, steps, repeats)
-    machine = rates(repeats)
-    length, seeds = stage.length + trainer.task.answer_length, len(trainer.seeds)
-    tokens = stage.batch_size * length * seeds
-    flops = seeds * product_flops(trainer.one_step(stage))
-    counted = seeds * counted_bytes(trainer, stage)
-    memory = compiled.memory_analysis()
+    step, machine = time_step(trainer, repeats, steps), rates(repeats)
+    counted = len(trainer.seeds) * counted_bytes(trainer, stage)
+    return {
+        "compile_s": compile_s,
+        **step,
+        "machine_product_gflops_per_s": machine["product"] / 1e9,
+        "counted_gb_per_step": counted / 1e9,
+        "counted_gb_per_s": counted / step["ms_per_step"] / 1e6,
+        "machine_copy_gb_per_s": machine["copy"] / 1e9,
+    }
+
+
+def time_step(trainer: Trainer, repeats: int, steps: int) -> dict[str, Any]:
+    """Times `repeats` dispatches of `steps` steps of the last stage, and counts their products and memory."""
+    stage = trainer.training.stages(trainer.task.length)[-1]
+    memory = trainer.program(stage).memory_analysis()
     assert memory is not None, "this backend reports no memory"
+    step = _step_time(trainer, trainer.init(), stage, steps, repeats)
+    length, seeds = stage.length + trainer.task.answer_length, len(trainer.seeds)
+    flops = seeds * product_flops(trainer.one_step(stage))
     return {
         "batch_size": stage.batch_size,
         "length": length,
         "seeds": seeds,
-        "compile_s": compile_s,
         "ms_per_step": step.median * 1e3,
         "ms_per_step_quartiles": [step.low * 1e3, step.high * 1e3],
-        "tokens_per_s": tokens / step.median,
+        "tokens_per_s": stage.batch_size * length * seeds / step.median,
         "product_gflop_per_step": flops / 1e9,
         "product_gflops_per_s": flops / step.median / 1e9,
-        "machine_product_gflops_per_s": machine["product"] / 1e9,
-        "counted_gb_per_step": counted / 1e9,
-        "counted_gb_per_s": counted / step.median / 1e9,
-        "machine_copy_gb_per_s": machine["copy"] / 1e9,
         "peak_bytes": memory.temp_size_in_bytes + memory.argument_size_in_bytes,
         "peak_process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

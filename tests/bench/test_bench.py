@@ -1,6 +1,7 @@
 """The bench: what it counts is right, what it prints is whole, and what it is asked wrongly it refuses in one line."""
 
 import json
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -36,13 +37,56 @@ def test_times_are_taken_in_turn_after_a_first_call() -> None:
     assert spread([3.0, 1.0, 2.0]) == (2.0, 1.5, 2.5)
 
 
-def test_a_copy_goes_to_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_goes_to_memory_that_is_there() -> None:
     """A new array at each call is the system's work on its pages, three times as long as the copy."""
-    monkeypatch.setattr(stopwatch, "COPIED", 64)
-    copy = stopwatch._copy_to_one_place()
-    places = {copy(jnp.ones(64)).unsafe_buffer_pointer() for _ in range(3)}
-    assert len(places) == 1
-    np.testing.assert_array_equal(copy(jnp.arange(64.0)), np.arange(64.0) + 1)
+    copy = stopwatch.copy_to_one_place(64).call
+    assert len({copy().unsafe_buffer_pointer() for _ in range(3)}) == 1
+    np.testing.assert_array_equal(copy(), np.full(64, 2.0))
+
+
+def test_what_is_counted_is_what_the_arrays_say() -> None:
+    for copy in (stopwatch.copy_to_one_place(64), stopwatch.fresh_copy(64)):
+        assert copy.amount == 2 * copy.call().nbytes
+    for dtype in ("float32", "bfloat16"):
+        product = stopwatch.product(16, dtype)
+        result = product.call()
+        assert result.dtype == dtype and product.amount == 2 * result.size * 16
+
+
+def test_on_an_accelerator_dispatch_is_a_few_per_cent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a card of 5 TB/s and 1 PFLOP/s, each call takes several times what dispatching it does, and many follow."""
+    made: dict[str, int] = {}
+
+    def work(name: str, per_s: float, amount: Callable[[int], int]) -> Callable[..., stopwatch.Work]:
+        def make(size: int, *_: object) -> stopwatch.Work:
+            made[name] = amount(size)
+            return stopwatch.Work(lambda: clock.run(made[name] / per_s), made[name])  # type: ignore[arg-type,return-value]
+
+        return make
+
+    clock = Clock()
+    monkeypatch.setattr(stopwatch.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(stopwatch.jax, "block_until_ready", lambda _: clock.wait())
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(stopwatch, "product", work("product", 1e15, lambda rows: 2 * rows**3))
+    monkeypatch.setattr(stopwatch, "copy_to_one_place", work("copy", 5e12, lambda count: 8 * count))
+    measured = stopwatch.rates(3)
+    assert measured["product"] == pytest.approx(1e15, rel=0.02)
+    assert measured["copy"] == measured["fresh_copy"] == pytest.approx(5e12, rel=0.02)
+
+
+class Clock:
+    """A device that takes calls in order, each dispatched in 50 µs, and whose host learns of the end 200 µs later."""
+
+    def __init__(self) -> None:
+        self.now = self.busy_until = 0.0
+
+    def run(self, seconds: float) -> None:
+        self.now += 50e-6
+        self.busy_until = max(self.now, self.busy_until) + seconds
+
+    def wait(self) -> None:
+        self.now = max(self.now, self.busy_until) + 200e-6
 
 
 def test_training_is_measured_and_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,8 @@ from flax import nnx
 from evalkit.kernels import cglru
 from evalkit.kernels.gates import CLOSED, cosine_and_sine
 from evalkit.models.mixers.cglru import CGLRU, ComplexRecurrentBlock
-from support.kernel_oracle import ALL, FEW, RESETS, STEPS, WIDTH, often, program, resets
+from support.implementations import ALL, FEW, often
+from support.kernel_oracle import RESETS, STEPS, WIDTH, program, resets
 
 BFLOAT16 = ("sequential", "triton in chunks")
 UNIT_RESET = dict(zip(ALL, (False, True, True, False, False, True), strict=True))

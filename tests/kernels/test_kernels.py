@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from evalkit.kernels import cglru, linear_scan, rglru, selective_scan
+from support.implementations import ALL, FEW, often
 from support.kernel_oracle import (
-    ALL,
-    FEW,
     MATRIX,
     RESETS,
     STEPS,
@@ -22,7 +21,6 @@ from support.kernel_oracle import (
     gradients,
     linear,
     linear_gradients,
-    often,
     resets,
 )
 

@@ -10,11 +10,9 @@ import pytest
 
 from evalkit.kernels import gated_input, linear_scan, rglru, triton
 from evalkit.kernels.gates import CLOSED, gates, gates_by_exponentials
+from support.implementations import ALL, FEW, PALLAS, often
 from support.kernel_oracle import (
-    ALL,
-    FEW,
     MATRIX,
-    PALLAS,
     RESETS,
     STEPS,
     TOLERANCE,
@@ -24,7 +22,6 @@ from support.kernel_oracle import (
     gated,
     gated_gradients,
     gradients,
-    often,
     resets,
 )
 

@@ -1,27 +1,11 @@
 """What the kernels' tests compare with: the recurrences and their gradients in float64 NumPy, step after step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import pytest
-
-from evalkit.kernels import mosaic_tpu, triton
-
-SMALL_TRITON = triton.Blocks(channels=32, ahead=2, chunks=3)
-SMALL_TPU = mosaic_tpu.Blocks(steps=16, channels=128)
-XLA = {"sequential": "sequential", "associative": "associative"}
-PALLAS = {
-    "triton": "triton_interpret",
-    "triton in chunks": triton.kernel(SMALL_TRITON, interpret=True),
-    "tpu": "mosaic_tpu_interpret",
-    "tpu in small blocks": mosaic_tpu.kernel(SMALL_TPU, interpret=True),
-}
-ALL = {**XLA, **PALLAS}
-FEW = (*XLA, "triton in chunks", "tpu in small blocks")
-"""One of each kind, with blocks so small that a sequence takes several."""
 
 RESETS = ("none", "first", "last", "consecutive", "all")
 STEPS, WIDTH = 63, 33
@@ -148,11 +132,6 @@ def gradients(function, cotangents, *arguments, reset=None, **settings):
     as_used = arguments[0].dtype == np.float32  # the digits of bfloat16 do not show fused multiply-adds
     values, pulled = jax.device_get(program(function, as_used, **settings)(cotangents, reset, *arguments))
     return *values, *pulled
-
-
-def often(few: tuple[str, ...], of: Iterable[str] = ALL) -> list[Any]:
-    """Names of implementations to parametrise with: the `few` in every run, the rest by `-m exhaustive`."""
-    return [*few, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in of if name not in few)]
 
 
 def all_close(actual, expected, dtype):
