@@ -48,6 +48,8 @@ from evalkit.training.trainer import Trainer
 from support import kernel_oracle as oracle
 
 Row = dict[str, Any]
+OF_README = ("hydra", "omegaconf", "filelock", "matplotlib", "rich", "scipy")
+"""Packages that the README's command needs beside JAX and its own."""
 README = ("task=induction_heads", "model=griffin")
 TINY = ("task.length=32", "model.width=16", "model.pattern=[recurrent]", "model.mixers.recurrent.width_rnn=16")
 TINY += ("train.steps=4", "train.curriculum=[]", "train.batch_size=2", "train.validation_sequences=2")
@@ -86,7 +88,7 @@ def _error(steps: int, width: int, reset: np.ndarray, dtype: str, implementation
 
 def readme(small: bool) -> Iterator[Row]:
     """README's first command with an empty compilation cache, then with what that left: seconds at its lines."""
-    missing = [name for name in ("hydra", "omegaconf") if importlib.util.find_spec(name) is None]
+    missing = [name for name in OF_README if importlib.util.find_spec(name) is None]
     if missing:
         yield {"not_run": f"needs {', '.join(missing)}"}
         return
