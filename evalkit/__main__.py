@@ -11,7 +11,7 @@ from evalkit.commands import VERBS, guide
 from evalkit.core import output
 from evalkit.core.credentials import masked
 from evalkit.core.doors import door
-from evalkit.core.errors import UserError, typed_path
+from evalkit.core.errors import UserError, refuse_bytes, typed_path
 from evalkit.numerics import fix_process
 
 INTERRUPTED = 130
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _import_from_here()
         fix_process()
         output.never_failing()
+        output.drop_sizes_of_nothing()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with door():
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _do(words: Sequence[str]) -> int:
+    for word in words:
+        refuse_bytes(word)
     own, words = _config_dir(words)
     if not words or words[0] in (*guide.HELP, "help"):
         print(guide.text(own))

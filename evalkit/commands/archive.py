@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evalkit.commands.guide import Page
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, typed_path
 
 PURPOSE = """\
 Keep the record and the last parameters of a finished run: small enough to lie beside its results.
@@ -19,9 +19,9 @@ def main(arguments: Sequence[str]) -> int:
     """Writes the archive and returns 0; raises UserError for what cannot be archived."""
     examples = ("archive runs/induction_heads/hawk/TIME kept/hawk", "archive runs/fig6b/cpu --into studies/mine/fig6b")
     parser = Page("archive", PURPOSE, *examples, usage="RUN FOLDER [--step STEP] | RUN [RUN …] --into STUDY")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder; with --into several")
+    parser.add_argument("runs", nargs="+", type=typed_path, metavar="RUN", help="a run's folder; with --into several")
     parser.add_argument("--step", type=int, help="of the checkpoints that were kept; by default the newest")
-    parser.add_argument("--into", type=Path, metavar="STUDY", help="the study; made if it is not there")
+    parser.add_argument("--into", type=typed_path, metavar="STUDY", help="the study; made if it is not there")
     parsed = parser.parse_args(arguments)
     if parsed.into is not None:
         if parsed.step is not None:

@@ -1,9 +1,9 @@
 """`python -m evalkit calibrate NAME RESULTS.json`: results of any of lm-eval's models against the published ones."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from evalkit.commands.guide import Page
+from evalkit.core.errors import typed_path
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -16,7 +16,7 @@ def main(arguments: Sequence[str]) -> int:
         "calibrate gemma-2b out/results_2026.json",
     )
     parser.add_argument("name", help=", ".join(calibration.PUBLISHED))
-    parser.add_argument("results", type=Path, help="results_….json, of lm-eval's --output_path")
+    parser.add_argument("results", type=typed_path, help="results_….json, of lm-eval's --output_path")
     parsed = parser.parse_args(arguments)
     checks = calibration.checks(parsed.name, calibration.read(parsed.results))
     print(calibration.shown(parsed.name, checks), end="")

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from evalkit.commands.guide import Page
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, typed_path
 from evalkit.core.rows import Header
 
 
@@ -19,8 +19,8 @@ def main(arguments: Sequence[str]) -> int:
         "compare RUN RUN RUN --out figures/mine",
         "compare runs/induction_heads --x cache_bytes --at 1024",
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or a folder that holds runs")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/compare/<task>-<timestamp>")
+    parser.add_argument("runs", nargs="+", type=typed_path, metavar="RUN", help="a run, or a folder that holds runs")
+    parser.add_argument("--out", type=typed_path, metavar="DIR", help="default: runs/compare/<task>-<timestamp>")
     help_x = "draw accuracy against the bytes of the model's state, or its FLOPs a token, too"
     parser.add_argument("--x", choices=("cache_bytes", "flops"), help=help_x)
     parser.add_argument("--at", type=int, metavar="LENGTH", help="the length of --x, by default the training length")

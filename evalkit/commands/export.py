@@ -1,9 +1,9 @@
 """`python -m evalkit export RUN FOLDER`: a run of model=griffin_released as a folder for transformers."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from evalkit.commands.guide import Page
+from evalkit.core.errors import typed_path
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -14,7 +14,7 @@ def main(arguments: Sequence[str]) -> int:
         "export runs/books/griffin_released/TIME exported",
     )
     parser.add_argument("run", help="the folder of a run")
-    parser.add_argument("folder", type=Path, help="where to write; made if it is not there")
+    parser.add_argument("folder", type=typed_path, help="where to write; made if it is not there")
     parsed = parser.parse_args(arguments)
     from evalkit.checkpoints.export import export
 

@@ -2,10 +2,9 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from evalkit.commands.guide import Page
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, typed_path
 
 SETTINGS = ("csv", "split", "metric")
 ABOUT = """\
@@ -26,14 +25,14 @@ def main(arguments: Sequence[str]) -> int:
     from evalkit.reports.pooling import find_runs
 
     settings = {name: value for name, _, value in (word.partition("=") for word in parsed.runs) if name in SETTINGS}
-    folders = [Path(word) for word in parsed.runs if word.partition("=")[0] not in SETTINGS]
+    folders = [typed_path(word) for word in parsed.runs if word.partition("=")[0] not in SETTINGS]
     for word in (str(folder) for folder in folders if "=" in str(folder) and not folder.exists()):
         raise UserError(f"{word} is no folder, and rows takes no such setting; it takes {', '.join(SETTINGS)}")
     if not folders:
         raise UserError("rows needs the folder of a run, such as rows runs/<task>/<model>/<time>")
     text = tidy.as_csv(tidy.records(find_runs(folders), settings.get("split"), settings.get("metric")))
     if "csv" in settings:
-        write_text(Path(settings["csv"]), text)
+        write_text(typed_path(settings["csv"]), text)
         print(f"written to {settings['csv']}")
     else:
         sys.stdout.write(text)

@@ -1,9 +1,9 @@
 """`python -m evalkit select FOLDER`: which trial of a search its protocol chooses, model by model."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from evalkit.commands.guide import Page
+from evalkit.core.errors import typed_path
 
 RULE = """\
 Say which trial of a search its protocol chooses, model by model.
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     from evalkit.session import selection
 
     parser = Page("select", RULE, "select runs/fig6b_search/cpu", "select runs/fig6b_search/cpu --level 0.9")
-    parser.add_argument("folder", type=Path, help="of a search: a folder a trial")
+    parser.add_argument("folder", type=typed_path, help="of a search: a folder a trial")
     parser.add_argument("--level", type=float, choices=LEVELS, default=1.0, help="what the fewest tokens are to reach")
     parsed = parser.parse_args(arguments)
     selection.write(parsed.folder, parsed.level)

@@ -25,7 +25,7 @@ from yaml import MarkedYAMLError, YAMLError
 from evalkit.configuration import catalogue, hydra_private, recipes
 from evalkit.configuration.complete import completed
 from evalkit.configuration.schema import INSTRUCTIONS, settings_of, unknown
-from evalkit.core.errors import UserError, first_line
+from evalkit.core.errors import UserError, first_line, typed_path
 
 GROUPS = ("task", "model", "scale", "preset", "eval", "experiment", "recipe", "on_checkpoint")
 OURS = ("experiment", "scale")
@@ -33,6 +33,7 @@ OURS = ("experiment", "scale")
 NAMES = ("task_name", "model_name")
 # What Hydra knows, as a value names it, and as only Hydra's own part can: it is taken out before a run begins.
 OF_HYDRA, OF_NODE = "${hydra:", re.compile(r"(?<!\\)\$\{hydra\.")
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", "hydra.searchpath"
 # A mixer alone, of the folder of --config-dir, and the blocks that are built around it.
 MIXER, AROUND = "+mixer=", "around/mixer"
@@ -282,6 +283,8 @@ def _whole(parsed: Sequence[Override]) -> tuple[DictConfig, dict[str, Any]]:
     for key, text in _texts(config):
         if key.startswith("hydra.") and OF_HYDRA in text:
             OmegaConf.update(config, key, text.replace(OF_HYDRA, "${hydra."))
+        if key in FOLDERS and text.startswith("~"):  # which Hydra takes for the name of a folder
+            OmegaConf.update(config, key, str(typed_path(text)))
     with one_line():
         _settle(config, [CHECKPOINT])  # by which the model is named
         _name(config)

@@ -11,6 +11,8 @@ from traceback import extract_tb
 from evalkit.core.errors import UserError, first_line
 from evalkit.numerics import FLAGS, fixed
 
+HARMLESS = ("backslashreplace", "ignore", "namereplace", "replace", "xmlcharrefreplace")
+"""How a stream may treat a character that it cannot show, so that no text ends a run; others raise, or do not exist."""
 OF_DEVICES = ("JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")
 
 
@@ -25,7 +27,7 @@ def door() -> Iterator[None]:
 def _printable() -> Iterator[None]:
     """A character that the terminal cannot show is replaced within."""
     streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
-    before = {stream: stream.errors for stream in streams if stream.errors in ("strict", "surrogateescape")}
+    before = {stream: stream.errors for stream in streams if stream.errors not in HARMLESS}
     for stream in before:
         stream.reconfigure(errors="replace")
     try:

@@ -1,5 +1,6 @@
 """Errors meant for the person at the keyboard: one line, no traceback."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -62,6 +63,17 @@ def typed_path(path: str | PathLike[str]) -> Path:
         return expanded(path)
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def refuse_bytes(text: str) -> None:
+    """Raises UserError for a word or a name in bytes that are no characters here: no file of a run can say it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        encoding = sys.getfilesystemencoding()
+        raise UserError(
+            f"{text} has bytes that are no {encoding}; write it in {encoding}, or set PYTHONUTF8=1 if it is UTF-8"
+        ) from error
 
 
 @contextmanager

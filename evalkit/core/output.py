@@ -2,11 +2,14 @@
 
 import io
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from evalkit.core.errors import UserError
+
+SIZES = ("COLUMNS", "LINES")
 
 
 class Lost(UserError):
@@ -41,6 +44,13 @@ def never_failing() -> None:
             taking = io.BufferedWriter(_Taking(stream.fileno(), "w", closefd=False))
             how = {"encoding": stream.encoding, "errors": stream.errors, "write_through": stream.write_through}
             setattr(sys, name, io.TextIOWrapper(taking, line_buffering=stream.line_buffering, **how))
+
+
+def drop_sizes_of_nothing() -> None:
+    """Forgets a terminal's size that is no number above 0, as some programs set it: in it nothing would be printed."""
+    for name in SIZES:
+        if not re.fullmatch("0*[1-9][0-9]*", os.environ.get(name, "80")):
+            del os.environ[name]
 
 
 def refuse_lost() -> None:

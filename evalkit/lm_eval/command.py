@@ -77,7 +77,7 @@ def _harness() -> private.HarnessCLI:
         f"--model evalkit takes --model_args pretrained=CHECKPOINT, {PRETRAINED}; and {', '.join(taken)}. "
         f"Tasks of evalkit: {', '.join(_own_tasks())}.",
     )
-    ours.add_argument("--data_path", type=Path, metavar="<folder>", help="data sets on disk, in place of the hub's")
+    ours.add_argument("--data_path", type=typed_path, metavar="<folder>", help="data sets on disk, not the hub's")
     ours.add_argument("--bootstrap_iters", type=int, default=0, metavar="<n>", help="of standard errors; 0: none")
     example = "python -m evalkit lm-eval run --model evalkit --model_args pretrained=RUN --tasks griffin_table1"
     for parser in (choices[""], choices["run"]):

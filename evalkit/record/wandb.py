@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.core.contracts import Sink, SinkEnd, SinkStart
 from evalkit.core.credentials import masked
-from evalkit.core.errors import UserError, first_line
+from evalkit.core.errors import UserError, first_line, typed_path
 from evalkit.core.network import answers
 from evalkit.core.rows import Header, Row
 from evalkit.disk.files import write_whole
@@ -96,9 +96,10 @@ class Wandb(Sink):
         """Raises UserError for names and variables that W&B would refuse."""
         if self.is_off:
             return
+        wandb_names.refuse_no_home()
         wandb_names.refuse(vars(self), wandb_names.known())
         if self.dir is not None:
-            wandb_names.make(Path(self.dir))
+            wandb_names.make(typed_path(self.dir))
 
     def begin(self, header: Header, start: SinkStart) -> int | None:
         """Opens a run for each seed, or goes on with it; None where W&B is switched off."""
@@ -246,9 +247,9 @@ def _set_aside(root: Path, ids: Iterable[str], ended: Sequence[str]) -> None:
 
 def _facts(settings: Wandb, known: "wandb.Settings", folder: Path, title: str) -> dict[str, Any]:
     """What the runs of all seeds have in common: as it was set, else as W&B's variables say, else a default."""
-    root = settings.dir or os.environ.get("WANDB_DIR")
-    if root is not None:
-        Path(root).mkdir(parents=True, exist_ok=True)
+    named = settings.dir or os.environ.get("WANDB_DIR")
+    root = typed_path(named) if named else folder
+    root.mkdir(parents=True, exist_ok=True)
     own = (None, None) if known.sweep_id else (settings.project, settings.entity)  # a sweep is in a project already
     return {
         "project": own[0] or known.project or PROJECT,
@@ -257,7 +258,7 @@ def _facts(settings: Wandb, known: "wandb.Settings", folder: Path, title: str) -
         "tags": list(settings.tags or known.run_tags or ()),
         "group": settings.group or known.run_group or wandb_names.cut(f"{title}-{folder.name}"),
         "job_type": settings.job_type or known.run_job_type or "train",
-        "dir": root or str(folder),
+        "dir": str(root),
     }
 
 

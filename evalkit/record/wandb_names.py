@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.core.credentials import masked
-from evalkit.core.errors import UserError, first_line, writing
+from evalkit.core.errors import UserError, first_line, typed_path, writing
 
 if TYPE_CHECKING:
     import wandb
@@ -53,7 +53,7 @@ def known() -> "wandb.Settings":
     from wandb.sdk import wandb_setup
 
     if "WANDB_DIR" in os.environ:  # of a folder that is not there, W&B would complain on the console
-        make(Path(os.environ["WANDB_DIR"]))
+        make(typed_path(os.environ["WANDB_DIR"]))
     alone = wandb.Settings()
     for variable, value in os.environ.items():
         with _refused(f"{variable}={value}", "give another value, or unset it"):
@@ -68,6 +68,22 @@ def make(folder: Path) -> None:
     """Makes a folder for W&B's files; raises UserError if that cannot be."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_no_home() -> None:
+    """Raises UserError where W&B's package cannot keep its own files: it would lose figures after the training."""
+    from wandb import env
+
+    remedy = "set HOME to a folder that you can write, or give wandb.mode=disabled"
+    try:
+        folders = Path.home(), Path(env.get_data_dir()).expanduser(), env.get_cache_dir().expanduser()
+    except RuntimeError as error:
+        raise UserError(f"W&B keeps files below the home, which is not known; {remedy}") from error
+    for folder in folders[1:]:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise UserError(f"W&B keeps files in {folder}, which cannot be written; {remedy}")
 
 
 def refuse(settings: Mapping[str, Any], known: "wandb.Settings") -> None:

@@ -16,7 +16,7 @@ from evalkit.configuration.complete import completed
 from evalkit.configuration.experiment import build, written
 from evalkit.configuration.spec import Spec, refuse_rare_looks
 from evalkit.core.batches import feed_of
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, refuse_bytes
 from evalkit.core.rows import read, record_file
 from evalkit.core.trust import refuse_elsewhere
 from evalkit.parallel import peers
@@ -80,6 +80,11 @@ def refuse_missing_packages(launch: Launch) -> None:
     """This machine has what each sink needs."""
     for sink in launch.experiment.outlets.values():
         sink.check()
+
+
+def refuse_unnamable(launch: Launch) -> None:
+    """The run's files can say the name of its folder, and of those above it."""
+    refuse_bytes(str(launch.folder.absolute()))
 
 
 def refuse_used(launch: Launch) -> None:
@@ -184,14 +189,21 @@ def refuse_trained_on(launch: Launch) -> str | None:
 
 BEFORE_START = (
     refuse_unconnected,
+    refuse_unnamable,
     refuse_missing_packages,
     refuse_used,
     refuse_unreadable,
     refuse_unshared,
     refuse_small_disk,
 )
-BEFORE_RESUME = (refuse_unconnected, refuse_missing_packages, refuse_foreign_folders, refuse_archive)
+BEFORE_RESUME = (refuse_unconnected, refuse_unnamable, refuse_missing_packages, refuse_foreign_folders, refuse_archive)
 WHILE_ALONE = (refuse_changed_measurement, refuse_unshared, refuse_fewer_steps)
 """Those of a run that goes on, asked while no other process works on it."""
 BEFORE_GOING_ON = (lambda launch: refuse_rare_looks(launch.experiment), refuse_small_disk)
-BEFORE_EVALUATION = (refuse_missing_packages, refuse_foreign_folders, refuse_measured, refuse_unreadable)
+BEFORE_EVALUATION = (
+    refuse_unnamable,
+    refuse_missing_packages,
+    refuse_foreign_folders,
+    refuse_measured,
+    refuse_unreadable,
+)

@@ -1,5 +1,6 @@
 """Machines unlike ours: without git or a home, terminals that are not UTF-8, and variables that change JAX."""
 
+import codecs
 import inspect
 import io
 import json
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from evalkit.__main__ import main
 from evalkit.configuration.experiment import model_of
 from evalkit.core import errors, output, streams
 from evalkit.core.doors import door
@@ -30,6 +34,7 @@ from evalkit.parallel.devices import RUNS_ONCE
 from evalkit.record import environment, variables
 from evalkit.tasks.induction_heads import InductionHeads
 from evalkit.tasks.text import Text
+from support import tiny
 
 ONE_FIXTURE = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NAMES = st.sampled_from(["XLA_FLAGS", "JAX_DISABLE_JIT", "JAX_OPTIMIZATION_LEVEL", "JAX_LOG_COMPILES", *FLAGS])
@@ -152,6 +157,52 @@ def test_variables_that_change_numbers_are_kept_and_differences_are_told(
     assert (told is None) == (not other) and all(name in str(told) for name in other)
 
 
+BROKEN = st.binary(min_size=1, max_size=9).filter(lambda raw: 0 not in raw).map(os.fsdecode)
+
+
+@ONE_FIXTURE
+@given(word=BROKEN)
+def test_bytes_that_are_no_characters_are_refused_at_the_door(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    is_text = not any("\ud800" <= char <= "\udfff" for char in word)
+    refusal = pytest.raises(UserError, match="has bytes that are no utf-8; write it in utf-8")
+    with nullcontext() if is_text else refusal:
+        errors.refuse_bytes(word)
+    if not is_text:
+        assert main(["rows", word]) == 2 and "has bytes that are no utf-8" in capsys.readouterr().err
+
+
+def test_a_run_in_a_folder_that_is_no_text_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has bytes that are no utf-8"):
+        tiny.start(tmp_path / os.fsdecode(b"\xe9") / "run")
+    assert not list(tmp_path.iterdir())
+
+
+@ONE_FIXTURE
+@given(
+    size=st.sampled_from(["0", "000", "-3", "", "abc", "²", "1.5", "1", "80", "007"]),
+    name=st.sampled_from(output.SIZES),
+)
+def test_a_terminal_of_no_size_shows_what_it_is_to(size: str, name: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        patch.setenv(name, size)
+        output.drop_sizes_of_nothing()
+        console = Console(file=io.StringIO())
+        console.print("shown")
+        assert "".join(console.file.getvalue().split()) == "shown"  # type: ignore[attr-defined]
+        assert (name in os.environ) == (size in ("1", "80", "007"))
+
+
+@pytest.mark.parametrize("how", ["strict", "surrogateescape", "surrogatepass", "no such way"])
+def test_no_way_to_treat_a_character_ends_a_run(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    codecs.register_error("no such way", codecs.strict_errors)
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors=how)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with door():
+        print("é\ud800", end="", flush=True)
+    assert terminal.buffer.getvalue() == b"??"  # type: ignore[attr-defined]
+
+
 ENCODINGS = ("ascii", "latin-1", "cp1252", "utf-8", "shift_jis")
 
 
@@ -217,6 +268,28 @@ def test_without_a_home_one_line_names_the_variable(variable: str, below: str, h
         patch.setenv(variable, str(tmp_path))
         assert places.kept_below(variable, f"~{below}") == tmp_path
     assert errors.typed_path(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("rows", "~/a"),
+        ("compare", "~/a"),
+        ("archive", "~/a", "b"),
+        ("select", "~nobody/a"),
+        ("calibrate", "gemma-2b", "~/a"),
+        ("bench", "steps", "out=~/a"),
+        ("task=mqar", "model=hawk", "hydra.run.dir='~/a'"),
+        ("task=mqar", "model=hawk", "seed=1,2", "hydra.sweep.dir='~/a'", "-m"),
+    ],
+)
+def test_no_command_takes_the_tilde_for_a_folders_name(
+    words: tuple[str, ...], homeless: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert "the home that ~ stands for is not known; set HOME" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_text_without_a_home_names_the_variable_of_its_cache(homeless: None) -> None:

@@ -87,6 +87,33 @@ def test_a_variable_that_w_and_b_refuses_is_named(variable: str, value: str, mon
     assert refused(Wandb(mode="disabled")) is None
 
 
+@pytest.mark.parametrize("home", [None, "/proc/none", "/dev/null"])
+def test_a_home_that_w_and_b_cannot_write_is_refused_before_training(
+    home: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stages figures there, at the end of a run."""
+    for variable in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    if home is None:
+        monkeypatch.setattr("pwd.getpwuid", dict[int, Any]().__getitem__)
+    else:
+        monkeypatch.setenv("HOME", home)
+    line = refused(Wandb())
+    assert line is not None and "set HOME to a folder that you can write" in line
+    assert refused(Wandb(mode="disabled")) is None
+
+
+def test_a_folder_below_the_home_is_there_and_none_is_called_tilde(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_DIR", "~/variable")
+    assert refused(Wandb(dir="~/setting")) is None
+    assert {path.name for path in tmp_path.iterdir()} == {"home"}
+    assert {"variable", "setting"} <= {path.name for path in (tmp_path / "home").iterdir()}
+
+
 def test_a_variables_key_is_in_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", " " + "0123456789" * 4)
     line = refused(Wandb())
