@@ -1,7 +1,9 @@
 """Text to tokens and back: what a tokenizer must do here, the one that needs no file, and those that are one."""
 
 import hashlib
+import unicodedata
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +13,8 @@ import numpy as np
 
 from evalkit.disk.places import expanded
 
-RARE = " \n\t\x01é€ꙮ世🦄\U000ffffd"
-"""Characters of which none is lost where none can be: by tokens that stand for bytes."""
+RARE = " \n\t\x01Aa  é€ꙮ世🦄Ａﬁ\U000ffffd "
+"""Characters of which none is lost where none can be: by tokens that stand for bytes, of the text as it is."""
 
 
 class Encoded(NamedTuple):
@@ -169,7 +171,7 @@ class TokenizerJson:
         ids = self._fast.get_vocab(with_added_tokens=True).values()
         if not ids:
             raise ValueError(f"{self._file} has no tokens; give a tokenizer that was trained")
-        self.bos: int | None = begun[0] if begun and begun[0] != eos else None
+        self.bos: int | None = begun[0] if begun and begun[0] != eos and self._begins() else None
         self.eos = eos
         self.vocab_size: int = max([*ids, *begun]) + 1  # ids may leave some out
         self._unknown = self._fast.token_to_id(getattr(self._fast.model, "unk_token", None) or "")
@@ -187,16 +189,35 @@ class TokenizerJson:
         encoded = self._encoded(text)
         return Encoded(encoded.ids, 0 if self._is_lossless else self._dropped(text, encoded))
 
+    def _begins(self) -> bool:
+        """Whether a special token stands before those of a text, not after them alone."""
+        try:
+            with _readable(self._file):
+                mask = self._fast.encode(RARE, add_special_tokens=True).special_tokens_mask
+        except ValueError:  # it refuses what it does not know
+            return True
+        return all(mask) or mask[0] == 1
+
     def _encoded(self, text: str) -> Any:
         with _readable(self._file, "give a tokenizer that has tokens for any text"):
             return self._fast.encode(text, add_special_tokens=False)
 
     def _dropped(self, text: str, encoded: Any) -> int:
+        """The bytes of characters that its tokens do not say; without a decoder, of those that are in none of them."""
+        if self._fast.decoder is not None:
+            known = [token for token in encoded.ids if token != self._unknown]
+            with _readable(self._file):
+                return _bytes_of(_missing(text, self._fast.decode(known, skip_special_tokens=False)))
+        normal = text if self._fast.normalizer is None else self._fast.normalizer.normalize_str(text)
+        return _bytes_of(self._outside(text, encoded) | _missing(text, normal))
+
+    def _outside(self, text: str, encoded: Any) -> Counter[str]:
+        """The characters in the place of no token, or of the one for what is unknown."""
         kept = {char for char in {*text} if char.isspace() and self._keeps(char)}
         lost = bytearray(char not in kept for char in text)
         for token, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
             lost[start:end] = bytes([token == self._unknown]) * (end - start)
-        return sum(len(char.encode()) for char, is_lost in zip(text, lost, strict=True) if is_lost)
+        return Counter(char for char, is_lost in zip(text, lost, strict=True) if is_lost)
 
     def _keeps(self, space: str) -> bool:
         """Whether white space is in tokens although it may be in no token's place: then more of it gives other ones."""
@@ -228,18 +249,20 @@ class SentencePiece:
         self.bos: int | None = bos if bos >= 0 else None
         self.eos: int | None = eos if eos >= 0 else None
         self.vocab_size: int = self._pieces.vocab_size()
+        self._is_lossless = not self._dropped(RARE, self.encode(RARE))
 
     def encode(self, text: str) -> list[int]:
         """The tokens of `text`."""
         return list(self._pieces.encode(text))
 
     def read(self, text: str) -> Encoded:
-        """The tokens of `text`, and the bytes of what is unknown."""
-        tokens, unknown = self.encode(text), self._pieces.unk_id()
-        if unknown not in tokens:
-            return Encoded(tokens, 0)
-        pieces = self._pieces.encode(text, out_type="immutable_proto").pieces
-        return Encoded(tokens, sum(len(piece.surface.encode()) for piece in pieces if piece.id == unknown))
+        """The tokens of `text`, and the bytes of characters that they do not say."""
+        tokens = self.encode(text)
+        return Encoded(tokens, 0 if self._is_lossless else self._dropped(text, tokens))
+
+    def _dropped(self, text: str, tokens: Sequence[int]) -> int:
+        known = [token for token in tokens if token != self._pieces.unk_id()]
+        return _bytes_of(_missing(text, self.decode(known)))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of `tokens`, special ones left out."""
@@ -274,6 +297,16 @@ def _readable(file: str, remedy: str = "download it again") -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"{file} cannot be read ({error}); {remedy}") from error
+
+
+def _missing(text: str, said: str) -> Counter[str]:
+    """The characters of which `said` has fewer than `text`, however Unicode composes them."""
+    before, after = (Counter(unicodedata.normalize("NFC", each)) for each in (text, said))
+    return before - after
+
+
+def _bytes_of(characters: Counter[str]) -> int:
+    return sum(len(char.encode()) * number for char, number in characters.items())
 
 
 def _name_of(kind: str, path: Path) -> str:

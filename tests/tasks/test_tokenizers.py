@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -141,6 +142,85 @@ def test_bytes_as_tokens_drop_nothing(tmp_path: Path, trim: bool) -> None:
     fast.post_processor = made.processors.ByteLevel(trim_offsets=trim)
     fast.save(str(tmp_path / "own.json"))
     assert from_file(str(tmp_path / "own.json")).read(" a  é\n\n世 ").dropped == 0
+
+
+def bytewise(path: Path, **parts: Any) -> tokenizers.Tokenizer:
+    """A tokenizer of bytes with other parts, such as a normaliser, from its file."""
+    made = pytest.importorskip("tokenizers")
+    vocabulary = {char: number for number, char in enumerate(made.pre_tokenizers.ByteLevel.alphabet())}
+    fast = made.Tokenizer(made.models.BPE(vocabulary, []))
+    fast.pre_tokenizer = made.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for name, part in parts.items():
+        setattr(fast, name, part)
+    fast.save(str(path))
+    return from_file(str(path))
+
+
+NORMALIZERS = {
+    "NFC": ("a é e", ""),
+    "NFKC": ("fin ﬁn", "ﬁ"),
+    "Lowercase": ("at aT", "T"),
+    "BertNormalizer": ("At at\né e", "A\né"),
+    "Strip": (" a\n", " \n"),
+}
+"""What each takes away of a text."""
+
+
+@pytest.mark.parametrize("decodes", [True, False])
+@pytest.mark.parametrize("kind", NORMALIZERS)
+def test_what_a_normaliser_takes_away_is_counted(tmp_path: Path, kind: str, decodes: bool) -> None:
+    made = pytest.importorskip("tokenizers")
+    text, lost = NORMALIZERS[kind]
+    decoder = {"decoder": made.decoders.ByteLevel()} if decodes else {}
+    found = bytewise(tmp_path / "own.json", normalizer=getattr(made.normalizers, kind)(), **decoder)
+    assert found.read(text).dropped == len(lost.encode())
+
+
+def test_how_unicode_composes_a_character_is_not_lost(tmp_path: Path) -> None:
+    made = pytest.importorskip("tokenizers")
+    parts = {"normalizer": made.normalizers.NFC(), "decoder": made.decoders.ByteLevel()}
+    assert bytewise(tmp_path / "own.json", **parts).read("e\u0301").dropped == 0
+
+
+def test_what_is_undone_in_decoding_is_not_lost(tmp_path: Path) -> None:
+    made = pytest.importorskip("tokenizers")
+    text = "The  ﬁne Ａ\n"
+    fast = made.Tokenizer(made.models.BPE({char: number for number, char in enumerate({*text, "▁"})}, []))
+    fast.normalizer = made.normalizers.Sequence([made.normalizers.Prepend("▁"), made.normalizers.Replace(" ", "▁")])
+    parts = [made.decoders.Replace("▁", " "), made.decoders.Fuse(), made.decoders.Strip(" ", 1, 0)]
+    fast.decoder = made.decoders.Sequence(parts)
+    fast.save(str(tmp_path / "own.json"))
+    assert from_file(str(tmp_path / "own.json")).read(text).dropped == 0
+
+
+@pytest.mark.parametrize(("template", "bos"), [("[X] $A", 900), ("$A [X]", None), ("[X] $A [X]", 900)])
+def test_a_token_that_ends_a_text_does_not_begin_one(tmp_path: Path, template: str, bos: int | None) -> None:
+    made = pytest.importorskip("tokenizers")
+    processor = made.processors.TemplateProcessing(single=template, special_tokens=[("[X]", 900)])
+    found = bytewise(tmp_path / "own.json", post_processor=processor)
+    assert (found.bos, found.vocab_size) == (bos, 901)
+
+
+@pytest.mark.parametrize("rule", ["identity", "nmt_nfkc", "nmt_nfkc_cf"])
+@pytest.mark.parametrize("of_bytes", [True, False])
+def test_sentencepiece_says_what_it_drops(tmp_path: Path, rule: str, of_bytes: bool) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 50)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text.txt"),
+        model_prefix=str(tmp_path / "own"),
+        vocab_size=340 if of_bytes else 60,
+        hard_vocab_limit=False,
+        byte_fallback=of_bytes,
+        normalization_rule_name=rule,
+        remove_extra_whitespaces=rule != "identity",
+        minloglevel=2,
+    )
+    found = from_file(str(tmp_path / "own.model"))
+    assert found.read("the quick dog").dropped == 0
+    assert found.read("the ☃ dog").dropped == (0 if of_bytes else 3)
+    assert found.read("the\ndog").dropped == (0 if of_bytes and rule == "identity" else 1)
+    assert found.read("the Dog").dropped == (0 if of_bytes and not rule.endswith("cf") else 1)
 
 
 @pytest.mark.parametrize("known", [Bytes(), Numbers(3)])
