@@ -19,6 +19,8 @@ FLAGS = {
     "JAX_THREEFRY_PARTITIONABLE": "1",
 }
 """The environment variables of these flags, with the values that they have in evalkit."""
+GUMBEL = "low"
+"""How Gumbel noise is drawn: JAX's own way, unless JAX_HIGH_DYNAMIC_RANGE_GUMBEL says otherwise."""
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 """A flag of XLA that evalkit sets where memory is short (`parallel.devices.spare_memory`); it changes no number."""
 

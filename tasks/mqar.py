@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Bool, Int, Key
 
 from evalkit.checks import above, at_least
+from evalkit.numerics import GUMBEL
 from evalkit.tasks.base import Example, Synthetic, distinct
 
 FILLER = 0
@@ -93,7 +94,7 @@ class MQAR(Synthetic):
         values = self.first_value + distinct(for_values, pairs, self.vocab_size - self.first_value)
         # The largest of log p plus independent Gumbel noise are draws from p one after another, without replacement.
         weights = (self.power_a - 1) * jnp.log(jnp.arange(1, slots + 1))
-        _, gaps = jax.lax.top_k(weights + jax.random.gumbel(for_gaps, (slots,)), pairs)
+        _, gaps = jax.lax.top_k(weights + jax.random.gumbel(for_gaps, (slots,), mode=GUMBEL), pairs)
         rest = jnp.full((length - context,), FILLER)
         if self.random_non_queries:
             rest = jax.random.randint(for_fillers, (length - context,), 0, self.vocab_size)

@@ -13,7 +13,7 @@ from evalkit.numerics import FLAGS, fixed
 
 HARMLESS = ("backslashreplace", "ignore", "namereplace", "replace", "xmlcharrefreplace")
 """How a stream may treat a character that it cannot show, so that no text ends a run; others raise, or do not exist."""
-OF_DEVICES = ("JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")
+OF_DEVICES = ("JAX_DEFAULT_DEVICE", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "JAX_PLATFORM_NAME")
 
 
 @contextmanager
@@ -60,7 +60,9 @@ def _named_in(error: Exception) -> str | None:
     of_jax = {name: value for name, value in os.environ.items() if name.startswith("JAX_") and name not in FLAGS}
     for name, value in sorted(of_jax.items(), key=lambda pair: -len(pair[0])):
         is_word = value.isalpha() and len(value) > len("false")
-        if name.removeprefix("JAX_").lower() in message or (is_word and value.lower() in message):
+        short = name.removeprefix("JAX_").lower()
+        is_named = short in message if "_" in short else name.lower() in message  # "platforms" alone is any word
+        if is_named or (is_word and value.lower() in message):
             return f"{name}={value}"
     return None
 
@@ -71,13 +73,13 @@ def _notes(error: Exception) -> list[str]:
 
 
 def _without_device() -> str | None:
-    """The variables that keep JAX from every device; None where it has one."""
+    """The variables that keep JAX from its device; None where it has one."""
     set_here = [f"{name}={os.environ[name]}" for name in OF_DEVICES if os.environ.get(name)]
     if not set_here or "jax" not in sys.modules:
         return None
     import jax
 
     with suppress(AssertionError, RuntimeError, ValueError):
-        if jax.devices():
-            return None
+        jax.device_put(0)
+        return None
     return ", ".join(set_here)

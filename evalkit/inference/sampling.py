@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from evalkit.numerics import random_key
+from evalkit.numerics import GUMBEL, random_key
 
 COLDEST = 1e-3
 """Logits divided by less may leave what float32 holds, and no token but the likeliest would be drawn."""
@@ -50,7 +50,7 @@ class Sampler:
             logits = jnp.where(self._kept(logits / self.temperature), logits / self.temperature, -jnp.inf)
             key = random_key(seed)
             keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), step))(rows)
-            logits = logits + jax.vmap(lambda k: jax.random.gumbel(k, logits.shape[1:]))(keys)
+            logits = logits + jax.vmap(lambda k: jax.random.gumbel(k, logits.shape[1:], mode=GUMBEL))(keys)
         return logits.argmax(axis=-1).astype(jnp.int32)
 
     def _kept(self, logits: Float[Array, "b v"]) -> Bool[Array, "b v"]:

@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import Int, Key
 
 from evalkit.checks import one_of
+from evalkit.numerics import GUMBEL
 from evalkit.tasks.base import Example, Synthetic
 
 LOSSES = ("all", "answer")
@@ -98,7 +99,8 @@ class InContextRecall(Synthetic):
             for_tokens, (pairs, 2), self._ordinary, self._ordinary + max(self.noise_vocab_size, 1)
         )
         shown = (chosen[:, None] == jnp.arange(self.keys)[None]) & ~noisy[:, None]
-        probe = jax.random.categorical(for_probe, jnp.where(shown.any(axis=0), 0.0, -jnp.inf)).astype(chosen.dtype)
+        likely = jnp.where(shown.any(axis=0), 0.0, -jnp.inf)
+        probe = jax.random.categorical(for_probe, likely, mode=GUMBEL).astype(chosen.dtype)
         body = jnp.where(noisy[:, None], noise, jnp.stack([chosen, value_of[chosen]], axis=1)).reshape(-1)
         end = [probe, value_of[probe]] if self.multi_query else [jnp.asarray(self.special), probe]
         tokens = jnp.concatenate([body, jnp.stack(end)])

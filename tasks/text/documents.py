@@ -112,7 +112,7 @@ def refuse_halves(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{where}: character {error.start} is half of one ({error.reason}); write it whole") from error
+        raise ValueError(f"{where} has half a character, number {error.start} ({error.reason}); mend it") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -29,6 +29,8 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_that_documents_use_is_taken_and_any_other_of_the_same_refused_with_it(name: str) -> None:
+    if ".downstream." in name:
+        pytest.importorskip("lm_eval", reason="it cannot be imported where its files have no metadata")
     found = constructor({"_target_": name}, "task")
     assert documented(found) == name
     package, _, last = name.rpartition(".")

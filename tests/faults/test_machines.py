@@ -29,10 +29,13 @@ from evalkit.core import errors, output, streams
 from evalkit.core.doors import door
 from evalkit.core.errors import UserError
 from evalkit.disk import places
+from evalkit.inference.sampling import Sampler
 from evalkit.numerics import FLAGS, random_key
 from evalkit.parallel.devices import RUNS_ONCE
 from evalkit.record import environment, variables
 from evalkit.tasks.induction_heads import InductionHeads
+from evalkit.tasks.mad.in_context_recall import InContextRecall
+from evalkit.tasks.mqar import MQAR
 from evalkit.tasks.text import Text
 from support import tiny
 
@@ -45,6 +48,7 @@ FLAGGED = st.fixed_dictionaries(
         "enable_x64": st.booleans(),
         "numpy_dtype_promotion": st.sampled_from(["standard", "strict"]),
         "threefry_partitionable": st.booleans(),
+        "high_dynamic_range_gumbel": st.booleans(),
     }
 )
 HAWK = {
@@ -57,6 +61,8 @@ HAWK = {
 
 
 TASK: Any = InductionHeads(vocab_size=16, length=16)
+OF_NOISE = (MQAR(length=64), InContextRecall())
+"""Tasks that draw by adding noise."""
 MODEL = model_of(HAWK, 16)
 
 
@@ -67,7 +73,11 @@ def drawn(seed: int) -> dict[str, bytes]:
     def program(seed: jax.Array) -> tuple[Any, ...]:
         params = MODEL.init(streams.init_key(seed))
         held_out = inspect.unwrap(streams.held_out_batch)(TASK, streams.TEST, seed, 2, 8)
-        return params, streams.train_batch(TASK, seed, 3, 2, 8), held_out
+        noisy = [streams.train_batch(task, seed, 3, 2, task.length) for task in OF_NOISE]
+        token = Sampler(temperature=1.0).choose(
+            jnp.zeros((1, 2**16)), jnp.zeros(1, int), seed.astype(jnp.int32), jnp.zeros((), int)
+        )
+        return params, streams.train_batch(TASK, seed, 3, 2, 8), held_out, noisy, token
 
     with door():
         arrays = program(np.uint32(seed))
@@ -125,13 +135,18 @@ def test_neither_variables_that_jax_cannot_read_nor_a_terminal_of_ascii_end_a_co
 
 
 @pytest.mark.parametrize(
-    "variable", ["JAX_PLATFORMS=cuda,no", "JAX_DEFAULT_MATMUL_PRECISION=no", "JAX_TRANSFER_GUARD=disallow"]
+    "variable",
+    [
+        *("JAX_PLATFORMS=cuda,no", "JAX_PLATFORM_NAME=gpu", "JAX_DEFAULT_DEVICE=gpu"),
+        *("JAX_DEFAULT_MATMUL_PRECISION=no", "JAX_TRANSFER_GUARD=disallow"),
+    ],
 )
 def test_a_variable_that_cannot_be_is_one_line_that_names_it(variable: str) -> None:
     name, _, value = variable.partition("=")
     done = evalkit(*EXAMPLE, **{name: value})
     (line,) = done.stderr.decode().splitlines()
-    assert done.returncode == 2 and line.startswith(f"evalkit: {variable}: ")
+    blamed, found, _ = line.partition(": JAX cannot work with it")
+    assert done.returncode == 2 and found and blamed.startswith("evalkit: ") and variable in blamed
 
 
 @ONE_FIXTURE
