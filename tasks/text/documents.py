@@ -44,7 +44,7 @@ def files_of(place: str) -> list[Path]:
     """The files of text that `place`, a file, a folder or a glob pattern, stands for, in the order of their names.
 
     Of a folder, hidden files and folders are left out (`hidden_in`): editors keep copies there. Raises ValueError if
-    there are none, if a file is of another kind, or if the folder may not be read.
+    there are none, if a file is of another kind or its name no text, or if the folder may not be read.
     """
     if not place.strip():
         raise ValueError("no text is named; give a file, a folder or a pattern, such as books/*.txt")
@@ -58,6 +58,7 @@ def files_of(place: str) -> list[Path]:
         raise ValueError(f"{place} {state} {', '.join(SUFFIXES)}; give texts, such as books/*.txt")
     for file in files:
         _refuse_other(file, SUFFIXES)
+        refuse_halves(str(file), f"the name {file}")  # reports name it
     return sorted(files)
 
 

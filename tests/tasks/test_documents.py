@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import unicodedata
 from collections.abc import Callable
 from functools import partial
@@ -100,6 +101,12 @@ def test_a_file_without_a_suffix_has_a_prompt_a_line(tmp_path: Path) -> None:
     """As a pipe of the shell has it."""
     (tmp_path / "stdin").write_text("a\nb\n")
     assert [entry["prompt"] for entry in prompts_in(tmp_path / "stdin")] == ["a", "b"]
+
+
+def test_a_file_whose_name_is_no_text_is_refused_before_a_report_would_name_it(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("text")
+    with pytest.raises(ValueError, match=r"the name .* has half a character"):
+        files_of(str(tmp_path))
 
 
 @pytest.mark.parametrize("place", ["", " "])
