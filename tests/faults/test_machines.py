@@ -61,7 +61,7 @@ HAWK = {
 
 
 TASK: Any = InductionHeads(vocab_size=16, length=16)
-OF_NOISE = (MQAR(length=64), InContextRecall())
+OF_NOISE: Any = (MQAR(length=64), InContextRecall())
 """Tasks that draw by adding noise."""
 MODEL = model_of(HAWK, 16)
 
