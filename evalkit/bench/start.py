@@ -14,21 +14,33 @@ from evalkit.core.errors import UserError
 
 
 def measure(overrides: Sequence[str], repeats: int) -> dict[str, Any]:
-    """Seconds from starting the command to the line that reports its first step, of `repeats` fresh processes.
+    """Seconds from starting the command to the line that reports its first step, of fresh processes.
 
-    The programs are those of the last process.
+    They are started in pairs, `repeats` times: the first finds its compilation cache empty, and the second what that
+    one left there. The programs are those of the last pair's first.
     """
-    starts = [_first_step(overrides) for _ in range(repeats)]
-    start, compiled = spread([seconds for seconds, _ in starts]), starts[-1][1]
-    result = {"command_to_first_step_s": start.median, "quartiles_s": [start.low, start.high]}
-    return {**result, **programs.totals(compiled), "rows": programs.table(compiled)}
+    firsts, seconds_again, compiled = list[float](), list[float](), list[Program]()
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            seconds, compiled = _first_step(overrides, f"{folder}/cache")
+            firsts.append(seconds)
+            seconds_again.append(_first_step(overrides, f"{folder}/cache")[0])
+    first, again = spread(firsts), spread(seconds_again)
+    return {
+        "command_to_first_step_s": first.median,
+        "quartiles_s": [first.low, first.high],
+        "with_filled_cache_s": again.median,
+        "with_filled_cache_quartiles_s": [again.low, again.high],
+        **programs.totals(compiled),
+        "rows": programs.table(compiled),
+    }
 
 
-def _first_step(overrides: Sequence[str]) -> tuple[float, list[Program]]:
+def _first_step(overrides: Sequence[str], cache: str) -> tuple[float, list[Program]]:
     with tempfile.TemporaryDirectory() as folder:
         every_step = [f"train.{name}_every=1" for name in ("log", "eval", "checkpoint")]
-        words = [*overrides, *every_step, "wandb.mode=disabled", "quiet=false", f"hydra.run.dir={folder}/run"]
-        command = [sys.executable, "-m", programs.__name__, *words]
+        own = ["wandb.mode=disabled", "quiet=false", f"hydra.run.dir={folder}/run", f"compilation_cache={cache}"]
+        command = [sys.executable, "-m", programs.__name__, *overrides, *every_step, *own]
         began = time.perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert process.stdout is not None

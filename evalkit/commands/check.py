@@ -30,9 +30,11 @@ def main(arguments: Sequence[str]) -> int:
     from evalkit.configuration.spec import Spec
     from evalkit.contract.experiment import every_part
     from evalkit.parallel import devices
+    from evalkit.session.compilation import keep_programs
 
     devices.use_every_core()
     experiment = Spec.of(parsed.settings).experiment
+    keep_programs(experiment.compilation_cache)
     experiment.feed.prepare()
     console, count = Console(highlight=False), 0
     with jax.default_matmul_precision(experiment.matmul_precision):

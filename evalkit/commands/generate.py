@@ -102,8 +102,10 @@ def main(arguments: Sequence[str]) -> int:
     file, out, shape = values.pop("file", None), values.pop("out", None), values.pop("format", "text")
     if (prompt is None) == (file is None):
         raise UserError("give one prompt in quotation marks, or file=FILE with a prompt a line")
+    from evalkit.configuration.experiment import AUTO
     from evalkit.parallel import devices
     from evalkit.session import prompting
+    from evalkit.session.compilation import keep_programs
 
     try:
         settings = prompting.Settings(**values)
@@ -113,6 +115,7 @@ def main(arguments: Sequence[str]) -> int:
     prompts = [str(entry["prompt"]) for entry in entries]
     devices.use_every_core()
     devices.spare_memory()
+    keep_programs(AUTO)
     as_lines = shape == "json" or file is not None or out is not None
     _show(prompting.ready(parsed.checkpoint, prompts, settings), entries, as_lines, out)
     return 0

@@ -84,11 +84,16 @@ def _done(request: Request, flags: argparse.Namespace) -> int:
         return sweep.main(words)
     if not is_whole:
         return _run(words)
+    from evalkit.configuration.composition import value_of
+    from evalkit.configuration.experiment import AUTO
     from evalkit.parallel import devices
     from evalkit.session import experiments
+    from evalkit.session.compilation import keep_programs
 
     _refuse_without_effect(words)
     devices.use_every_core()
+    if not request.dry_run:
+        keep_programs(value_of(words, "compilation_cache", AUTO))
     return experiments.main(words, dry_run=bool(request.dry_run))
 
 
@@ -174,7 +179,9 @@ def _run(words: "Sequence[Override]") -> int:
         if folder != spec.folder:
             spec = Spec.of([*words, *overrides_of({"hydra.run.dir": folder})])
         from evalkit.session import run
+        from evalkit.session.compilation import keep_programs
 
+        keep_programs(spec.plain["compilation_cache"])
         return run.start(spec).shown(spec.plain["format"])
 
 
@@ -190,7 +197,9 @@ def _go_on(request: Request) -> int:
     with connection.connected(resumes and value_of(words, "distributed", False)):
         spec = _saved(request, words)
         from evalkit.session import run
+        from evalkit.session.compilation import keep_programs
 
+        keep_programs(spec.plain["compilation_cache"])
         outcome = run.resume(spec) if resumes else run.evaluate(spec, request.step)
     return outcome.shown(spec.plain["format"])
 

@@ -93,6 +93,7 @@ def job(config: "DictConfig", command: str) -> "Ended":
     from evalkit.configuration.spec import Spec
     from evalkit.parallel import devices
     from evalkit.session import run
+    from evalkit.session.compilation import keep_programs
     from evalkit.session.sweeps import Ended
 
     devices.use_every_core()
@@ -103,6 +104,7 @@ def job(config: "DictConfig", command: str) -> "Ended":
         own = [word for word in typed["hydra"] if word.startswith("hydra.searchpath=")]
         words = composition.parse([*typed["task"], *own])
         spec = Spec.of_plain(composition.plain(config), words, folder, command)
+        keep_programs(spec.plain["compilation_cache"])
         outcome = run.start_or_resume(spec)
     except UserError as error:
         print(f"evalkit: {error}", file=sys.stderr)

@@ -32,6 +32,7 @@ from evalkit.training.state import EVALUATED
 PRECISIONS = ("default", "high", "highest")
 FORMATS = ("text", "json")
 DTYPES = ("float32", "bfloat16")
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Experiment:
       dtype: the dtype of a checkpoint's activations, `float32` or `bfloat16`; of a trained model it is `model.dtype`.
       parameters: which are evaluated: the `average` that `train.average` keeps, if it does, or the `last`.
       matmul_precision: how exact products of float32 are on an accelerator: `default`, `high` or `highest`.
+      compilation_cache: where the next command finds the programs that this one compiles: `auto`: in the user's cache
+        folder; a folder of yours; null: nowhere.
       mesh: devices that train one model, such as `{data: 4, model: 2}`: `data` share a batch and `model` each layer;
         `auto`: every device has all of a layer.
       distributed: one of several processes of a run: `true` where JAX finds the others, or
@@ -90,6 +93,7 @@ class Experiment:
     selected_by: str | None
     parameters: str
     matmul_precision: str
+    compilation_cache: str | None
     mesh: str | dict[str, int]
     distributed: bool | dict[str, str | int]
     format: str
@@ -107,6 +111,8 @@ class Experiment:
             )
         one_of(self, "matmul_precision", PRECISIONS)
         one_of(self, "format", FORMATS)
+        if self.compilation_cache == "":
+            raise ValueError(f"compilation_cache= names no folder; allowed: {AUTO}, a folder, or null")
         for name in self.log:
             if name not in self._every_sink:
                 raise ValueError(f"log={list(self.log)}; allowed: {', '.join(self._every_sink)}, each once")

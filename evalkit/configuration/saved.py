@@ -18,8 +18,9 @@ from evalkit.core.moved import renamed
 from evalkit.disk.files import write_whole
 
 FILE = "config.yaml"
-RESUMABLE = ("log", "sinks", "wandb", "eval", "train.steps", "mesh", "distributed", "format", "quiet", ALLOW)
-EVALUABLE = ("eval", "task", "data", "log", "sinks", "wandb", "format", "quiet", "parameters", ALLOW)
+OF_PROCESS = ("format", "quiet", "compilation_cache", ALLOW)
+RESUMABLE = ("log", "sinks", "wandb", "eval", "train.steps", "mesh", "distributed", *OF_PROCESS)
+EVALUABLE = ("eval", "task", "data", "log", "sinks", "wandb", "parameters", *OF_PROCESS)
 """What may be changed of a run that goes on, and of one that is evaluated again."""
 
 # What decides the numbers of a run; where it logs to, and how, does not.
@@ -41,6 +42,7 @@ LATER: Mapping[str, Any] = {
     "quiet": False,
     ALLOW: [],
     "parameters": "average",
+    "compilation_cache": "auto",
     "mesh": "auto",
     "distributed": False,
     "log": ["wandb"],

@@ -70,6 +70,7 @@ Every kept run of `studies/` has one value of these. They are settings because a
 REASONS: Mapping[str, str] = {
     "allow_targets": "your own code is in a package that no YAML of `--config-dir` names",
     "checkpoint": "you measure a released model, or a run, without training",
+    "compilation_cache": "the user's cache folder is slow, small or shared",
     "distributed": "a run trains on several machines of a cluster",
     "dtype": "a released checkpoint is too large for float32",
     "eval.before": "the place of a fact matters to your model, as it does to one with sinks or a window",
