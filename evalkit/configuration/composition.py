@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import (
+    GrammarParseError,
     InterpolationKeyError,
     InterpolationResolutionError,
     InterpolationToMissingValueError,
@@ -32,7 +33,7 @@ OURS = ("experiment", "scale")
 """The groups, and those that Hydra does not know: their files are layers over what it composes."""
 NAMES = ("task_name", "model_name")
 # What Hydra knows, as a value names it, and as only Hydra's own part can: it is taken out before a run begins.
-OF_HYDRA, OF_NODE = "${hydra:", re.compile(r"(?<!\\)\$\{hydra\.")
+OF_HYDRA, OF_NODE = re.compile(r"(?<!\\)\$\{hydra:"), re.compile(r"(?<!\\)\$\{hydra\.")
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", "hydra.searchpath"
 # A mixer alone, of the folder of --config-dir, and the blocks that are built around it.
@@ -205,7 +206,10 @@ def apply(config: DictConfig, values: Sequence[Override]) -> None:
             key, value = override.key_or_group, override.value()
             if isinstance(value, list) and isinstance(OmegaConf.select(config, key), DictConfig):  # cannot be merged
                 raise UserError(f"{override.input_line}: {key} is a mapping, not a list; give '{key}={{a: 1}}'")
-            OmegaConf.update(config, key, value, force_add=True)
+            try:
+                OmegaConf.update(config, key, value, force_add=True)
+            except GrammarParseError as error:
+                raise UserError(f"{override.input_line}: what begins with ${{ is no ${{key}}; write a value") from error
 
 
 def plain(config: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
@@ -281,8 +285,8 @@ def _whole(parsed: Sequence[Override]) -> tuple[DictConfig, dict[str, Any]]:
     if planned is not None and config.get("selected_by") == "":
         _refuse_no_recipe(planned, config, own)
     for key, text in _texts(config):
-        if key.startswith("hydra.") and OF_HYDRA in text:
-            OmegaConf.update(config, key, text.replace(OF_HYDRA, "${hydra."))
+        if key.startswith("hydra."):
+            OmegaConf.update(config, key, OF_HYDRA.sub("${hydra.", text))
         if key in FOLDERS and text.startswith("~"):  # which Hydra takes for the name of a folder
             OmegaConf.update(config, key, str(typed_path(text)))
     with one_line():
@@ -357,10 +361,10 @@ def _settle(config: DictConfig, keys: Sequence[str] | None = None) -> None:
         if key.partition(".")[0] in ("hydra", "suite", *recipes.GROUPS):  # words of runs, which have folders of theirs
             continue
         if OF_NODE.search(text):
-            raise UserError(f"{key}={text}: a setting names what is Hydra's as {OF_HYDRA}…}}; write it with a colon")
-        if OF_HYDRA in text:
+            raise UserError(f"{key}={text}: a setting names what is Hydra's as ${{hydra:…}}; write it with a colon")
+        if OF_HYDRA.search(text):
             with open_dict(config):
-                OmegaConf.update(config, key, text.replace(OF_HYDRA, "${hydra."))
+                OmegaConf.update(config, key, OF_HYDRA.sub("${hydra.", text))
                 OmegaConf.update(config, key, OmegaConf.select(config, key, throw_on_missing=True))
 
 

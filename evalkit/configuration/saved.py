@@ -112,7 +112,7 @@ def changed(
     for word in values:
         if word.is_delete():
             raise UserError(f"{word.input_line!r}: give one value here, as key=value")
-        if composition.OF_HYDRA in composition.text_of(word):
+        if composition.OF_HYDRA.search(composition.text_of(word)):
             raise UserError(f"{word.input_line}: a run that is there has nothing of Hydra's; give the value itself")
     base = composition.plain(config) if len(values) < len(changes) or sinks else {**before, "distributed": False}
     composition.apply(config, values)

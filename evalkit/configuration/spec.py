@@ -68,7 +68,13 @@ class Spec:
     def of_plain(
         cls, plain: dict[str, Any], words: Sequence[Override], folder: Path, command: str | None = None
     ) -> "Spec":
-        """The run of a plain configuration that was composed of these words; raises UserError for code of others."""
+        """The run of a plain configuration that was composed of these words.
+
+        Raises UserError for code of others, and for what stands for something else, which no saved run may say.
+        """
+        for key, value in composition.leaves(plain):
+            if isinstance(value, str) and "${" in value:
+                raise UserError(f"{key}={value}: a run cannot say ${{ as text, since it is read again; leave out the $")
         plain[ALLOW] = admitted(plain, composition.trusted(words))
         return cls(plain, folder, _typed(words), command_line() if command is None else command, NEW)
 

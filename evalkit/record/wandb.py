@@ -123,9 +123,11 @@ class Wandb(Sink):
             }
             for seed in seeds
         }
-        if known.run_id and not ids and known.resume in ("must", "never"):
-            own[seeds[0]]["resume"] = known.resume
-        self._open_all(mode, own, _chosen_ids(seeds, ids, known), file, known.sweep_id is not None or known.launch)
+        in_sweep = known.sweep_id is not None or known.launch
+        if known.run_id and not ids:
+            for place, facts in enumerate(own.values()):
+                facts["resume"] = _resumed(known.resume, is_first=place == 0, in_sweep=in_sweep)
+        self._open_all(mode, own, _chosen_ids(seeds, ids, known), file, in_sweep)
         self._reached = {seed: run.summary.get(STEP, -1) for seed, run in self._runs.items()}
         if not start.received and not start.sessions and max(self._reached.values()) < 0:
             for run in self._runs.values():
@@ -207,6 +209,16 @@ def check_before_several(sinks: Iterable[Sink]) -> None:
         )
     for sink in ours:
         sink.check()
+
+
+def _resumed(stated: str | None, *, is_first: bool, in_sweep: bool) -> str:
+    """How a new run opens the W&B run that a variable names: one that is there is another run's, but for a sweep's.
+
+    Two runs are in one W&B run only if WANDB_RESUME says so; else W&B refuses the second, and it is logged offline.
+    """
+    if stated == "must":
+        return "must" if is_first else "allow"
+    return stated if stated == "never" else "allow" if stated or (in_sweep and is_first) else "never"
 
 
 def _chosen_ids(seeds: Sequence[int], before: Mapping[str, str], known: "wandb.Settings") -> dict[str, str]:

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from evalkit.configuration import hydra_private, saved
 from evalkit.configuration.composition import combinations, compose, parse, plain, whole
 from evalkit.configuration.overrides import overrides_of
+from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.session import experiments
 from support import tiny
@@ -110,6 +111,22 @@ def test_what_stands_for_nothing_is_one_line_that_names_the_setting(place: str, 
     with pytest.raises(UserError) as refusal:
         plain(compose([*RUN, word]).config)
     assert word.partition("=")[0] in str(refusal.value) and "write a value" in str(refusal.value)
+
+
+@FEW
+@given(body=st.sampled_from(["", "a", "now:", "hydra:", "oc.env:A,", "a b}"]), place=st.sampled_from(sorted(PLACES)))
+def test_half_an_interpolation_names_the_setting(body: str, place: str) -> None:
+    word = PLACES[place].format("${" + body)
+    with pytest.raises(UserError, match=r"no \$\{key\}; write a value") as refusal:
+        note_of([word])
+    assert str(refusal.value).startswith(word)
+
+
+@pytest.mark.parametrize("text", ["${hydra:job.name}", "${hydra.job.name}", "${nothing}", "a ${ b"])
+def test_a_dollar_after_a_backslash_is_refused_before_a_run_that_could_not_be_read_again(text: str) -> None:
+    words = [*RUN, f"wandb.notes='{text.replace('${', chr(92) + '${')}'"]
+    with pytest.raises(UserError, match=r"wandb\.notes=.*: a run cannot say \$\{ as text"):
+        Spec.of(words)
 
 
 def test_a_dot_in_place_of_the_colon_is_said() -> None:

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -161,6 +162,35 @@ def test_wandb_disabled_disables(value: str, is_off: bool, monkeypatch: pytest.M
     monkeypatch.setenv("WANDB_DISABLED", value)
     assert Wandb().is_off == is_off
     assert not Wandb(mode="offline").is_off
+
+
+@pytest.mark.parametrize(
+    ("variables", "ways"),
+    [
+        ({}, ["allow", "allow"]),
+        ({"WANDB_RUN_ID": "x"}, ["never", "never"]),
+        ({"WANDB_RUN_ID": "x", "WANDB_RESUME": "allow"}, ["allow", "allow"]),
+        ({"WANDB_RUN_ID": "x", "WANDB_RESUME": "must"}, ["must", "allow"]),
+        ({"WANDB_RUN_ID": "x", "WANDB_RESUME": "never"}, ["never", "never"]),
+        ({"WANDB_RUN_ID": "x", "WANDB_SWEEP_ID": "s"}, ["allow", "never"]),
+    ],
+)
+def test_two_commands_are_in_one_run_only_if_a_variable_says_so(
+    variables: dict[str, str], ways: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A loop of a shell that exports one WANDB_RUN_ID starts different runs; one that goes on is in its own."""
+    opened: list[str] = []
+
+    def opening(mode: str, run_id: str, facts: dict[str, Any]) -> Any:
+        opened.append(facts.get("resume", "allow"))
+        return SimpleNamespace(id=run_id, offline=True, summary={}, log=lambda _: None)
+
+    monkeypatch.setattr("evalkit.record.wandb._open", opening)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    for expected in (ways, ["allow", "allow"]):
+        Wandb(mode="offline").begin(Header("r", "t", "m", "k", seeds=(0, 1)), SinkStart(tmp_path, {}))
+        assert opened[-2:] == expected
 
 
 def test_several_runs_of_one_command_have_no_id_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
