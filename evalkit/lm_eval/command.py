@@ -24,6 +24,7 @@ from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging
 
+from evalkit.configuration.experiment import AUTO
 from evalkit.core.errors import UserError, first_line, typed_path
 from evalkit.evaluations.downstream import data_sets, table1
 from evalkit.evaluations.downstream.language_model import PretrainedLM, refuse_unserved, wanted_of
@@ -31,6 +32,7 @@ from evalkit.evaluations.downstream.measure import read
 from evalkit.lm_eval import private, prompts
 from evalkit.lm_eval.model import EvalkitLM
 from evalkit.parallel import devices
+from evalkit.session.compilation import keep_programs
 
 Results = dict[str, Any]
 
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     devices.use_every_core()
     devices.spare_memory()
+    keep_programs(AUTO)
     setup_logging()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
