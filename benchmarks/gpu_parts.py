@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Compiled
 
 from evalkit.bench import decode
 from evalkit.bench.recurrence import LEAST_S, Contender, plain_associative
@@ -33,7 +34,7 @@ from evalkit.bench.training import time_step
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import Params, Pretrained
-from evalkit.inference.prefill import placed
+from evalkit.inference.prefill import Prefilled, placed
 from evalkit.inference.streaming import stream_tally
 from evalkit.kernels import rglru, triton
 from evalkit.models import Model, build
@@ -103,6 +104,7 @@ def _run(words: list[str], cache: str) -> Iterator[Row]:
     """Runs evalkit; yields its lines as they come, and at the end what it compiled."""
     began = time.perf_counter()
     programs: dict[str, list[float]] = defaultdict(list)
+    said: list[str] = []
     with subprocess.Popen(
         [sys.executable, "-m", "evalkit", *words],
         env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_LOG_COMPILES": "1"},
@@ -114,7 +116,9 @@ def _run(words: list[str], cache: str) -> Iterator[Row]:
         for line in process.stdout:
             if program := compiled_program(line):
                 programs[program[0]].append(program[1])
-            elif line.startswith(("training: ", "evaluation: ", "compilation: ")):
+                continue
+            said.append(line)
+            if line.startswith(("training: ", "evaluation: ", "compilation: ")):
                 yield {"s": time.perf_counter() - began, "line": line.strip()}
     table = [{"program": name, "times": len(taken), "s": sum(taken)} for name, taken in programs.items()]
     yield {
@@ -124,7 +128,7 @@ def _run(words: list[str], cache: str) -> Iterator[Row]:
         "programs": sorted(table, key=lambda row: -row["s"]),
     }
     if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, process.args)
+        raise RuntimeError(f"evalkit ended with {process.returncode}:\n{''.join(said[-20:])}")
 
 
 def compiled_program(line: str) -> tuple[str, float] | None:
@@ -155,18 +159,17 @@ def seeds(small: bool) -> Iterator[Row]:
 
 
 def reading(small: bool) -> Iterator[Row]:
-    """Tokens a second of held-out sequences, as the evaluation reads them."""
+    """Tokens a second of held-out sequences, as the evaluation reads them; all lengths of a model share programs."""
     batch, lengths, chunk = (2, (32, 64), 16) if small else (256, (4096, 65536), 256)
     feed = feed_of(InductionHeads(length=lengths[0]))
-    for name, length in product(NAMES[: 1 if small else 2], lengths):
-        model = _model(name, "tiny" if small else "250K", window=128)
-        read = partial(stream_tally, model, _constant(model), feed.held_out(streams.TEST, 0, batch, length), chunk)
-        began = time.perf_counter()
-        jax.block_until_ready(read())
-        first_s = time.perf_counter() - began
-        taken = spread(times({"": read}, 2)[""]).median
-        row = {"model": name, "batch": batch, "length": length, "chunk": chunk}
-        yield row | {"first_s": first_s, "s": taken, "tokens_per_s": batch * length / taken}
+    examples = {length: feed.held_out(streams.TEST, 0, batch, length) for length in lengths}
+    models = {name: _model(name, "tiny" if small else "250K", window=128) for name in NAMES[: 1 if small else 2]}
+    read = {name: partial(stream_tally, model, _constant(model)) for name, model in models.items()}
+    yield {"compile_s": _side_by_side(*(partial(one, examples[lengths[0]], chunk) for one in read.values()))}
+    for name, length in product(models, lengths):
+        taken = spread(times({"": partial(read[name], examples[length], chunk)}, 3)[""]).median
+        row = {"model": name, "batch": batch, "length": length, "chunk": chunk, "s": taken}
+        yield row | {"tokens_per_s": batch * length / taken}
 
 
 def kernels(small: bool) -> Iterator[Row]:
@@ -250,19 +253,23 @@ def decoding(small: bool) -> Iterator[Row]:
     copy = rates(1 if small else 3)["copy"]
     size, batch, vocab_size = ("tiny", 2, 64) if small else ("1B", 16, 32000)
     tokens = [2, 4] if small else [32, 288]
-    for name in NAMES[: 1 if small else 2]:
-        model = _model(name, size, 1024, vocab_size, "bfloat16")
-        began = time.perf_counter()
+    models = {name: _model(name, size, 1024, vocab_size, "bfloat16") for name in NAMES[: 1 if small else 2]}
+    ready: dict[str, tuple[Pretrained, Prefilled, Compiled]] = {}
+
+    def prepare(name: str) -> None:
+        model = models[name]
         pretrained = placed(Pretrained(model, _constant(model), Bytes(), "", "", None), batch)
         read = decode.read_prompts(pretrained, batch, 0, tokens[-1], vocab_size)
-        run = decode.program(pretrained, read)
-        ready_s = time.perf_counter() - began
+        ready[name] = pretrained, read, decode.program(pretrained, read)
+
+    yield {"compile_s": _side_by_side(*(partial(prepare, name) for name in models))}
+    for name, (pretrained, read, run) in ready.items():
         marks = decode.seconds(run, pretrained.params, read, tokens, lambda count, taken: None)
-        limits = decode.Limits(copy, math.inf, math.inf)
-        floors = decode.predicted(model, bytes_of(pretrained.params), batch, 0, tokens, limits)
+        limits, weights = decode.Limits(copy, math.inf, math.inf), bytes_of(pretrained.params)
+        floors = decode.predicted(models[name], weights, batch, 0, tokens, limits)
         count, taken = tokens[1] - tokens[0], marks[1] - marks[0]
         least = floors[1].equation_5 - floors[0].equation_5
-        row = {"model": f"{name} {size}", "batch": batch, "ready_s": ready_s, "ms_per_token": taken / count * 1e3}
+        row = {"model": f"{name} {size}", "batch": batch, "weight_bytes": weights, "ms_per_token": taken / count * 1e3}
         yield row | {"tokens_per_s": batch * count / taken, "of_copy": least / taken, "memory": _memory()}
 
 
@@ -289,11 +296,11 @@ def _compile(trainer: Trainer) -> None:
     trainer.program(trainer.training.stages(trainer.task.length)[-1])
 
 
-def _side_by_side(*work: Callable[[], None]) -> float:
+def _side_by_side(*work: Callable[[], Any]) -> float:
     """Seconds of what threads do at the same time."""
     began = time.perf_counter()
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda one: one(), work))
+        jax.block_until_ready(list(pool.map(lambda one: one(), work)))
     return time.perf_counter() - began
 
 
