@@ -21,6 +21,7 @@ SECONDS = {"exact": 45, "readme": 170, "seeds": 60, "reading": 50, "kernels": 50
 COMMAND = [sys.executable, "-u", str(Path(__file__).with_name("gpu_parts.py"))]
 SMALL = {
     "JAX_PLATFORMS": "cpu",
+    "JAX_NUM_CPU_DEVICES": "1",
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
 }
 """The environment of a try without a GPU, where compiling is nearly all that takes time."""
