@@ -27,7 +27,7 @@ def measure(experiment: Experiment, repeats: int, length: int, batch_size: int, 
         raise UserError(first_line(error)) from error
 
     def score() -> Any:
-        return stream_tally(model, params, example, chunk)
+        return stream_tally(model, params, example, min(chunk, example.tokens.shape[1]), scored=experiment.feed.scored)
 
     began = time.perf_counter()
     jax.block_until_ready(score())

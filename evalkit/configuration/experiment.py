@@ -142,7 +142,8 @@ class Experiment:
     @cached_property
     def feed(self) -> Feed:
         """How the task gives its sequences."""
-        return feed_of(self.task)
+        ladder = self.eval.ladder if self.train is None else (*self.eval.ladder, self.task.length)
+        return feed_of(self.task, ladder)
 
     @property
     def outlets(self) -> dict[str, Sink]:

@@ -14,7 +14,7 @@ from jax import Array
 
 from evalkit.contract.promises import Promise, promised
 from evalkit.core.contracts import LanguageModel, Params
-from evalkit.numerics import random_key
+from evalkit.numerics import quick_key, random_key
 from evalkit.parallel.devices import RUNS_ONCE
 
 TOKENS, CHUNK, ODD_CHUNK = 32, 16, 7
@@ -60,7 +60,7 @@ class ModelUnderCheck:
         """The parameters, none of them zero throughout."""
         params = self._given
         if params is None:
-            params = jax.jit(self.model.init, compiler_options=RUNS_ONCE)(_key(0))
+            params = jax.jit(self.model.init, compiler_options=RUNS_ONCE)(quick_key(0))
         random = np.random.default_rng(0)
         return jax.tree.map(lambda leaf: _without_zeros(random, leaf), params)
 
@@ -391,7 +391,7 @@ def _gradients(subject: ModelUnderCheck) -> str | None:
 def _same_key(subject: ModelUnderCheck) -> str | None:
     functions = (subject.model.init, lambda key: subject.model.init(key))  # another function is traced anew
     init, anew = (jax.jit(function, compiler_options=RUNS_ONCE) for function in functions)
-    made = [make(_key(seed)) for make, seed in ((init, 3), (anew, 3), (init, 4))]
+    made = [make(quick_key(seed)) for make, seed in ((init, 3), (anew, 3), (init, 4))]
     first, again, other = (jax.tree.leaves(params) for params in jax.device_get(made))
     if not all(map(np.array_equal, first, again)):
         return "the same key gives two sets"
@@ -430,16 +430,11 @@ def _documents() -> list[tuple[int, int, int]]:
     return list(zip(rows, (0, *RESETS), (*RESETS, TOKENS), strict=True))
 
 
-def _key(seed: int) -> Array:
-    """A key whose random bits are a tenth of the work to compile; parameters to look at need no better ones."""
-    return jax.random.key(seed, impl="unsafe_rbg")
-
-
 def _without_zeros(random: np.random.Generator, leaf: Array) -> Array:
     """The parameter on one device, since several would all do the same, or small random values where it is zero."""
     if np.asarray(leaf).any():
-        return leaf.addressable_data(0) if leaf.is_fully_replicated else jnp.asarray(np.asarray(leaf))
-    return jnp.asarray((0.02 * random.standard_normal(leaf.shape)).astype(leaf.dtype))
+        return leaf.addressable_data(0) if leaf.is_fully_replicated else jax.device_put(np.asarray(leaf))
+    return jax.device_put((0.02 * random.standard_normal(leaf.shape)).astype(leaf.dtype))
 
 
 def _named(structure: Any) -> str:

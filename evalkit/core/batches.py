@@ -18,6 +18,7 @@ from evalkit.core.errors import UserError
 from evalkit.core.network import Refused, Silent, ask_hub
 from evalkit.numerics import random_key
 from evalkit.parallel import peers
+from evalkit.parallel.devices import on_host
 from evalkit.tasks import Example
 from evalkit.tasks.text import Text
 from evalkit.tasks.text.corpus import Content, Span, Window, content_of, firsts
@@ -29,11 +30,11 @@ PARTS = ("vocab_size", "length", "answer_length", "scored", "chance", "version",
 """What a task has, as `Task` says it."""
 
 
-def feed_of(task: AnyTask) -> Feed:
-    """What `task` gives to training and to evaluations."""
+def feed_of(task: AnyTask, ladder: Sequence[int] = ()) -> Feed:
+    """What `task` gives to training and to evaluations, which draw held-out sequences of the lengths of `ladder`."""
     if isinstance(task, Text):
         return Read(task)
-    return Drawn(task) if isinstance(task, Task) else Feed()
+    return Drawn(task, ladder) if isinstance(task, Task) else Feed()
 
 
 def refuse_no_task(task: AnyTask) -> None:
@@ -48,8 +49,8 @@ def refuse_no_task(task: AnyTask) -> None:
 class Drawn(Feed):
     """A synthetic task: every batch is drawn in the step itself, from the keys of `streams`, and nothing is loaded."""
 
-    def __init__(self, task: Task):
-        self.task = task
+    def __init__(self, task: Task, ladder: Sequence[int] = ()):
+        self.task, self.ladder = task, tuple(sorted(set(ladder)))
         self.judged = task.judged if isinstance(task, Judged) else task
 
     def load(
@@ -74,7 +75,15 @@ class Drawn(Feed):
         return streams.train_batch(self.task, seed, step, batch, length, shortest, shards)
 
     def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
-        return streams.held_out_batch(self.judged, stream, first, batch, length)
+        lengths = self.ladder if length in self.ladder else (length,)
+        with on_host():
+            drawn = streams.held_out_padded(self.judged, stream, first, lengths.index(length), batch, lengths)
+        tokens = length + self.judged.answer_length
+        return jax.tree.map(lambda field: np.asarray(field)[:, :tokens], drawn)
+
+    @property
+    def scored(self) -> int | None:
+        return self.judged.scored
 
     def ordinary(self, seed: ArrayLike, step: Array, count: int, length: int, facts: float) -> Array:
         self.check_ordinary(facts)

@@ -20,6 +20,8 @@ from evalkit.tasks.text.tokenizers import Tokenizer
 
 Params = Any  # nested dictionaries of arrays
 Cache = Any  # a pytree of the model's own
+LONGEST = 2**30
+"""More tokens than a bounded cache has room for."""
 Rows = slice | np.ndarray
 """Which sequences of a batch are meant: a range, or their numbers."""
 
@@ -131,8 +133,11 @@ UNTRAINED = "no model is trained on this task; give checkpoint=FOLDER to evaluat
 class Feed:
     """What a task gives to training and to evaluations: the one place that knows a text from a synthetic task.
 
-    `feed_of(task)` makes one. This base class is the feed of a task that no model is trained on.
+    `feed_of(task)` makes one. This base class is the feed of a task that no model is trained on. One program draws
+    held-out sequences of all lengths of `ladder`, where there are any.
     """
+
+    ladder: Sequence[int] = ()
 
     def load(
         self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: Rows = slice(None)
@@ -169,6 +174,11 @@ class Feed:
     def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
         """Sequences `first`, `first + 1`, … of a held-out stream: the same for every seed, model and batch size."""
         raise ValueError(UNTRAINED)
+
+    @property
+    def scored(self) -> int | None:
+        """How many positions of a held-out sequence are scored at most, None if all may be."""
+        return None
 
     def ordinary(self, seed: ArrayLike, step: Array, count: int, length: int, facts: float) -> Array:
         """Inside the program: the tokens `[b, t]` that `count` streams of ordinary tokens read at `step`.
@@ -452,6 +462,11 @@ class Evaluation(ABC):
     def check_tokens(self, task: AnyTask, tokenizer: Tokenizer) -> None:
         """Raises ValueError if it asks what the tokens of a checkpoint cannot give, before anything is written."""
         return None
+
+    @property
+    def ladder(self) -> Sequence[int]:
+        """The lengths of the held-out sequences that it draws."""
+        return ()
 
     def held(self) -> Sequence[tuple[str, int, int]]:
         """What is certainly in memory at once: by the name of a setting, so many sequences of so many tokens."""

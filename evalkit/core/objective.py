@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 from jaxtyping import Float, Int
@@ -26,16 +27,16 @@ class Tally(NamedTuple):
     def __add__(self, other: "Tally") -> "Tally":  # type: ignore[override]
         return Tally(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
-    def scores(self) -> dict[str, Float[Array, " b"]]:
+    def scores(self) -> dict[str, Float[Array | np.ndarray, " b"]]:
         """Returns mean loss (nats), mean accuracy and whole-answer exact match of each sequence.
 
         A sequence without a scored position, such as a document of one token, has a loss of 0.
         """
-        scored = jnp.maximum(self.scored, 1)
+        scored = self.scored.clip(min=1)
         return {
             "loss": self.loss / scored,
             "accuracy": self.correct / scored,
-            "exact_match": (self.correct == self.scored).astype(jnp.float32),
+            "exact_match": (self.correct == self.scored).astype(np.float32),
         }
 
 

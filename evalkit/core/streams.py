@@ -70,7 +70,7 @@ def train_batch(
     if isinstance(task, Cuts):
         lengths = jax.vmap(lambda k: jax.random.randint(for_length(k), (), shortest, length + 1))(keys)
         return jax.vmap(lambda k, n: task.cut(task.sample(k, length), n))(keys, lengths)
-    branches = [partial(_padded, task, n, length) for n in lengths_between(task, shortest, length)]
+    branches = [lambda k, n=n: _padded(task.sample(k, n), length - n) for n in lengths_between(task, shortest, length)]
 
     def one(key: Array) -> Example:
         return jax.lax.switch(jax.random.randint(for_length(key), (), 0, len(branches)), branches, key)
@@ -109,12 +109,24 @@ def _of_streams(seed: ArrayLike, step: ArrayLike) -> Array:
     return jax.random.fold_in(jax.random.fold_in(random_key(seed), ORDINARY), step)
 
 
-@partial(jax.jit, static_argnames=("task", "stream", "batch", "length"))
-def held_out_batch(task: Task, stream: int, first: ArrayLike, batch: int, length: int) -> Example:
+@partial(jax.jit, static_argnames=("task", "batch", "length"))
+def held_out_batch(task: Task, stream: ArrayLike, first: ArrayLike, batch: int, length: int) -> Example:
     """Returns sequences `first`, `first + 1`, … of a held-out stream: the same for every seed, model and batch size."""
     key = jax.random.fold_in(jax.random.fold_in(random_key(0), stream), length)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(first + jnp.arange(batch))
     return jax.vmap(lambda k: task.sample(k, length))(keys)
+
+
+@partial(jax.jit, static_argnames=("task", "batch", "lengths"))
+def held_out_padded(
+    task: Task, stream: ArrayLike, first: ArrayLike, which: ArrayLike, batch: int, lengths: tuple[int, ...]
+) -> Example:
+    """Returns `held_out_batch` of the length `lengths[which]`, padded to the longest: one program draws all lengths."""
+
+    def at(length: int) -> Example:
+        return _padded(held_out_batch(task, stream, first, batch, length), max(lengths) - length)
+
+    return jax.lax.switch(which, [partial(at, length) for length in lengths])
 
 
 def has_length(task: Task, length: int) -> bool:
@@ -126,10 +138,9 @@ def has_length(task: Task, length: int) -> bool:
     return True
 
 
-def _padded(task: Task, length: int, longest: int, key: Array) -> Example:
-    """Draws an example at `length`, with padding after it up to `longest`."""
-    example = task.sample(key, length)
-    after = (0, longest - length)
+def _padded(example: Example, extra: int) -> Example:
+    """The example with so much padding after it, which is never scored."""
+    after = ((0, 0),) * (example.tokens.ndim - 1) + ((0, extra),)
     positions = None if example.positions is None else jnp.pad(example.positions, after, constant_values=-1)
     tokens, targets, mask = (jnp.pad(field, after) for field in example[:3])
     return Example(tokens, targets, mask, positions)

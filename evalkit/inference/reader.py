@@ -10,7 +10,7 @@ from jax import Array
 
 from evalkit.core.contracts import Cache, LanguageModel, Params
 from evalkit.core.objective import Tally
-from evalkit.inference.streaming import advance
+from evalkit.inference.streaming import advance, begun
 from evalkit.parallel.devices import copied, mesh_for, split
 from evalkit.tasks import Example
 
@@ -28,7 +28,8 @@ class Reader:
 
     def start(self, length: int) -> Cache:
         """An empty cache for contexts of `length` tokens."""
-        return self.model.init_cache(len(self.answers), max(length, self.model.window or 0))
+        batch = len(self.answers)
+        return begun(self.model, mesh_for(batch), batch, length)[0]
 
     def read(self, tokens: Array | np.ndarray, cache: Cache) -> Cache:
         """The cache after `tokens [b, t]`; the one given is used up."""
@@ -36,7 +37,7 @@ class Reader:
         for at in range(0, tokens.shape[1], self.chunk):
             self.check_interrupt()
             part = tokens[:, at : at + self.chunk]
-            cache, _ = self._advance(_example(part, np.zeros_like(part), scored=False), cache, scored=False)
+            cache, _ = self._advance(_example(part, np.zeros_like(part), scored=False), cache, scored=0)
         return cache
 
     def ask(self, cache: Cache) -> np.ndarray:
@@ -44,14 +45,15 @@ class Reader:
         batch = len(self.answers)
         query = np.full((batch, 1), self.query, np.int32)
         question = _example(query, np.asarray(self.answers)[:, None], scored=True)
-        _, tally = self._advance(question, jax.tree.map(jnp.copy, cache), scored=True)
+        _, tally = self._advance(question, jax.tree.map(jnp.copy, cache), scored=None)
         return np.asarray(tally.correct)
 
-    def _advance(self, part: Example, cache: Cache, scored: bool) -> tuple[Cache, Tally]:
-        batch = len(self.answers)
+    def _advance(self, part: Example, cache: Cache, scored: int | None) -> tuple[Cache, Tally]:
+        batch, length = part.tokens.shape
         mesh = mesh_for(batch)
         part, cache, nothing = jax.device_put((part, cache, Tally.zero(batch)), split(mesh))
-        return advance(self.model, mesh, jax.device_put(self.params, copied(mesh)), part, cache, nothing, scored)
+        params = jax.device_put(self.params, copied(mesh))
+        return advance(self.model, mesh, params, part, cache, nothing, 1, scored, length)[:2]
 
 
 def _example(tokens: np.ndarray, targets: np.ndarray, *, scored: bool) -> Example:

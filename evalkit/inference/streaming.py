@@ -7,12 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array, lax
 from jax.sharding import Mesh
 
-from evalkit.core.contracts import Cache, LanguageModel, Params
-from evalkit.core.objective import Tally, tally
+from evalkit.core.contracts import LONGEST, Cache, LanguageModel, Params
+from evalkit.core.objective import Tally, scored_only, tally
 from evalkit.parallel.devices import by_rows, copied, mesh_for, split
 from evalkit.tasks import Example
+
+CHUNKS = {"cpu": 1}
+"""How many chunks one call reads, by the device: a call is dear where a chunk is read in less time than it takes."""
+MOST_CHUNKS = 32
 
 
 def stream_tally(
@@ -21,9 +26,13 @@ def stream_tally(
     example: Example,
     chunk: int,
     check_interrupt: Callable[[], None] = lambda: None,
+    scored: int | None = None,
 ) -> Tally:
-    """The tally of examples `[b, t]`, `chunk` tokens at a time through the cache, rows split over the devices."""
-    *_, total = stream_tallies(model, params, example, chunk, check_interrupt)
+    """The tally of examples `[b, t]`, `chunk` tokens at a time through the cache, rows split over the devices.
+
+    Of each row at most `scored` positions count (None: any number): logits are computed at so many of each chunk.
+    """
+    *_, (_, total, _) = _calls(model, params, example, chunk, check_interrupt, scored)
     return total
 
 
@@ -33,40 +42,93 @@ def stream_tallies(
     example: Example,
     chunk: int,
     check_interrupt: Callable[[], None] = lambda: None,
+    scored: int | None = None,
 ) -> Iterator[Tally]:
-    """As `stream_tally`, with the tally so far after each chunk; it is gone when the next one is asked for."""
+    """As `stream_tally`, the tally so far after each chunk, on the host."""
+    for count, _, after in _calls(model, params, example, chunk, check_interrupt, scored):
+        after = jax.device_get(after)
+        for number in range(count):
+            yield Tally(*(field[:, number] for field in after))
+
+
+def begun(model: LanguageModel, mesh: Mesh, batch: int, length: int) -> tuple[Cache, Tally]:
+    """An empty cache for `batch` rows of `length` tokens, and the tally of nothing, rows split over the devices."""
+    # Never smaller than a window, and one length stands for all that need as much, so that they share a program.
+    length = max(length, model.window or 0)
+    bounded = model.cache_bytes(1, length) == model.cache_bytes(1, LONGEST)
+    return _begun(model, mesh, batch, LONGEST if bounded else length)
+
+
+@partial(jax.jit, static_argnames=("model", "mesh", "batch", "length"))
+def _begun(model: LanguageModel, mesh: Mesh, batch: int, length: int) -> tuple[Cache, Tally]:
+    return lax.with_sharding_constraint((model.init_cache(batch, length), Tally.zero(batch)), split(mesh))
+
+
+def _calls(
+    model: LanguageModel,
+    params: Params,
+    example: Example,
+    chunk: int,
+    check_interrupt: Callable[[], None],
+    scored: int | None,
+) -> Iterator[tuple[int, Tally, Tally]]:
+    """Of each call how many chunks it read, the tally so far, and the tallies `[b, n]` after each of its chunks.
+
+    A tally so far is gone when the next one is asked for.
+    """
     batch, length = example.tokens.shape
-    chunk = min(chunk, length)
-    padding = -length % chunk
+    chunks = -(-length // chunk)
+    most = CHUNKS.get(jax.default_backend(), MOST_CHUNKS)
+    padding = -length % (chunk * most)
     # Padding is never scored, and packed text says of it that it is no token.
     empty = Example(0, 0, False, None if example.positions is None else -1)  # type: ignore[arg-type]
     whole = jax.tree.map(lambda x, fill: _padded(x, padding, fill), example, empty)
+    counts = whole.mask.reshape(batch, -1, chunk).sum(axis=2).max(axis=0)
+    known = scored is not None and counts.max() <= scored
     mesh = mesh_for(batch)
     params = jax.device_put(params, copied(mesh))
-    # Never smaller than a window, so that all lengths of a model with one share a program.
-    cache = jax.device_put(model.init_cache(batch, max(length + padding, model.window or 0)), split(mesh))
-    total = jax.device_put(Tally.zero(batch), split(mesh))
-    for start in range(0, length, chunk):
+    cache, total = begun(model, mesh, batch, length + -length % chunk)
+    for first in range(0, chunks, most):
         check_interrupt()
-        part = jax.tree.map(lambda x, start=start: jax.device_put(x[:, start : start + chunk], split(mesh)), whole)
-        scored = bool(whole.mask[:, start : start + chunk].any())
-        cache, total = advance(model, mesh, params, part, cache, total, scored)
-        yield total
+        tokens, count = slice(first * chunk, (first + most) * chunk), min(most, chunks - first)
+        part = jax.tree.map(lambda x, tokens=tokens: jax.device_put(x[:, tokens], split(mesh)), whole)
+        asked = scored if known else None if counts[first : first + most].any() else 0
+        cache, total, after = advance(model, mesh, params, part, cache, total, count, asked, chunk)
+        yield count, total, after
 
 
 def _padded(field: Any, padding: int, fill: int) -> np.ndarray:
     return np.pad(np.asarray(field), ((0, 0), (0, padding)), constant_values=fill)
 
 
-@partial(jax.jit, static_argnames=("model", "mesh", "scored"), donate_argnames=("cache", "total"))
+@partial(jax.jit, static_argnames=("model", "mesh", "scored", "chunk"), donate_argnames=("cache", "total"))
 def advance(
-    model: LanguageModel, mesh: Mesh, params: Params, part: Example, cache: Cache, total: Tally, scored: bool
-) -> tuple[Cache, Tally]:
-    """The cache and the tally after a chunk; where nothing in it is `scored`, no logits are computed."""
+    model: LanguageModel,
+    mesh: Mesh,
+    params: Params,
+    part: Example,
+    cache: Cache,
+    total: Tally,
+    count: Array | int,
+    scored: int | None,
+    chunk: int,
+) -> tuple[Cache, Tally, Tally]:
+    """The cache and the tally after the first `count` chunks of `part`, and the tallies `[b, n]` after each of them.
 
-    def on_device(params: Params, part: Example, cache: Cache, total: Tally) -> tuple[Cache, Tally]:
-        nowhere = None if scored else jnp.zeros((part.tokens.shape[0], 0), jnp.int32)
-        logits, cache = model.apply(params, part.tokens, part.positions, cache, nowhere)
-        return cache, total + tally(logits, part) if scored else total
+    Logits are computed at `scored` positions of each chunk (None: at all). There must be one chunk at least.
+    """
+    chunks = part.tokens.shape[1] // chunk
+
+    def on_device(params: Params, part: Example, cache: Cache, total: Tally) -> tuple[Cache, Tally, Tally]:
+        def read(number: Array | int, carried: tuple[Cache, Tally, Tally]) -> tuple[Cache, Tally, Tally]:
+            cache, total, after = carried
+            now = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, number * chunk, chunk, axis=1), part)
+            at, asked = scored_only(now, scored)
+            logits, cache = model.apply(params, now.tokens, now.positions, cache, at)
+            total = total + tally(logits, asked)
+            return cache, total, jax.tree.map(lambda x, y: x.at[:, number].set(y), after, total)
+
+        after = jax.tree.map(lambda x: jnp.zeros((x.shape[0], chunks)), total)
+        return lax.fori_loop(0, 1 if chunks == 1 else count, read, (cache, total, after))
 
     return by_rows(on_device, mesh, params, part, cache, total)

@@ -211,7 +211,7 @@ def _trained(
         def work() -> Verdict:
             state = train(session, launch.trainer, checkpoints, begun)
             with session.timed("evaluation"):
-                return _measure_state(session, state, int(state.step[0]))
+                return _measure_state(session, state, state.taken)
 
         return session.guard(work)
 

@@ -69,7 +69,9 @@ class Checkpoints:
         """Writes a checkpoint and reads it again, then removes older ones; raises UserError if it cannot."""
         new = self.path / f"{UNFINISHED}{step}"
         facts = {**meta, SUMMED: True} if has_vectors(state) else {**meta, SUMMED: True, MOMENTS: "parameters"}
-        items = ocp.args.Composite(state=ocp.args.StandardSave(_parts(state)), meta=ocp.args.JsonSave(facts))  # type: ignore[call-arg]
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(_parts(jax.tree.map(_on_host, state))), meta=ocp.args.JsonSave(facts)
+        )  # type: ignore[call-arg]
         # Of the writes that a first failure keeps from starting, Python would speak, now or when the process ends.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         try:
@@ -223,6 +225,11 @@ def _forget_late_writes(failure: "sys.UnraisableHookArgs") -> None:
     """After one write has failed, TensorStore's others report to an event loop that Orbax has closed already."""
     if str(failure.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(failure)
+
+
+def _on_host(leaf: jax.Array) -> jax.Array | np.ndarray:
+    """What each device has all of, as NumPy's: of copies on several devices Orbax would slice each."""
+    return np.asarray(leaf) if leaf.is_fully_replicated and leaf.is_fully_addressable else leaf
 
 
 def _parts(state: TrainState) -> dict[str, Any]:

@@ -8,12 +8,9 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from evalkit.core import streams
-from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
+from evalkit.core.contracts import LONGEST, Cache, Feed, LanguageModel, Params
 from evalkit.parallel.devices import own
 from evalkit.parallel.microbatches import in_parts, together
-
-LONGEST = 2**30
-"""More tokens than a bounded cache has room for."""
 
 
 def check_bounded(model: LanguageModel) -> None:

@@ -4,8 +4,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
 from evalkit.core.contracts import Cache, Params
 
@@ -25,6 +27,11 @@ class TrainState(NamedTuple):
     step: Array
     average: Params | None = None
     streams: Cache | None = None
+
+    @property
+    def taken(self) -> int:
+        """How many steps were taken, the same for every seed."""
+        return int(np.asarray(self.step.addressable_data(0))[0])
 
 
 class Sums(NamedTuple):
@@ -47,12 +54,18 @@ class Sums(NamedTuple):
 def params_of(state: TrainState, index: int, evaluated: str) -> Params:
     """The parameters of one seed, whole on this process's devices: the `average` if there is one, or the `last`."""
     kept = state.params if evaluated == "last" or state.average is None else state.average
-    return jax.tree.map(lambda leaf: _whole(leaf[index]), kept)
+    return jax.tree.map(_whole, _of_seed(kept, index))
 
 
 def streams_of(state: TrainState, index: int) -> Cache | None:
     """The states of the streams of one seed, as `params_of` gives its parameters."""
-    return jax.tree.map(lambda leaf: _whole(leaf[index]), state.streams)
+    return jax.tree.map(_whole, _of_seed(state.streams, index))
+
+
+@jax.jit
+def _of_seed(tree: Any, index: ArrayLike) -> Any:
+    """The leaves of one seed of many: one program for all of them."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def _whole(leaf: Array) -> Array:

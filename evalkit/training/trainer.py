@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.sharding import PartitionSpec
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import LanguageModel, Task
-from evalkit.parallel.devices import RUNS_ONCE
+from evalkit.parallel.devices import COPIED_BYTES, RUNS_ONCE, bytes_of, on_host
 from evalkit.parallel.layouts.placement import Placement
 from evalkit.parallel.layouts.sizes import AUTO, Setting, sizes_of
 from evalkit.tasks import Example
@@ -44,8 +45,13 @@ class Trainer:
 
     def init(self) -> TrainState:
         """Fresh parameters and optimiser state of every seed."""
-        where = None if self.place.whole else self._shardings
-        return jax.jit(self._fresh, out_shardings=where, compiler_options=RUNS_ONCE)(self.seeds)
+        if not self.place.whole:
+            return jax.jit(self._fresh, out_shardings=self._shardings, compiler_options=RUNS_ONCE)(self.seeds)
+        small = bytes_of(self.abstract.params) <= COPIED_BYTES
+        with on_host() if small else nullcontext():
+            fresh = jax.jit(self._fresh, compiler_options=RUNS_ONCE)(self.seeds)
+        # By way of the host, since to place an array of a device otherwise is a program for each shape.
+        return jax.device_put(jax.tree.map(np.asarray, fresh) if small else fresh, self._shardings)
 
     def start(self, meanwhile: Callable[[TrainState], None]) -> TrainState:
         """Fresh state, given to `meanwhile`, while the first stage's program is compiled: that halves a user's wait."""
@@ -88,7 +94,7 @@ class Trainer:
 
     def advance(self, state: TrainState, stage: Stage, steps: int) -> tuple[TrainState, Sums]:
         """Takes `steps` of one stage, at most `log_every`, for every seed in one dispatch; `state` is consumed."""
-        loaded = self._load(stage, state.step[0])
+        loaded = self._load(stage, state.taken)
         return self.program(stage, loaded)(jax.device_put(state, self._shardings), self.seeds, steps, loaded)
 
     def _load(self, stage: Stage, first: Array | int) -> Any:

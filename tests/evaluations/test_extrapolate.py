@@ -12,11 +12,12 @@ import pytest
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core import streams
+from evalkit.core.batches import Drawn
 from evalkit.core.objective import tally
 from evalkit.core.statistics import is_narrow
 from evalkit.evaluations.extrapolation.measure import Extrapolation
 from evalkit.inference import streaming
-from evalkit.inference.streaming import stream_tally
+from evalkit.inference.streaming import stream_tallies, stream_tally
 from evalkit.tasks import Example
 from support.evaluated import trained_of
 from support.shrunk import applied, experiment, params_of, shrunk
@@ -62,9 +63,9 @@ def test_padding_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     read: list[Example] = []
 
-    def advance(model, mesh, params, part, cache, total, scored):
+    def advance(model, mesh, params, part, cache, total, count, scored, chunk):
         read.append(part)
-        return cache, total
+        return cache, total, total
 
     monkeypatch.setattr(streaming, "advance", advance)
     tokens = np.ones((2, 10), np.int32)
@@ -106,7 +107,7 @@ def test_memory_does_not_grow_with_length(model: str) -> None:
         part = type(example)(*(jax.ShapeDtypeStruct((2, 64), field.dtype) for field in example[:3]))
         cache = jax.eval_shape(lambda: held.model.init_cache(2, length))
         zero = jax.ShapeDtypeStruct((2,), np.float32)
-        lowered = advance.lower(held.model, mesh_for(2), params, part, cache, Tally(zero, zero, zero), True)
+        lowered = advance.lower(held.model, mesh_for(2), params, part, cache, Tally(zero, zero, zero), 1, None, 64)
         analysis = lowered.compile().memory_analysis()
         return analysis.temp_size_in_bytes + analysis.output_size_in_bytes + analysis.argument_size_in_bytes
 
@@ -183,3 +184,31 @@ def test_a_state_that_is_reset_sees_the_last_segment_alone(model: str) -> None:
 def test_an_impossible_ladder_is_refused(settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Extrapolation(**settings)
+
+
+@pytest.mark.parametrize("name", ["induction_heads", "selective_copying"])
+def test_held_out_sequences_are_the_same_whichever_lengths_share_their_program(name: str) -> None:
+    task = tiny("hawk", name).task
+    together = Drawn(task, [40, 64, 24])
+    for length in (24, 40, 64, 48):
+        for one, other in zip(
+            together.held_out(streams.TEST, 3, 2, length)[:3],
+            streams.held_out_batch(task, streams.TEST, 3, 2, length)[:3],
+            strict=True,
+        ):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_chunks_that_share_a_call_give_what_they_give_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven chunks, three a call: the last call is not full. Logits at the scored positions alone change nothing."""
+    held = tiny("hawk")
+    example = held.feed.held_out(streams.TEST, 0, 2, 40)
+    given = held.model, params_of(held.model), example, 8
+    wanted = list(stream_tallies(*given))
+    monkeypatch.setattr(streaming, "CHUNKS", {"cpu": 3})
+    scored = held.feed.scored
+    for tallies in (list(stream_tallies(*given)), list(stream_tallies(*given, scored=scored))):
+        for one, other in zip(tallies, wanted, strict=True):
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), one, other)
+    last = jax.device_get(stream_tally(*given, scored=1))  # fewer than there are: no position is lost
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), last, wanted[-1])

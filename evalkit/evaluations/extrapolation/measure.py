@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from evalkit.checks import at_least, at_least_or_null, between_or_null, one_of
@@ -13,8 +13,9 @@ from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, T
 from evalkit.core.objective import Tally
 from evalkit.core.rows import Row
 from evalkit.core.statistics import LOOK_EVERY, is_narrow
-from evalkit.inference.streaming import stream_tallies
+from evalkit.inference.streaming import stream_tallies, stream_tally
 from evalkit.parallel.layouts.sequences import ROWS, SEQUENCE, SHARED, refuse_unsplit, split_tallies
+from evalkit.tasks import Example
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,10 @@ class Extrapolation(Evaluation):
                 f"steps; give a multiple of {eval_every}"
             )
 
+    @property
+    def ladder(self) -> list[int]:
+        return [*filter(self._runs, self.lengths), *self.during]
+
     def held(self) -> list[tuple[str, int, int]]:
         """A batch at the longest length that is run, and at the longest that is looked at while training."""
         ladders = {"lengths": [*filter(self._runs, self.lengths)], "during": self.during}
@@ -155,14 +160,13 @@ class Extrapolation(Evaluation):
             example = trained.feed.held_out(stream, done, self.batch_size, length)
             if self.reset_every is not None:
                 # Where positions begin anew, every state does.
-                restarting = jnp.arange(example.tokens.shape[1]) % self.reset_every
-                example = example._replace(positions=jnp.broadcast_to(restarting, example.tokens.shape))
+                restarting = np.arange(example.tokens.shape[1], dtype=np.int32) % self.reset_every
+                example = example._replace(positions=np.broadcast_to(restarting, example.tokens.shape))
             # A last batch that is not full keeps its shape, and the program with it; sequences beyond are left out.
             left = sequences - done if interval is None else min(sequences - done, LOOK_EVERY - done % LOOK_EVERY)
             used = min(self.batch_size, left)
-            read = split_tallies if self.devices == SEQUENCE else stream_tallies
-            tallies = read(trained.model, params, example, spans.every or self.chunk, trained.check_interrupt)
-            for metric, values in spans.last_of(tallies, used).scores().items():
+            tally = jax.device_get(self._tally(trained, params, example, spans, used))
+            for metric, values in tally.scores().items():
                 totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())
             done += used
             enough = done % LOOK_EVERY == 0 and is_narrow(totals["accuracy"], done, interval, self.marks)
@@ -170,6 +174,19 @@ class Extrapolation(Evaluation):
             if enough:
                 break
         return totals, done
+
+    def _tally(self, trained: Trained, params: Params, example: Example, spans: "_Spans", used: int) -> Tally:
+        """The tally of a batch, of which `spans` gets the first `used` sequences."""
+        # No shorter for the shorter lengths of a ladder, so that one program reads them all.
+        ladder = [length + trained.task.answer_length for length in trained.feed.ladder]
+        longest = max([example.tokens.shape[1], *ladder])
+        given = trained.model, params, example, min(spans.every or self.chunk, longest), trained.check_interrupt
+        if self.devices == SEQUENCE:
+            *_, last = split_tallies(*given)
+            return last
+        if spans.every is None:
+            return stream_tally(*given, trained.feed.scored)
+        return spans.last_of(stream_tallies(*given, trained.feed.scored), used)
 
 
 class _Spans:
@@ -181,15 +198,14 @@ class _Spans:
 
     def last_of(self, tallies: Iterator[Tally], used: int) -> Tally:
         """Returns the last of the running tallies, one a span, and counts what the first `used` sequences add."""
-        tally, before = Tally.zero(0), np.zeros((2, 1))
-        for number, tally in enumerate(tallies):
-            if self.every is not None:
-                now = np.stack([tally.correct, tally.scored])[:, :used].astype(np.float64)
-                (correct, scored), before = now - before, now
-                total, count = self._sums.get(number, (0.0, 0))
-                there = scored > 0
-                self._sums[number] = total + float((correct[there] / scored[there]).sum()), count + int(there.sum())
-        return tally
+        kept, before = list(tallies), np.zeros((2, 1))
+        for number, tally in enumerate(kept):
+            now = np.stack([tally.correct, tally.scored])[:, :used].astype(np.float64)
+            (correct, scored), before = now - before, now
+            total, count = self._sums.get(number, (0.0, 0))
+            there = scored > 0
+            self._sums[number] = total + float((correct[there] / scored[there]).sum()), count + int(there.sum())
+        return kept[-1]
 
     def sums(self, tokens: int) -> Iterator[tuple[int, int, float, int]]:
         """Each span of sequences of so many tokens: its first and last position from 1 on, sum of accuracies, count."""
