@@ -25,6 +25,9 @@ from evalkit.training.settings import Stage, Training
 from evalkit.training.state import Sums, TrainState
 from evalkit.training.step import Step
 
+SMALL_BYTES = 2**24
+"""Of the parameters of a seed whose steps are launches rather than work: four million of them in float32."""
+
 
 class Trainer:
     """The compiled steps of one run: `init` once, then `advance` from stage to stage."""
@@ -42,6 +45,15 @@ class Trainer:
         batches = [stage.batch_size for stage in training.stages(task.length)]
         self.place = Placement(self.step.layout, sizes, len(self.seeds), batches)
         self._programs: dict[Any, jax.stages.Compiled] = {}
+
+    @cached_property
+    def side_by_side(self) -> bool:
+        """Whether the seeds of a device take each step at the same time, or one seed all of its steps after the other.
+
+        On an accelerator a step of a small model is launches, and eight seeds have as many as one. A large model fills
+        it by itself; on a CPU the larger arrays would leave the cache.
+        """
+        return jax.default_backend() != "cpu" and bytes_of(self.abstract.params) <= SMALL_BYTES * len(self.seeds)
 
     def init(self) -> TrainState:
         """Fresh parameters and optimiser state of every seed."""
@@ -157,8 +169,8 @@ class Trainer:
                 state, sums = lax.fori_loop(0, steps, lambda at, carry: body(at, carry[0], carry[1], loaded), start)
                 return self.step.layout.unpacked(state), sums
 
-            # One seed after the other: on a CPU that is faster than vmap, whose larger arrays leave the cache.
-            return lax.map(one_seed, (state, seeds, loaded))
+            every = (state, seeds, loaded)
+            return jax.vmap(one_seed)(every) if self.side_by_side else lax.map(one_seed, every)
 
         seeds_on, state_on = self.place.seeds, self.place.specs(self.abstract)
         return jax.shard_map(

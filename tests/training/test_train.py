@@ -26,7 +26,7 @@ from evalkit.training.settings import Stage, Training
 from evalkit.training.state import Sums, TrainState
 from evalkit.training.trainer import Trainer
 from support import tiny
-from support.shrunk import overrides_of
+from support.shrunk import every_model, experiment, overrides_of
 
 ROOT = Path(__file__).parents[2]
 ALL_MODELS = "selective_copying"
@@ -222,3 +222,23 @@ def test_a_small_task_is_learned() -> None:
     state, _ = trainer.advance(trainer.init(), Stage(0, 600, 12, 64), 575)
     _, sums = trainer.advance(state, Stage(0, 600, 12, 64), 25)
     assert float(sums.accuracy[0]) / (25 * 64) > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", every_model(("griffin", "deltaproduct")))
+def test_seeds_side_by_side_train_as_one_by_one(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an accelerator, forced here: every parameter after 50 steps, with the streams of state passing."""
+    held = experiment(model)
+    training = dataclasses.replace(held.train, steps=50, batch_size=4, learning_rate=1e-3, curriculum=[], log_every=50)
+
+    def after(seeds: list[int]) -> tuple[TrainState, Sums]:
+        trainer = Trainer(held.task, held.model, training, seeds)
+        return jax.device_get(trainer.advance(trainer.init(), Stage(0, 50, 32, 4), 50))
+
+    alone = [after([seed]) for seed in (3, 4)]
+    monkeypatch.setattr(Trainer, "side_by_side", True)
+    stacked = jax.tree.map(lambda *leaves: np.concatenate(leaves), *alone)
+    (state, sums), (wanted, wanted_sums) = after([3, 4]), stacked
+    np.testing.assert_allclose(sums.loss, wanted_sums.loss, rtol=1e-5)
+    # AdamW divides rounding by rounding where a gradient is nearly nothing.
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), state.params, wanted.params)
