@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -48,8 +49,8 @@ def dispatch(
 ) -> Any:
     """Calls `by_scan(scan, *arguments)` with a scan of XLA's, or `by_kernel(kernel, *arguments)` with a Pallas kernel.
 
-    "auto" is Triton on an NVIDIA GPU, Mosaic on a TPU and the sequential scan elsewhere. Another vendor's GPU, or a
-    dtype that kernels do not take, gets the associative scan on a GPU.
+    "auto" is Triton on an NVIDIA GPU, Mosaic on a TPU and the sequential scan elsewhere. Another vendor's GPU, a dtype
+    that kernels do not take, and a JAX without that part of Pallas get the associative scan on a GPU or TPU.
     """
     if isinstance(implementation, Kernel):
         return by_kernel(implementation, *arguments)
@@ -61,25 +62,26 @@ def dispatch(
     sequential, associative = (partial(by_scan, scan) for scan in (xla.sequential, xla.associative))
     if any(leaf.dtype not in SERVED for leaf in jax.tree.leaves(arguments)):
         return lax.platform_dependent(*arguments, cuda=associative, rocm=associative, default=sequential)
+    cuda, tpu = (_kernel_if_there(name) for name in ("triton", "mosaic_tpu"))
     return lax.platform_dependent(
         *arguments,
-        cuda=partial(by_kernel, _kernel("triton")),
+        cuda=associative if cuda is None else partial(by_kernel, cuda),
         rocm=associative,
-        tpu=partial(by_kernel, _kernel("mosaic_tpu")),
+        tpu=associative if tpu is None else partial(by_kernel, tpu),
         default=sequential,
     )
 
 
 def _kernel(name: str) -> Kernel:
     """Returns the kernel of that name."""
-    # Here, because a plain scan must not pay for importing Pallas.
-    from evalkit.kernels import mosaic_gpu, mosaic_tpu, triton
+    # Here, because a plain scan must not pay for importing Pallas, nor any kernel for a part of it that JAX drops.
+    module = import_module(f"evalkit.kernels.{name.removesuffix('_interpret')}")
+    return module.kernel(interpret=True) if name.endswith("_interpret") else module.kernel()
 
-    kernels = {
-        "triton": triton.kernel,
-        "mosaic_gpu": mosaic_gpu.kernel,
-        "mosaic_tpu": mosaic_tpu.kernel,
-        "triton_interpret": partial(triton.kernel, interpret=True),
-        "mosaic_tpu_interpret": partial(mosaic_tpu.kernel, interpret=True),
-    }
-    return kernels[name]()
+
+def _kernel_if_there(name: str) -> Kernel | None:
+    """Returns the kernel of that name, None where JAX lacks what it is made with."""
+    try:
+        return _kernel(name)
+    except ImportError:
+        return None

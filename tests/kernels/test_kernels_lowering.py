@@ -1,11 +1,13 @@
 """Every kernel lowers for the platform it is for, here where that platform is not."""
 
 import itertools
+import sys
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from evalkit.kernels import cglru, linear_scan, rglru
@@ -129,3 +131,15 @@ def test_float64_is_served_without_a_kernel(platform):
 def test_a_cpu_runs_no_kernel():
     text = jax.jit(loss).trace(*arrays(2, 9, 4, jnp.float32)).lower(lowering_platforms=("cpu",)).as_text()
     assert "custom_call" not in text and "while" in text
+
+
+@pytest.mark.parametrize(("part", "name", "platform"), [("triton", "triton", "cuda"), ("tpu", "mosaic_tpu", "tpu")])
+def test_a_jax_without_a_part_of_pallas_has_the_scan_in_place_of_its_kernel(part, name, platform, monkeypatch):
+    """JAX has deprecated Pallas' Triton: where it is gone, a run goes on without it, on other platforms as well."""
+    monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.{part}", None)
+    monkeypatch.delattr(pallas, part, raising=False)
+    monkeypatch.delitem(sys.modules, f"evalkit.kernels.{name}", raising=False)
+    given = arrays(2, 9, 3, jnp.float32)
+    assert CALL[platform] not in lowered(partial(loss), platform, *given)
+    drawn = [jnp.full(one.shape, -1).astype(one.dtype) for one in given]
+    assert jnp.isfinite(jax.jit(lambda *given: loss(*given))(*drawn))
