@@ -13,19 +13,21 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from datasets.exceptions import DatasetsError
 from lm_eval import evaluator
 from lm_eval.api.group import Group
 from lm_eval.api.registry import get_model
-from lm_eval.config.evaluate_config import EvaluatorConfig
+from lm_eval.config.evaluate_config import DICT_KEYS, EvaluatorConfig
+from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging
 
 from evalkit.configuration.experiment import AUTO
-from evalkit.core.errors import UserError, first_line, typed_path
+from evalkit.core.errors import UserError, first_line, typed_path, writing
 from evalkit.evaluations.downstream import data_sets, table1
 from evalkit.evaluations.downstream.language_model import PretrainedLM, refuse_unserved, wanted_of
 from evalkit.evaluations.downstream.measure import read
@@ -39,6 +41,7 @@ Results = dict[str, Any]
 
 # What draws tokens, and where it means nothing.
 DRAWING = {"temperature": (0,), "top_k": (0, -1), "top_p": (1,)}
+SAMPLES = """'{"TASK": [0, 1]}'"""
 PRETRAINED = "a run, a released model's folder, or its name on the hub"
 
 
@@ -74,6 +77,7 @@ def _harness() -> private.HarnessCLI:
     choices = private.parsers(harness)
     for name, parser in choices.items():
         parser.error = partial(_refuse, name)  # type: ignore[method-assign]
+        private.say_why(parser)
     taken = [name for name in inspect.signature(PretrainedLM).parameters if name != "pretrained"]
     ours = choices["run"].add_argument_group(
         "evalkit",
@@ -146,10 +150,43 @@ def _configuration(parsed: argparse.Namespace) -> EvaluatorConfig:
             unknown = [name for name in stated if name not in allowed]
             if unknown:
                 raise ValueError(f"unknown key {unknown[0]!r}; allowed: {', '.join(allowed)}")
-        return EvaluatorConfig.from_cli(parsed)
+            _refuse_types(stated)
+        configuration = EvaluatorConfig.from_cli(parsed)
+        if not isinstance(configuration.samples, Mapping | None):
+            raise ValueError(
+                f"--samples {configuration.samples!r} names no documents; give JSON or its file: {SAMPLES}"
+            )
+        _refuse_places(configuration)
+        return configuration
     except (OSError, TypeError, ValueError) as error:
         place = f"--config {parsed.config}: " if parsed.config else ""
         raise UserError(f"{place}{error}") from error
+
+
+def _refuse_types(stated: Mapping[str, Any]) -> None:
+    """Raises ValueError for a setting of a file that has another type than lm-eval's own."""
+    hints = get_type_hints(EvaluatorConfig)
+    for name, value in stated.items():
+        kinds = [get_origin(kind) or kind for kind in get_args(hints[name]) or (hints[name],)]
+        kinds += [str, NoneType] if name in DICT_KEYS else [str] if name == "batch_size" else []
+        number = float in kinds and type(value) is int
+        if type(value) not in kinds and not number:
+            allowed = ", ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
+            raise ValueError(f"{name}={value!r}; allowed: {allowed}")
+
+
+def _refuse_places(configuration: EvaluatorConfig) -> None:
+    """Raises UserError for folders that cannot be written: lm-eval would lose its results with a warning."""
+    output, cache = configuration.output_path, configuration.use_cache
+    known = inspect.signature(EvaluationTracker).parameters
+    unknown = [name for name in configuration.hf_hub_log_args or {} if name not in known]
+    if unknown:
+        raise UserError(f"--hf_hub_log_args {unknown[0]} is unknown; allowed: {', '.join(known)}")
+    folders = [Path(output).parent if output.endswith(".json") else Path(output)] if output else []
+    for folder in [*folders, *([Path(cache).parent] if cache else [])]:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            NamedTemporaryFile(dir=folder).close()
 
 
 def _names(tasks: str | Sequence[Any] | None) -> list[str]:
@@ -246,12 +283,14 @@ def _refuse_questions(objects: Sequence[Any], settings: Mapping[str, Any]) -> No
     shots, limit = settings.get("num_fewshot"), settings.get("limit")
     if shots is not None and shots < 0:
         raise UserError(f"--num_fewshot {shots}; allowed: 0 or more")
-    if limit is not None and limit <= 0:
-        raise UserError(f"--limit {limit}; allowed: a number of documents, or a share below 1")
+    if limit is not None and not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
+        raise UserError(f"--limit {limit:g}; allowed: a number of documents, or a share below 1")
     sizes = {task.config.task: len(task.eval_docs) for task in _tasks_of(objects)}
     for task, indices in (settings.get("samples") or {}).items():
         if task not in sizes:
             raise UserError(f"--samples names {task!r}, which is not run; allowed: {', '.join(sizes)}")
+        if not (isinstance(indices, list) and indices):
+            raise UserError(f"--samples gives {indices!r} for {task}; give the documents' numbers: {SAMPLES}")
         wrong = [index for index in indices if not (isinstance(index, int) and 0 <= index < sizes[task])]
         if wrong:
             raise UserError(f"--samples names document {wrong[0]} of {task}; allowed: 0 to {sizes[task] - 1}")

@@ -4,9 +4,10 @@ Everything private of lm-eval's is in this file; `tests/lm_eval/test_private.py`
 """
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -15,16 +16,35 @@ from lm_eval._cli import HarnessCLI
 from lm_eval.api.task import Task
 from lm_eval.config.evaluate_config import EvaluatorConfig
 
+from evalkit.core.errors import UserError
+
 
 def parsers(harness: HarnessCLI) -> dict[str, ArgumentParser]:
     """The parser of each of lm-eval's verbs, and of the command itself under the empty name."""
     return {"": harness._parser, **harness._subparsers.choices}
 
 
+def say_why(parser: ArgumentParser) -> None:
+    """A word that a function of lm-eval's cannot read is refused with its reason; argparse names the function alone."""
+    for action in parser._actions:
+        if action.type not in (None, int, float, str):
+            action.type = partial(_read, action.type)
+
+
+def _read(read: Any, word: str) -> Any:
+    try:
+        return read(word)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
 def parsed(harness: HarnessCLI, words: Sequence[str]) -> Namespace:
-    """What these words of a command line say; lm-eval reads them from `sys.argv`."""
+    """What these words of a command line say; lm-eval reads them from `sys.argv`. Raises UserError."""
     with patch.object(sys, "argv", ["lm-eval", *words]):
-        return harness.parse_args()
+        try:
+            return harness.parse_args()
+        except ValueError as error:  # of `MergeDictAction`, which argparse does not catch
+            raise UserError(str(error)) from error
 
 
 def configured_by(configuration: EvaluatorConfig) -> AbstractContextManager[object]:

@@ -17,6 +17,7 @@ from evalkit.core.contracts import Unread
 from evalkit.core.errors import UserError
 from evalkit.evaluations.downstream import data_sets
 from evalkit.evaluations.downstream.language_model import Wanted, wanted_of
+from evalkit.evaluations.downstream.tasks import phonebook
 from evalkit.inference.sampling import Sampler
 from evalkit.lm_eval import command, private
 from evalkit.lm_eval import model as lm_eval_model
@@ -79,6 +80,9 @@ def test_what_is_drawn_is_what_is_said(said: dict[str, Any]) -> None:
         ({"do_sample": True, "temperature": "warm"}, "generation settings: could not convert"),
         ({"until": [""]}, "until holds an empty string"),
         ({"max_gen_toks": 0}, "max_gen_toks=0; allowed: 1 or more"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens=1.5; allowed: whole numbers"),
+        ({"do_sample": True, "top_k": 1.5}, "top_k=1.5; allowed: whole numbers"),
+        ({"do_sample": "maybe"}, "do_sample='maybe'; allowed: true, false"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_line(said: dict[str, Any], words: str) -> None:
@@ -203,6 +207,11 @@ PHONEBOOK = {"entries": [5], "prompts": 2}
         (None, {"device": "tpu"}, "device='tpu' is lm-eval's, and JAX uses cpu"),
         (None, {"num_fewshot": -1}, "--num_fewshot -1; allowed: 0 or more"),
         (None, {"limit": 0}, "--limit 0; allowed"),
+        (None, {"limit": float("nan")}, "--limit nan; allowed"),
+        (None, {"limit": float("inf")}, "--limit inf; allowed"),
+        (None, {"limit": 1.5}, "--limit 1.5; allowed"),
+        (None, {"samples": {"griffin_phonebook": 1}}, "--samples gives 1 for griffin_phonebook; give the documents'"),
+        (None, {"samples": {"griffin_phonebook": []}}, "--samples gives [] for griffin_phonebook; give the documents'"),
         (None, {"samples": {"piqa": [0]}}, "--samples names 'piqa', which is not run; allowed: griffin_phonebook"),
         (None, {"samples": {"griffin_phonebook": [2]}}, "--samples names document 2 of griffin_phonebook"),
         (None, {"check_integrity": True}, "--check_integrity runs tests that"),
@@ -265,6 +274,14 @@ def test_tasks_of_a_file_are_tasks_and_flags_win(tmp_path: Path) -> None:
         ("- a", "YAML root must be a mapping"),
         ("taks: piqa", "unknown key 'taks'; allowed: config, model"),
         ("log_samples: true", "Specify --output_path"),
+        ("limit: many", "limit='many'; allowed: float, null"),
+        ("limit: true", "limit=True; allowed: float, null"),
+        ("wandb_args: 7", "wandb_args=7; allowed: dict, str, null"),
+        ("cache_requests: true", "cache_requests=True; allowed: dict"),
+        ("system_instruction: [a]", r"system_instruction=\['a'\]; allowed: str, null"),
+        ("hf_hub_log_args: {a: 1}", "--hf_hub_log_args a is unknown; allowed: output_path, "),
+        ("samples: no.json", "--samples 'no.json' names no documents"),
+        ("samples: '[1]'", r"--samples \[1\] names no documents"),
     ],
 )
 def test_a_wrong_file_of_settings_is_one_line(tmp_path: Path, content: str | None, said: str) -> None:
@@ -272,3 +289,27 @@ def test_a_wrong_file_of_settings_is_one_line(tmp_path: Path, content: str | Non
         (tmp_path / "c.yaml").write_text(content)
     with pytest.raises(UserError, match=said):
         command._configuration(parsed("--config", str(tmp_path / "c.yaml")))
+
+
+@pytest.mark.parametrize("flag", ["--output_path", "--use_cache"])
+def test_a_place_where_nothing_can_be_written_is_refused(tmp_path: Path, flag: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"cannot write {tmp_path}/file"):
+        command._configuration(parsed(flag, str(tmp_path / "file" / "below" / "answers")))
+
+
+@pytest.mark.parametrize("word", ["--seed=a", "--seed=1,2", "--samples={", "--gen_kwargs={", "--cache_requests=b"])
+def test_a_word_that_lm_eval_cannot_read_is_refused_with_its_reason(word: str) -> None:
+    with pytest.raises(UserError) as refused:
+        private.parsed(command._harness(), ["run", word])
+    assert re.search(r"a is not an integer|requires 4 integers|Invalid JSON: \{|'b' \(choose", str(refused.value))
+    assert "functools" not in str(refused.value) and "try_parse_json" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [{"entries": "x"}, {"entries": [5, "x"]}, {"entries": 1.5}, {"prompts": "a"}, {"seed": 1.5}, {"depth": "a"}],
+)
+def test_a_setting_of_a_task_with_a_wrong_type_is_one_line(stated: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"task griffin_phonebook: {next(iter(stated))}=.*; allowed: "):
+        phonebook.refuse_types(stated)

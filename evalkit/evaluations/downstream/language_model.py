@@ -265,6 +265,7 @@ def wanted_of(settings: Mapping[str, Any]) -> Wanted:
             raise UserError(f"generation setting {name}={value!r} is not served; allowed: {', '.join(SERVED)}")
     try:
         stated = {name: value for name, value in settings.items() if value is not None}
+        _refuse_types(stated)
         plain: dict[str, Any] = {**normalize_gen_kwargs(stated)}
         sampler = Sampler()
         if plain["do_sample"]:
@@ -278,6 +279,16 @@ def wanted_of(settings: Mapping[str, Any]) -> Wanted:
     except (TypeError, ValueError) as error:
         raise UserError(f"generation settings: {error}") from error
     return Wanted(stop, plain["max_gen_toks"], sampler)
+
+
+def _refuse_types(stated: Mapping[str, Any]) -> None:
+    """Raises ValueError for what lm-eval would round, or take for true."""
+    if not isinstance(stated.get("do_sample", False), bool):
+        raise ValueError(f"do_sample={stated['do_sample']!r}; allowed: true, false")
+    for name in ("max_gen_toks", *TOKENS, "top_k"):
+        value = stated.get(name, 0)
+        if isinstance(value, float) and not value.is_integer():
+            raise ValueError(f"{name}={value}; allowed: whole numbers")
 
 
 def refuse_unserved(task: str, output_type: str | None, settings: Mapping[str, Any] | None) -> None:

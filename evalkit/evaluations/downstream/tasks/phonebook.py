@@ -1,6 +1,7 @@
 """Phonebook lookup as a task of lm-eval, for any of its models: greedy text is compared with the number."""
 
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 from datasets import Dataset
@@ -17,9 +18,11 @@ class PhonebookLookup(ConfigurableTask):
 
     def __init__(self, config: dict[str, Any]) -> None:
         settings = {name: value for name, value in config.items() if name != "class"}
+        entries = settings["metadata"]["entries"]
+        refuse_types({"entries": entries})
         settings["metric_list"] = [
             {"metric": f"{metric}@{size}", "aggregation": "mean", "higher_is_better": True}
-            for size in sizes(settings["metadata"]["entries"])
+            for size in sizes(entries)
             for metric in METRICS
         ]
         super().__init__(config=settings)
@@ -34,6 +37,7 @@ def documents(
     **_: Any,
 ) -> dict[str, Dataset]:
     """Makes `prompts` lookups for each number of `entries`; lm-eval passes all metadata. Raises UserError."""
+    refuse_types({"entries": entries, "prompts": prompts, "depth": depth, "seed": seed})
     if prompts < 1:
         raise UserError(f"prompts={prompts}; allowed: 1 or more")
     try:
@@ -50,6 +54,16 @@ def lookups(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     right = sum(text[place : place + 1] == digit for place, digit in enumerate(doc["answer"]))
     values = (float(text == doc["answer"]), right / len(doc["answer"]))
     return {f"{metric}@{doc['entries']}": value for metric, value in zip(METRICS, values, strict=True)}
+
+
+def refuse_types(stated: Mapping[str, Any]) -> None:
+    """Raises UserError for what is no number: lm-eval gives words of a command as they are."""
+    for name, value in stated.items():
+        numbers = value if name == "entries" and isinstance(value, Sequence) else [value]
+        kinds = (int, float, NoneType) if name == "depth" else (int,)
+        if not all(type(number) in kinds for number in numbers):
+            allowed = "a number from 0 to 1, or null" if name == "depth" else "whole numbers"
+            raise UserError(f"task griffin_phonebook: {name}={value!r}; allowed: {allowed}")
 
 
 def sizes(entries: int | Sequence[int]) -> list[int]:
