@@ -1,7 +1,8 @@
 """Range checks of settings: each raises ValueError in one line, with what was given and what is allowed."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from types import NoneType
+from typing import Any, get_args, get_origin
 
 
 def at_least(settings: Any, least: int, *names: str) -> None:
@@ -43,6 +44,15 @@ def refuse_other(name: str, value: Any, allowed: Iterable[str]) -> None:
     """Raises ValueError for a value that is none of the words that are `allowed`."""
     if value not in allowed:
         raise ValueError(f"{name}={value!r}; allowed: {', '.join(allowed)}")
+
+
+def refuse_other_types(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Raises ValueError for the first value that is not of its hint's type; whole numbers are numbers, truths not."""
+    for name, value in values.items():
+        kinds = [get_origin(kind) or kind for kind in get_args(hints[name]) or (hints[name],)]
+        if type(value) not in kinds and not (float in kinds and type(value) is int):
+            allowed = ", ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
+            raise ValueError(f"{name}={value!r}; allowed: {allowed}")
 
 
 def refuse_below_1(**sizes: int) -> None:

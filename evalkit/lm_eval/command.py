@@ -14,8 +14,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
-from types import NoneType
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 from datasets.exceptions import DatasetsError
 from lm_eval import evaluator
@@ -26,6 +25,7 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging
 
+from evalkit.checks import refuse_other_types
 from evalkit.configuration.experiment import AUTO
 from evalkit.core.errors import UserError, first_line, typed_path, writing
 from evalkit.evaluations.downstream import data_sets, table1
@@ -150,7 +150,9 @@ def _configuration(parsed: argparse.Namespace) -> EvaluatorConfig:
             unknown = [name for name in stated if name not in allowed]
             if unknown:
                 raise ValueError(f"unknown key {unknown[0]!r}; allowed: {', '.join(allowed)}")
-            _refuse_types(stated)
+            hints = get_type_hints(EvaluatorConfig)
+            texts = {name: hints[name] | str | None for name in DICT_KEYS}  # which lm-eval reads as a command's words
+            refuse_other_types(stated, {**hints, **texts, "batch_size": int | str})
         configuration = EvaluatorConfig.from_cli(parsed)
         if not isinstance(configuration.samples, Mapping | None):
             raise ValueError(
@@ -161,18 +163,6 @@ def _configuration(parsed: argparse.Namespace) -> EvaluatorConfig:
     except (OSError, TypeError, ValueError) as error:
         place = f"--config {parsed.config}: " if parsed.config else ""
         raise UserError(f"{place}{error}") from error
-
-
-def _refuse_types(stated: Mapping[str, Any]) -> None:
-    """Raises ValueError for a setting of a file that has another type than lm-eval's own."""
-    hints = get_type_hints(EvaluatorConfig)
-    for name, value in stated.items():
-        kinds = [get_origin(kind) or kind for kind in get_args(hints[name]) or (hints[name],)]
-        kinds += [str, NoneType] if name in DICT_KEYS else [str] if name == "batch_size" else []
-        number = float in kinds and type(value) is int
-        if type(value) not in kinds and not number:
-            allowed = ", ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
-            raise ValueError(f"{name}={value!r}; allowed: {allowed}")
 
 
 def _refuse_places(configuration: EvaluatorConfig) -> None:

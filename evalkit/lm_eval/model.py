@@ -1,13 +1,14 @@
 """A checkpoint, by its folder or its name on the hub, as a model of lm-eval."""
 
 import inspect
-from typing import Any
+from typing import Any, get_type_hints
 
 import jax
 from lm_eval.api.registry import register_model
 from lm_eval.config.evaluate_config import EvaluatorConfig
 
 from evalkit.checkpoints.pretrained import find_for_text
+from evalkit.checks import refuse_other_types
 from evalkit.core.contracts import Pretrained
 from evalkit.core.errors import UserError
 from evalkit.evaluations.downstream.language_model import PretrainedLM
@@ -42,6 +43,10 @@ class EvalkitLM(PretrainedLM):
         for name in settings:
             if name not in SETTINGS:
                 raise UserError(f"model argument {name!r} is unknown; allowed: {', '.join(SETTINGS)}")
+        try:
+            refuse_other_types({"max_length": max_length, **settings}, get_type_hints(PretrainedLM.__init__))
+        except ValueError as error:
+            raise UserError(f"model argument {error}") from error
         if not pretrained:
             raise UserError("model argument pretrained is missing; give --model_args pretrained=CHECKPOINT")
         if device not in (None, DEFAULT_DEVICE, *_names_of_device()):
@@ -51,7 +56,7 @@ class EvalkitLM(PretrainedLM):
             )
         if max_length is not None and max_length < 1:
             raise UserError(f"max_length={max_length}; allowed: 1 or more")
-        checkpoint = pretrained if isinstance(pretrained, Pretrained) else find_for_text(pretrained, dtype)
+        checkpoint = pretrained if isinstance(pretrained, Pretrained) else find_for_text(str(pretrained), dtype)
         super().__init__(checkpoint, dtype=dtype, max_length=max_length, **settings)
 
 

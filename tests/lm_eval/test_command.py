@@ -186,6 +186,22 @@ def test_a_system_role_that_a_template_has_not_is_left_out_of_tasks_but_never_of
         model.refuse_system("be kind")
 
 
+@pytest.mark.parametrize(
+    ("stated", "allowed"),
+    [
+        ({"chunk": "a"}, "int"),
+        ({"chunk": 1.5}, "int"),
+        ({"tokens_per_batch": True}, "int"),
+        ({"truncate": "a"}, "bool"),
+        ({"share_prefixes": 2}, "bool"),
+        ({"add_bos": "maybe"}, "bool, null"),
+    ],
+)
+def test_a_model_argument_of_another_type_is_one_line(stated: dict[str, Any], allowed: str) -> None:
+    with pytest.raises(UserError, match=rf"^model argument {next(iter(stated))}=.*; allowed: {allowed}$"):
+        EvalkitLM(fading(), **stated)
+
+
 PHONEBOOK = {"entries": [5], "prompts": 2}
 
 
