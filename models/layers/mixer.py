@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -60,9 +61,12 @@ def built(make: Callable[..., Any], **given: Any) -> Mixer:
             raise
         kind, attribute, owner = plain.groups()
         wanted = "nnx.Dict" if kind == "dict" else "nnx.List"
+        place = f"{owner}.{attribute}"
+        if owner in ("List", "Dict"):  # Flax's own, which say nothing of where they stand
+            name = (make.func if isinstance(make, partial) else make).__name__
+            place = f"{name}: {attribute!r} of an nnx.{owner}"
         raise ValueError(
-            f"{owner}.{attribute} is a plain {kind} of layers or parameters, in which Flax finds none; "
-            f"make it {wanted}(...)"
+            f"{place} is a plain {kind} of layers or parameters, in which Flax finds none; make it {wanted}(...)"
         ) from error
     return refuse_no_mixer(mixer)
 

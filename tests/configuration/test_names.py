@@ -41,6 +41,22 @@ def test_a_name_that_documents_use_is_taken_and_any_other_of_the_same_refused_wi
             constructor({"_target_": other}, "task")
 
 
+@pytest.mark.parametrize("kind", sorted(CONTAINERS))
+@pytest.mark.parametrize("outer", [lambda inner: nnx.List([inner]), lambda inner: nnx.Dict({"0": inner})])
+def test_a_container_of_python_within_one_of_flaxs_is_said_with_the_mixer(outer: Callable[..., Any], kind: str) -> None:
+    made, wanted = CONTAINERS[kind]
+
+    class Nested(nnx.Module):
+        window = None
+
+        def __init__(self, width: int, *, rngs: nnx.Rngs):
+            self.layers = outer(made([Linear(width, width, rngs=rngs)]))
+
+    mixers: Any = {"m": Nested}
+    with pytest.raises(ValueError, match=rf"^Nested: '0' of an nnx\.\w+ is a plain {kind} of .*make it {wanted}\("):
+        build(vocab_size=4, width=4, pattern=["m"], mixers=mixers)
+
+
 @settings(max_examples=12, deadline=None)
 @given(attribute=ATTRIBUTES, kind=st.sampled_from(sorted(CONTAINERS)), deep=st.booleans())
 def test_layers_in_a_container_of_python_are_one_line_with_class_attribute_and_what_to_write(
