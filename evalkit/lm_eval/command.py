@@ -135,7 +135,7 @@ def _run(harness: private.HarnessCLI, parsed: argparse.Namespace) -> None:
             kept.append(evaluate(**settings, bootstrap_iters=bootstrap_iters))
             return dict(kept[-1])
 
-        with private.configured_by(configuration), private.evaluating_by(evaluated):
+        with private.configured_by(configuration), private.choosing_tasks(), private.evaluating_by(evaluated):
             harness.execute(parsed)
     for results in kept:
         print(table1.beside_the_paper(results["results"]), end="")

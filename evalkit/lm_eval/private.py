@@ -15,6 +15,7 @@ import lm_eval
 from lm_eval._cli import HarnessCLI
 from lm_eval.api.task import Task
 from lm_eval.config.evaluate_config import EvaluatorConfig
+from yaml import YAMLError
 
 from evalkit.core.errors import UserError
 
@@ -50,6 +51,19 @@ def parsed(harness: HarnessCLI, words: Sequence[str]) -> Namespace:
 def configured_by(configuration: EvaluatorConfig) -> AbstractContextManager[object]:
     """Within, lm-eval's command takes this configuration, which was read before."""
     return patch.object(EvaluatorConfig, "from_cli", lambda parsed: configuration)
+
+
+def choosing_tasks() -> AbstractContextManager[object]:
+    """Within, tasks that lm-eval's command cannot find or read are a `UserError`."""
+    choose = EvaluatorConfig.process_tasks
+
+    def chosen(configuration: EvaluatorConfig, *metadata: Any) -> Any:
+        try:
+            return choose(configuration, *metadata)
+        except (ValueError, YAMLError) as error:
+            raise UserError(f"--tasks: {error}; python -m evalkit lm-eval ls tasks lists them all") from error
+
+    return patch.object(EvaluatorConfig, "process_tasks", chosen)
 
 
 def evaluating_by(evaluate: Callable[..., Mapping[str, Any]]) -> AbstractContextManager[object]:

@@ -5,11 +5,13 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
+from yaml import YAMLError
 
 from evalkit.checkpoints import tokenizer_files
 from evalkit.core.chats import Chat
@@ -329,3 +331,14 @@ def test_a_word_that_lm_eval_cannot_read_is_refused_with_its_reason(word: str) -
 def test_a_setting_of_a_task_with_a_wrong_type_is_one_line(stated: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"task griffin_phonebook: {next(iter(stated))}=.*; allowed: "):
         phonebook.refuse_types(stated)
+
+
+@pytest.mark.parametrize("error", [ValueError("Tasks not found: *a*"), YAMLError("mapping values")])
+def test_tasks_that_are_not_found_or_read_are_one_line(error: Exception) -> None:
+    configuration = private.EvaluatorConfig(tasks=["*a*"])
+    with (
+        patch.object(private.EvaluatorConfig, "process_tasks", side_effect=error),
+        private.choosing_tasks(),
+        pytest.raises(UserError, match=r"^--tasks: (Tasks not found|mapping values)"),
+    ):
+        configuration.process_tasks({})
