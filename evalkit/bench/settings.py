@@ -53,7 +53,7 @@ def split(what: str, settings: Sequence[str]) -> tuple[dict[str, Any], list[str]
         if key == "kernel" and what == "train":
             rest.append(f"model.mixers.recurrent.implementation={value}")
         elif key in own:
-            own[key] = str(typed_path(value)) if key == "out" else _read(text, value, OWN[what][key])
+            own[key] = str(typed_path(value)) if key == "out" and value else _read(text, value, OWN[what][key])
         else:
             rest.append(text)
     return own, rest
