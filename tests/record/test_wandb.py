@@ -460,7 +460,8 @@ def test_a_failure_while_logging_is_one_warning_and_then_silence(
 
 
 def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = opened(tmp_path / "missing", mode="offline")
+    (tmp_path / "taken").touch()
+    log = opened(tmp_path / "taken", mode="offline")
     log.write([measured("train", "loss", 4.0, step=10)])
     ended(log)
     assert len(warnings(caplog)) == 1
