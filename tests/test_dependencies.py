@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = {"evalkit", "kernels", "models", "tasks", "support"}
+OURS = {"evalkit", "kernels", "models", "tasks", "support", *(file.stem for file in (ROOT / "benchmarks").glob("*.py"))}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DISTRIBUTIONS = packages_distributions()
 

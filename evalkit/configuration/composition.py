@@ -285,7 +285,7 @@ def _whole(parsed: Sequence[Override]) -> tuple[DictConfig, dict[str, Any]]:
     if planned is not None and config.get("selected_by") == "":
         _refuse_no_recipe(planned, config, own)
     for key, text in _texts(config):
-        if key.startswith("hydra."):
+        if key.startswith("hydra.") and OF_HYDRA.search(text):
             OmegaConf.update(config, key, OF_HYDRA.sub("${hydra.", text))
         if key in FOLDERS and text.startswith("~"):  # which Hydra takes for the name of a folder
             OmegaConf.update(config, key, str(typed_path(text)))

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
 from filelock import FileLock, Timeout
 from jax.experimental.compilation_cache import compilation_cache
-from jaxlib.version import __version__ as JAXLIB
 
 from evalkit.configuration.experiment import AUTO
 from evalkit.core.errors import first_line
@@ -106,7 +106,7 @@ def _is_quiet(folder: Path) -> bool:
     processors the two differ for every program, and each is a page of errors. A small program is tried once for each
     version of jaxlib, not before there is something to read.
     """
-    verdict = folder / f"jaxlib-{JAXLIB}"
+    verdict = folder / f"jaxlib-{version('jaxlib')}"
     if not verdict.is_file():
         if not any(folder.glob(f"*{ENTRY}")):
             return True
