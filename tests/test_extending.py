@@ -79,6 +79,7 @@ def test_the_package_is_shown_checked_trained_and_compared(package: Path, capsys
     assert "qrnn" in (package / "runs" / "compare" / "running_sum" / "compare.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [slice(5), pytest.param(slice(5, None), marks=pytest.mark.exhaustive)])
 def test_the_promises_hold_in_a_test_of_ones_own(package: Path, part: slice) -> None:
     """`evalkit check` looks at all of them above."""

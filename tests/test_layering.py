@@ -9,6 +9,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 # A room imports rooms on lower floors alone: never upward, never one on its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
@@ -169,6 +171,7 @@ def test_reports_measure_nothing() -> None:
             assert measured == [], name
 
 
+@pytest.mark.slow
 def test_the_packages_have_one_name() -> None:
     """A bare `models` is never imported: in a user's folder that name is the user's own."""
     code = (

@@ -22,6 +22,7 @@ def test_every_table_says_where_its_numbers_come_from() -> None:
     assert [f"{table.page.name}:{table.line}: {MARK}" for table in _tables() if table.source is None] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(RESULTS)))
 def test_a_page_shows_what_the_rows_say(page: Path) -> None:
     wrong = []

@@ -89,6 +89,7 @@ class Clock:
         self.now = max(self.now, self.busy_until) + 200e-6
 
 
+@pytest.mark.slow
 def test_training_is_measured_and_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "train", *TINY, "repeats=1", "steps=1", "format=json"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -105,12 +106,14 @@ def test_training_is_measured_and_taken_apart(capsys: pytest.CaptureFixture[str]
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_evaluation_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "evaluate", *TINY, "repeats=1", "length=64", "chunk=32", "format=json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["tokens_per_s"] == pytest.approx(64 / result["s"])
 
 
+@pytest.mark.slow
 def test_the_recurrence_is_measured_by_every_implementation(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "scan", "batch=1", "width=8", "shortest=16", "longest=16", "repeats=1", "format=json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -139,6 +142,7 @@ def test_the_matrix_state_is_measured_against_its_loop(
     assert "of the loop's speed" in said.err and "kda" in said.err and "GB/s" not in said.err
 
 
+@pytest.mark.slow
 def test_a_length_that_is_not_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrence, "memory", lambda: 2**16)
     rows = recurrence.measure(batch=1, width=8, shortest=16, longest=256, repeats=1, patience=0)["rows"]

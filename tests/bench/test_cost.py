@@ -35,6 +35,7 @@ def rows() -> dict[tuple[str, str | None], dict[str, Any]]:
     return {(row["model"], row.get("attention")): row for row in json.loads(said[-1])["rows"]}
 
 
+@pytest.mark.slow
 def test_parameters_are_the_maps_of_the_equations(rows: dict[Any, dict[str, Any]]) -> None:
     width, wide, _, heads = TABLE_2["100m"]
     around = 3 * 3 * width**2 + 2 * width  # the MLP's three maps and two norms
@@ -105,6 +106,7 @@ def test_limits_lie_where_one_row_less_is_on_the_other_side(price: Price, machin
     assert most == 0 or price.weights + most * price.cache <= machine.memory
 
 
+@pytest.mark.slow
 def test_a_scale_is_a_row_of_table_2_in_each_family() -> None:
     found = {(sized.name, sized.words): sized.node for sized in chosen([FAMILIES, SCALES])}
     assert len(found) == 3 * len(TABLE_2)

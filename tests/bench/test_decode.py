@@ -37,6 +37,7 @@ def bench(*words: str, capsys: pytest.CaptureFixture[str]) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_what_is_timed_is_greedy_decoding() -> None:
     given = pretrained()
     prompt = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [3, 3, 5, 1, 0, 2, 9, 9, 4, 4]]
@@ -76,6 +77,7 @@ def test_the_limits_of_this_machine_are_rates() -> None:
     assert found.copy == 5.0 and found.maps > 1e6 and found.attention > 1e6
 
 
+@pytest.mark.slow
 def test_a_bench_that_was_stopped_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, machine: None
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_bench_that_was_stopped_goes_on(
     assert "is of batch=2, not 3; give another out=FOLDER" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_throughput_is_measured_at_the_largest_batch_that_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: None
 ) -> None:

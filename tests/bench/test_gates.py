@@ -22,6 +22,7 @@ CLOSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", gates.GATES)
 @pytest.mark.parametrize("a", DECAYS)
 def test_modules_are_the_closed_forms(name: str, a: float) -> None:

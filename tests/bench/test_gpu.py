@@ -43,6 +43,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return gpu
 
 
+@pytest.mark.slow
 def test_the_gpu_benchmark_imports_only_what_is_installed_there() -> None:
     code = f"import sys, gpu, gpu_parts; print(*[name for name in {ABSENT} if name in sys.modules])"
     path = os.pathsep.join(str(ROOT / folder) for folder in (".", "tests", "benchmarks"))
@@ -87,6 +88,7 @@ def test_programs_are_read_from_what_jax_logs(caplog: pytest.LogCaptureFixture) 
     assert program[0] == "jit(<lambda>)" and program[1] > 0
 
 
+@pytest.mark.slow
 def test_the_model_has_the_size_of_its_name() -> None:
     import gpu_parts
 

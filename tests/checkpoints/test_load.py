@@ -228,6 +228,7 @@ def test_another_task_of_the_same_vocabulary_can_be_evaluated(folder: Path) -> N
     assert tiny.results(new)["task"] == "selective_copying"
 
 
+@pytest.mark.slow
 def test_a_task_of_another_vocabulary_is_refused(folder: Path) -> None:
     before = tiny.files(folder)
     with pytest.raises(UserError, match=r"vocab_size=32, but this run's model was trained on 16"):

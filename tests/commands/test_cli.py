@@ -276,6 +276,7 @@ def test_existing_runs_go_to_their_own_commands(run: Run, here: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_after_a_run_that_failed(run: Run) -> None:
     run.outcome = lambda experiment: int(experiment.model_name == "mqa")
     assert main(["task=induction_heads", "-m", "model=mqa,hawk"]) != 0
@@ -307,6 +308,7 @@ def test_the_runs_of_a_sweep_are_one_group_of_w_and_b(
     assert len(set(times)) == 1 and numbers == ("0", "1")
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_when_it_is_interrupted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.outcome = lambda experiment: 130
     assert main(["-m", "task=induction_heads", "model=mqa,hawk"]) == 130
@@ -368,6 +370,7 @@ def test_options_are_completed(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert capsys.readouterr().out.split() == [f"model={name}" for name in catalogue.options("model")]
 
 
+@pytest.mark.slow
 def test_a_package_of_the_users_own_with_one_of_our_names_is_left_alone(tmp_path: Path) -> None:
     """`tasks/` in the current folder is the user's: nothing of it is imported."""
     (tmp_path / "tasks").mkdir()

@@ -34,6 +34,7 @@ def greedy(folder: Path, tokens: list[int]) -> list[int]:
     return said[len(tokens) :]
 
 
+@pytest.mark.slow
 def test_a_prompt_in_symbols_is_answered_in_symbols(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", str(tiny_run), "a b ★ 3", f"tokens={NEW}"]) == 0
     printed, task = capsys.readouterr(), load(tiny_run).task
@@ -54,6 +55,7 @@ def test_a_file_becomes_json_lines_with_all_that_its_lines_said(tiny_run: Path, 
         assert line["tokens"] == expected[:cut]
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_refused_before_weights_are_read(
     tiny_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +105,7 @@ def test_names_stand_for_the_first_token_that_has_them_and_numbers_for_themselve
         names.encode("5")
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_kept_in_the_dtype_that_is_asked_for(tmp_path: Path) -> None:
     folder = tiny.trained(tmp_path / "run", tiny.TWO_BLOCKS)
     for settings, itemsize in ((("float32",), 4), (("bfloat16",), 2), (("float32", (), "bfloat16"), 2)):

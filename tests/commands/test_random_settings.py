@@ -81,6 +81,7 @@ def every(examples: int) -> Any:
     )
 
 
+@pytest.mark.slow
 @given(SETTINGS)
 @every(12)
 def test_a_random_setting_is_a_step_or_a_line(setting: tuple[str, Any]) -> None:

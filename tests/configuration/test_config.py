@@ -73,6 +73,7 @@ def test_griffin_looks_back_half_the_training_length(task: str, preset: str, len
     assert (experiment.task.length, experiment.model.window) == (length, window)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", sampled(DRAWN, 4))
 def test_a_shrunk_setting_says_the_papers(task: str) -> None:
     paper = built(f"task={task}", "model=mqa").task.length
@@ -87,11 +88,13 @@ def test_a_composed_task_has_every_setting_of_its_constructor(name: str) -> None
     assert set(composition.compose([f"task={name}"]).config.task) == {"_target_", *annotations(type(task))}
 
 
+@pytest.mark.slow
 def test_what_a_recipe_sets_gives_way_to_a_shorter_training() -> None:
     assert built(*GRIFFIN, "train.steps=50", "train.curriculum=[]").train.warmup_steps == 100
     assert len(built(*GRIFFIN, "task.length=32").train.stages(32)) == 1
 
 
+@pytest.mark.slow
 def test_the_longest_evaluations_that_run_are_not_refused() -> None:
     for model in ("griffin", "hawk", "mqa"):
         longest = built("task=induction_heads", f"model={model}", "eval.lengths=[1048576]", "eval.max_length=null")

@@ -31,6 +31,7 @@ def note_of(words: list[str]) -> Any:
     return compose([*RUN, *words]).config.wandb.notes
 
 
+@pytest.mark.slow
 @FEW
 @given(first=VALUES, second=VALUES)
 @example({"seed": 0}, {"seed": 1})
@@ -58,6 +59,7 @@ def test_a_clock_in_the_folder_and_in_a_value_is_read_once() -> None:
 NAMES = ("job.name", "job.num", "job.id", "mode", "runtime.output_dir", "runtime.cwd", "runtime.choices.model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subdir", ["${hydra.job.num}", "${hydra:job.override_dirname}", "${seed}-${hydra.job.id}"])
 def test_each_job_of_a_sweep_has_what_hydra_gives_it_and_what_is_checked_before(subdir: str, tmp_path: Path) -> None:
     """Hydra starts the jobs; what they are was composed, and held to the constructors, before."""

@@ -30,6 +30,7 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_saved_configuration_gives_the_same_experiment(saved: Path) -> None:
     before = built("task=selective_copying", "model=griffin", "preset=cpu")
     after = Spec.saved(saved.parent).experiment

@@ -74,6 +74,7 @@ def test_the_right_ones_keep_every_promise() -> None:
     assert first(broken("it", PROMISES_OF_EVALUATIONS, measured(wrong_evaluations.CountsSeeds()))) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", wrong_mixers.WRONG)
 def test_a_wrong_mixer_is_told_what_it_breaks(name: str) -> None:
     mixer, promise = wrong_mixers.WRONG[name]

@@ -83,6 +83,7 @@ def write(folder: Path, entries: list[Row]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @given(entries=st.lists(ROWS, max_size=5))
 def test_rows_come_back_as_written(tmp_path_factory: pytest.TempPathFactory, entries: list[Row]) -> None:
     folder = tmp_path_factory.mktemp("run")
@@ -200,6 +201,7 @@ def test_a_total_that_is_not_finite_is_told(tmp_path: Path, total: float) -> Non
     assert found["value"] == total and tuple(found) == tidy.COLUMNS
 
 
+@pytest.mark.slow
 def test_a_data_frame_of_the_records_has_integers_and_every_column_by_a_dot(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     extra = {name: 1 for found in OLD for entry in read(found).rows[-2:] for name in entry["extra"]}

@@ -82,6 +82,7 @@ def rows_of(experiment: config.Experiment, evaluation: Extrapolation) -> list:
     return list(evaluation.run(trained_of(experiment)))
 
 
+@pytest.mark.slow
 def test_the_batch_size_changes_no_number_and_what_is_too_long_is_said_not_run() -> None:
     settings = {"lengths": [40, 64, 80], "sequences": 5, "long_sequences": 3, "long_from": 64, "max_length": 64}
     one, other = (rows_of(tiny("griffin"), Extrapolation(**settings, chunk=8, batch_size=size)) for size in (2, 5))
@@ -125,6 +126,7 @@ def test_sampling_stops_when_the_interval_is_narrow_and_off_the_marks(right: flo
     assert next((n for n in range(32, 1025, 32) if is_narrow(right * n, n, 0.1, marks)), 1024) == needed
 
 
+@pytest.mark.slow
 def test_longer_lengths_are_looked_at_now_and_then() -> None:
     """At step 7."""
     trained = trained_of(tiny("hawk", "induction_heads"))
@@ -158,6 +160,7 @@ def _ends(progress: Mock) -> list[tuple[int, ...]]:
     return [call.args for call in progress.describe.call_args_list if call.args[1] == call.args[2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["griffin", *(pytest.param(name, marks=ALL) for name in ("hawk", "mqa"))])
 def test_a_state_that_is_reset_sees_the_last_segment_alone(model: str) -> None:
     held = tiny(model, "induction_heads")
@@ -186,6 +189,7 @@ def test_an_impossible_ladder_is_refused(settings: dict, words: str) -> None:
         Extrapolation(**settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["induction_heads", "selective_copying"])
 def test_held_out_sequences_are_the_same_whichever_lengths_share_their_program(name: str) -> None:
     task = tiny("hawk", name).task
@@ -199,6 +203,7 @@ def test_held_out_sequences_are_the_same_whichever_lengths_share_their_program(n
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_chunks_that_share_a_call_give_what_they_give_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven chunks, three a call: the last call is not full. Logits at the scored positions alone change nothing."""
     held = tiny("hawk")

@@ -184,6 +184,7 @@ def test_the_channels_that_carry_the_fact_are_found_and_their_decay_is_theirs() 
             assert entry["total"] / entry["count"] == pytest.approx(start)
 
 
+@pytest.mark.slow
 def test_the_drift_is_the_way_of_what_a_pair_has_in_common_in_its_differences() -> None:
     """Two pairs of contexts by hand, their states from the model itself, in float64."""
     trained, rows = forgotten()
@@ -224,6 +225,7 @@ def test_every_answer_is_asked_with_each_part_of_the_state_put_back() -> None:
     assert plain["total"] == int((said == answers).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["griffin", pytest.param("hawk_complex", marks=pytest.mark.exhaustive), "mamba"])
 def test_what_a_context_does_and_what_its_fact_does_are_put_back_apart(model: str) -> None:
     """Both put back at once are the states of before; each leaves the other, and all that is no state, as it is."""

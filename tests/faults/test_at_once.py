@@ -58,6 +58,7 @@ def ended(jobs: "list[subprocess.Popen[str]]") -> list[tuple[str, str]]:
     return [one.communicate(timeout=tiny.HANGS) for one in jobs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", faults.counts(3, 16))
 def test_many_jobs_make_the_tokens_of_one_text_once(tmp_path: Path, jobs: int) -> None:
     folder = tmp_path / "cache"
@@ -68,6 +69,7 @@ def test_many_jobs_make_the_tokens_of_one_text_once(tmp_path: Path, jobs: int) -
     assert corpus.load(place) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", faults.counts(2, 6))
 def test_where_the_job_that_makes_them_is_killed_another_does(tmp_path: Path, jobs: int) -> None:
     folder, made = tmp_path / "cache", tmp_path / "cache.made"
@@ -83,6 +85,7 @@ def test_where_the_job_that_makes_them_is_killed_another_does(tmp_path: Path, jo
     assert made.read_text().split() == ["begun", "begun", "ended"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", faults.counts(2, 16))
 def test_the_jobs_of_a_sweep_that_start_at_the_same_moment_have_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int

@@ -71,6 +71,7 @@ def assert_last_checkpoint_good(folder: Path) -> None:
         assert restored.meta["rows"] <= (folder / "metrics.jsonl").stat().st_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", faults.counts(SIZES[2:6:3], SIZES))
 def test_a_full_disk_at_any_size_of_file_is_one_line_and_the_run_goes_on(
     undisturbed: Outcome, tmp_path: Path, sizes: tuple[int, ...], capsys: pytest.CaptureFixture[str]
@@ -102,6 +103,7 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", faults.counts(LEFT[3:10:3], LEFT))
 def test_a_disk_that_fills_up_at_any_write_is_one_line_and_the_run_goes_on(
     undisturbed: Outcome,
@@ -130,6 +132,7 @@ def test_a_disk_that_fills_up_at_any_write_is_one_line_and_the_run_goes_on(
     assert 2 in codes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["", "checkpoints"])
 def test_a_folder_that_becomes_read_only_is_one_line_and_the_run_goes_on(
     undisturbed: Outcome, shut: Path, part: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -35,6 +35,7 @@ NEEDED = {"tokenizer_json": "tokenizers", "tokenizer_model": "sentencepiece"}
 
 
 # TensorStore reads on in an event loop that ended when another part of the checkpoint could not be read.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_file_is_read_or_is_one_line(name: str) -> None:

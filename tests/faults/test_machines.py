@@ -85,6 +85,7 @@ def drawn(seed: int) -> dict[str, bytes]:
     return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
 
 
+@pytest.mark.slow
 @settings(max_examples=3, deadline=None)
 @given(flags=FLAGGED, seed=st.integers(0, 2**31 - 1))
 def test_data_and_parameters_depend_on_the_seed_alone_whatever_jaxs_flags_are(
@@ -124,6 +125,7 @@ def evalkit(*words: str, **changed: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
+@pytest.mark.slow
 def test_neither_variables_that_jax_cannot_read_nor_a_terminal_of_ascii_end_a_command() -> None:
     wrong = {**dict.fromkeys(FLAGS, "no such value"), "PYTHONIOENCODING": "ascii"}
     plain, changed = (
@@ -134,6 +136,7 @@ def test_neither_variables_that_jax_cannot_read_nor_a_terminal_of_ascii_end_a_co
     assert changed.stdout == plain.stdout.decode().encode("ascii", "replace")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variable",
     [

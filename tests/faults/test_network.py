@@ -152,6 +152,7 @@ def test_a_server_of_wandb_that_works_gets_the_rows(wandb_server: Wandb, tmp_pat
     assert any("file_stream" in path for path in wandb_server.asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["slow", "gone"])
 def test_a_server_that_is_slow_or_gone_at_the_start_is_not_waited_for(
     how: str, wandb_server: Wandb, tmp_path: Path

@@ -56,6 +56,7 @@ def with_leaf(params: Any, name: str, change: Any) -> Any:
     return jax.tree_util.tree_map_with_path(changed, params)
 
 
+@pytest.mark.slow
 def test_all_is_finite_of_fresh_parameters(trainer: Trainer, params: Any, example: Example) -> None:
     assert finite.first_in(trainer, params, example) is None
 
@@ -102,6 +103,7 @@ def test_a_gradient_that_is_no_number_is_named(
     assert finite.first_in(trainer, params, example) == "it begins in the gradient of blocks.1.mlp.gate.kernel"
 
 
+@pytest.mark.slow
 def test_a_state_of_a_stream_that_is_no_number_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What sequences begin from is read again as well; the machine is not suspected of it."""
     experiment = tiny.experiment("train.state_passing=1e-6")

@@ -28,6 +28,7 @@ class Tags(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
 
+@pytest.mark.slow
 def test_pages_show_markup_as_text(tmp_path: Path) -> None:
     """Of names, notes, texts, commands, the environment and the configuration."""
     record = run_record(

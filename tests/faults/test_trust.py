@@ -113,6 +113,7 @@ def test_a_saved_configuration_runs_nothing_of_a_package_that_was_not_named(plac
         assert tiny.files(run) == before and not (run.parent / "theirs" / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", OPENED)
 def test_no_way_of_opening_a_run_imports_what_was_not_named(way: str, run: Path) -> None:
     edited(run, lambda config: config["task"].update(_target_="theirs.Heads"))

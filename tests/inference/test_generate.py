@@ -104,12 +104,14 @@ def test_a_batch_says_what_each_prompt_alone_does(name: str, batch_size: int, ch
     assert len(set("".join(texts))) > 5, "too few different tokens to tell right from wrong"
 
 
+@pytest.mark.slow
 def test_another_seed_and_another_place_draw_other_tokens() -> None:
     settings = {"sampler": Sampler(DRAWN), "batch_size": 2, "chunk": 7}
     one, other = (generate(pretrained("griffin"), [prompts()[0]] * 2, NEW, seed=seed, **settings) for seed in (0, 1))
     assert len({*one, *other}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [["{0}"], ["{0}", "{1}"]])
 def test_a_text_ends_before_a_stop_string(stop: list[str]) -> None:
     """Stop strings taken from within the texts, on either side of where the host looks for them."""
@@ -142,6 +144,7 @@ def test_the_stop_string_that_is_complete_first_ends_the_text() -> None:
     assert ended == Said("xabcd", (*tokens, Bytes.eos))
 
 
+@pytest.mark.slow
 def test_one_program_serves_prompts_of_many_lengths() -> None:
     """A bounded cache does not depend on the prompt, so neither does any program, nor the memory that it takes."""
     known = pretrained("griffin")

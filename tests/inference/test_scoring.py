@@ -46,6 +46,7 @@ EVERY = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "share", "chunk", "tokens_per_batch"),
     [*DEFAULT, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in EVERY)],
@@ -59,6 +60,7 @@ def test_scores_are_those_of_one_request_at_a_time(model: str, share: bool, chun
         assert score.logprob == pytest.approx(logprobs.sum(), abs=TOLERANCE * len(logprobs))
 
 
+@pytest.mark.slow
 def test_greedy_is_what_the_model_would_write() -> None:
     pretrained = tiny_pretrained("hawk")
     context = (256, 72, 105)

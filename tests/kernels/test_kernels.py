@@ -58,6 +58,7 @@ def check(implementation, steps, width, kind, dtype, reverse):
 DIRECTIONS = [(False, name) for name in FEW] + [(True, name) for name in SMALL]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RESETS)
 @pytest.mark.parametrize(("reverse", "name"), DIRECTIONS)
 def test_states_and_gradients_match_float64(name, kind, reverse):

@@ -61,6 +61,7 @@ REAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("platform", "shape", "dtype"), cases(REAL))
 def test_both_operations_and_their_gradients_lower(platform, dtype, shape):
     text = lowered(jax.grad(loss, argnums=range(5)), platform, *arrays(*shape, dtype))
@@ -86,6 +87,7 @@ COMPLEX = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("platform", "shape", "dtype"), cases(COMPLEX))
 def test_the_complex_unit_and_its_gradient_lower(platform, dtype, shape):
     text = lowered(jax.grad(complex_loss, argnums=range(6)), platform, *complex_arrays(*shape, dtype))

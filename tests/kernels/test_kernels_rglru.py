@@ -63,6 +63,7 @@ def compare(actual, arguments, cotangents, reset, unit_reset):
     all_close(actual, expected, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RESETS)
 @pytest.mark.parametrize("name", often(FEW))
 def test_states_and_gradients_match_float64(name, kind):

@@ -90,6 +90,7 @@ def agree(actual, expected, tolerance=TOLERANCE):
             np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize(("way", "form"), CASES)
 def test_values_and_gradients_match_float64(way: str, form: str, data: str) -> None:

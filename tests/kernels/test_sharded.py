@@ -166,6 +166,7 @@ def measured(request: pytest.FixtureRequest) -> Measured:
     return errors, sizes
 
 
+@pytest.mark.slow
 def test_every_layout_gives_the_unsharded_values_and_gradients(
     measured: Measured,
 ) -> None:

@@ -24,6 +24,7 @@ def a_tiny_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subjects, "load_for_text", lambda checkpoint, dtype, allow_targets: fading())
 
 
+@pytest.mark.slow
 def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = benchmark_data.write(tmp_path / "data")
     code = main(

@@ -34,6 +34,7 @@ def count_of_a_step(model: Model, slots: int) -> float:
     return lowered.cost_analysis()["flops"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", every_model())
 def test_flops_are_what_xla_counts_of_the_unrolled_sequential_form(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Token by token, each with a cache that it fills, so that every pair that is computed is one that is seen."""
@@ -46,6 +47,7 @@ def test_flops_are_what_xla_counts_of_the_unrolled_sequential_form(name: str, mo
     assert model.flops(LENGTH) == pytest.approx(unrolled, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", every_model())
 def test_cache_bytes_are_those_of_the_cache_that_comes_out(name: str) -> None:
     model = shrunk(name)

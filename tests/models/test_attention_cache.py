@@ -100,6 +100,7 @@ def test_an_unknown_dtype_of_the_cache_is_refused() -> None:
         MQA(WIDTH, heads=4, head_dim=4, cache_dtype="int8", rngs=nnx.Rngs(0))
 
 
+@pytest.mark.slow
 def test_rows_of_caches_that_stood_elsewhere_are_not_taken_for_one() -> None:
     """After one token and after two, the next slot of the ring is another; a longer piece puts both in order."""
     module = MQA(8, heads=2, head_dim=4, window=4, rngs=nnx.Rngs(0))

@@ -62,6 +62,7 @@ def close(actual, expected, tolerance=TOLERANCE):
     np.testing.assert_allclose(actual, expected, atol=tolerance, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OFTEN)
 def test_a_ragged_batch_is_its_rows(name: str) -> None:
     """Rows of 5, 17 and 30 tokens, left-padded, prefilled in chunks, then decoded: each as if it were alone."""

@@ -390,6 +390,7 @@ def test_without_a_key_auto_is_offline_with_one_warning(
     assert len(records(folder)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "online"])
 def test_without_a_server_the_log_is_offline_with_one_warning(
     mode: str,
@@ -490,6 +491,7 @@ def test_no_two_seeds_are_one_run(
         assert run["project"] == ("swept" if in_sweep else "evalkit")
 
 
+@pytest.mark.slow
 def test_a_refused_run_of_a_sweep_is_logged_offline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its id stays taken in this process."""
     for name, value in {"RUN_ID": "x", "SWEEP_ID": "s", "API_KEY": "0" * 40, "BASE_URL": NOWHERE}.items():

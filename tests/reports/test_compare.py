@@ -194,6 +194,7 @@ def test_a_given_name_is_the_label_and_sets_runs_apart(tmp_path: Path) -> None:
     assert [line.label for line in pool(one)] == ["x"] and [line.label for line in pool(other)] == ["x", "y"]
 
 
+@pytest.mark.slow
 def test_what_asks_by_distance_is_left_out_and_alone_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

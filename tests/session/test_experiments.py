@@ -85,6 +85,7 @@ def test_it_runs_what_is_missing_and_draws_it_together(experiment: Callable[...,
     assert stamps(out) == before, "a finished run was run again"
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_a_run_that_was_stopped(experiment: Callable[..., int], finished: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "other" / "results.json").unlink()  # as if stopped before its end
     called: list[Path] = []
@@ -96,6 +97,7 @@ def test_it_goes_on_with_a_run_that_was_stopped(experiment: Callable[..., int], 
     assert Spec.saved(called[0]).experiment.seed == 1
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_the_runs_with_their_hours_and_writes_nothing(
     experiment: Callable[..., int], done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_lookup_writes_rows_numbers_a_figure_and_a_table(capsys: pytest.Captur
     assert found["lengths"][0]["outside"] is None
 
 
+@pytest.mark.slow
 def test_a_lookup_that_was_stopped_goes_on_after_its_last_whole_length(monkeypatch: pytest.MonkeyPatch) -> None:
     assert look_up("hydra.run.dir=whole") == look_up("hydra.run.dir=out") == 0
     log = Path("out") / FILE
@@ -80,6 +81,7 @@ def test_a_lookup_does_not_go_on_with_other_parameters(
     assert "out was measured on a checkpoint; give task= and checkpoint= again" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_figure_marks_the_window_and_the_training_length_and_has_a_line_a_group() -> None:
     assert look_up("hydra.run.dir=out", "eval.lengths=[300,600]", "eval.prompts=12") == 0
     [drawing] = figures([Line("reader", [load(Path("out"))], alone=True)], "title", []).values()
@@ -91,6 +93,7 @@ def test_the_figure_marks_the_window_and_the_training_length_and_has_a_line_a_gr
     assert [text.get_text() for text in legend.get_texts()] == list(LABELS.values())
 
 
+@pytest.mark.slow
 def test_lookups_of_several_models_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("one", "two"):
         assert main(["task=phonebook", f"checkpoint=some/{name}", *SETTINGS, f"hydra.run.dir=runs/{name}"]) == 0

@@ -27,6 +27,7 @@ def test_it_takes_three_files_of_at_most_80_lines() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_its_code_raises_is_one_line_with_its_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """After training, whose state is kept."""
     report = folder / "mine" / "report.py"

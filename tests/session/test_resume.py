@@ -174,6 +174,7 @@ def test_what_resuming_does(
         kept(folder, short)
 
 
+@pytest.mark.slow
 def test_more_steps_are_told_wherever_the_run_is_read(
     short: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

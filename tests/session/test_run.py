@@ -115,6 +115,7 @@ def test_a_run_ends_when_it_is_solved_often_enough(tmp_path: Path, monkeypatch: 
     assert tiny.results(folder)["extrapolation"][0]["step"] == 6
 
 
+@pytest.mark.slow
 def test_kept_checkpoints_can_be_evaluated_and_others_are_named(tmp_path: Path) -> None:
     """The two newest ones are kept anyway."""
     folder = tiny.trained(tmp_path / "run", "train.keep_every=2")
@@ -128,6 +129,7 @@ def test_kept_checkpoints_can_be_evaluated_and_others_are_named(tmp_path: Path) 
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

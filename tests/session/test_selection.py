@@ -90,6 +90,7 @@ def test_the_recipes_of_a_figure_are_those_that_its_search_chose(figure: str, le
             assert recipe["model"] == chosen["model"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("control", "model"), [("mqa_local", "mqa"), ("hawk_ungated", "hawk")])
 def test_a_control_is_trained_by_the_recipe_of_its_model(control: str, model: str) -> None:
     recipes = [recipe_of("experiment=fig6b", f"model={name}", "preset=cpu") for name in (control, model)]

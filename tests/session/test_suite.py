@@ -149,6 +149,7 @@ def test_again_nothing_is_trained(
     assert "nothing is left to train" in said and "heads/one finished" in said
 
 
+@pytest.mark.slow
 def test_a_final_run_at_another_rate_than_its_trials_choose_now_is_refused(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -451,6 +452,7 @@ def test_a_cell_is_what_its_run_came_to_be(done: Path, tmp_path: Path) -> None:
     assert found.typed == ["task.pairs=16"]
 
 
+@pytest.mark.slow
 def test_a_final_run_is_also_asked_at_its_training_length() -> None:
     """By which its cell is judged: the suite's own ladder is of the suite's length."""
     words = ["experiment=suite", "task=mqar", "model=deltanet", "task.length=128", "task.pairs=32"]

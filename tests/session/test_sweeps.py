@@ -44,6 +44,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [str(tmp_path / name) for name in ("hawk", "mqa", "griffin")]
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_its_list_and_one_comparison(runs: list[str], tmp_path: Path) -> None:
     text = concluded(Ended(runs[0], 0), Ended(runs[1], 0), Ended(runs[2], 2))
     said = " ".join(text.split())
@@ -55,6 +56,7 @@ def test_a_sweep_ends_with_its_list_and_one_comparison(runs: list[str], tmp_path
     assert (out / "compare.html").is_file() and said.count("wrote ") == 1
 
 
+@pytest.mark.slow
 def test_runs_of_several_tasks_are_listed_alone(runs: list[str], tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", run_record(task="selective_copying"))
     report(other, Console(quiet=True))

@@ -124,6 +124,7 @@ def test_positions_are_read_only_where_a_document_begins(data: Path) -> None:
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dispatches_change_nothing(data: Path) -> None:
     """Two steps at a time, or six at once: the same parameters, bit for bit."""
     ends = []
@@ -157,6 +158,7 @@ def test_no_interval_of_a_loss_reaches_below_0() -> None:
     assert both.low == 0 < both.mean < both.high and math.isnan(one.low)
 
 
+@pytest.mark.slow
 def test_another_text_is_refused_when_a_run_goes_on(data: Path, tmp_path: Path) -> None:
     folder, mine = tmp_path / "run", texts(tmp_path / "texts")
     assert tiny.start(folder, of=overrides(mine)) == 0
@@ -165,6 +167,7 @@ def test_another_text_is_refused_when_a_run_goes_on(data: Path, tmp_path: Path) 
         tiny.resume(folder, ["train.steps=8"])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_read_with_its_own_tokenizer(trained: Path, data: Path, tmp_path: Path) -> None:
     """The run itself as a checkpoint: the same losses as its own evaluation found, and both in one comparison."""
     given = [f"checkpoint={trained}", f"data.path={data}", "wandb.mode=disabled", f"hydra.run.dir={tmp_path}/again"]

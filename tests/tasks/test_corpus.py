@@ -328,6 +328,7 @@ def test_rows_end_at_line_feeds_alone_and_null_is_no_text(tmp_path: Path) -> Non
     assert [d.text for d in read(str(tmp_path))] == ["whole"]
 
 
+@pytest.mark.slow
 def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
     line = json.dumps({"text": "x" * 1000}) + "\n"
     (tmp_path / "a.jsonl").write_text(line * 20_000)

@@ -49,6 +49,7 @@ def test_a_stream_that_begins_anew_has_read_nothing() -> None:
     jax.tree.map(np.testing.assert_array_equal, states, experiment("griffin").model.init_cache(STREAMS, 64))
 
 
+@pytest.mark.slow
 def test_a_sequence_goes_on_from_the_state_of_its_stream_without_gradient() -> None:
     """Two sequences of each stream: loss and gradient are those of a model that is given the states."""
     built = experiment("griffin")
@@ -82,6 +83,7 @@ def test_streams_read_what_seed_and_step_say_and_a_fact_now_and_then() -> None:
     assert abs(anew - 1 / 16) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", every_model())
 def test_every_mixer_with_a_bounded_cache_takes_part(model: str) -> None:
     """What it keeps has the same shapes after a step, as a loop over steps wants; global attention is refused."""

@@ -47,6 +47,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "model"), PAIRS)
 def test_every_task_and_model_take_a_step(task: str, model: str) -> None:
     """Shrunk, from the configuration that ships: the first loss is near that of guessing, and the parameters move."""
@@ -131,6 +132,7 @@ def gradient_of(task: SelectiveCopying, microbatch: int | None = None) -> list[n
     return jax.tree.leaves(jax.device_get(jax.jit(step.gradient)(params, example)))
 
 
+@pytest.mark.slow
 def test_micro_batches_change_nothing() -> None:
     (loss, _, *whole), (own, _, *parts) = (gradient_of(shrunken("griffin").task, size) for size in (None, 3))
     np.testing.assert_allclose(own, loss, rtol=1e-5)
@@ -145,6 +147,7 @@ def test_only_scored_positions_are_computed_and_the_step_is_the_same() -> None:
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_is_of_the_mean_over_the_batch() -> None:
     """Adam hides the size of a gradient, and its first moment shows it: a tenth of the gradient after one step."""
     experiment = shrunken("mqa")
