@@ -10,6 +10,7 @@ import pytest
 from evalkit.__main__ import main
 from evalkit.commands import VERBS
 from evalkit.core.rows import read
+from evalkit.evaluations.extrapolation.effective import shown
 from evalkit.evaluations.extrapolation.summary import summarise
 from evalkit.session import plan
 from support import tiny
@@ -54,6 +55,21 @@ def test_the_table_on_the_terminal_is_that_of_the_kept_run() -> None:
         point = kept[length]
         numbers = [f"{point[name]:.3f}" for name in ("accuracy", "low", "high", "exact_match")]
         assert shown == [*numbers, str(point["sequences"]), f"{point['loss']:.3g}"]
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("readme/griffin", r"up to (.+?) tokens by `griffin`"),
+        ("readme/hawk", r"`griffin`, (.+?) by `hawk`"),
+        ("readme/mqa", r"`hawk` and (.+?) by `mqa`"),
+        ("fig6b/hawk", r"Hawk is perfect .* effective length (.+?) \|"),
+        ("fig6b/griffin", r"Griffin is nearly perfect .* effective length (.+?) \|"),
+    ],
+)
+def test_effective_lengths_are_those_of_the_kept_rows(run: str, said: str) -> None:
+    summary = summarise(read(ROOT / "studies/synthetic" / run))
+    assert re.findall(said, README) == [shown(summary["aggregate"]["effective_length"]["0.85"])]
 
 
 @pytest.mark.slow

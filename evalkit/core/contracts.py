@@ -510,11 +510,12 @@ class SinkEnd(NamedTuple):
     """What a sink is told when a session ends: the exit code, 0 for a run that is finished and well.
 
     `records` makes the results as flat dictionaries, for a finished run whose figures lie in the folder; else it is
-    None.
+    None. `summary` is then what `results.json` will hold.
     """
 
     exit_code: int = 0
     records: Callable[[], Sequence[Mapping[str, Any]]] | None = None
+    summary: Mapping[str, Any] = {}
 
 
 class Sink(ABC):

@@ -145,8 +145,8 @@ class Wandb(Sink):
     def finish(self, end: SinkEnd) -> list[str]:
         """Closes every run; a non-zero exit code marks a failure.
 
-        A finished run's figures go before, and the records of each run's own seed as the table `results`. Returns where
-        the runs are to be seen, or the command that uploads them.
+        A finished run's figures go before, the records of each run's own seed as the table `results`, and its numbers
+        into the summary. Returns where the runs are to be seen, or the command that uploads them.
         """
         runs, self._runs = self._runs, {}
         try:
@@ -154,6 +154,7 @@ class Wandb(Sink):
             for seed, run in runs.items() if records is not None else ():
                 own = [record for record in records or () if record.get("seed", seed) in (None, seed)]
                 run.log(_media(self._folder, own))
+                run.summary.update(_headlines(end.summary, seed))
         except Exception:
             for run in runs.values():  # what they got before is in files that closing completes
                 with suppress(Exception):
@@ -283,6 +284,20 @@ def _media(folder: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         data: list[Any] = [[record.get(name) for name in columns] for record in records]
         media["results"] = wandb.Table(columns=columns, data=data, allow_mixed_types=True)
     return media
+
+
+def _headlines(summary: Mapping[str, Any], seed: int) -> dict[str, float]:
+    """The numbers that `results.json` has of one seed's model, such as `report/effective_length/0.85/length`."""
+    own = [one for one in summary.get("seeds", ()) if isinstance(one, Mapping) and one.get("seed") == seed]
+    return dict(_numbers("report", own[0])) if own else {}
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _numbers(f"{name}/{key}", below)
+    elif isinstance(value, int | float):
+        yield name, value
 
 
 def _finished(run: "wandb.Run", exit_code: int) -> bool:

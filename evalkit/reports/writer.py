@@ -23,11 +23,14 @@ from evalkit.reports.terminal import print_table
 PAGE = "report.html"
 
 
-def report(folder: Path, console: Console, before_results: Callable[[], object] = lambda: None) -> dict[str, Any]:
+def report(
+    folder: Path, console: Console, before_results: Callable[[Mapping[str, Any]], object] = lambda summary: None
+) -> dict[str, Any]:
     """Writes `results.json`, the figures of the run's kind and `report.html` into its folder, and prints the tables.
 
-    Returns the summary. What has `results.json` is finished: `before_results` does what else belongs to the end of a
-    run. Raises `UserError` for a folder without rows, an unknown kind of report, and what cannot be written.
+    Returns the summary. What has `results.json` is finished: `before_results` does with the summary what else belongs
+    to the end of a run. Raises `UserError` for a folder without rows, an unknown kind of report, and what cannot be
+    written.
     """
     record = history.record_of(folder)
     header, kind = record.header, kind_of(record.header.kind)
@@ -45,7 +48,7 @@ def report(folder: Path, console: Console, before_results: Callable[[], object] 
         *_how_it_was_made(folder),
     ]
     write_text(folder / PAGE, page.page(title, lead(header), parts, summary))
-    before_results()
+    before_results(summary)
     write_results(folder, summary)
     print_report(console, title, notes, tables, lead(header))
     for line in skipped or ([] if tables else ["nothing was measured at the end of this run"]):

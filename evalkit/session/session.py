@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -127,9 +127,9 @@ class Session:
     def _report(self, verdict: Verdict) -> dict[str, Any]:
         """Makes the report and says what may follow; returns its numbers."""
 
-        def before_results() -> None:
+        def before_results(summary: Mapping[str, Any]) -> None:
             # A kill after these is one of a finished run, with which nobody goes on.
-            self._close(SinkEnd(verdict.exit_code, partial(records_of, self.folder)))
+            self._close(SinkEnd(verdict.exit_code, partial(records_of, self.folder), summary))
 
         summary = report(self.folder, self.console, before_results)
         if verdict.text:

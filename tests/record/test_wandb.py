@@ -54,9 +54,11 @@ def opened(
     return outlet
 
 
-def ended(outlet: Outlet, code: int = 0, rows: Sequence[Row] = (), records: Any = None) -> list[str]:
+def ended(
+    outlet: Outlet, code: int = 0, rows: Sequence[Row] = (), records: Any = None, summary: Any = None
+) -> list[str]:
     """Ends a session at whose end the record has these rows; returns what the user is told."""
-    return outlet.finish(SinkEnd(code, records), len(recorded(rows)))
+    return outlet.finish(SinkEnd(code, records, summary or {}), len(recorded(rows)))
 
 
 def recorded(rows: Sequence[Row]) -> bytes:
@@ -205,7 +207,8 @@ def test_the_figures_and_the_table_of_results_go_to_each_seeds_run(folder: Path)
     Image.new("RGB", (4, 4)).save(folder / "extrapolation.png")
     log = opened(folder, seeds=(0, 1), mode="offline")
     table = [{"seed": seed, "length": 16, "accuracy": seed / 2} for seed in (0, 1)] + [{"length": 32, "loss": None}]
-    (said,) = ended(log, records=lambda: table)
+    seeds = [{"seed": seed, "effective_length": {"0.85": {"length": 16 << seed, "low": None}}} for seed in (0, 1)]
+    (said,) = ended(log, records=lambda: table, summary={"seeds": seeds})
     assert len(records(folder)) == 2 and said.startswith("upload to W&B with: wandb sync ")
     for seed, place in enumerate(sorted_by_seed(folder)):
         (image,) = (place / "files" / "media" / "images" / "report").glob("extrapolation_*.png")
@@ -214,6 +217,9 @@ def test_the_figures_and_the_table_of_results_go_to_each_seeds_run(folder: Path)
         found = json.loads(kept.read_text())
         assert found["columns"] == ["seed", "length", "accuracy", "loss"]
         assert found["data"] == [[seed, 16, seed / 2, None], [None, 32, None, None]]
+        lines = records(folder)[place.name.rpartition("-")[2]]
+        last = {name: value for part in of("summary", lines) for name, value in part["update"].items()}
+        assert last["report/effective_length/0.85/length"] == 16 << seed
 
 
 def sorted_by_seed(folder: Path) -> list[Path]:

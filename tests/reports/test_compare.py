@@ -84,7 +84,7 @@ def test_how_fast_each_learns_and_which_is_higher_are_tables_of_their_own(tmp_pa
     write_run(tmp_path / "runs" / "a", run_record("mqa", seeds=(0, 1, 2), test=falls))
     write_run(tmp_path / "runs" / "b", run_record("hawk", seeds=(0, 1, 2), test=perfect))
     write_run(tmp_path / "runs" / "c", run_record("griffin", test=perfect))
-    learning, which = tables(lines(tmp_path / "runs"))[1:]
+    learning, which = tables(lines(tmp_path / "runs"))[2:]
     assert learning.header == ["model", *(f"steps to {n}%" for n in (50, 70, 90, 99, 100)), "area under the curve"]
     assert [line[0] for line in learning.lines] == ["mqa", "hawk", "griffin"]
     assert "Mann and Whitney" in which.heading
@@ -104,7 +104,7 @@ def test_an_area_stands_beside_areas_of_the_same_steps_alone(tmp_path: Path) -> 
     header, rows = run_record("mqa")
     write_run(tmp_path / "a", run_record("hawk"))
     write_run(tmp_path / "b", Record(header, [entry for entry in rows if entry["step"] != 150]))
-    (learning,) = tables(lines(tmp_path / "a", tmp_path / "b"))[1:]
+    (learning,) = tables(lines(tmp_path / "a", tmp_path / "b"))[2:]
     assert learning.header[-1] == "steps to 100%" and {len(line) for line in learning.lines} == {6}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from evalkit.core.errors import UserError
 from evalkit.core.statistics import mann_whitney
+from evalkit.evaluations.extrapolation import effective
 from evalkit.evaluations.extrapolation.summary import LEVELS, extrapolation_curve, learning_curve, probe_lengths
 from evalkit.evaluations.extrapolation.summary import summarise as summarise
 from evalkit.reports.canvas import length_label
@@ -23,6 +24,7 @@ OF_ONE = LEVELS[2:]
 """What the table of a single run shows of its levels."""
 LOSS = ".3g"
 BY_LENGTH, TRAINING = "Accuracy by evaluation length", "While training"
+EFFECTIVE = "Effective length: up to which accuracy keeps a share of that at the training length"
 BY_POSITION = "Accuracy by position in sequences of"
 SPREAD = "Median and range over seeds; a single seed with its 95% interval."
 OF_COSTS = "A point a model: median and range over seeds; a single seed with its 95% interval."
@@ -80,9 +82,15 @@ def against(lines: Sequence[Line], x: str, at: int, title: str, notes: Sequence[
 def tables(lines: Sequence[Line]) -> list[Table]:
     """Of one run every length and seed with its interval; of several a row each, a column a length."""
     if not lines[0].alone:
-        return [comparison_table(lines), *span_tables(lines), *learning_tables(lines), *test_tables(lines)]
+        return [
+            comparison_table(lines),
+            *effective_tables(lines),
+            *span_tables(lines),
+            *learning_tables(lines),
+            *test_tables(lines),
+        ]
     summary = summarise(lines[0].record)
-    return [ladder_table(summary), *span_tables(lines), steps_table(summary)]
+    return [ladder_table(summary), *effective_tables(lines), *span_tables(lines), steps_table(summary)]
 
 
 def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -126,6 +134,18 @@ def ladder_table(summary: Mapping[str, Any]) -> Table:
     spread = "95% interval" if one else "range over seeds"
     lines = [[_length(length, summary["train_length"]), *cells[length]] for length in sorted(cells)]
     return Table(BY_LENGTH, ["length", "accuracy", spread, "exact match", "sequences", "loss"], lines)
+
+
+def effective_tables(lines: Sequence[Line]) -> list[Table]:
+    """A row a line: how far it keeps each share, over its seeds; no table where no line has an effective length."""
+    cells = []
+    for line in lines:
+        lengths = summarise(line.record)["aggregate"]["effective_length"].values()
+        if any(at["length"] is not None for at in lengths):
+            shown_lengths = [text for at in lengths for text in (effective.shown(at), effective.interval_shown(at))]
+            cells.append([line.label, *shown_lengths])
+    header = ["model", *(text for kept in effective.KEPT for text in (f"{kept:.0%} kept to", "95% interval"))]
+    return [Table(EFFECTIVE, header, cells)] if cells else []
 
 
 def span_tables(lines: Sequence[Line]) -> list[Table]:

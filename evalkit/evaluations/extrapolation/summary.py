@@ -8,6 +8,7 @@ from typing import Any
 
 from evalkit.core.rows import Record, Row, value
 from evalkit.core.statistics import censored_spread, spread
+from evalkit.evaluations.extrapolation.effective import KEPT, Effective, Tally, effective_length
 from evalkit.reports.kinds import facts_of, last_step
 from evalkit.reports.numbers import finite, grouped, interval
 from evalkit.reports.points import Curve, Point, point_of
@@ -31,13 +32,14 @@ def summarise(record: Record) -> dict[str, Any]:
     (null: not reached). `area` is the area under the curve of these validations over its steps: their mean accuracy,
     which no single level decides (null: fewer than two). `extrapolation` holds a record a length and seed;
     (`low`, `high`) is the 95% Wilson interval of its accuracy, counting sequences. `spans`, where there are any, is the
-    same of positions `first` to `last`. `late`, where longer lengths were looked at while training, is the median of a
-    seed's last `LOOKS` at each: one look of a few sequences says little where accuracy goes up and down.
+    same of positions `first` to `last`. `effective_length` says, for shares of the accuracy at the training length, up
+    to which length they are kept. `late`, where longer lengths were looked at while training, is the median of a seed's
+    last `LOOKS` at each: one look of a few sequences says little where accuracy goes up and down.
     """
     cells = _evaluations(record, "validation", record.header.train_length)
     seeds = sorted({entry["seed"] for entry in record.rows if entry["seed"] is not None})
-    per_seed = [_seed_summary(seed, cells) for seed in seeds]
     ladder = _ladder(record)
+    per_seed = [{**_seed_summary(seed, cells), **_effective(record, ladder, seed)} for seed in seeds]
     reached = {str(level): [seed["steps_to"][str(level)] for seed in per_seed] for level in LEVELS}
     return {
         "schema": SCHEMA,
@@ -51,6 +53,7 @@ def summarise(record: Record) -> dict[str, Any]:
         "aggregate": {
             "steps_to": {level: censored_spread(steps) for level, steps in reached.items()},
             "area": spread(seed["area"] for seed in per_seed if seed["area"] is not None),
+            **_effective(record, ladder),
             "validation": _spreads([seed["validation"] for seed in per_seed if seed["validation"]]),
             "extrapolation": [
                 {"length": length, "sequences": sum(cell["sequences"] for cell in of_length), **_spreads(of_length)}
@@ -137,6 +140,24 @@ def _ladder(record: Record) -> list[dict[str, Any]]:
         low, high = map(finite, interval(cell["accuracy"]))
         latest[length, seed] = {"length": length, "seed": seed, "step": step, **_record(cell), "low": low, "high": high}
     return [latest[key] for key in sorted(latest)]
+
+
+def _effective(
+    record: Record, ladder: Sequence[Mapping[str, Any]], seed: int | None = None
+) -> dict[str, dict[str, Effective]]:
+    """The effective lengths of one seed's model, or of all seeds together, by the share of accuracy that is kept."""
+    tallies = grouped(
+        (at["seed"], (at["length"], Tally(at["accuracy"] * at["sequences"], at["sequences"])))
+        for at in ladder
+        if at["accuracy"] is not None and seed in (None, at["seed"])
+    )
+    ladders = [dict(of_seed) for of_seed in tallies.values()]
+    header = record.header
+    return {
+        "effective_length": {
+            str(kept): effective_length(ladders, header.train_length, kept, header.chance) for kept in KEPT
+        }
+    }
 
 
 def _spans(record: Record) -> list[dict[str, Any]]:
