@@ -25,6 +25,7 @@ from evalkit.core.errors import UserError
 from evalkit.parallel import devices
 from evalkit.record.history import pasteable
 from evalkit.reports import comparison
+from evalkit.reports.along import WORDS
 from evalkit.reports.pooling import find_runs
 from evalkit.session import run as session
 from evalkit.session.gates import refuse_run_in
@@ -120,6 +121,7 @@ def compare(
     folder: Folder | None = None,
     x: str | None = None,
     at: int | None = None,
+    by: str = "steps",
     quiet: bool = False,
 ) -> Path:
     """Overlays runs of one task, or the runs below folders: PNGs, `compare.html`, `compare.csv`; returns their folder.
@@ -129,15 +131,18 @@ def compare(
 
     `folder` is by default `runs/compare/<task>-<time>`; the tables are printed unless `quiet`. With `x`,
     `"cache_bytes"` or `"flops"`, a figure more has the accuracy `at` a length, by default the training length, against
-    that cost of the models. Raises UserError for runs that cannot be compared.
+    that cost of the models. Curves of training are drawn `by` `"steps"`, `"tokens"`, `"flops"` or `"seconds"`. Raises
+    UserError for runs that cannot be compared.
     """
     out = None if folder is None else named_folder(folder)
     if x not in (None, *comparison.X):
         raise UserError(f"x={x!r}; allowed: {', '.join(comparison.X)}, or None for no figure more")
     if x is None and at is not None:
         raise UserError(f"at={at} is the length of x; give x={' or x='.join(comparison.X)} too")
+    if by not in WORDS:
+        raise UserError(f"by={by!r}; allowed: {', '.join(WORDS)}")
     against = None if x is None else comparison.Against(x, at)
-    return comparison.compare(_folders(runs), out, Console(quiet=quiet), against=against, complete=completed)
+    return comparison.compare(_folders(runs), out, Console(quiet=quiet), against=against, complete=completed, by=by)
 
 
 def rows(*runs: Folder | Iterable[Folder], split: str | None = None, metric: str | None = None) -> list[dict[str, Any]]:

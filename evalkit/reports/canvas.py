@@ -127,10 +127,11 @@ def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def step_axis(axes: Axes, last: int) -> None:
-    """Training steps, from 0 to `last`."""
+    """Training steps, or what grows with them, from 0 to `last`; millions and more by their prefix."""
     axes.set_xlim(0, max(last, 1) * 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10], integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    large = EngFormatter() if last >= 1e6 else None
+    axes.xaxis.set_major_formatter(large or FuncFormatter(lambda x, _: f"{x:,.0f}"))
 
 
 def cost_axis(axes: Axes, costs: Sequence[float], unit: str) -> None:

@@ -17,7 +17,7 @@ from evalkit.record.files import write_text
 from evalkit.reports import page
 from evalkit.reports.kinds import Costed, Drawing, Kind, explained, kind_of
 from evalkit.reports.notes import notes_of
-from evalkit.reports.pooling import Line, Run, find_runs, inner_runs, load, pool
+from evalkit.reports.pooling import STEPS, Line, Run, find_runs, inner_runs, load, pool
 from evalkit.reports.writer import print_report, say, sections
 
 SCHEMA = 1
@@ -41,11 +41,13 @@ def compare(
     *,
     against: Against | None = None,
     complete: Complete | None = None,
+    by: str = STEPS,
 ) -> Path:
     """Writes the comparison of the runs found in `folders` to `out`, prints its tables and returns `out`.
 
     `out` defaults to `runs/compare/<task>-<timestamp>`. `names` are what runs are called, by folder, instead of after
-    their models. `complete` fills in what older runs do not say of their models. A line says what is left out. Raises
+    their models. `complete` fills in what older runs do not say of their models. Curves of
+    training are drawn against `by`: steps, tokens, flops or seconds. A line says what is left out. Raises
     `UserError` for a folder without rows, runs of different tasks, and a figure `against` what is not known.
     """
     loaded = _loaded(folders, names or {}, console)
@@ -56,16 +58,22 @@ def compare(
             say(console, f"left out, for its report is of another kind ({run.header.kind}): {run.folder}")
     out = out or Path("runs", "compare", f"{Path(task).name}-{datetime.now():%Y-%m-%d_%H-%M-%S}")
     with explained(", ".join(str(run.folder) for run in runs)):
-        _draw(runs, kind, out, console, against, complete)
+        _draw(runs, kind, out, console, against, complete, by)
     return out
 
 
 def _draw(
-    runs: Sequence[Run], kind: Kind, out: Path, console: Console, against: Against | None, complete: Complete | None
+    runs: Sequence[Run],
+    kind: Kind,
+    out: Path,
+    console: Console,
+    against: Against | None,
+    complete: Complete | None,
+    by: str,
 ) -> None:
     task = runs[0].header.task
     at = None if against is None else against.at or runs[0].header.train_length
-    lines = pool(runs if complete is None else _completed(runs, complete, at))
+    lines = [replace(line, by=by) for line in pool(runs if complete is None else _completed(runs, complete, at))]
     notes, title = notes_of(lines), page.display_name(task)
     said = [*notes, *variables.differing([run.folder for run in runs])]  # a figure has no room for these
     tables = [table for table in kind.tables(lines) if table.lines]

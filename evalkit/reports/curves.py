@@ -58,11 +58,11 @@ class Frame:
     chance: float | None = None
     scale: Literal["unit", "fitted", "log"] = "unit"
     steps: bool = False
-    """Whether `x` counts training steps, not tokens."""
+    """Whether `x` counts training steps, or what grows with them, not lengths."""
 
-    def while_training(self) -> "Frame":
-        """The same values by training step."""
-        return replace(self, x="training step", steps=True)
+    def while_training(self, x: str = "training step") -> "Frame":
+        """The same values by training step, or by the `x` that grows with it."""
+        return replace(self, x=x, steps=True)
 
 
 def frame_of(headers: Iterable[Header], x: str = Frame.x, y: str = Frame.y) -> Frame:

@@ -31,6 +31,7 @@ LATER = {
 """Settings of `train` that older runs do not name, and what was so of them; they are the defaults."""
 BUDGET = ("steps", "train.steps", "extended", "measured")
 SHOWN = 3
+STEPS = "steps"
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,14 @@ class Run:
 class Line:
     """Runs of one recipe, with disjoint seeds: one line of a figure, one row of a table.
 
-    `alone`: the one run of a report of its own, which is shown in more detail than runs that are compared.
+    `alone`: the one run of a report of its own, which is shown in more detail than runs that are compared. `by`: what
+    its curves of training are drawn against.
     """
 
     label: str
     runs: Sequence[Run]
     alone: bool = False
+    by: str = STEPS
 
     @property
     def header(self) -> Header:

@@ -12,6 +12,7 @@ from evalkit.core.statistics import mann_whitney
 from evalkit.evaluations.extrapolation import effective
 from evalkit.evaluations.extrapolation.summary import LEVELS, extrapolation_curve, learning_curve, probe_lengths
 from evalkit.evaluations.extrapolation.summary import summarise as summarise
+from evalkit.reports.along import WORDS, along, omitted
 from evalkit.reports.canvas import length_label
 from evalkit.reports.curves import cost_figure, frame_of, length_figure, seed_figure
 from evalkit.reports.kinds import COSTS, Drawing, Table, by_column, costs_of
@@ -29,7 +30,7 @@ BY_POSITION = "Accuracy by position in sequences of"
 SPREAD = "Median and range over seeds; a single seed with its 95% interval."
 OF_COSTS = "A point a model: median and range over seeds; a single seed with its 95% interval."
 TESTS = "Which is higher, by the exact two-sided test of Mann and Whitney over seeds"
-VALIDATION = "Validation accuracy at the training length against training steps."
+VALIDATION = "Validation accuracy at the training length while training."
 COLUMNS = ("seed", "length", "accuracy", "low", "high", "exact_match", "loss", "sequences")
 
 
@@ -39,8 +40,9 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
     ladders = [extrapolation_curve(line.record).relabel(line.label) for line in lines]
     ladder = length_figure([curve for curve in ladders if curve.seeds or len(lines) > 1], frame, title, notes)
     extrapolation = Drawing(BY_LENGTH, SPREAD, ladder)
-    learning, named = frame.while_training(), f"{title} while training"
-    curves = [learning_curve(line.record).relabel(line.label) for line in lines]
+    learning, named = frame.while_training(WORDS[lines[0].by]), f"{title} while training"
+    notes = [*notes, *omitted(lines)]
+    curves = [along(learning_curve(line.record), line).relabel(line.label) for line in lines]
     if lines[0].alone:
         trained = _at(curves[0], lines[0].header.train_length, " (training length)")
         probes = [_at(learning_curve(lines[0].record, at), at) for at in probe_lengths(lines[0].record)]
@@ -50,7 +52,7 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
     # The lengths beside the training length that every run of a line looked at while training.
     probed = [set.intersection(*(set(probe_lengths(run.record)) for run in line.runs)) for line in lines]
     for at in sorted(set().union(*probed)):
-        looked = [learning_curve(line.record, at).relabel(line.label) for line in lines]
+        looked = [along(learning_curve(line.record, at), line).relabel(line.label) for line in lines]
         figure = seed_figure(looked, learning, f"{title} at {length_label(at)} while training", notes)
         drawn[f"growth-{at}"] = Drawing(TRAINING, f"The same at {at:,} tokens.", figure)
     return {"compare": extrapolation, **drawn}

@@ -19,6 +19,7 @@ from evalkit.evaluations.text.summary import (
     validation,
 )
 from evalkit.evaluations.text.summary import summarise as summarise
+from evalkit.reports.along import WORDS, along, omitted
 from evalkit.reports.canvas import MUTED
 from evalkit.reports.curves import Frame, frame_of, length_figure, seed_figure
 from evalkit.reports.kinds import Drawing, Table, by_column
@@ -69,10 +70,10 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
     for line in lines:
         seeds = validation(line.record.rows)["bits_per_byte"]
         points = {seed: [Point(step, loss) for step, loss in curve] for seed, curve in seeds.items()}
-        learning.append(Curve(line.label, points))
+        learning.append(along(Curve(line.label, points), line))
     if any(len(points) > 1 for curve in learning for points in curve.seeds.values()):
-        while_training = Frame(y="validation loss (bits a byte)", scale="fitted").while_training()
-        training = seed_figure(learning, while_training, f"{title} while training", notes)
+        while_training = Frame(y="validation loss (bits a byte)", scale="fitted").while_training(WORDS[lines[0].by])
+        training = seed_figure(learning, while_training, f"{title} while training", [*notes, *omitted(lines)])
         kept = "Loss on the ends of the training documents, which are kept from training."
         drawn["training"] = Drawing(TRAINING, kept, training)
     return drawn

@@ -1,0 +1,69 @@
+"""What curves of training are drawn against: steps, tokens, FLOPs or seconds. Rows know their steps alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from evalkit.core import studies
+from evalkit.core.errors import UserError
+from evalkit.reports.points import Curve
+from evalkit.reports.pooling import STEPS, Line, Run
+
+WORDS = {
+    STEPS: "training step",
+    "tokens": "training tokens",
+    "flops": "training FLOPs",
+    "seconds": "seconds of training",
+}
+"""The label of the axis. A step takes three times the FLOPs of a forward pass; a run's seconds are those of all its
+seeds, which are trained together, spread evenly over its tokens."""
+FLOPS_OF_A_STEP = 3
+
+
+def along(curve: Curve, line: Line) -> Curve:
+    """A curve of training by what `line.by` counts in place of steps; what is not known of a run is left out."""
+    if line.by == STEPS:
+        return curve
+    places = {seed: _places(run, line.by) for run in line.runs for seed in run.seeds}
+    seeds = {
+        seed: [replace(point, x=places[seed][point.x]) for point in points if point.x in places.get(seed, {})]
+        for seed, points in curve.seeds.items()
+    }
+    return replace(curve, seeds={seed: points for seed, points in seeds.items() if points})
+
+
+def omitted(lines: Sequence[Line]) -> list[str]:
+    """A note that names the lines that curves of training leave out; raises UserError if that is all of them."""
+    by = lines[0].by
+    unknown = [line.label for line in lines if by != STEPS and not all(_places(run, by) for run in line.runs)]
+    if len(unknown) == len(lines):
+        raise UserError(
+            f"--by={by}: the {by} of training are known of none of these runs; leave it out, or give another"
+        )
+    return [f"Left out while training, for the {by} are not known: {', '.join(unknown)}."] if unknown else []
+
+
+def _places(run: Run, by: str) -> dict[int, int]:
+    """What was done by each step that rows of training are of; empty where it is not known."""
+    tokens = _tokens(run)
+    if by == "flops":
+        cost = run.header.flops_per_token
+        return {} if cost is None else {step: FLOPS_OF_A_STEP * cost * count for step, count in tokens.items()}
+    if by == "seconds":
+        times = studies.content(run.folder / "timing.json")
+        seconds = times.get("training") if isinstance(times, dict) else None
+        last = max(tokens.values(), default=0)
+        return {} if seconds is None else {step: round(seconds * count / last) for step, count in tokens.items()}
+    return tokens
+
+
+def _tokens(run: Run) -> dict[int, int]:
+    """The tokens, answers included, that a seed's model had seen by each step; those of skipped steps do not count."""
+    more: dict[int, float] = {}
+    for entry in run.record.rows:
+        if entry["split"] == "train" and entry["metric"] == "loss" and entry["step"] is not None:
+            length = (entry["length"] or 0) + (run.header.answer_length or 0)
+            more[entry["step"]] = max(more.get(entry["step"], 0), (entry["count"] or 0) * length)
+    steps = sorted(more)
+    tokens = map(int, accumulate(more[step] for step in steps))
+    return {0: 0, **dict(zip(steps, tokens, strict=True))} if steps else {}
