@@ -35,7 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "evalkit.evaluations.text",
     ),
     ("evalkit.evaluations.downstream.tasks",),
-    ("evalkit.configuration", "evalkit.reports.suite"),
+    ("evalkit.configuration", "evalkit.reports.suite", "evalkit.claims"),
     ("evalkit.checkpoints", "evalkit.contract"),
     ("evalkit.session", "evalkit.bench"),
     ("evalkit.lm_eval",),

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import TypedDict
 
@@ -103,3 +103,53 @@ def censored_spread(steps: Iterable[int | None]) -> Spread:
         middle = median(math.inf if step is None else step for step in steps)
         result["median"] = middle if math.isfinite(middle) else None
     return result
+
+
+def exact_interval(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
+    """Returns the exact interval (low, high) for a share of which `successes` of `trials` are seen, such as of seeds.
+
+    Raises ValueError unless 0 <= successes <= trials and trials > 0.
+    Source: Clopper & Pearson 1934, "The use of confidence or fiducial limits illustrated in the case of the binomial".
+
+    >>> low, high = exact_interval(4, 5)
+    >>> round(low, 3), round(high, 3)
+    (0.284, 0.995)
+    """
+    if not 0 <= successes <= trials or not trials:
+        raise ValueError(f"{successes} of {trials}: give a count from 0 to a number of trials above 0")
+    tail = (1 - level) / 2
+    low = 0.0 if successes == 0 else _share(lambda share: _at_least(successes, trials, share) < tail)
+    high = 1.0 if successes == trials else _share(lambda share: _at_least(successes + 1, trials, share) < 1 - tail)
+    return low, high
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Returns p-values adjusted for how many there are, in their order: each may be held to the level of one alone.
+
+    Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted, least = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = least
+    return adjusted
+
+
+def _at_least(successes: int, trials: int, share: float) -> float:
+    """The probability of so many or more successes."""
+    return math.fsum(
+        math.comb(trials, count) * share**count * (1 - share) ** (trials - count)
+        for count in range(successes, trials + 1)
+    )
+
+
+def _share(is_below: Callable[[float], bool]) -> float:
+    """The share in [0, 1] below which `is_below` is true, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return low

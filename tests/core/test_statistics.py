@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import mannwhitneyu, rankdata
+from scipy.stats import beta, mannwhitneyu, rankdata
 
-from evalkit.core.statistics import censored_spread, mann_whitney, spread, wilson
+from evalkit.core.statistics import censored_spread, exact_interval, holm, mann_whitney, spread, wilson
 
 COUNTS = st.integers(1, 10_000)
 
@@ -91,3 +91,30 @@ def test_a_test_says_what_it_cannot_tell() -> None:
     assert mann_whitney([math.inf, 2.0], [1.0, 0.0]) == pytest.approx(1 / 6)
     with pytest.raises(ValueError, match="groups of 0 and 1 numbers"):
         mann_whitney([], [1.0])
+
+
+@given(trials=st.integers(1, 30), share=st.floats(0, 1))
+def test_the_exact_interval_is_that_of_the_beta_distribution(trials: int, share: float) -> None:
+    seen = round(share * trials)
+    low = beta.ppf(0.025, seen, trials - seen + 1) if seen else 0.0
+    high = beta.ppf(0.975, seen + 1, trials - seen) if seen < trials else 1.0
+    assert exact_interval(seen, trials) == pytest.approx((low, high), abs=1e-9)
+
+
+@pytest.mark.parametrize("seen, trials", [(-1, 5), (6, 5), (0, 0)])
+def test_a_count_that_is_none_is_refused(seen: int, trials: int) -> None:
+    with pytest.raises(ValueError, match="give a count"):
+        exact_interval(seen, trials)
+
+
+@given(st.lists(st.floats(0, 1), max_size=12))
+def test_holm_keeps_the_order_and_multiplies_the_least_by_their_number(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    assert all(p <= after <= 1 for p, after in zip(p_values, adjusted, strict=True))
+    by_p = [after for _, after in sorted(zip(p_values, adjusted, strict=True))]
+    assert by_p == sorted(by_p)
+    assert not p_values or min(adjusted) == min(1.0, len(p_values) * min(p_values))
+
+
+def test_holm_against_a_published_example() -> None:
+    assert holm([0.01, 0.02, 0.03, 0.04]) == pytest.approx([0.04, 0.06, 0.06, 0.06])

@@ -1,0 +1,74 @@
+"""`claims.html`: the sheet as a page that needs no other file, on a screen of any width and in print."""
+
+from collections.abc import Mapping
+from html import escape
+
+from evalkit.claims import shown
+from evalkit.claims.sheet import Judged, Verdict, plain
+from evalkit.claims.strips import strip
+from evalkit.reports import page
+
+TITLE = "What the Griffin paper says, and what was measured"
+LEAD = (
+    "Each verdict is computed from kept rows by a test with marks. Circles are seeds, the bar is their median, dashed "
+    "lines are marks. A missed mark is “does not hold” only if a positive control reaches it, and one seed is at most "
+    "“seen once”. Models are up to five orders of magnitude smaller than the paper's: each line says by how much."
+)
+TONES = {Verdict.EXACT: "yes", Verdict.HOLDS: "yes", Verdict.DOES_NOT_HOLD: "no"}
+CSS = """
+body { max-width: 86rem; }
+:root { --yes: #00694f; --no: #a8380a; --open: #59616b; }
+@media (prefers-color-scheme: dark) { :root { --yes: #4fc3a1; --no: #ff9a66; --open: #a5aeb8; } }
+.chip { display: inline-block; padding: 0.1rem 0.55rem; border: 1.5px solid currentColor; border-radius: 1rem;
+  font-weight: 600; font-size: 0.85rem; white-space: nowrap; color: var(--open); }
+.chip.yes { color: var(--yes); } .chip.no { color: var(--no); border-style: double; border-width: 3px; }
+.counts { display: flex; flex-wrap: wrap; gap: 0.5rem; margin: 0 0 1.5rem; }
+.claim { display: grid; grid-template-columns: 12rem minmax(0, 1.3fr) minmax(0, 1.5fr) minmax(0, 1.5fr);
+  gap: 0.4rem 1.5rem; padding: 1rem 0; border-top: 1px solid var(--line); break-inside: avoid; font-size: 0.9rem;
+  overflow-wrap: anywhere; }
+.claim h3 { margin: 0 0 0.3rem; font-size: 1rem; } .claim p { margin: 0 0 0.4rem; }
+.why, .at { color: var(--muted); }
+.claim svg { display: block; width: 100%; max-width: 24rem; height: auto; margin: 0 0 0.7rem; color: var(--open); }
+.yes svg { color: var(--yes); } .no svg { color: var(--no); }
+.claim dl { margin: 0; } .claim dt { color: var(--muted); font-size: 0.78rem; } .claim dd { margin: 0 0 0.35rem; }
+.claim code { font-size: 0.8rem; }
+svg text { font: 11px system-ui, sans-serif; fill: var(--muted); } svg .of-mark { fill: var(--ink); }
+.axis { stroke: var(--line); stroke-width: 2; } .range { stroke: currentColor; stroke-width: 5; opacity: 0.3; }
+.mark { stroke: var(--ink); stroke-width: 1.5; stroke-dasharray: 3 3; }
+.median { stroke: currentColor; stroke-width: 3; }
+.seed { fill: var(--page); stroke: currentColor; stroke-width: 1.5; }
+@media (max-width: 68rem) { .claim { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); } }
+@media (max-width: 40rem) { .claim { grid-template-columns: minmax(0, 1fr); } body { padding: 1.5rem 1rem 3rem; } }
+@media print { .claim { grid-template-columns: 8rem 1fr 1fr; font-size: 8.5pt; } .claim dl { grid-column: 2 / -1; } }
+"""
+
+
+def html(sheet: Mapping[str, Judged]) -> str:
+    """The whole page; the sheet is embedded as JSON, for whoever wants the numbers back."""
+    chips = "".join(f"<span>{_chip(verdict)} × {count}</span>" for verdict, count in shown.counts(sheet).items())
+    parts = [f"<style>{CSS}</style>", f'<p class="counts">{chips}</p>', *map(_claim, sheet.values())]
+    return page.page(TITLE, LEAD, parts, shown.plain(sheet, [plain(judged) for judged in sheet.values()]))
+
+
+def _claim(judged: Judged) -> str:
+    claim = judged.claim
+    facts = "".join(f"<dt>{escape(name)}</dt><dd>{_fact(name, text)}</dd>" for name, text in shown.facts(judged))
+    measured = "".join(
+        f"<p>{escape(one.part.says)}: <b>{escape(shown.finding(one))}</b> "
+        f'<span class="at">{escape(shown.marks(one))}</span></p>{strip(one)}'
+        for one in judged.findings
+    )
+    return (
+        f'<article class="claim {TONES.get(judged.verdict, "open")}" id="{escape(claim.id)}">'
+        f'<div><h3>{escape(claim.id)}</h3><p>{_chip(judged.verdict)}</p><p class="at">{escape(claim.figure)}</p></div>'
+        f'<div><p>{escape(claim.says)}</p><p class="why">{escape(judged.why)}</p></div>'
+        f"<div>{measured or '<p>–</p>'}</div><dl>{facts}</dl></article>"
+    )
+
+
+def _chip(verdict: Verdict) -> str:
+    return f'<span class="chip {TONES.get(verdict, "open")}">{shown.SIGNS[verdict]} {verdict.value}</span>'
+
+
+def _fact(name: str, text: str) -> str:
+    return f"<code>{escape(text)}</code>" if name == "command" else escape(text)

@@ -1,0 +1,107 @@
+"""`python -m evalkit reproduce [ID…]`: every claim of the paper on one sheet, with its verdict, evidence and price."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evalkit.commands.guide import Page
+from evalkit.core.errors import UserError, typed_path
+
+if TYPE_CHECKING:
+    from evalkit.claims.sheet import Judged
+
+SETTINGS = ("out", "format", "studies")
+PAGE = "claims.html"
+STYLES = {"exact": "green", "holds": "green", "does not hold": "red", "not decidable": "yellow", "seen once": "cyan"}
+ABOUT = """\
+Every claim of the paper on one sheet: what was measured, does it hold, what does it cost to see it with one's own eyes.
+With the ids of claims, such as B3, those alone with all their evidence. Verdicts follow from the rows in studies/.
+
+  out=FOLDER      write claims.html there: a page with a small figure of each claim
+  format=json     print it as JSON
+  studies=FOLDER  the kept rows and claims.yaml; default: studies/ here, or that of the clone"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the sheet, or single claims, and returns 0; raises UserError for an id that is none."""
+    parser = Page("reproduce", ABOUT, "reproduce", "reproduce B3", "reproduce out=sheet", "reproduce format=json")
+    parser.add_argument("words", nargs="*", metavar="ID", help="of a claim; none: the whole sheet")
+    words = parser.parse_args(arguments).words
+    from evalkit.claims import claims, shown
+    from evalkit.claims.sheet import judge, plain
+
+    settings = dict(word.split("=", 1) for word in words if "=" in word)
+    if strange := sorted(set(settings) - set(SETTINGS)):
+        raise UserError(f"reproduce takes no {strange[0]}=; it takes {', '.join(SETTINGS)} and ids of claims")
+    if settings.get("format", "text") not in ("text", "json"):
+        raise UserError(f"format={settings['format']} is none of reproduce; choose text or json")
+    folder = claims.folder_of(typed_path(settings["studies"]) if "studies" in settings else None)
+    every = claims.read(folder)
+    chosen = [claims.nearest(every, word) for word in words if "=" not in word]
+    figures = {claim.figure for claim in chosen}
+    sheet = judge({id: claim for id, claim in every.items() if not chosen or claim.figure in figures}, folder)
+    if chosen:
+        sheet = {claim.id: sheet[claim.id] for claim in chosen}
+    if settings.get("format") == "json":
+        print(json.dumps(shown.plain(sheet, [plain(judged) for judged in sheet.values()]), indent=1))
+    elif chosen:
+        for judged in sheet.values():
+            _print_claim(Console(), judged)
+    else:
+        _print_sheet(Console(), sheet)
+    if "out" in settings:
+        _write(settings["out"], sheet)
+    elif not chosen and settings.get("format") != "json":
+        print(f"\nA page with figures: python -m evalkit reproduce out=FOLDER, which writes FOLDER/{PAGE}.")
+    return 0
+
+
+def _write(out: str, sheet: Mapping[str, "Judged"]) -> None:
+    from evalkit.claims.page import html
+    from evalkit.record.files import write_text
+
+    if not out:
+        raise UserError("out= names no folder; give one, such as out=sheet")
+    path = typed_path(out) / PAGE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, html(sheet))
+    print(f"written to {path}")
+
+
+def _print_sheet(console: Console, sheet: Mapping[str, "Judged"]) -> None:
+    from evalkit.claims import shown
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("", "verdict", "the paper says", "figure", "here", "price"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("", "verdict"))
+    for id, judged in sheet.items():
+        verdict = Text(f"{shown.SIGNS[judged.verdict]} {judged.verdict.value}", STYLES.get(judged.verdict.value, "dim"))
+        claim = judged.claim
+        table.add_row(id, verdict, Text(claim.says), claim.figure, Text(shown.here(judged)), shown.price(claim))
+    console.print(table)
+    counts = ", ".join(f"{verdict.value} {count}" for verdict, count in shown.counts(sheet).items())
+    console.print(Text(f"\n{len(sheet)} claims: {counts}."))
+    console.print(Text("All evidence of one: python -m evalkit reproduce B3"))
+
+
+def _print_claim(console: Console, judged: "Judged") -> None:
+    from evalkit.claims import shown
+
+    claim = judged.claim
+    style = STYLES.get(judged.verdict.value, "dim")
+    console.print(Text(f"{claim.id}  {shown.SIGNS[judged.verdict]} {judged.verdict.value}", f"bold {style}"))
+    console.print(Text(f"{claim.says} (section {claim.section}, {claim.figure})"))
+    console.print(Text(f"{judged.why[:1].upper()}{judged.why[1:]}.\n"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for one in judged.findings:
+        each = ", ".join(f"{seed}: {shown.number(value)}" for seed, value in one.each.items())
+        table.add_row(Text(one.part.says), Text(shown.finding(one)))
+        table.add_row("", Text(f"{shown.marks(one)}{f'; {each}' if each else ''}", "dim"))
+    for name, text in shown.facts(judged):
+        table.add_row(Text(name), Text(text))
+    console.print(table)
+    console.print()
