@@ -190,13 +190,14 @@ def build(
         dtype=dtype,
         remat=remat,
     )
-    # The structure is built once, of shapes alone; each call only puts the parameters in.
-    abstract = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
-    graph, state = nnx.split(abstract)
+    # The structure is built once, of shapes alone; each call only puts the parameters in. `init` takes its trace.
+    drawn = jax.jit(lambda key: nnx.split(make(rngs=nnx.Rngs(key))), inline=True)
+    graph, state = jax.eval_shape(drawn, jax.eval_shape(jax.random.key, 0))
+    abstract = nnx.merge(graph, state)
     return Model(
         vocab_size=vocab_size,
         window=min(abstract.windows, default=None),
-        init=lambda key: nnx.to_pure_dict(nnx.state(make(rngs=nnx.Rngs(key)), nnx.Param)),
+        init=lambda key: nnx.to_pure_dict(nnx.filter_state(drawn(key)[1], nnx.Param)),
         module=partial(_filled, graph, state),
         _decay=_decay_of(_parameters_alone(state)),
         _shapes=abstract,

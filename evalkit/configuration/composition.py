@@ -35,7 +35,7 @@ NAMES = ("task_name", "model_name")
 # What Hydra knows, as a value names it, and as only Hydra's own part can: it is taken out before a run begins.
 OF_HYDRA, OF_NODE = re.compile(r"(?<!\\)\$\{hydra:"), re.compile(r"(?<!\\)\$\{hydra\.")
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
-CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", "hydra.searchpath"
+CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", hydra_private.SEARCHPATH
 # A mixer alone, of the folder of --config-dir, and the blocks that are built around it.
 MIXER, AROUND = "+mixer=", "around/mixer"
 LOG = "log"

@@ -1,5 +1,7 @@
 """All that evalkit takes of Hydra that is private or the whole process's; a test says when a version moves it."""
 
+import copy
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,14 +20,31 @@ from omegaconf import DictConfig, OmegaConf
 version.setbase("1.3")
 setup_globals()
 
+SEARCHPATH = "hydra.searchpath"
+"""The setting that names folders of the user's own."""
+
 
 def loaded(directory: Path, options: list[str]) -> DictConfig:
     """What Hydra composes of `config.yaml` in `directory` and these options, its own part included.
 
-    It has a loader of its own, without Hydra's global state: any thread may compose.
+    What it composed once in this process it does not compose again, unless a folder of the user's own, in which files
+    may have changed, is among the options.
     """
+    if any(SEARCHPATH in option for option in options):
+        return _composed(directory, options)
+    return copy.deepcopy(_kept(directory, tuple(options), Path.cwd()))  # since the caller writes into it
+
+
+@functools.lru_cache(maxsize=64)
+def _kept(directory: Path, options: tuple[str, ...], _: Path) -> DictConfig:
+    """What Hydra composes in a working directory, whose path is in it."""
+    return _composed(directory, options)
+
+
+def _composed(directory: Path, options: Sequence[str]) -> DictConfig:
+    """What a loader of its own composes, without Hydra's global state: any thread may compose."""
     loader = ConfigLoaderImpl(create_config_search_path(str(directory)))
-    return loader.load_configuration("config", options, RunMode.RUN)
+    return loader.load_configuration("config", list(options), RunMode.RUN)
 
 
 def describe(config: DictConfig, words: Sequence[Override]) -> None:

@@ -46,3 +46,11 @@ def test_a_value_may_name_what_hydra_knows() -> None:
     words = ["task=mqar", "model=hawk", "wandb.name='${hydra:runtime.choices.model} on ${hydra:job.name}'"]
     assert compose(words).config.wandb.name == "hawk on evalkit"
     assert compose([*words, "hydra.run.dir='out/${hydra:job.name}'"]).folder == Path("out/evalkit")
+
+
+def test_what_a_run_makes_of_a_composition_is_not_in_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, again = (compose(["task=mqar", "model=hawk", *words]) for words in (["train.steps=1"], []))
+    assert (first.config.train.steps, first.hydra["runtime"]["cwd"]) == (1, str(Path.cwd()))
+    assert again.config.train.steps != 1 and again.base == first.base
+    monkeypatch.chdir(tmp_path)
+    assert compose(["task=mqar", "model=hawk"]).hydra["runtime"]["cwd"] == str(tmp_path)

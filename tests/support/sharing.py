@@ -1,21 +1,18 @@
-"""What the runs of one process would make again and again is made once: configurations, models and trainers.
+"""What the runs of one process would make again and again is made once: models and trainers.
 
 Programs belong to the model and the trainer that they were traced for, so that these are shared too. What a run does
 afresh is held by tests that start processes.
 """
 
 import json
-import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from evalkit.checkpoints import loading
-from evalkit.configuration import composition
 from evalkit.configuration import experiment as config
 from evalkit.configuration.experiment import Experiment
 from evalkit.core.contracts import LanguageModel
@@ -25,7 +22,7 @@ from evalkit.training.trainer import Trainer
 
 MOST_TRAINERS = 12
 NOT_OURS = re.compile(r'"_target_": "(?!evalkit\.)')
-COMPOSE, BUILD, TRAIN = composition._hydra, config.model_of, loading.trainer_of
+BUILD, TRAIN = config.model_of, loading.trainer_of
 # One white pixel, which W&B takes for a picture.
 PIXEL = (
     "0000000d49484452000000010000000108000000003a7e9b550000000a49"
@@ -38,7 +35,6 @@ class Shared:
     """What was made so far; within `here`, all of it is taken again."""
 
     def __init__(self) -> None:
-        self._composed: dict[str, bytes] = {}
         self._models: dict[str, LanguageModel] = {}
         self._trainers: dict[str, Trainer] = {}
 
@@ -46,20 +42,10 @@ class Shared:
     def here(self) -> Iterator[None]:
         """Within, every run of this process takes what there is."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(composition, "_hydra", self.composed)
             patch.setattr(config, "model_of", self.model_of)
             for user in ("evalkit.checkpoints.loading", "evalkit.session.gates"):
                 patch.setattr(f"{user}.trainer_of", self.trainer_of)
             yield
-
-    def composed(self, options: Sequence[str]) -> DictConfig:
-        """What Hydra composes of our own folder; what is the user's own may change."""
-        key = json.dumps(list(options))
-        if "searchpath" in key:
-            return COMPOSE(options)
-        if key not in self._composed:
-            self._composed[key] = pickle.dumps(COMPOSE(options))
-        return pickle.loads(self._composed[key])
 
     def model_of(self, node: Mapping[str, Any], vocab_size: int) -> LanguageModel:
         """A model of ours; what is the user's own may change."""
