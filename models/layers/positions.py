@@ -21,6 +21,11 @@ def after(positions: PositionsOfAll, next_position: Rows) -> Rows:
     return across(next_position, jnp.where(valid.any(axis=1), position, next_position).astype(jnp.int32))[1]
 
 
+def after_all(next_position: Rows, steps: int) -> Rows:
+    """Returns the next position of each row after `steps` tokens, none of them a pad."""
+    return across(next_position, next_position + steps)[1]
+
+
 def scanned(
     entering: Activations, a: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
 ) -> tuple[Activations, Float[Array, "b r"]]:

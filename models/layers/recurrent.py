@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import Float
 
 from evalkit.models.layers.modules import CausalConv1D
-from evalkit.models.layers.positions import after, continued
+from evalkit.models.layers.positions import after, after_all
 from evalkit.models.layers.shapes import Activations, Positions, Rows
 
 
@@ -37,8 +37,9 @@ class Recurrent(nnx.Module):
         y, h, conv = self.mixed(x, positions, before)
         if cache is None:
             return y, None
-        where = continued(before.next_position, x.shape[1]) if positions is None else positions
-        return y, RecurrentCache(h, conv.astype(before.conv.dtype), after(where, before.next_position))
+        following = before.next_position
+        following = after_all(following, x.shape[1]) if positions is None else after(positions, following)
+        return y, RecurrentCache(h, conv.astype(before.conv.dtype), following)
 
     def mixed(
         self, x: Activations, positions: Positions | None, before: RecurrentCache

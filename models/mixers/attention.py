@@ -37,6 +37,7 @@ DECODED = 16  # with at most so many new tokens, attention to a whole window cos
 ROPE_SPLIT = 1024  # a position is this times an integer, plus the rest
 KEYS_AT_A_TIME = 256  # of a global cache: with 512, one token of 16 rows cost up to 1.7 times as much
 CACHE_DTYPES = ("float32", "bfloat16")
+AT_ONCE = 2**26  # scores, of all blocks of queries together, that an accelerator computes by one kernel: 256 MiB
 IN_CACHE = 2**18  # scores, of one block of queries over all sequences, that fit into the cache of a CPU core
 
 
@@ -118,7 +119,7 @@ class MQA(nnx.Module):
             among = partial(attend, queries, keys, values, Marks(where, where, seen, seen), self.window)
             y = _in_order(among, positions) if self.window is not None else among(aligned=True)
             return self.output(y.reshape(batch, steps, -1)), None
-        new = entries(cache, keys, values, where, segments)
+        new = entries(cache, keys, values, where, segments, padded=positions is not None)
         if self.window is not None and (steps > 1 or positions is not None):
             y, after = self._piece(cache, new, queries, padded=positions is not None)
         else:
@@ -254,11 +255,52 @@ def attend(queries: Queries, keys: Keys, values: Keys, marks: Marks, window: int
     `aligned` means that the last key belongs to the last query and both are in order. Then a block of queries needs
     only the keys from the start of its window to its own end, so the cost is O(t · window).
     """
+    batch, steps, heads, _ = queries.shape
+    size = _block_size(steps)
+    one_by_one = partial(_one_block_after_another, window=window, aligned=aligned)
+    if not aligned or window is None or steps == size or steps % size:
+        return one_by_one(queries, keys, values, marks)
+    if batch * steps * heads * (size + window - 1) > AT_ONCE:
+        return one_by_one(queries, keys, values, marks)
+    # On a GPU a block is a few launches, which all blocks together can share.
+    together = partial(_all_blocks_together, window=window, size=size)
+    return jax.lax.platform_dependent(queries, keys, values, marks, cpu=one_by_one, default=together)
+
+
+def _one_block_after_another(
+    queries: Queries, keys: Keys, values: Keys, marks: Marks, *, window: int | None, aligned: bool
+) -> Queries:
     blocks = [
         _attend_block(queries[:, q], keys[:, k], values[:, k], marks.visible(q, k, window))
         for q, k in _blocks(queries.shape[1], keys.shape[1], window, aligned)
     ]
     return jnp.concatenate(blocks, axis=1)
+
+
+def _all_blocks_together(
+    queries: Queries, keys: Keys, values: Keys, marks: Marks, *, window: int, size: int
+) -> Queries:
+    """Attends by blocks of `size` queries as if each were a sequence, with a band of keys that ends where it ends."""
+    batch, steps = queries.shape[:2]
+    surplus = keys.shape[1] - steps - (window - 1)  # keys before the first band; below 0: empty slots that it lacks
+
+    def blocks(x: Array) -> Array:
+        x = jnp.broadcast_to(x, (batch, *x.shape[1:]))
+        return x.reshape(-1, size, *x.shape[2:])
+
+    def bands(x: Array, empty: int = 0) -> Array:
+        around = ((0, 0), (max(-surplus, 0), 0), *[(0, 0)] * (x.ndim - 2))
+        x = jnp.pad(jnp.broadcast_to(x, (batch, *x.shape[1:])), around, constant_values=empty)[:, max(surplus, 0) :]
+        starts = range(0, steps, size)
+        bands = jnp.stack([x[:, start : start + size + window - 1] for start in starts], axis=1)
+        return bands.reshape(-1, *bands.shape[2:])
+
+    segments = (marks.query_segments, marks.key_segments)
+    if marks.query_segments is not None and marks.key_segments is not None:
+        segments = blocks(marks.query_segments), bands(marks.key_segments)
+    marks = Marks(blocks(marks.query_positions), bands(marks.key_positions, empty=-1), *segments)
+    visible = marks.visible(slice(None), slice(None), window)
+    return _attend_block(blocks(queries), bands(keys), bands(values), visible).reshape(queries.shape)
 
 
 def attend_filled(queries: Queries, keys: Keys, values: Keys, marks: Marks, filled: Array) -> Queries:
@@ -301,8 +343,7 @@ def attend_filled(queries: Queries, keys: Keys, values: Keys, marks: Marks, fill
 
 def _blocks(steps: int, stored: int, window: int | None, aligned: bool) -> Iterator[tuple[slice, slice]]:
     """Yields slices of queries, and of the keys that they can see."""
-    # At most eight blocks: sixteen were slower at length 1024, and each adds to the time of compilation.
-    size = max(64, -(-steps // 8))
+    size = _block_size(steps)
     offset = stored - steps
     for start in range(0, steps, size):
         stop = min(start + size, steps)
@@ -311,6 +352,11 @@ def _blocks(steps: int, stored: int, window: int | None, aligned: bool) -> Itera
             yield slice(start, stop), slice(first, stop + offset)
         else:
             yield slice(start, stop), slice(0, stored)
+
+
+def _block_size(steps: int) -> int:
+    # At most eight blocks: sixteen were slower at length 1024, and each adds to the time of compilation.
+    return max(64, -(-steps // 8))
 
 
 def _attend_block(queries: Queries, keys: Keys, values: Keys, visible: Bool[Array, "c t s"]) -> Queries:
@@ -361,10 +407,18 @@ def _gradients(
     along = (dy.astype(jnp.float32) * y.astype(jnp.float32)).sum(axis=-1, keepdims=True)
     dscores = (weights * (dweights - along)).astype(rows.dtype)
     drows = jnp.einsum("brs,bsh->brh", dscores, keys)
-    # These products have the short axis first: in the other order they are four times slower on a CPU.
-    dkeys = jnp.einsum("brs,brh->bhs", dscores, rows)
-    dvalues = jnp.einsum("brs,brh->bhs", weights.astype(values.dtype), dy)
-    return drows, jnp.swapaxes(dkeys, 1, 2), jnp.swapaxes(dvalues, 1, 2)
+    return drows, _over_rows(dscores, rows), _over_rows(weights.astype(values.dtype), dy)
+
+
+def _over_rows(left: Float[Array, "b r s"], right: Float[Array, "b r h"]) -> Keys:
+    """Returns the sum over rows of the products of both."""
+
+    def short_first(left: Array, right: Array) -> Array:
+        return jnp.swapaxes(jnp.einsum("brs,brh->bhs", left, right), 1, 2)
+
+    # With the short axis last these products are four times slower on a CPU; on a GPU a transposition is a launch.
+    short_last = partial(jnp.einsum, "brs,brh->bsh")
+    return jax.lax.platform_dependent(left, right, cpu=short_first, default=short_last)
 
 
 def _by_sequence(function: Callable[..., tuple[Array, ...]], visible: Array, *arrays: Array) -> tuple[Array, ...]:

@@ -12,7 +12,7 @@ from jax import Array
 from jax.core import Tracer
 from jaxtyping import Float, Int
 
-from evalkit.models.layers.positions import after
+from evalkit.models.layers.positions import after, after_all
 from evalkit.models.layers.shapes import Keys, Positions, PositionsOfAll, Queries, Rows
 
 
@@ -49,18 +49,22 @@ def empty(batch: int, size: int, head_dim: int, dtype: str) -> AttentionCache:
 
 
 def entries(
-    cache: AttentionCache, keys: Keys, values: Keys, where: PositionsOfAll, segments: Positions
+    cache: AttentionCache, keys: Keys, values: Keys, where: PositionsOfAll, segments: Positions, *, padded: bool
 ) -> AttentionCache:
-    """Returns new keys and values, slot i for token i, and the state of each row after them."""
+    """Returns new keys and values, slot i for token i, and the state of each row after them.
+
+    `padded` says that pads may be among them.
+    """
+    steps = keys.shape[1]
     where = jnp.broadcast_to(where, segments.shape)
     return AttentionCache(
         keys=keys.astype(cache.keys.dtype),
         values=values.astype(cache.values.dtype),
         positions=where,
         segments=segments,
-        next_position=after(where, cache.next_position),
+        next_position=after(where, cache.next_position) if padded else after_all(cache.next_position, steps),
         segment=segments[:, -1].astype(jnp.int32),
-        written=cache.written + (where >= 0).sum(axis=1, dtype=jnp.int32),
+        written=cache.written + ((where >= 0).sum(axis=1, dtype=jnp.int32) if padded else steps),
         oldest=cache.oldest,
     )
 

@@ -13,6 +13,7 @@ from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import LanguageModel
 from evalkit.models import build
 from evalkit.models.layers.modules import BlockDiagonalLinear, GatedMLP, gelu_times
+from evalkit.models.mixers import attention
 from evalkit.models.mixers.attention import MQA, Marks, attend, rope
 from evalkit.models.mixers.rglru import RecurrentBlock
 from support.shrunk import WINDOW, every_model, overrides_of
@@ -305,6 +306,27 @@ def test_attention_and_its_gradient_are_the_plain_softmax(
     got = jax.jit(partial(both, lambda q, k, v: attend(q, k, v, marks, window, aligned=True)))(q, k, v, dy)
     for one, want in zip(got, wanted, strict=True):
         np.testing.assert_allclose(one, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("stored", [128, 150, 200])
+def test_blocks_of_queries_together_give_what_each_gives_by_itself(stored: int) -> None:
+    """On an accelerator all blocks are one: bands that reach before the first key, and keys before the first band."""
+    batch, steps, heads, width, window = 2, 128, 2, 4, 40
+    rng = np.random.default_rng(0)
+    q, dy = (jnp.asarray(rng.normal(size=(batch, steps, heads, width)), jnp.float32) for _ in range(2))
+    k, v = (jnp.asarray(rng.normal(size=(batch, stored, width)), jnp.float32) for _ in range(2))
+    where = jnp.arange(stored)[None]
+    segments = jnp.stack([where[0] >= 30, where[0] >= stored - 50]).astype(jnp.int32)
+    marks = Marks(where[:, -steps:], where, segments[:, -steps:], segments)
+
+    def both(function, *arrays):
+        value, pull = jax.vjp(lambda q, k, v: function(q, k, v, marks), *arrays)
+        return value, *pull(dy)
+
+    together = partial(attention._all_blocks_together, window=window, size=64)
+    one_by_one = partial(attention._one_block_after_another, window=window, aligned=True)
+    for one, other in zip(both(together, q, k, v), both(one_by_one, q, k, v), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_a_filling_cache_is_attended_like_a_full_one(monkeypatch: pytest.MonkeyPatch) -> None:
