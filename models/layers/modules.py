@@ -1,5 +1,8 @@
 """The layers of a block: norm, linear maps, gated MLP and causal convolution (De et al. 2024, sec. 2)."""
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -117,8 +120,22 @@ def side_by_side(x: Float[Array, "*n i"], *maps: Linear) -> list[Float[Array, "*
     # Narrow products, taken one by one, leave vector units idle.
     kernels = [linear.kernel[...] for linear in maps]
     ends = np.cumsum([kernel.shape[1] for kernel in kernels])[:-1].tolist()
-    products = jnp.split(matmul(x, jnp.concatenate(kernels, axis=1)), ends, axis=-1)
+    products: Any = _columns(matmul(x, jnp.concatenate(kernels, axis=1)), tuple(ends))
     return [linear.with_bias(product) for linear, product in zip(maps, products, strict=True)]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _columns(x: Float[Array, "*n d"], ends: tuple[int, ...]) -> list[Float[Array, "*n _"]]:
+    """Returns `x` cut at these columns, with a gradient that is put together once."""
+    return jnp.split(x, ends, axis=-1)
+
+
+def _columns_backward(ends: tuple[int, ...], _: None, gradients: list[Array]) -> tuple[Array]:
+    # Both products of a linear map's gradient read it: XLA for a GPU would put it together for each of them.
+    return (jax.lax.optimization_barrier(jnp.concatenate(gradients, axis=-1)),)
+
+
+_columns.defvjp(lambda x, ends: (_columns(x, ends), None), _columns_backward)
 
 
 class BlockDiagonalLinear(nnx.Module):
@@ -147,19 +164,19 @@ class BlockDiagonalLinear(nnx.Module):
         """Returns each block of channels times its own matrix, plus the bias."""
         kernel, width = self.kernel[...].astype(x.dtype), x.shape[-1]
         if width <= DENSE_UP_TO:
-            y = matmul(x, self.dense())
+            y = matmul(x, dense(self))
         else:
             blocks = x.reshape(-1, *kernel.shape[:2])  # on a mesh a device has its share of the blocks
             y = jnp.einsum("zni,nij->znj", blocks, kernel).reshape(x.shape)
         return add_bias(y, self.bias[...])
 
-    def dense(self) -> Float[Array, "d d"]:
-        """Returns the whole matrix, which is zero outside the blocks."""
-        kernel = self.kernel[...]
-        blocks, block, _ = kernel.shape
-        eye = jnp.eye(blocks, dtype=kernel.dtype)
-        width = blocks * block
-        return jnp.einsum("nij,nm->nimj", kernel, eye).reshape(width, width)
+
+def dense(*maps: BlockDiagonalLinear) -> Float[Array, "d _"]:
+    """Returns the whole matrices of the maps side by side; they are zero outside the blocks."""
+    kernels = jnp.stack([blocks.kernel[...] for blocks in maps])
+    count, blocks, block, _ = kernels.shape
+    eye = jnp.eye(blocks, dtype=kernels.dtype)
+    return jnp.einsum("gnij,nm->nigmj", kernels, eye).reshape(blocks * block, count * blocks * block)
 
 
 class GatedMLP(nnx.Module):
@@ -216,6 +233,42 @@ def _gelu_and_slope(x: Array) -> tuple[Array, Array]:
     return x * half, half + 0.5 * x * (1 - tanh * tanh) * slope
 
 
+@jax.custom_vjp
+def _summed_over_taps(inputs: Float[Array, "b s d"], kernel: Float[Array, "n d"]) -> Activations:
+    """Returns the convolution of `inputs`, with one sum over time for the gradients of all taps."""
+    steps = inputs.shape[1] - len(kernel) + 1
+    terms = (inputs[:, tap : tap + steps] * weights[None, None] for tap, weights in enumerate(kernel))
+    return sum(terms, jnp.zeros((), inputs.dtype))
+
+
+def _taps_forward(inputs: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _summed_over_taps(inputs, kernel), (inputs, kernel)
+
+
+def _taps_backward(kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    inputs, kernel = kept
+    taps, (_, steps, width) = len(kernel), dy.shape
+    terms = [
+        jnp.pad(dy * kernel[tap][None, None], ((0, 0), (tap, taps - 1 - tap), (0, 0))) for tap in reversed(range(taps))
+    ]
+
+    def products(inputs: Array, dy: Array) -> list[Array]:
+        return [dy * inputs[:, tap : tap + steps] for tap in range(taps)]
+
+    def one_by_one(inputs: Array, dy: Array) -> Array:
+        return jnp.stack([product.reshape(-1, width).sum(axis=0) for product in products(inputs, dy)])
+
+    def together(inputs: Array, dy: Array) -> Array:
+        return jnp.stack(products(inputs, dy), axis=2).reshape(-1, taps, width).sum(axis=0)
+
+    # A GPU launches one kernel for all sums; a CPU sums them one by one as it always did, in the same order.
+    dkernel = jax.lax.platform_dependent(inputs, dy, cpu=one_by_one, default=together)
+    return sum(terms[1:], terms[0]), dkernel
+
+
+_summed_over_taps.defvjp(_taps_forward, _taps_backward)
+
+
 class CausalConv1D(nnx.Module):
     """Depth-wise causal convolution with `taps` weights per channel, the last for the present (sec. 2.3).
 
@@ -265,14 +318,13 @@ class CausalConv1D(nnx.Module):
         """Returns the sum over taps, without inputs of an earlier segment."""
         kernel = self.kernel[...].astype(inputs.dtype)
         steps = inputs.shape[1] - self.taps + 1
-        # Tap by tap, so that inputs of an earlier segment can be left out.
-        y = jnp.zeros((), inputs.dtype)
-        for tap in range(self.taps):
-            term = scaled(inputs[:, tap : tap + steps], kernel[tap])
-            if segments is not None:
+        if segments is None:
+            y = _summed_over_taps(inputs, kernel)
+        else:
+            y = jnp.zeros((), inputs.dtype)
+            for tap in range(self.taps):
                 same = segments[:, tap : tap + steps] == segments[:, self.taps - 1 :]
-                term = jnp.where(same[..., None], term, 0)
-            y = y + term
+                y = y + jnp.where(same[..., None], scaled(inputs[:, tap : tap + steps], kernel[tap]), 0)
         return y if self.bias is None else add_bias(y, self.bias[...])
 
     def _state(self, state: Array, together: Array, segments: Array, valid: Bool[Array, "b t"]) -> Array:

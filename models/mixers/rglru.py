@@ -22,6 +22,7 @@ from evalkit.models.layers.modules import (
     BlockDiagonalLinear,
     CausalConv1D,
     Linear,
+    dense,
     gelu_times,
     matmul,
     side_by_side,
@@ -121,7 +122,7 @@ class RGLRU(nnx.Module):
             recurrence, entry = (gate(x) for gate in gates)
             return recurrence, entry
         # Narrow block-diagonal products leave vector units idle, so both gates are one dense product.
-        both = matmul(x, jnp.concatenate([gate.dense() for gate in gates], axis=1))
+        both = matmul(x, dense(*gates))
         both = both + jnp.concatenate([gate.bias[...] for gate in gates]).astype(x.dtype)[None, None]
         return both[..., :width], both[..., width:]
 
