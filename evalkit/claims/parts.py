@@ -62,6 +62,13 @@ class Part:
     exact: Mark | None = None
     median_alone: bool = False
 
+    @property
+    def upward(self) -> bool:
+        """Whether the first of two groups is asked to be higher, or feared to be: its exact test is of that."""
+        neutral = 1.0 if self.statistic == "ratio" else 0.0
+        mark = self.meets or Mark(">", neutral)
+        return mark.number > neutral or (mark.number == neutral and mark.sign in (">", ">="))
+
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> "Part":
         """Of an entry `{STATISTIC: …, says: …, meets: …, fails: …}`. Raises UserError for another."""
@@ -97,7 +104,10 @@ class Finding:
     documents: int | None = None
     repeats: int = 1
     p: float | None = None
-    """The exact one-sided p of the order that the claim has; None where no two families of two seeds are compared."""
+    """The exact one-sided p of the order that the marks ask for or rule out.
+
+    None where no two families of two seeds are compared.
+    """
     reverse: float | None = None
     """The two-sided p of the opposite order, which was not foreseen."""
     p_adjusted: float | None = None
@@ -167,8 +177,7 @@ def finding_of(part: Part, groups: Sequence[Numbers]) -> Finding:
     numbers = list(each.values())
     families = {one.get("run") for one in part.of} if isinstance(part.of, list) else ()
     compared = len(families) == 2 and len(groups) == 2 and min(map(len, values)) > 1
-    upward = part.meets is None or part.meets.sign in (">", ">=")
-    higher, lower = (values[0], last) if upward else (last, values[0])
+    higher, lower = (values[0], last) if part.upward else (last, values[0])
     return Finding(
         part,
         median(numbers),

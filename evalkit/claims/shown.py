@@ -20,6 +20,9 @@ SIGNS = {
     Verdict.NOT_HERE: "∅",
 }
 """A sign of each verdict, for those who do not see its colour."""
+SYMBOLS = {">=": "≥", "<=": "≤", ">": ">", "<": "<"}
+NONE = "–"
+"""What stands where there is nothing."""
 
 
 def number(value: float) -> str:
@@ -30,14 +33,14 @@ def number(value: float) -> str:
     """
     if math.isinf(value):
         return "never"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}"
 
 
 def finding(one: Finding) -> str:
     """What one part measured: value, interval, the seeds at the mark and the test."""
     if one.part.statistic == "tests":
         return one.part.says
-    text = number(one.value)
+    text = f"{'by ' if one.part.statistic == 'order' else ''}{number(one.value)}"
     if one.low is not None and one.high is not None and one.low < one.high:
         text += f" ({number(one.low)} to {number(one.high)})"
     if one.documents is not None:
@@ -46,7 +49,7 @@ def finding(one: Finding) -> str:
         low, high = exact_interval(one.at_the_mark, len(one.each))
         text += f", {one.at_the_mark} of {len(one.each)} at the mark ({low:.2f} to {high:.2f})"
     if one.p is not None and one.p_adjusted is not None:
-        text += f", p {one.p:.2g}, by Holm {one.p_adjusted:.2g}"
+        text += f", p that it is {'higher' if one.part.upward else 'lower'} {one.p:.2g}, by Holm {one.p_adjusted:.2g}"
     return text
 
 
@@ -55,13 +58,13 @@ def marks(one: Finding) -> str:
     if one.part.statistic == "order":
         return "an order if p by Holm is at most 0.05"
     named = {"meets": one.part.meets, "fails": one.part.fails}
-    return ", ".join(f"{name} {mark.sign} {mark.number:g}" for name, mark in named.items() if mark is not None)
+    return ", ".join(f"{name} {SYMBOLS[mark.sign]} {mark.number:g}" for name, mark in named.items() if mark is not None)
 
 
 def here(judged: Judged) -> str:
     """Our value: that of the part which decides."""
     if not judged.findings:
-        return "–"
+        return NONE
     by_side = {one.side: one for one in reversed(judged.findings)}
     return finding(by_side.get("fails") or by_side.get("open") or judged.findings[0])
 
@@ -76,13 +79,13 @@ def price(claim: Claim) -> str:
     """The hours that it takes to see it with one's own eyes."""
     hours = claim.hours
     parts = [f"{hours[name]:g} h of {words}" for name, words in (("cpu", "a core"), ("gpu", "a GPU")) if hours[name]]
-    return " or ".join(parts) or "–"
+    return " or ".join(parts) or NONE
 
 
 def scale(ratios: Mapping[str, float | None]) -> str:
     """Our parameters, tokens and length over the paper's."""
-    known = [f"{name} × {ratio:.2g}" for name in SCALES if (ratio := ratios[name]) is not None]
-    return ", ".join(known) or "–"
+    known = [f"{name} {ratio:.2g}" for name in SCALES if (ratio := ratios[name]) is not None]
+    return f"{', '.join(known)} of the paper's" if known else NONE
 
 
 def control(judged: Judged) -> str:
@@ -105,14 +108,17 @@ def facts(judged: Judged) -> Sequence[tuple[str, str]]:
     """All that is said of a claim beside its test."""
     claim = judged.claim
     seeds = ", ".join(map(str, claim.runs.seeds))
-    comparisons = [("comparisons", f"{judged.comparisons} in {claim.figure}")] if judged.comparisons else []
+    compared = any(one.p is not None for one in judged.findings)
+    comparisons = (
+        [("comparisons", f"{judged.comparisons} in {claim.figure}, for which Holm adjusts")] if compared else []
+    )
     return [
         ("the paper", claim.paper),
         ("control", control(judged)),
         ("registered", registered(claim)),
         *comparisons,
-        ("seeds", seeds or "–"),
-        ("scale, ours over the paper's", scale(judged.ratios)),
+        ("seeds", seeds or NONE),
+        ("our scale", scale(judged.ratios)),
         ("not claimed", claim.not_claimed),
         ("command", f"python -m evalkit {claim.runs.command}"),
         ("price", price(claim)),

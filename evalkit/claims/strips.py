@@ -49,8 +49,8 @@ def _range(numbers: Sequence[float]) -> tuple[float, float]:
 def _labels(ends: dict[float, float], marks: dict[float, float]) -> list[str]:
     """Numbers below the line: the marks, and the ends that are not near one."""
     apart = {end: x for end, x in ends.items() if all(abs(x - mark) > 44 for mark in marks.values())}
-    shown_at = [*((x, shown.number(end), "end") for end, x in apart.items())]
-    for x, text, kind in sorted([*shown_at, *((x, shown.number(mark), "of-mark") for mark, x in marks.items())]):
+    shown_at = [*((x, f"{end:.3g}", "end") for end, x in apart.items())]
+    for x, text, kind in sorted([*shown_at, *((x, f"{mark:g}", "of-mark") for mark, x in marks.items())]):
         anchor = "start" if x < 40 else "end" if x > WIDTH - 40 else "middle"
         shown_at.append((x, f'<text class="{kind}" x="{x}" y="{HEIGHT - 2}" text-anchor="{anchor}">{text}</text>', ""))
     return [text for _, text, kind in shown_at if not kind]
