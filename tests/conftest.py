@@ -145,6 +145,15 @@ def blank_figures() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def blank() -> Iterator[None]:
+    """Within a test: as `blank_figures`, in a file that has tests of what is drawn as well."""
+    from support.sharing import blank_figures
+
+    with blank_figures():
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_run(process: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished tiny run, to be read; a test that writes takes a copy."""

@@ -45,8 +45,10 @@ def begin(package: str, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
     (folder / "conf" / "mixer" / "mine.yaml").write_text(yaml.replace("{package}", package))
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    words = ["task=induction_heads", "task.length=32", "+mixer=mine", "--config-dir", "conf", "model.width=8"]
-    return main([*words, *tiny.TRAIN, "eval.lengths=[32]", "wandb.mode=disabled", f"hydra.run.dir={folder / 'run'}"])
+    words = ["task=induction_heads", "task.length=32", "+mixer=mine", "--config-dir", "conf"]
+    model = ["model.width=8", "model.pattern=[mixer]"]
+    rest = ["eval.lengths=[32]", "wandb.mode=disabled", f"hydra.run.dir={folder / 'run'}"]
+    return main([*words, *model, *tiny.TRAIN, *rest])
 
 
 @pytest.mark.parametrize(

@@ -19,20 +19,20 @@ from evalkit.core.moved import MOVED, renamed
 KEPT = [run / "config.yaml" for run in studies.packed_below(Path(__file__).parents[2] / "studies")]
 
 
-def built(*overrides: str) -> config.Experiment:
-    return Spec.of(overrides).experiment
+WORDS = ("task=selective_copying", "model=griffin", "preset=cpu")
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    path = tmp_path / "config.yaml"
-    saving.save(built("task=selective_copying", "model=griffin", "preset=cpu").config, path)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run has written; nothing here writes into its folder."""
+    path = tmp_path_factory.mktemp("saved") / "config.yaml"
+    saving.save(Spec.of(WORDS).plain, path)
     return path
 
 
 @pytest.mark.slow
 def test_a_saved_configuration_gives_the_same_experiment(saved: Path) -> None:
-    before = built("task=selective_copying", "model=griffin", "preset=cpu")
+    before = Spec.of(WORDS).experiment
     after = Spec.saved(saved.parent).experiment
     assert after.config == before.config
     assert (after.task, after.train, after.eval, after.wandb) == (before.task, before.train, before.eval, before.wandb)
@@ -102,9 +102,9 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, folder: str) -> None
 
 
 def test_a_run_from_before_text_tasks_is_read(tmp_path: Path) -> None:
-    whole = built("task=induction_heads", "model=griffin").config
+    whole = Spec.of(["task=induction_heads", "model=griffin"]).plain
     saving.save({name: value for name, value in whole.items() if name != "data"}, tmp_path / "config.yaml")
-    assert Spec.saved(tmp_path).experiment.config == whole
+    assert Spec.saved(tmp_path).plain == whole
 
 
 def targets(content: Any) -> set[str]:
@@ -170,13 +170,13 @@ def test_old_names_are_renamed_wherever_they_stand() -> None:
 
 
 def test_a_run_under_old_names_is_the_same_run(tmp_path: Path) -> None:
-    whole = built("task=induction_heads", "model=griffin").config
+    whole = Spec.of(["task=induction_heads", "model=griffin"]).plain
     text = OmegaConf.to_yaml(OmegaConf.create(whole))
     for old, new in MOVED.items():
         text = text.replace(f"_target_: {new}\n", f"_target_: {old}\n")
     assert "_target_: models.build\n" in text
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
-    assert Spec.saved(tmp_path).experiment.config == whole
+    assert Spec.saved(tmp_path).plain == whole
 
 
 def test_a_setting_that_is_none_any_more_is_left_out_of_older_runs() -> None:

@@ -34,6 +34,7 @@ from evalkit.core.rows import (
     with_records,
 )
 from evalkit.evaluations.recall import rows as recall_rows
+from support.shrunk import sampled
 
 RESULTS = Path(__file__).parents[2] / "studies"
 
@@ -288,7 +289,7 @@ def test_an_empty_extra_is_written_as_null_and_read_as_a_dictionary(tmp_path: Pa
     assert read(tmp_path).rows[0]["extra"] == {}
 
 
-@pytest.mark.parametrize("folder", OLD, ids=[str(path.relative_to(RESULTS)) for path in OLD])
+@pytest.mark.parametrize("folder", sampled(OLD, 5), ids=[str(path.relative_to(RESULTS)) for path in OLD])
 def test_a_record_of_before_the_header_is_read(folder: Path) -> None:
     """The first line of each has the metric `parameters` and the facts in `extra`."""
     first, *others = map(json.loads, record_bytes(folder).splitlines())

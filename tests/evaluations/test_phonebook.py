@@ -54,10 +54,10 @@ class Counted:
 
 @lru_cache
 def untrained() -> tuple[Counted, dict[tuple[int, str, str], Row]]:
-    """What a random model has right at 300 and at 3,000 tokens."""
+    """What a random model has right at 300 and at 1,200 tokens."""
     model = Counted()
     held = pretrained(model, model.held.params)
-    return model, rows_of(held, Phonebook(), lengths=[300, 3000], prompts=8, batch_size=4)
+    return model, rows_of(held, Phonebook(), lengths=[300, 1200], prompts=4, batch_size=4)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -110,7 +110,8 @@ def test_the_log_probability_is_that_of_the_whole_text() -> None:
 
 def test_the_batch_and_the_chunk_change_no_number() -> None:
     one, other = (
-        rows_of(reader(250), Phonebook(), batch_size=batch, chunk=chunk) for batch, chunk in ((5, 64), (1, 1000))
+        rows_of(reader(250), Phonebook(), lengths=[600], prompts=6, batch_size=batch, chunk=chunk)
+        for batch, chunk in ((5, 64), (1, 1000))
     )
     assert one.keys() == other.keys()
     for key, entry in one.items():
@@ -125,7 +126,7 @@ def test_lengths_are_those_of_the_prompts_and_the_first_token_counts() -> None:
 
 
 def test_memory_does_not_grow_with_length() -> None:
-    """The programs that serve 300 tokens serve 3,000: each is given the chunk and a cache of one size."""
+    """The programs that serve 300 tokens serve 1,200: each is given the chunk and a cache of one size."""
     model, _ = untrained()
     assert sorted(model.traced) == [(4, 1), (4, 10), (4, 64), (4, 64)]  # decode, score, read with pads and without
 

@@ -65,7 +65,6 @@ def test_all_is_finite_of_fresh_parameters(trainer: Trainer, params: Any, exampl
     ("name", "began"),
     [
         ("embedding.table", "embedding"),
-        ("blocks.0.mixer.output.kernel", "blocks.0.mixer"),
         ("blocks.0.mlp.down.kernel", "blocks.0"),
         ("blocks.1.mixer.output.kernel", "blocks.1.mixer"),
         ("norm.scale", "the logits"),

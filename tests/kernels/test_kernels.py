@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evalkit.kernels import cglru, linear_scan, rglru, selective_scan
-from support.implementations import ALL, FEW, often
+from support.implementations import ALL, FEW, often, quick
 from support.kernel_oracle import (
     MATRIX,
     RESETS,
@@ -70,7 +70,7 @@ def test_one_step_of_one_channel_matches_float64(name):
     check(ALL[name], 1, 1, "first", "float32", reverse=False)
 
 
-@pytest.mark.parametrize("name", often(BFLOAT16))
+@pytest.mark.parametrize("name", quick(BFLOAT16))
 def test_states_and_gradients_in_bfloat16_match_float64(name):
     check(ALL[name], STEPS, WIDTH, "none", "bfloat16", reverse=False)
 
@@ -85,7 +85,7 @@ def test_the_whole_matrix_matches_float64(implementation, steps, width, subtests
             check(implementation, steps, width, kind, dtype, reverse)
 
 
-@pytest.mark.parametrize("name", often(FEW, IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", quick(FEW, IMPLEMENTATIONS))
 def test_a_split_scan_is_the_whole_scan(name):
     """The parts are followed by steps of a = 1 and x = 0, which leave the state as it is."""
     x, a, h = inputs(STEPS, WIDTH)
@@ -101,7 +101,7 @@ def test_a_split_scan_is_the_whole_scan(name):
     np.testing.assert_allclose(h, last, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", often(SMALL, IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", quick(SMALL, IMPLEMENTATIONS))
 def test_reverse_is_a_flip(name):
     x, a, h0 = inputs(STEPS, WIDTH)
     y, last, *_ = run(IMPLEMENTATIONS[name], x, a, h0, reverse=True)
@@ -110,7 +110,7 @@ def test_reverse_is_a_flip(name):
     np.testing.assert_allclose(last, end, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", often(FEW, IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", quick(FEW, IMPLEMENTATIONS))
 def test_it_is_linear_in_the_inputs_and_the_state(name):
     x, a, h0 = inputs(STEPS, WIDTH)
     x2, _, h2 = inputs(STEPS, WIDTH, seed=5)
@@ -130,7 +130,7 @@ def test_a_reset_is_two_scans():
     np.testing.assert_allclose(whole, np.concatenate(parts, axis=1), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", often(BFLOAT16, IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", quick(BFLOAT16, IMPLEMENTATIONS))
 def test_bfloat16_inputs_accumulate_in_float32(name):
     """The state counts to 512 by ones in float32; in bfloat16 it stops at 256."""
     ones = np.ones((2, STEPS, WIDTH), jnp.bfloat16)

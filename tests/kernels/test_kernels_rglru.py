@@ -10,7 +10,7 @@ import pytest
 
 from evalkit.kernels import gated_input, linear_scan, rglru, triton
 from evalkit.kernels.gates import CLOSED, gates, gates_by_exponentials
-from support.implementations import ALL, FEW, PALLAS, often
+from support.implementations import ALL, FEW, PALLAS, often, quick
 from support.kernel_oracle import (
     MATRIX,
     RESETS,
@@ -79,7 +79,7 @@ def test_one_step_of_one_channel_matches_float64(name):
     compare(run(name, arguments, cotangents, reset), arguments, cotangents, reset, UNIT_RESET[name])
 
 
-@pytest.mark.parametrize("name", often(BFLOAT16))
+@pytest.mark.parametrize("name", quick(BFLOAT16))
 def test_states_and_gradients_in_bfloat16_match_float64(name):
     arguments, cotangents = inputs(STEPS, WIDTH, jnp.bfloat16)
     compare(run(name, arguments, cotangents), arguments, cotangents, resets("none", 2, STEPS), False)
@@ -99,7 +99,7 @@ def test_the_whole_matrix_matches_float64(implementation, steps, width, subtests
             compare(actual, arguments, cotangents, reset, unit_reset)
 
 
-@pytest.mark.parametrize("name", often(FEW))
+@pytest.mark.parametrize("name", quick(FEW))
 def test_a_split_sequence_is_the_whole_one(name):
     """The parts are followed by pads, which leave the state as it is."""
     (x, recurrence, entry, rate, h), cotangents = inputs(STEPS, WIDTH)
@@ -156,7 +156,7 @@ def test_a_closed_recurrence_gate_leaves_the_state_and_gives_no_gradient(dtype, 
     assert all(np.isfinite(np.asarray(value, np.float32)).all() for value in (h, dx, drecurrence, dentry, drate, dh0))
 
 
-@pytest.mark.parametrize("name", often(FEW))
+@pytest.mark.parametrize("name", quick(FEW))
 def test_padding_alone_leaves_the_state_to_the_last_bit(name):
     (x, _, entry, rate, h0), cotangents = inputs(STEPS, WIDTH)
     h, last, *_ = run(name, (x, np.full_like(x, CLOSED), entry, rate, h0), cotangents)

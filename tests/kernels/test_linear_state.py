@@ -175,6 +175,7 @@ def test_any_split_that_carries_the_state_is_the_whole() -> None:
     agree([np.concatenate(read, axis=1), state], whole)
 
 
+@pytest.mark.slow  # by the program of the comparison with float64
 def test_steps_that_write_and_erase_nothing_leave_no_trace() -> None:
     given, reset = inputs("kda", "resets")
     kept = np.sort(np.random.default_rng(2).permutation(STEPS)[: STEPS // 2])
@@ -187,6 +188,7 @@ def test_steps_that_write_and_erase_nothing_leave_no_trace() -> None:
     agree([o[:, kept], state], matrix_oracle.values(alone, reset[:, kept]))
 
 
+@pytest.mark.slow  # as above
 def test_a_row_does_not_depend_on_the_others_of_its_batch() -> None:
     (given, reset), (other, _) = inputs("kda", "resets"), inputs("kda", seed=5)
     mixed = Arguments(*(np.concatenate([a[:1], b[1:]]) for a, b in zip(given, other, strict=True)))

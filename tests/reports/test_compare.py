@@ -57,6 +57,7 @@ def test_it_writes_figures_a_table_and_a_page_that_needs_nothing(
         assert int.from_bytes((out / name).read_bytes()[16:20]) == 1920
 
 
+@pytest.mark.usefixtures("blank")
 def test_the_csv_is_tidy(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", run_record("hawk", seeds=(0, 1), test=falls))
     main(["compare", str(folder), "--out", str(tmp_path / "out")])
@@ -222,6 +223,7 @@ def test_a_run_given_twice_counts_once(tmp_path: Path) -> None:
     assert find_runs([folder, tmp_path, folder / ".." / "a"]) == [folder]
 
 
+@pytest.mark.usefixtures("blank")
 def test_training_lengths_that_differ_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", run_record("hawk"))
     write_run(tmp_path / "b", run_record("griffin", train_length=512))
@@ -229,6 +231,7 @@ def test_training_lengths_that_differ_are_said(tmp_path: Path, capsys: pytest.Ca
     assert "The training length differs: hawk 256, griffin 512." in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("blank")
 def test_what_all_runs_say_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for model, own in (("hawk", []), ("mqa", ["length curriculum"])):
         write_run(tmp_path / model, run_record(model, notes=["preset=cpu", *own]))
@@ -238,6 +241,7 @@ def test_what_all_runs_say_is_said_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert printed.count("preset=cpu") == 1
 
 
+@pytest.mark.usefixtures("blank")
 def test_what_several_runs_say_is_said_once_with_their_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,6 +262,7 @@ def test_different_tasks_are_refused_and_nothing_is_written(tmp_path: Path, caps
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("blank")
 def test_of_a_folder_of_runs_what_is_no_run_of_its_own_is_left_out_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,6 +278,7 @@ def test_of_a_folder_of_runs_what_is_no_run_of_its_own_is_left_out_and_said(
     assert main(["compare", str(inner), "--out", str(tmp_path / "other")]) == 0, "named, it is a run as any other"
 
 
+@pytest.mark.usefixtures("blank")
 def test_runs_of_other_lengths_of_training_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, steps in (("a", 150), ("b", 1500)):
         write_run(tmp_path / name, run_record(name=name, seeds=(steps,), steps=steps))
@@ -299,6 +305,7 @@ def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: py
     assert capsys.readouterr().err.startswith(f"evalkit: cannot write {tmp_path / 'file'}")
 
 
+@pytest.mark.usefixtures("blank")
 def test_runs_that_only_began_can_be_compared(tmp_path: Path) -> None:
     write_run(tmp_path / "a", run_record("mqa")._replace(rows=[]))
     hawk = run_record("hawk")

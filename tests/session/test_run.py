@@ -115,10 +115,16 @@ def test_a_run_ends_when_it_is_solved_often_enough(tmp_path: Path, monkeypatch: 
     assert tiny.results(folder)["extrapolation"][0]["step"] == 6
 
 
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two seeds with every checkpoint, to be read."""
+    return tiny.trained(tmp_path_factory.mktemp("two") / "run", "seeds=2", "train.keep_every=2")
+
+
 @pytest.mark.slow
-def test_kept_checkpoints_can_be_evaluated_and_others_are_named(tmp_path: Path) -> None:
+def test_kept_checkpoints_can_be_evaluated_and_others_are_named(two: Path, tmp_path: Path) -> None:
     """The two newest ones are kept anyway."""
-    folder = tiny.trained(tmp_path / "run", "train.keep_every=2")
+    folder = two
     assert sorted(int(path.name) for path in (folder / "checkpoints").iterdir()) == [2, 4, 6]
     assert tiny.evaluate(folder, ["step=2", "eval.lengths=[16]"], tmp_path / "again") == 0
     assert {entry["step"] for entry in tiny.rows(tmp_path / "again") if entry["split"] == "test"} == {2}
@@ -131,9 +137,9 @@ def test_kept_checkpoints_can_be_evaluated_and_others_are_named(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_an_archive_is_read_as_the_run_is_but_not_gone_on_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, kept = tiny.trained(tmp_path / "run", "seeds=2"), tmp_path / "kept"
+    folder, kept = two, tmp_path / "kept"
     assert main(["archive", str(folder), str(kept)]) == 0
     assert gzip.decompress((kept / "metrics.jsonl.gz").read_bytes()) == (folder / "metrics.jsonl").read_bytes()
     assert evalkit.rows(kept, metric="loss") and read(kept) == read(folder)

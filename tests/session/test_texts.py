@@ -191,7 +191,7 @@ def test_a_checkpoint_is_read_with_its_own_tokenizer(trained: Path, data: Path, 
 def test_what_was_trained_on_is_not_held_out(
     trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither of the run again, nor of the run as a checkpoint, unless it is wanted."""
+    """Neither of the run again, nor of the run as a checkpoint, unless it is wanted; then a comparison says so."""
     other = texts(tmp_path / "other", seed=7)
     (other / "heldout-z.txt").write_text((data / "train-b.txt").read_text())
     for given in (
@@ -200,9 +200,12 @@ def test_what_was_trained_on_is_not_held_out(
     ):
         assert main([*given, f"data.path={other}"]) == 2
         assert "1 of 4 held-out texts were trained on in this run; give others" in capsys.readouterr().err
-    assert not (tmp_path / "again").exists()
+    again = tmp_path / "again"
+    assert not again.exists()
     wanted = ["task.allow_shared=true", "eval.length=32", "eval.contexts=[]", "eval.gaps=[]"]
-    assert main([f"evaluate={trained}", f"data.path={other}", *wanted]) == 0
+    assert tiny.evaluate(trained, [f"data.path={other}", *wanted], again) == 0
+    compare.compare([trained, again], tmp_path / "out", Console())
+    assert "The held-out texts differ, so the lines do not compare" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_run_evaluated_on_another_task_keeps_its_training_length(trained: Path, data: Path) -> None:
@@ -210,17 +213,6 @@ def test_a_run_evaluated_on_another_task_keeps_its_training_length(trained: Path
     assert experiment.task_name == "arxiv" and experiment.task.length == 32
     with pytest.raises(UserError, match=r"task.length is what this run was trained at; give 'eval.lengths"):
         _ = Spec.saved(trained, ["task.length=64"], allowed=EVALUABLE).experiment
-
-
-def test_runs_on_different_texts_are_told_apart(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = texts(tmp_path / "other", seed=7)
-    small = ["eval.length=32", "eval.contexts=[]", "eval.gaps=[]"]
-    again = tmp_path / "again"
-    assert tiny.evaluate(trained, [f"data.path={other}", *small], again) == 0
-    compare.compare([trained, again], tmp_path / "out", Console())
-    assert "The held-out texts differ, so the lines do not compare" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,15 @@ PALLAS = {
 ALL = {**XLA, **PALLAS}
 FEW = (*XLA, "triton in chunks", "tpu in small blocks")
 """One of each kind, with blocks so small that a sequence takes several."""
+QUICK = ("associative", "tpu in small blocks")
 
 
 def often(few: tuple[str, ...], of: Iterable[str] = ALL) -> list[Any]:
     """Names of implementations to parametrise with: the `few` in every run, the rest by `-m exhaustive`."""
     return [*few, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in of if name not in few)]
+
+
+def quick(few: tuple[str, ...], of: Iterable[str] = ALL) -> list[Any]:
+    """As `often`, and those that compile longest only beside the slow tests whose programs they share."""
+    slow = {name: pytest.param(name, marks=pytest.mark.slow) for name in few if name not in QUICK}
+    return [slow.get(name, name) if isinstance(name, str) else name for name in often(few, of)]
