@@ -98,7 +98,8 @@ def _begun_from(
         return None
     used = trainer.alone.layout.cast(params)
     at, size = jnp.asarray(step, jnp.int32), trainer.alone.microbatch(passing.count, tokens)
-    reached = passing.advance(used, streams_of(state, index), trainer.seeds[index], at, tokens, 1, size)
+    drawn = passing.drawn(trainer.seeds[index], at, tokens, 1)
+    reached = passing.advance(used, streams_of(state, index), drawn, size)
     return copied_to(reached, stage.batch_size)
 
 

@@ -1,6 +1,7 @@
 """State passing: training sequences begin from the states that streams of ordinary tokens have reached."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,13 @@ def check_bounded(model: LanguageModel) -> None:
         )
 
 
+class Drawn(NamedTuple):
+    """The tokens `[b, t]` that streams read at a step, and `[b]`, which of them begin anew after it."""
+
+    tokens: Array
+    anew: Array
+
+
 @dataclass(frozen=True)
 class StatePassing:
     """`count` streams of ordinary tokens, each begun anew after a step with `probability` (arXiv 2507.02782).
@@ -40,12 +48,14 @@ class StatePassing:
         """The states of `count` streams that have read nothing."""
         return self.model.init_cache(count, LONGEST)
 
-    def advance(
-        self, params: Params, states: Cache, seed: ArrayLike, step: Array, length: int, shards: int, size: int
-    ) -> Cache:
-        """The states after the tokens of `step`, read `size` streams at a time; `shards` devices have some each."""
-        tokens = own(self.feed.ordinary(seed, step, self.count, length, self.facts), shards)
-        anew = own(streams.begun_anew(seed, step, self.count, self.probability), shards)
+    def drawn(self, seed: ArrayLike, step: Array, length: int, shards: int) -> Drawn:
+        """What the streams of this device read at `step`; `shards` devices have some each."""
+        tokens = self.feed.ordinary(seed, step, self.count, length, self.facts)
+        return own(Drawn(tokens, streams.begun_anew(seed, step, self.count, self.probability)), shards)
+
+    def advance(self, params: Params, states: Cache, drawn: Drawn, size: int) -> Cache:
+        """The states after what was `drawn` for a step, read `size` streams at a time."""
+        tokens, anew = drawn
 
         def read(part: tuple[Cache, Array]) -> Cache:
             nowhere = jnp.zeros((size, 0), jnp.int32)  # no logits are asked for

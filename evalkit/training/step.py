@@ -1,6 +1,6 @@
 """One optimisation step of one seed: the gradient over micro-batches, and the update."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,16 @@ from evalkit.parallel.layouts.sizes import Sizes
 from evalkit.parallel.microbatches import in_parts, microbatch
 from evalkit.tasks import Example
 from evalkit.training import optimizer
-from evalkit.training.passing import StatePassing, copied_to
+from evalkit.training.passing import Drawn, StatePassing, copied_to
 from evalkit.training.settings import Training
 from evalkit.training.state import Sums, TrainState
+
+
+class Data(NamedTuple):
+    """What a step reads: the sequences of its batch, and what the streams of `train.state_passing` read before it."""
+
+    example: Example
+    streams: Drawn | None
 
 
 class Step:
@@ -53,11 +60,10 @@ class Step:
         """The optimiser's first state."""
         return self.layout.fresh(self.optimizer.init, params)
 
-    def take(
+    def data(
         self,
         index: Array,
-        state: TrainState,
-        sums: Sums,
+        step: Array,
         loaded: Any,
         *,
         seed: Array,
@@ -65,14 +71,20 @@ class Step:
         batch: int,
         shards: int,
         shortest: int | None = None,
-    ) -> tuple[TrainState, Sums]:
-        """The packed state after the step at `index` of what was `loaded`, of a batch that `shards` devices share."""
-        example = self.feed.batch(loaded, index, seed, state.step, batch, length, shortest, shards)
+    ) -> Data:
+        """What this device reads at `step`, the one at `index` of what was `loaded`; `shards` devices share a batch."""
+        example = self.feed.batch(loaded, index, seed, step, batch, length, shortest, shards)
+        if self.passing is None:
+            return Data(example, None)
+        return Data(example, self.passing.drawn(seed, step, example.tokens.shape[1], shards))
+
+    def take(self, state: TrainState, sums: Sums, data: Data, *, batch: int, shards: int) -> tuple[TrainState, Sums]:
+        """The packed state after a step on `data`, this device's of a `batch` that `shards` devices share."""
+        example, drawn = data
         gathered, streams = self.layout.gathered(state.params), state.streams
-        if self.passing is not None:
-            size = self.microbatch(self.passing.count // shards, example.tokens.shape[1])
-            params = self.layout.used(gathered)
-            streams = self.passing.advance(params, streams, seed, state.step, example.tokens.shape[1], shards, size)
+        if self.passing is not None and drawn is not None:
+            size = self.microbatch(*drawn.tokens.shape)
+            streams = self.passing.advance(self.layout.used(gathered), streams, drawn, size)
         loss, accuracy, gradient = self.layout.summed(self.gradient(gathered, example, streams), shards)
         gradient = jax.tree.map(lambda leaf: leaf / batch, gradient)
         norm = self.layout.norm(gradient)

@@ -23,7 +23,7 @@ from evalkit.tasks import Example
 from evalkit.tasks.text import Text
 from evalkit.training.settings import Stage, Training
 from evalkit.training.state import Sums, TrainState
-from evalkit.training.step import Step
+from evalkit.training.step import Data, Step
 
 SMALL_BYTES = 2**24
 """Of the parameters of a seed whose steps are launches rather than work: four million of them in float32."""
@@ -139,12 +139,28 @@ class Trainer:
 
     def one_step(self, stage: Stage) -> ClosedJaxpr:
         """The operations of a single step of one seed."""
-        step = partial(self.alone.take, seed=jnp.asarray(self.seeds[0]), **_sizes(stage), shards=1)
+        read = partial(self.alone.data, seed=jnp.asarray(self.seeds[0]), **_sizes(stage), shards=1)
+        take = partial(self.alone.take, batch=stage.batch_size, shards=1)
         loaded = jax.tree.map(_first, self.feed.shapes(1, 1, stage.batch_size, stage.length))
         state = jax.tree.map(_first, self.abstract)
         state = state._replace(optimizer=jax.eval_shape(self.alone.fresh, state.params))
         state = jax.eval_shape(self.alone.layout.packed, state)
-        return jax.make_jaxpr(step)(jnp.zeros((), jnp.int32), state, Sums.none(), loaded)
+        index = jnp.zeros((), jnp.int32)
+        return jax.make_jaxpr(lambda state, loaded: take(state, Sums.none(), read(index, state.step, loaded)))(
+            state, loaded
+        )
+
+    def _ahead(self, read: Callable[[Array, Array], Data], first: Array) -> Callable[[Array, Array], Data]:
+        """`read`, or where drawing is launches, a function that takes its part of what is drawn for all steps at once.
+
+        To draw for a dispatch is as many launches as to draw for a step.
+        """
+        at = jnp.arange(self.training.log_every, dtype=jnp.int32)
+        every = jax.vmap(read)
+        if jax.default_backend() == "cpu" or bytes_of(jax.eval_shape(every, at, first + at)) > SMALL_BYTES:
+            return read
+        drawn = every(at, first + at)
+        return lambda at, _: jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, at, keepdims=False), drawn)
 
     @partial(jax.jit, static_argnames=("self", "length", "batch", "shortest"), donate_argnames="state")
     def _dispatch(
@@ -158,15 +174,23 @@ class Trainer:
         batch: int,
         shortest: int | None,
     ):
-        take = partial(self.step.take, length=length, batch=batch, shortest=shortest, shards=self.place.shards)
+        shards = self.place.shards
+        read = partial(self.step.data, length=length, batch=batch, shortest=shortest, shards=shards)
+        take = partial(self.step.take, batch=batch, shards=shards)
 
         def on_device(state: TrainState, seeds: Array, steps: Array, loaded: Any) -> tuple[TrainState, Sums]:
             def one_seed(args: tuple[TrainState, Array, Any]) -> tuple[TrainState, Sums]:
                 state, seed, loaded = args
-                body = partial(take, seed=seed)
+                data = partial(read, loaded=loaded, seed=seed)
+                if not jax.tree.leaves(loaded):
+                    data = self._ahead(data, state.step)
+
+                def body(at: Array, carry: tuple[TrainState, Sums]) -> tuple[TrainState, Sums]:
+                    return take(*carry, data(at, carry[0].step))
+
                 start = (self.step.layout.packed(state), Sums.none())
                 # The number of steps is an argument, so that a short last dispatch runs the very same program.
-                state, sums = lax.fori_loop(0, steps, lambda at, carry: body(at, carry[0], carry[1], loaded), start)
+                state, sums = lax.fori_loop(0, steps, body, start)
                 return self.step.layout.unpacked(state), sums
 
             every = (state, seeds, loaded)

@@ -157,13 +157,29 @@ def test_a_step_is_of_the_mean_over_the_batch() -> None:
     vectors = step.layout.vectors(params)
     state = TrainState(vectors, step.optimizer.init(vectors), jnp.zeros((), jnp.int32))
     sums = Sums.none()
-    take = jax.jit(partial(step.take, length=32, batch=8, shards=1))
-    after, _ = take(jnp.int32(0), state, sums, (), seed=jnp.uint32(0))
+    zero = jnp.int32(0)
+    data = jax.jit(partial(step.data, length=32, batch=8, shards=1))(zero, zero, (), seed=jnp.uint32(0))
+    after, _ = jax.jit(partial(step.take, batch=8, shards=1))(state, sums, data)
     example = jax.jit(lambda: streams.train_batch(experiment.task, 0, 0, 8, 32))()
     _, _, summed = jax.jit(step.gradient)(params, example)
     moment = optax.tree.get(after.optimizer, "mu")
     for name, leaf in summed.items():
         np.testing.assert_allclose(moment[name], (1 - training.b1) * leaf / 8, rtol=1e-4, atol=1e-8)
+
+
+def test_what_is_drawn_ahead_is_what_the_steps_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An accelerator draws for a whole dispatch: the batches, what streams read, and which of them begin anew."""
+    few = experiment("hawk")
+    training = dataclasses.replace(few.train, state_passing=0.5)
+    trainer = Trainer(few.task, few.model, training, [0])
+    read = jax.jit(partial(trainer.step.data, loaded=(), seed=jnp.uint32(3), length=16, batch=4, shards=1))
+    first = jnp.int32(5)
+    by_step = trainer._ahead(read, first)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    ahead = trainer._ahead(read, first)
+    for at in map(jnp.int32, (0, 1, training.log_every - 1)):
+        jax.tree.map(np.testing.assert_array_equal, ahead(at, first + at), by_step(at, first + at))
+    assert ahead is not read and by_step is read
 
 
 DEVICES = """
