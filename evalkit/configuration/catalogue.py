@@ -13,6 +13,8 @@ TARGET = re.compile(r"_target_['\"]?\s*:\s*['\"]?([A-Za-z_][\w.]*)")
 OF_GROUPS = ("*/*.yaml", "*/*/*.yaml")
 ROW = re.compile(r"^([\w.]+):.*?# (.+)$", re.MULTILINE)
 
+Stamp = tuple[str, int, int]
+"""A file by its path, its time in nanoseconds and its size."""
 PRESETS: Mapping[str, str] = {
     "cpu": "Sizes that two CPU cores train in minutes; a task that needs none of it keeps the paper's.",
     "paper": "The paper's own sizes.",
@@ -89,6 +91,12 @@ def refuse_other_encodings(own: Path) -> None:
             texts.text_of(path)
         except ValueError as error:
             raise UserError(str(error)) from error
+
+
+def stamps(own: Path) -> tuple[Stamp, ...]:
+    """The YAML of the user's `own` folder, each with what changes whenever it is written."""
+    files = [(str(path), path.stat()) for path in _files_of(own, "*.yaml", *OF_GROUPS)]
+    return tuple((name, status.st_mtime_ns, status.st_size) for name, status in files)
 
 
 def documented(target: str) -> str | None:

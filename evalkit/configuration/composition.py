@@ -35,7 +35,7 @@ NAMES = ("task_name", "model_name")
 # What Hydra knows, as a value names it, and as only Hydra's own part can: it is taken out before a run begins.
 OF_HYDRA, OF_NODE = re.compile(r"(?<!\\)\$\{hydra:"), re.compile(r"(?<!\\)\$\{hydra\.")
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
-CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", hydra_private.SEARCHPATH
+CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", "hydra.searchpath"
 # A mixer alone, of the folder of --config-dir, and the blocks that are built around it.
 MIXER, AROUND = "+mixer=", "around/mixer"
 LOG = "log"
@@ -128,9 +128,13 @@ def text_of(override: Override) -> str:
 
 def own_folder(words: Words) -> Path | None:
     """The folder of the user's own YAML that these words name, if any."""
+    return next(iter(_own_folders(words)), None)
+
+
+def _own_folders(words: Words) -> list[Path]:
     places = [override.value() for override in parse(words) if override.key_or_group == SEARCHPATH]
     folders = [folder for place in places if isinstance(place, list) for folder in place]
-    return Path(str(folders[0]).removeprefix("file://")) if folders else None
+    return [Path(str(folder).removeprefix("file://")) for folder in folders]
 
 
 def value_of(words: Words, key: str, default: Any) -> Any:
@@ -304,7 +308,8 @@ def _with_layers(parsed: Sequence[Override], own: Path | None) -> tuple[DictConf
     left_out = {*OURS, *(["task"] if measured else [])}
     options = [word for word in parsed if chooses(word) and not _is_none(word) and word.key_or_group not in left_out]
     typed = {word.key_or_group for word in options} | set(OURS)
-    config = _hydra([*_around_mixer(options), *(f"{key}={name}" for key, name in implied.items() if key not in typed)])
+    texts = [*_around_mixer(options), *(f"{key}={name}" for key, name in implied.items() if key not in typed)]
+    config = _hydra(texts, _own_folders(parsed))
     choices = config.hydra.runtime.choices
     task, model, preset, scale = choices.task, choices.model, config.preset, chosen.get("scale", implied.get("scale"))
     layers = recipes.recipe(task, preset, model, own) if task is not None else []
@@ -347,10 +352,11 @@ def _complete(config: DictConfig) -> None:
                 config[part] = completed(plain(node, resolve=False), part)
 
 
-def _hydra(options: Sequence[str]) -> DictConfig:
-    """What Hydra composes of these options, its own part included."""
+def _hydra(options: Sequence[str], folders: Sequence[Path]) -> DictConfig:
+    """What Hydra composes of these options and the user's own folders, its own part included."""
+    stamps = tuple(stamp for folder in folders for stamp in catalogue.stamps(folder))
     with one_line():
-        return hydra_private.loaded(catalogue.directory(), list(options))
+        return hydra_private.loaded(catalogue.directory(), options, stamps)
 
 
 def _settle(config: DictConfig, keys: Sequence[str] | None = None) -> None:

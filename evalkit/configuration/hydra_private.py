@@ -16,33 +16,24 @@ from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from evalkit.configuration.catalogue import Stamp
+
 # The base and the resolvers (`${now:…}`) are the process's. They are set once, so that threads see no change.
 version.setbase("1.3")
 setup_globals()
 
-SEARCHPATH = "hydra.searchpath"
-"""The setting that names folders of the user's own."""
 
-
-def loaded(directory: Path, options: list[str]) -> DictConfig:
+def loaded(directory: Path, options: Sequence[str], stamps: tuple[Stamp, ...] = ()) -> DictConfig:
     """What Hydra composes of `config.yaml` in `directory` and these options, its own part included.
 
-    What it composed once in this process it does not compose again, unless a folder of the user's own, in which files
-    may have changed, is among the options.
+    What it composed once in this process it does not compose again while `stamps`, the user's own files, are the same.
     """
-    if any(SEARCHPATH in option for option in options):
-        return _composed(directory, options)
-    return copy.deepcopy(_kept(directory, tuple(options), Path.cwd()))  # since the caller writes into it
+    return copy.deepcopy(_composed(directory, tuple(options), stamps, Path.cwd()))  # since the caller writes into it
 
 
 @functools.lru_cache(maxsize=64)
-def _kept(directory: Path, options: tuple[str, ...], _: Path) -> DictConfig:
-    """What Hydra composes in a working directory, whose path is in it."""
-    return _composed(directory, options)
-
-
-def _composed(directory: Path, options: Sequence[str]) -> DictConfig:
-    """What a loader of its own composes, without Hydra's global state: any thread may compose."""
+def _composed(directory: Path, options: tuple[str, ...], stamps: tuple[Stamp, ...], _: Path) -> DictConfig:
+    """What a loader of its own composes, without Hydra's global state: any thread may; the last one is the cwd."""
     loader = ConfigLoaderImpl(create_config_search_path(str(directory)))
     return loader.load_configuration("config", list(options), RunMode.RUN)
 

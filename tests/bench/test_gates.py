@@ -31,6 +31,7 @@ def test_modules_are_the_closed_forms(name: str, a: float) -> None:
     np.testing.assert_allclose(found.enters, enters, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow  # of the same modules
 def test_the_figure_and_its_rows_are_written(tmp_path: Path) -> None:
     gates.main(tmp_path)
     assert (tmp_path / "gates.png").stat().st_size > 10_000

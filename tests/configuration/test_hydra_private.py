@@ -54,3 +54,12 @@ def test_what_a_run_makes_of_a_composition_is_not_in_the_next(tmp_path: Path, mo
     assert again.config.train.steps != 1 and again.base == first.base
     monkeypatch.chdir(tmp_path)
     assert compose(["task=mqar", "model=hawk"]).hydra["runtime"]["cwd"] == str(tmp_path)
+
+
+def test_a_file_of_ones_own_that_was_changed_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "eval").mkdir()
+    target = "_target_: evalkit.evaluations.extrapolation.measure.Extrapolation"
+    words = ["task=mqar", "model=hawk", "eval=mine", f"hydra.searchpath=['file://{tmp_path}']"]
+    for sequences in (4, 8):
+        (tmp_path / "eval" / "mine.yaml").write_text(f"{target}\nsequences: {sequences}\n")
+        assert [compose(words).config.eval.sequences for _ in range(2)] == [sequences] * 2

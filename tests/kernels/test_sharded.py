@@ -176,6 +176,7 @@ def test_every_layout_gives_the_unsharded_values_and_gradients(
     assert all(max(found) < TOLERANCE for found in errors.values()), errors
 
 
+@pytest.mark.slow  # by the same process
 def test_only_states_are_exchanged(measured: Measured) -> None:
     """Messages are of one state a shard, or a neighbour's edge: nothing grows with the 4096 steps."""
     _, sizes = measured

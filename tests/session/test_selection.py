@@ -71,7 +71,7 @@ FROZEN = ("batch_size", "learning_rate", "schedule", "weight_decay", "warmup_ste
 
 
 def recipe_of(*overrides: str) -> Mapping[str, Any]:
-    return Spec.of(overrides).experiment.config
+    return Spec.of(overrides).plain
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_the_recipes_beyond_the_protocol_are_those_that_carried_furthest(model: 
         if folder.name.startswith(f"{model}_")
     }
     furthest = max(carried, key=lambda name: carried[name])
-    chosen = Spec.saved(RESULTS / "fig6b_search" / furthest).experiment.config
+    chosen = Spec.saved(RESULTS / "fig6b_search" / furthest).plain
     recipe = recipe_of(studied("fig6b_constant"), f"model={model}", "preset=cpu")
     assert recipe["selected_by"] == furthest
     assert {key: recipe["train"][key] for key in FROZEN} == {key: chosen["train"][key] for key in FROZEN}

@@ -114,15 +114,15 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_cell_is_searched_trained_and_drawn(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = done / "out"
     for cell in ("heads/one", "heads/other"):
-        config = Spec.saved(out / cell / "final").experiment.config
+        config = Spec.saved(out / cell / "final").plain
         assert (config["seed"], config["seeds"], config["train"]["steps"]) == (7, 2, 6)
         trials = [json.loads((out / cell / f"rate_{rate}" / "results.json").read_text()) for rate in ("0.001", "0.003")]
         assert [trial["seeds"][0]["seed"] for trial in trials] == [1000, 1000]
         losses = [trial["seeds"][0]["validation"]["loss"] for trial in trials]
         assert config["train"]["learning_rate"] == (0.001, 0.003)[losses.index(min(losses))], "none has the level yet"
-        assert Spec.saved(out / cell / "rate_0.001").experiment.config["train"]["steps"] == 3
-    large = Spec.saved(out / "heads" / "one" / "large" / "final").experiment.config
-    own = Spec.saved(out / "heads" / "one" / "final").experiment.config
+        assert Spec.saved(out / cell / "rate_0.001").plain["train"]["steps"] == 3
+    large = Spec.saved(out / "heads" / "one" / "large" / "final").plain
+    own = Spec.saved(out / "heads" / "one" / "final").plain
     assert large["model"]["mixers"]["recurrent"]["width_rnn"] == 16
     assert large["train"]["learning_rate"] == own["train"]["learning_rate"]
     drawn = {path.stem for path in out.glob("*.png")}
@@ -155,7 +155,7 @@ def test_a_final_run_at_another_rate_than_its_trials_choose_now_is_refused(
 ) -> None:
     shutil.copytree(done / "out", tmp_path / "out")
     final = tmp_path / "out" / "heads" / "one" / "final"
-    chosen = Spec.saved(final).experiment.config["train"]["learning_rate"]
+    chosen = Spec.saved(final).plain["train"]["learning_rate"]
     (other,) = {0.001, 0.003} - {chosen}
     before = tiny.files(final)
     assert begin(tmp_path, "task=heads", "model=one", f"suite.rates=[{other}]") == 1
@@ -302,7 +302,7 @@ def test_a_rate_that_diverges_is_left_out_and_not_tried_again(
     shutil.copytree(done / "out" / "heads" / "other" / "rate_0.001", cell / "rate_0.001")
     assert suite_of("task=heads", "model=other") == 1
     assert "not finite at step 1" in (cell / "rate_0.003" / "not_finite.txt").read_text()
-    assert Spec.saved(cell / "final").experiment.config["train"]["learning_rate"] == 0.001
+    assert Spec.saved(cell / "final").plain["train"]["learning_rate"] == 0.001
     monkeypatch.setattr(run, "start", Mock(side_effect=AssertionError))
     assert suite_of("task=heads", "model=other") == 0
     final = plan.Job("mine", "final", Mock(), trials=("heads/other/rate_0.003",))
@@ -336,9 +336,7 @@ def test_another_size_is_of_the_same_model_on_its_task(done: Path) -> None:
     config, given = composition.compose(words[:2]).config, suite.selected(words)
     assert given is not None
     config.suite.sizes.heads.large = {"other": ["model.mixers.recurrent.width_rnn=16"]}
-    own, large = (
-        part.spec.experiment.config["model"] for part in suite.jobs(config, given, Path("out")) if part.trials
-    )
+    own, large = (part.spec.plain["model"] for part in suite.jobs(config, given, Path("out")) if part.trials)
     assert own["mlp_expansion"] == large["mlp_expansion"] == 2
 
 
@@ -459,7 +457,7 @@ def test_a_final_run_is_also_asked_at_its_training_length() -> None:
     given = suite.selected([*words, "train.curriculum=[]"])
     assert given is not None
     finals = [part for part in suite.jobs(composition.compose(words[:1]).config, given, Path("out")) if part.trials]
-    assert [list(part.spec.experiment.config["eval"]["lengths"]) for part in finals] == 3 * [[128, 256, 512]]
+    assert [list(part.spec.plain["eval"]["lengths"]) for part in finals] == 3 * [[128, 256, 512]]
 
 
 def test_beyond_the_training_length_the_longest_is_also_taken_apart() -> None:

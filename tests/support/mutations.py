@@ -92,8 +92,8 @@ MUTATIONS = (
     Mutation(
         "convolution_across_documents",
         "models/layers/modules.py",
-        "term = jnp.where(same[..., None], term, 0)",
-        "term = term + 0 * same[..., None]",
+        "y = y + jnp.where(same[..., None], scaled(inputs[:, tap : tap + steps], kernel[tap]), 0)",
+        "y = y + scaled(inputs[:, tap : tap + steps], kernel[tap]) + 0 * same[..., None]",
         "tests/models",
     ),
     Mutation(
