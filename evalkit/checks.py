@@ -20,6 +20,14 @@ def at_least_or_null(settings: Any, least: int, *names: str) -> None:
             raise ValueError(f"{name}={value}; allowed: {least} or more, or null")
 
 
+def at_least_or(settings: Any, word: str, least: int, *names: str) -> None:
+    """As `at_least`, but the `word` is allowed too."""
+    for name in names:
+        value = getattr(settings, name)
+        if value != word and (isinstance(value, str) or value < least):
+            raise ValueError(f"{name}={value}; allowed: {least} or more, or {word}")
+
+
 def above(settings: Any, bound: float, *names: str) -> None:
     """Raises ValueError for the first of the attributes `names` that is not above `bound`, NaN included."""
     for name in names:

@@ -2,9 +2,9 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jax import Array
@@ -23,6 +23,8 @@ GUMBEL = "low"
 """How Gumbel noise is drawn: JAX's own way, unless JAX_HIGH_DYNAMIC_RANGE_GUMBEL says otherwise."""
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 """A flag of XLA that evalkit sets where memory is short (`parallel.devices.spare_memory`); it changes no number."""
+NOT_TRIED = "--xla_gpu_experimental_enable_fusion_autotuner=false"
+"""Another, which its commands set: XLA tries no second way for each fusion (`parallel.devices.compile_sooner`)."""
 
 
 def fix_process() -> None:
@@ -49,6 +51,19 @@ def fixed() -> Iterator[None]:
         jax.threefry_partitionable(True),
     ):
         yield
+
+
+def for_threads(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as another thread calls it: under this thread's settings of JAX, which are a thread's own."""
+    import jax
+
+    precision = jax.config.values["jax_default_matmul_precision"]
+
+    def call(*arguments: Any) -> Any:
+        with fixed(), jax.default_matmul_precision(precision):
+            return function(*arguments)
+
+    return call
 
 
 def quick_key(seed: int) -> "Array":

@@ -78,6 +78,8 @@ def inputs_of(
     return Inputs(x, recurrence, entry, tuple(v.astype(jnp.float32) for v in per_channel.values()), h0, flags)
 
 
+# Blocks of one kind are traced once, and with them each platform's way.
+@partial(jax.jit, static_argnames=("unit_reset", "implementation"))
 def _primal(inputs: Inputs, unit_reset: bool, implementation: Implementation) -> tuple[Array, Array]:
     by_scan, by_kernel = partial(_states_by_scan, unit_reset), partial(_states_by_kernel, unit_reset)
     return dispatch(implementation, by_scan, by_kernel, inputs)
@@ -92,6 +94,7 @@ def _forward(inputs: Inputs, unit_reset: bool, implementation: Implementation):
     return (h, last), (inputs, h)
 
 
+@partial(jax.jit, static_argnums=(0, 1))
 def _backward(
     unit_reset: bool, implementation: Implementation, kept: tuple[Inputs, Array], cotangents: tuple[Array, Array]
 ) -> tuple[Inputs]:

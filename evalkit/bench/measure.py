@@ -145,6 +145,7 @@ def _of_experiment(what: str, own: Mapping[str, Any], overrides: Sequence[str]) 
     from evalkit.record import environment
 
     devices.use_every_core()
+    devices.compile_sooner()
     built = Spec.of(overrides).experiment
     with jax.default_matmul_precision(built.matmul_precision):
         if what == "start":

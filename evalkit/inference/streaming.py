@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import isqrt
 from typing import Any
 
 import jax
@@ -12,12 +13,41 @@ from jax.sharding import Mesh
 
 from evalkit.core.contracts import LONGEST, Cache, LanguageModel, Params
 from evalkit.core.objective import Tally, scored_only, tally
-from evalkit.parallel.devices import by_rows, copied, mesh_for, split
+from evalkit.parallel.devices import accelerator_bytes, by_rows, copied, mesh_for, split
 from evalkit.tasks import Example
 
 CHUNKS = {"cpu": 1}
 """How many chunks one call reads, by the device: a call is dear where a chunk is read in less time than it takes."""
 MOST_CHUNKS = 32
+AUTO = "auto"
+ROWS = 8
+"""Sequences that a CPU reads at a time: few enough that a core keeps their activations in its cache."""
+MOST_ROWS = 256
+SHARE = 4
+"""The part of an accelerator's memory, one in so many, that sequences may take."""
+TOKEN_BYTES = 24
+"""Of activations a token, for each root of a parameter: a model of width d and n blocks has some 12 n d² of them."""
+
+
+def rows_at_once(setting: int | str, model: LanguageModel, params: Params, length: int, chunk: int, look: int) -> int:
+    """Sequences of `length` tokens that are in memory at a time: the `setting`, or by the device where it is "auto".
+
+    An accelerator reads as many as it has memory for, a power of two up to 256: one takes it as long. After so many as
+    `look` it may be enough, so that it reads no more.
+    """
+    if not isinstance(setting, str):
+        return setting
+    if jax.default_backend() == "cpu":
+        return ROWS
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    bytes_of_row = model.cache_bytes(1, length) + chunk * TOKEN_BYTES * isqrt(count)
+    fitting = max(1, accelerator_bytes() // SHARE // bytes_of_row)
+    return min(MOST_ROWS, look, 1 << fitting.bit_length() - 1)
+
+
+def least_rows(setting: int | str) -> int:
+    """Of `rows_at_once`, what is certain whatever the device."""
+    return ROWS if isinstance(setting, str) else setting
 
 
 def stream_tally(

@@ -9,7 +9,7 @@ from typing import Any
 from evalkit.core import studies
 from evalkit.core.credentials import masked
 from evalkit.core.errors import UserError
-from evalkit.numerics import FLAGS, IN_ORDER
+from evalkit.numerics import FLAGS, IN_ORDER, NOT_TRIED
 
 FILE, FIELD = "environment.json", "variables"
 OF_XLA = ("LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "XLA_FLAGS")
@@ -31,8 +31,15 @@ NO_NUMBERS = (
 
 def variables() -> dict[str, str]:
     """The variables that are set and change numbers, but for those that evalkit sets itself."""
-    values = {name: masked(value.replace(IN_ORDER, "").strip()) for name, value in os.environ.items() if _counts(name)}
+    values = {name: masked(_typed(value)) for name, value in os.environ.items() if _counts(name)}
     return {name: value for name, value in sorted(values.items()) if value}
+
+
+def _typed(value: str) -> str:
+    """The flags that the user gave."""
+    for own in (IN_ORDER, NOT_TRIED):
+        value = value.replace(own, "")
+    return value.strip()
 
 
 def kept_in(folder: Path, field: str) -> Mapping[str, Any] | None:

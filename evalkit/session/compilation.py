@@ -23,6 +23,7 @@ from evalkit.configuration.experiment import AUTO
 from evalkit.core.errors import first_line
 from evalkit.disk.files import write_whole
 from evalkit.disk.places import expanded, kept_below
+from evalkit.parallel.devices import compile_sooner
 
 LOGGER = logging.getLogger(__name__)
 MOST_BYTES = 2**30
@@ -47,6 +48,7 @@ def keep_programs(setting: str | None) -> None:
     It is for a process of evalkit's own, before anything is compiled. With `auto` a cache that the environment gave
     JAX, or took from it, is left as it is.
     """
+    compile_sooner()
     if setting is None:
         _use(None)
         return

@@ -2,17 +2,20 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
+from evalkit.core.contracts import Trained
 from evalkit.core.rows import Row, value
 from evalkit.evaluations.extrapolation.measure import Extrapolation
 from evalkit.parallel import peers
 from evalkit.record.progress import Progress
 from evalkit.session import subjects
+from evalkit.session.ahead import compiling_ahead
 from evalkit.session.session import Session
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.finite import refuse_non_finite
@@ -22,8 +25,7 @@ from evalkit.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 SOLVED = 1.0
-# As in the evaluation: few enough sequences at a time that a core keeps their activations in its cache.
-VALIDATION = Extrapolation(lengths=[], chunk=256, batch_size=8)
+VALIDATION = Extrapolation(lengths=[], chunk=256)
 
 
 def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: Restored | TrainState) -> TrainState:
@@ -39,7 +41,11 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
     else:
         state, step, solved, tokens = begun, 0, 0, 0
         session.begin(subjects.header(session, subjects.of_state(session, state, step)))
-    with session.timed("training"), Progress(session.console, training.steps, "training") as progress:
+    with (
+        session.timed("training"),
+        compiling_ahead(trainer, step, partial(_read, session, state, step)),
+        Progress(session.console, training.steps, "training") as progress,
+    ):
         began = time.perf_counter()
         for stage in training.stages(task.length):
             while step < stage.stop and not _is_solved(trainer, solved):
@@ -72,11 +78,20 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
 def validate(session: Session, state: TrainState, step: int) -> bool:
     """Writes validation at the training length and the evaluation's quick look; says if every seed has all right."""
     experiment = session.experiment
-    _, training = experiment.trained
     subject = subjects.of_state(session, state, step, interruptible=False)
-    rows = list(VALIDATION.score(subject, "validation", experiment.task.length, training.validation_sequences))
+    rows = list(_scored(session, subject, experiment.trained[1].validation_sequences))
     session.write([*rows, *experiment.eval.probe(subject)])
     return all(value(entry) >= SOLVED for entry in rows if entry["metric"] == "accuracy")
+
+
+def _scored(session: Session, subject: Trained, sequences: int) -> Iterator[Row]:
+    return VALIDATION.score(subject, "validation", session.experiment.task.length, sequences)
+
+
+def _read(session: Session, state: TrainState, step: int) -> Callable[[], list[Row]]:
+    """What reads one held-out sequence, and with it compiles what reads all; it holds parameters of its own."""
+    subject = subjects.of_state(session, state, step, interruptible=False)
+    return lambda: list(_scored(session, subject, 1))
 
 
 def _mean(rows: Sequence[Row], metric: str) -> float:

@@ -1,7 +1,7 @@
 """The compiled programs of a run: one takes many steps for all seeds, the data included."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import LanguageModel, Task
+from evalkit.numerics import for_threads
 from evalkit.parallel.devices import COPIED_BYTES, RUNS_ONCE, bytes_of, on_host
 from evalkit.parallel.layouts.placement import Placement
 from evalkit.parallel.layouts.sizes import AUTO, Setting, sizes_of
@@ -44,7 +45,7 @@ class Trainer:
         self.step = self.alone if sizes is None else Step(self.feed, task.scored, model, training, 0, sizes)
         batches = [stage.batch_size for stage in training.stages(task.length)]
         self.place = Placement(self.step.layout, sizes, len(self.seeds), batches)
-        self._programs: dict[Any, jax.stages.Compiled] = {}
+        self._programs: dict[Any, Future[jax.stages.Compiled]] = {}
 
     @cached_property
     def side_by_side(self) -> bool:
@@ -72,10 +73,10 @@ class Trainer:
         lowered = self.lower(first, loaded)
         pool = ThreadPoolExecutor(1)
         try:
-            compiled = pool.submit(lowered.compile)
+            self._programs[_key(first, loaded)] = compiled = pool.submit(lowered.compile)
             state = self.init()
             meanwhile(state)
-            self._programs[_key(first, loaded)] = compiled.result()
+            compiled.result()
         finally:
             pool.shutdown(wait=False)
         return state
@@ -120,8 +121,18 @@ class Trainer:
         loaded = self._usual(stage) if loaded is None else loaded
         key = _key(stage, loaded)
         if key not in self._programs:
-            self._programs[key] = self.lower(stage, loaded).compile()
-        return self._programs[key]
+            made: Future[jax.stages.Compiled] = Future()
+            made.set_result(self.lower(stage, loaded).compile())
+            self._programs[key] = made
+        return self._programs[key].result()
+
+    def compile_ahead(self, pool: ThreadPoolExecutor, step: int) -> None:
+        """Has `pool` compile the stages after the one of `step`, as soon as they are certain to be trained."""
+        later = [stage for stage in self.training.stages(self.task.length) if stage.start > step]
+        for stage in later if self.training.stop_when_solved is None else []:
+            key = _key(stage, self._usual(stage))
+            if key not in self._programs:
+                self._programs[key] = pool.submit(for_threads(lambda stage=stage: self.lower(stage).compile()))
 
     def lower(self, stage: Stage, loaded: Any = None) -> jax.stages.Lowered:
         """The program of a stage, not yet compiled; `loaded` as for `program`."""

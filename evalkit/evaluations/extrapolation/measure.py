@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from evalkit.checks import at_least, at_least_or_null, between_or_null, one_of
+from evalkit.checks import at_least, at_least_or, at_least_or_null, between_or_null, one_of
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, Trained
 from evalkit.core.objective import Tally
 from evalkit.core.rows import Row
 from evalkit.core.statistics import LOOK_EVERY, is_narrow
-from evalkit.inference.streaming import stream_tallies, stream_tally
+from evalkit.inference.streaming import AUTO, MOST_ROWS, least_rows, rows_at_once, stream_tallies, stream_tally
 from evalkit.parallel.layouts.sequences import ROWS, SEQUENCE, SHARED, refuse_unsplit, split_tallies
 from evalkit.tasks import Example
 
@@ -33,7 +33,7 @@ class Extrapolation(Evaluation):
       long_from (tokens): the shortest length that takes `long_sequences`.
       max_length (tokens): longer ones are marked not run, since a global cache grows with length; null: no limit.
       chunk (tokens): tokens of each sequence that are in memory at a time; with `span`, that many.
-      batch_size (sequences): sequences that are in memory at a time.
+      batch_size (sequences): sequences that are in memory at a time; `auto`: 8 on a CPU, up to 256 on an accelerator.
       during (tokens): lengths to test at while training.
       during_sequences (sequences): sequences at each length of `during`.
       during_every (steps): `during` is tested this often, a multiple of `train.eval_every`; null: at every validation.
@@ -52,7 +52,7 @@ class Extrapolation(Evaluation):
     long_from: int = 8192
     max_length: int | None = None
     chunk: int = 256
-    batch_size: int = 8
+    batch_size: int | str = AUTO
     during: list[int] = field(default_factory=list)
     during_sequences: int = 64
     during_every: int | None = None
@@ -63,7 +63,8 @@ class Extrapolation(Evaluation):
     devices: str = ROWS
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "sequences", "long_sequences", "long_from", "chunk", "batch_size", "during_sequences")
+        at_least(self, 1, "sequences", "long_sequences", "long_from", "chunk", "during_sequences")
+        at_least_or(self, AUTO, 1, "batch_size")
         for length in (*self.lengths, *self.during):
             if length < 1:
                 raise ValueError(f"length {length} in lengths or during; allowed: 1 or more")
@@ -109,7 +110,7 @@ class Extrapolation(Evaluation):
     def held(self) -> list[tuple[str, int, int]]:
         """A batch at the longest length that is run, and at the longest that is looked at while training."""
         ladders = {"lengths": [*filter(self._runs, self.lengths)], "during": self.during}
-        return [(name, self.batch_size, max(lengths)) for name, lengths in ladders.items() if lengths]
+        return [(name, least_rows(self.batch_size), max(lengths)) for name, lengths in ladders.items() if lengths]
 
     def limits(self, model: LanguageModel) -> list[str]:
         """That everything is forgotten, where it is; what is left out has rows that say so."""
@@ -155,16 +156,19 @@ class Extrapolation(Evaluation):
         stream = streams.TEST if split == "test" else streams.VALIDATION
         interval = self.interval if split == "test" else None
         totals, done = dict[str, float](), 0
+        look = MOST_ROWS if interval is None else LOOK_EVERY
+        tokens = length + trained.task.answer_length
+        rows = rows_at_once(self.batch_size, trained.model, params, tokens, self.chunk, look)
         while done < sequences:
             trained.check_interrupt()
-            example = trained.feed.held_out(stream, done, self.batch_size, length)
+            example = trained.feed.held_out(stream, done, rows, length)
             if self.reset_every is not None:
                 # Where positions begin anew, every state does.
                 restarting = np.arange(example.tokens.shape[1], dtype=np.int32) % self.reset_every
                 example = example._replace(positions=np.broadcast_to(restarting, example.tokens.shape))
             # A last batch that is not full keeps its shape, and the program with it; sequences beyond are left out.
             left = sequences - done if interval is None else min(sequences - done, LOOK_EVERY - done % LOOK_EVERY)
-            used = min(self.batch_size, left)
+            used = min(rows, left)
             tally = jax.device_get(self._tally(trained, params, example, spans, used))
             for metric, values in tally.scores().items():
                 totals[metric] = totals.get(metric, 0.0) + float(np.asarray(values[:used], np.float64).sum())

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from evalkit.checks import at_least, between_or_null
+from evalkit.checks import at_least, at_least_or, between_or_null
 from evalkit.core.contracts import AnyTask, Evaluation, Params, Recalls, Trained
 from evalkit.core.rows import Row
 from evalkit.core.statistics import LOOK_EVERY, is_narrow
@@ -18,6 +18,7 @@ from evalkit.evaluations.recall.forgetting import FIRST_CHECK, Forgetting
 from evalkit.evaluations.recall.planting import planted
 from evalkit.evaluations.recall.rows import RECALLED
 from evalkit.inference.reader import Reader
+from evalkit.inference.streaming import AUTO, least_rows, rows_at_once
 
 NEAREST = 2  # the fact's answer stands between the fact and the question
 
@@ -46,7 +47,7 @@ class Recall(Evaluation):
       pair_length (tokens): tokens of each context of a pair.
       contexts (contexts): contexts of each answer whose states are restored in part.
       chunk (tokens): tokens of each sequence that are in memory at a time.
-      batch_size (sequences): sequences that are in memory at a time.
+      batch_size (sequences): sequences that are in memory at a time; `auto`: 8 on a CPU, up to 256 on an accelerator.
     """
 
     kind = "evalkit.evaluations.recall.report"
@@ -60,10 +61,11 @@ class Recall(Evaluation):
     pair_length: int = 16384
     contexts: int = 4
     chunk: int = 256
-    batch_size: int = 8
+    batch_size: int | str = AUTO
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "sequences", "pairs", "contexts", "chunk", "batch_size")
+        at_least(self, 1, "sequences", "pairs", "contexts", "chunk")
+        at_least_or(self, AUTO, 1, "batch_size")
         if not self.before or not all(0 <= before < self.length - NEAREST for before in self.before):
             raise ValueError(f"before={self.before}; allowed: from 0, below length={self.length} less {NEAREST}")
         if self.distances is not None and not (self.distances and min(self.distances) >= NEAREST):
@@ -93,7 +95,7 @@ class Recall(Evaluation):
 
     def held(self) -> list[tuple[str, int, int]]:
         """A batch of contexts, and two sequences that differ in one fact."""
-        return [("length", self.batch_size, self.length), ("pair_length", 2, self.pair_length)]
+        return [("length", least_rows(self.batch_size), self.length), ("pair_length", 2, self.pair_length)]
 
     def run(self, trained: Trained) -> Iterator[Row]:
         """Rows of every seed: what is recalled, then what is forgotten and restored, where a state decays."""
@@ -110,12 +112,14 @@ class Recall(Evaluation):
         self, trained: Trained, task: Recalls, params: Params, row: Callable[..., Row], before: int
     ) -> Iterator[Row]:
         distances = self.distances_after(before)
+        look = self.sequences if self.interval is None else LOOK_EVERY
+        rows = rows_at_once(self.batch_size, trained.model, params, self.length, self.chunk, look)
         right, queried = np.zeros((len(distances), task.answers), int), np.zeros(task.answers, int)
         while (done := int(queried.sum())) < self.sequences:
-            numbers = np.arange(done, done + self.batch_size)  # a last batch that is not full keeps its shape
-            tokens, answers = planted(task, numbers, np.full(self.batch_size, before), self.length)
+            numbers = np.arange(done, done + rows)  # a last batch that is not full keeps its shape
+            tokens, answers = planted(task, numbers, np.full(rows, before), self.length)
             look = self.sequences if self.interval is None else LOOK_EVERY - done % LOOK_EVERY
-            used = min(self.batch_size, look, self.sequences - done)
+            used = min(rows, look, self.sequences - done)
             facts = np.asarray(answers)[:used]
             queried += np.bincount(facts, minlength=task.answers)
             for at, hit in enumerate(self._answers(trained, params, tokens, answers, task.query, before)):
