@@ -16,6 +16,8 @@ SCANS = {"sequential": xla.sequential, "associative": xla.associative}
 KERNELS = ("triton", "mosaic_gpu", "mosaic_tpu", "triton_interpret", "mosaic_tpu_interpret")
 IMPLEMENTATIONS = ("auto", *SCANS, *KERNELS)
 Implementation = str | Kernel
+HOPPER_BLOCK, HOPPER_CHANNELS = 32, 128  # steps and channels of a block of `mosaic_gpu`
+ENOUGH_LANES = 64 * HOPPER_CHANNELS  # batch × channels from which on it is faster than Triton's chunks
 SERVED = (jnp.float32, jnp.bfloat16, jnp.int32)  # the dtypes that kernels take: values, and flags of resets
 
 
@@ -45,12 +47,17 @@ def check_shapes(others: Mapping[str, tuple[Array | None, tuple[int, ...]]], nam
 
 
 def dispatch(
-    implementation: Implementation, by_scan: Callable[..., Any], by_kernel: Callable[..., Any], *arguments: Any
+    implementation: Implementation,
+    by_scan: Callable[..., Any],
+    by_kernel: Callable[..., Any],
+    *arguments: Any,
+    plain: tuple[int, ...] | None,
 ) -> Any:
     """Calls `by_scan(scan, *arguments)` with a scan of XLA's, or `by_kernel(kernel, *arguments)` with a Pallas kernel.
 
-    "auto" is Triton on an NVIDIA GPU, Mosaic on a TPU and the sequential scan elsewhere. Another vendor's GPU, a dtype
-    that kernels do not take, and a JAX without that part of Pallas get the associative scan on a GPU or TPU.
+    "auto" is Mosaic on a TPU, and on a Hopper GPU for large arrays; else Triton on an NVIDIA GPU and the sequential
+    scan elsewhere. Another vendor's GPU, a dtype that kernels do not take, and a JAX without that part of Pallas get
+    the associative scan on a GPU or TPU. `plain` is the shape `[b, t, d]` of real arrays without resets, else None.
     """
     if isinstance(implementation, Kernel):
         return by_kernel(implementation, *arguments)
@@ -62,7 +69,7 @@ def dispatch(
     sequential, associative = (partial(by_scan, scan) for scan in (xla.sequential, xla.associative))
     if any(leaf.dtype not in SERVED for leaf in jax.tree.leaves(arguments)):
         return lax.platform_dependent(*arguments, cuda=associative, rocm=associative, default=sequential)
-    cuda, tpu = (_kernel_if_there(name) for name in ("triton", "mosaic_tpu"))
+    cuda, tpu = _of_nvidia(plain), _kernel_if_there("mosaic_tpu")
     return lax.platform_dependent(
         *arguments,
         cuda=associative if cuda is None else partial(by_kernel, cuda),
@@ -77,6 +84,22 @@ def _kernel(name: str) -> Kernel:
     # Here, because a plain scan must not pay for importing Pallas, nor any kernel for a part of it that JAX drops.
     module = import_module(f"evalkit.kernels.{name.removesuffix('_interpret')}")
     return module.kernel(interpret=True) if name.endswith("_interpret") else module.kernel()
+
+
+def _of_nvidia(plain: tuple[int, ...] | None) -> Kernel | None:
+    """Returns the fastest kernel of an NVIDIA GPU that JAX has."""
+    if plain is not None and _is_for_hopper(plain) and (hopper := _kernel_if_there("mosaic_gpu")):
+        return hopper
+    return _kernel_if_there("triton")
+
+
+def _is_for_hopper(plain: tuple[int, ...]) -> bool:
+    """Whether Mosaic is the fastest for such arrays on this process's GPUs: it has whole blocks, and fills them."""
+    batch, steps, width = plain
+    if steps < HOPPER_BLOCK or width % HOPPER_CHANNELS or batch * width < ENOUGH_LANES:
+        return False
+    # Blackwell has Mosaic, too, but nothing was timed there.
+    return all(getattr(device, "compute_capability", "") == "9.0" for device in jax.local_devices())
 
 
 def _kernel_if_there(name: str) -> Kernel | None:

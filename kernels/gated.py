@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from evalkit.kernels.dispatch import Implementation, check_shapes, dispatch
-from evalkit.kernels.gates import gates
+from evalkit.kernels.gates import BY_TANH
 from evalkit.kernels.passes import Gated, GatedGradient, Kernel, PerChannel, Reads, Rows
 from evalkit.kernels.planes import Planes, conjugate, float32, times
 from evalkit.kernels.xla import Scan, adjoint
@@ -27,6 +27,11 @@ class Inputs(NamedTuple):
     per_channel: tuple[Array, ...]
     h0: Array
     flags: Array | None
+
+    @property
+    def plain(self) -> tuple[int, ...] | None:
+        """The shape of x, if it is real and no state is reset."""
+        return self.x.shape if len(self.per_channel) == 1 and self.flags is None else None
 
     @property
     def rows(self) -> Rows:
@@ -82,7 +87,7 @@ def inputs_of(
 @partial(jax.jit, static_argnames=("unit_reset", "implementation"))
 def _primal(inputs: Inputs, unit_reset: bool, implementation: Implementation) -> tuple[Array, Array]:
     by_scan, by_kernel = partial(_states_by_scan, unit_reset), partial(_states_by_kernel, unit_reset)
-    return dispatch(implementation, by_scan, by_kernel, inputs)
+    return dispatch(implementation, by_scan, by_kernel, inputs, plain=inputs.plain)
 
 
 unit = jax.custom_vjp(_primal, nondiff_argnums=(1, 2))
@@ -99,20 +104,20 @@ def _backward(
     unit_reset: bool, implementation: Implementation, kept: tuple[Inputs, Array], cotangents: tuple[Array, Array]
 ) -> tuple[Inputs]:
     by_scan, by_kernel = partial(_gradients_by_scan, unit_reset), partial(_gradients_by_kernel, unit_reset)
-    return (dispatch(implementation, by_scan, by_kernel, *kept, *cotangents),)
+    return (dispatch(implementation, by_scan, by_kernel, *kept, *cotangents, plain=kept[0].plain),)
 
 
 unit.defvjp(_forward, _backward)
 
 
 def _states_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs) -> tuple[Array, Array]:
-    a, entering = Gated(gates, unit_reset).coefficients(*inputs.whole)
+    a, entering = Gated(BY_TANH, unit_reset).coefficients(*inputs.whole)
     h = merged(scan(entering, a, inputs.planes(inputs.h0), reverse=False))
     return h.astype(inputs.x.dtype), h[:, -1]
 
 
 def _gradients_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs, h: Array, dh: Array, dlast: Array) -> Inputs:
-    run = Gated(gates, unit_reset)
+    run = Gated(BY_TANH, unit_reset)
     a, _ = run.coefficients(*inputs.whole)
     wide = (float32(inputs.planes(value)) for value in (h, inputs.h0, dh, dlast))
     g, da, dh0 = adjoint(scan, a, *wide, reverse=False)
@@ -122,7 +127,7 @@ def _gradients_by_scan(unit_reset: bool, scan: Scan, inputs: Inputs, h: Array, d
 def _states_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs) -> tuple[Array, Array]:
     reads = Reads(inputs.rows, inputs.planes(inputs.h0), inputs.per_channel)
     dtypes = (inputs.x.dtype,) * len(reads.carry)
-    walked = kernel.walk(Gated(kernel.gates, unit_reset), reads, reverse=False, dtypes=dtypes)
+    walked = kernel.walk(Gated(kernel.arithmetic, unit_reset), reads, reverse=False, dtypes=dtypes)
     return merged(walked.outputs), merged(walked.carry)
 
 
@@ -130,7 +135,7 @@ def _gradients_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs, h: Ar
     planes, count = inputs.planes, len(inputs.per_channel)
     lagged = tuple(zip(planes(h), planes(inputs.h0), strict=True))
     reads = Reads((*planes(dh), *inputs.rows), planes(dlast), inputs.per_channel, lagged)
-    steps = GatedGradient(kernel.gates, unit_reset, sums=count)
+    steps = GatedGradient(kernel.arithmetic, unit_reset, sums=count)
     dtypes = (*(inputs.x.dtype,) * count, inputs.recurrence.dtype, inputs.entry.dtype)
     walked = kernel.walk(steps, reads, reverse=True, dtypes=dtypes)
     *dx, drecurrence, dentry = walked.outputs

@@ -6,12 +6,14 @@ bfloat16 a decay of 0.999 is 1.
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import factorial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from evalkit.kernels.planes import Planes, inner, scaled
 
@@ -33,7 +35,25 @@ class Gates(NamedTuple):
     scale: Array
 
 
-Arithmetic = Callable[[Array, Array, Array], Gates]
+class Instructions(NamedTuple):
+    """What a GPU has one instruction for, and XLA or Pallas would make many of: of arrays of float32.
+
+    `reciprocal` is for numbers from 1e-4 on, `root` for those from 0 on; `fused` is x · y + z.
+    """
+
+    exp2: Callable[[Array], Array]
+    reciprocal: Callable[[Array], Array]
+    root: Callable[[Array], Array]
+    fused: Callable[[ArrayLike, Array, ArrayLike], Array]
+
+
+class Arithmetic(NamedTuple):
+    """How a platform computes the gates, from their values before the sigmoid and the rate, and a quotient."""
+
+    gates: Callable[[Array, Array, Array], Gates]
+    quotient: Callable[[Array, Array], Array] = jnp.divide
+
+
 Gradients = tuple[tuple[Array, ...], tuple[Array, ...]]
 """Of x, plane by plane, and of both gates before their sigmoid; and of rate, and angle, not yet summed over time."""
 
@@ -55,23 +75,46 @@ def gates(recurrence: Array, entry: Array, rate: Array) -> Gates:
     return Gates(r, i, a, 2 * jnp.sqrt(-u) * inverse)
 
 
-def gates_by_exponentials(recurrence: Array, entry: Array, rate: Array) -> Gates:
-    """Returns the same as `gates`, for a GPU, where 2^x is one instruction and an exact tanh about thirty."""
-    r, i = (1 / (1 + jnp.exp2(-LOG2_E * gate.astype(jnp.float32))) for gate in (recurrence, entry))
-    log_a = r * rate
-    a = jnp.exp2(LOG2_E * log_a)
-    z = -2 * log_a
-    # Near a = 1, where 1 − a² would cancel, its Taylor polynomial in log a.
-    near_one = z * (1 - z * (1 / 2 - z * (1 / 6 - z * (1 / 24 - z * (1 / 120 - z * (1 / 720))))))
-    square = jnp.where(z < 0.25, near_one, 1 - a * a)
-    return Gates(r, i, a, square * jax.lax.rsqrt(jnp.maximum(square, 1e-30)))  # Mosaic GPU has rsqrt, but no sqrt
+def _root(x: Array) -> Array:
+    return x * jax.lax.rsqrt(jnp.maximum(x, 1e-30))  # Mosaic GPU has rsqrt, but no sqrt
+
+
+def by_exponentials(instructions: Instructions) -> Arithmetic:
+    """Returns the arithmetic of a GPU, where 2^x is one instruction and an exact tanh about thirty."""
+    return Arithmetic(
+        partial(gates_by_exponentials, instructions=instructions), lambda x, y: x * instructions.reciprocal(y)
+    )
+
+
+def gates_by_exponentials(recurrence: Array, entry: Array, rate: Array, *, instructions: Instructions) -> Gates:
+    """Returns the same as `gates`; of gates in bfloat16 to its digits."""
+    exp2, reciprocal, root, _ = instructions
+    r, i = (reciprocal(1 + exp2(-LOG2_E * gate.astype(jnp.float32))) for gate in (recurrence, entry))
+    log2_a = r * (LOG2_E * rate)
+    a = exp2(log2_a)
+    return Gates(r, i, a, root(_one_minus_square(a, log2_a, recurrence.dtype == jnp.bfloat16, instructions)))
+
+
+def _one_minus_square(a: Array, log2_a: Array, short: bool, instructions: Instructions) -> Array:
+    """Returns 1 − a²: near a = 1, where it would cancel, as a Taylor polynomial, to 1e-8 or if `short` to 4e-6."""
+    terms, nearest = (3, 2**-5) if short else (6, 2**-2)
+    step = -2 / LOG2_E
+    near_one: ArrayLike = -((-step) ** terms) / factorial(terms)
+    for power in range(terms - 1, 0, -1):
+        near_one = instructions.fused(near_one, log2_a, -((-step) ** power) / factorial(power))
+    return jnp.where(log2_a > nearest / step, near_one * log2_a, instructions.fused(-a, a, 1.0))
+
+
+PLAIN = Instructions(jnp.exp2, jnp.reciprocal, _root, lambda x, y, z: jnp.add(jnp.multiply(x, y), z))
+"""In operations that every platform has."""
+BY_TANH, BY_EXPONENTIALS = Arithmetic(gates), by_exponentials(PLAIN)
 
 
 def gates_with_reset(
     arithmetic: Arithmetic, recurrence: Array, entry: Array, rate: Array, reset: Array | None, unit_reset: bool
 ) -> Gates:
     """Returns the gates; with `unit_reset`, where `reset` is True, the scale is 1 and the decay 0 (RecurrentGemma)."""
-    plain = arithmetic(recurrence, entry, rate)
+    plain = arithmetic.gates(recurrence, entry, rate)
     if reset is None or not unit_reset:
         return plain
     return plain._replace(a=without(plain.a, reset), scale=jnp.where(reset, 1.0, plain.scale))
@@ -82,11 +125,11 @@ def without(values: Array, reset: Array | None) -> Array:
     return values if reset is None else jnp.where(reset, 0.0, values)
 
 
-def gate_gradients(gates: Gates, x: Array, rate: Array, da: Array, dinput: Array) -> Gradients:
+def gate_gradients(arithmetic: Arithmetic, gates: Gates, x: Array, rate: Array, da: Array, dinput: Array) -> Gradients:
     """Returns the gradients from those of the decay `a` and of the input `scale · i · x`."""
     r, i, a, scale = gates
     # The scale's derivative in log a is −a² / scale, which is infinite at a = 1: SMALLEST_ROOT bounds it.
-    dlog_a = a * (da - dinput * i * x * a / jnp.maximum(scale, SMALLEST_ROOT))
+    dlog_a = a * (da - arithmetic.quotient(dinput * i * x * a, jnp.maximum(scale, SMALLEST_ROOT)))
     rows = dinput * scale * i, dlog_a * rate * r * (1 - r), dinput * scale * x * i * (1 - i)
     return rows, (dlog_a * r,)
 
@@ -116,13 +159,13 @@ def cosine_and_sine(turn: Array) -> Planes:
 
 
 def complex_gate_gradients(
-    gates: Gates, x: Planes, rate: Array, angle: Array, dlog_a: Planes, dinput: Planes
+    arithmetic: Arithmetic, gates: Gates, x: Planes, rate: Array, angle: Array, dlog_a: Planes, dinput: Planes
 ) -> Gradients:
     """Returns the gradients from those of `log |a| + j phase` and of the input `scale · i · x`."""
     r, i, magnitude, scale = gates
     dlog_magnitude, dturn = dlog_a
     dscale_i = inner(dinput, x)
-    dlog_magnitude = dlog_magnitude - dscale_i * i * magnitude * magnitude / jnp.maximum(scale, SMALLEST_ROOT)
+    dlog_magnitude -= arithmetic.quotient(dscale_i * i * magnitude * magnitude, jnp.maximum(scale, SMALLEST_ROOT))
     drecurrence = (dlog_magnitude * rate + dturn * angle) * r * (1 - r)
     rows = *scaled(scale * i, dinput), drecurrence, dscale_i * scale * i * (1 - i)
     return rows, (dlog_magnitude * r, dturn * r)

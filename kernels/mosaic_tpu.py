@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
-from evalkit.kernels.gates import gates
+from evalkit.kernels.gates import BY_TANH
 from evalkit.kernels.passes import Kernel, Pass, Reads, Walked
 from evalkit.kernels.planes import ONE, Planes, plus, times
 
@@ -39,7 +39,7 @@ def kernel(blocks: Blocks | None = None, *, interpret: bool = False) -> Kernel:
     blocks = blocks or Blocks()
     if blocks.steps % PACKED or blocks.channels % LANES or min(blocks) < 1:
         raise ValueError(f"{blocks}; allowed: steps a multiple of {PACKED}, channels of {LANES}")
-    return Kernel(partial(_walk, blocks=blocks, interpret=interpret), gates)
+    return Kernel(partial(_walk, blocks=blocks, interpret=interpret), BY_TANH)
 
 
 @partial(jax.jit, static_argnames=("run", "reverse", "dtypes", "blocks", "interpret"))

@@ -83,7 +83,7 @@ class Kernel(NamedTuple):
     """A Pallas kernel: its loop over time, and its arithmetic of the gates."""
 
     walk: Walk
-    gates: Arithmetic
+    arithmetic: Arithmetic
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class Gated(Pass):
         """
         gates, x, reset = self.opened(rows, per_channel)
         if len(x) == 1:
-            return gate_gradients(gates, x[0], per_channel[0], without(da[0], reset), g[0])
-        return complex_gate_gradients(gates, x, per_channel[0], per_channel[1], da, g)
+            return gate_gradients(self.arithmetic, gates, x[0], per_channel[0], without(da[0], reset), g[0])
+        return complex_gate_gradients(self.arithmetic, gates, x, per_channel[0], per_channel[1], da, g)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 from evalkit.kernels.dispatch import Implementation, check
 from evalkit.kernels.gated import Inputs, inputs_of, unit
-from evalkit.kernels.gates import gates
+from evalkit.kernels.gates import BY_TANH
 from evalkit.kernels.passes import Gated
 from evalkit.kernels.sharded import is_split, split_scan
 
@@ -60,7 +60,7 @@ def gated_input(
 
 
 def _gated_input_primal(inputs: Inputs, unit_reset: bool) -> tuple[Array, Array]:
-    (a,), (entering,) = Gated(gates, unit_reset).coefficients(*inputs.whole)
+    (a,), (entering,) = Gated(BY_TANH, unit_reset).coefficients(*inputs.whole)
     return a, entering
 
 
@@ -69,7 +69,7 @@ _gated_input = jax.custom_vjp(_gated_input_primal, nondiff_argnums=(1,))
 
 def _backward(unit_reset: bool, inputs: Inputs, cotangents: tuple[Array, Array]) -> tuple[Inputs]:
     da, dentering = cotangents
-    return (inputs.gradients(Gated(gates, unit_reset), (dentering,), (da,), (jnp.zeros_like(inputs.h0),)),)
+    return (inputs.gradients(Gated(BY_TANH, unit_reset), (dentering,), (da,), (jnp.zeros_like(inputs.h0),)),)
 
 
 _gated_input.defvjp(lambda inputs, unit_reset: (_gated_input_primal(inputs, unit_reset), inputs), _backward)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evalkit.kernels import gated_input, linear_scan, rglru, triton
-from evalkit.kernels.gates import CLOSED, gates, gates_by_exponentials
+from evalkit.kernels.gates import BY_EXPONENTIALS, BY_TANH, CLOSED
 from support.implementations import ALL, FEW, PALLAS, often, quick
 from support.kernel_oracle import (
     MATRIX,
@@ -127,7 +127,7 @@ def test_a_reset_is_two_sequences_and_decides_the_first_scale(unit_reset):
     head, _ = unit(x[:, :10], recurrence[:, :10], entry[:, :10], rate, reset=at[:, :10] < 0)
     tail, _ = unit(x[:, 10:], recurrence[:, 10:], entry[:, 10:], rate, reset=at[:, :10] == 0)
     np.testing.assert_allclose(whole, np.concatenate([head, tail], axis=1), atol=1e-6)
-    scale = 1.0 if unit_reset else np.asarray(jax.jit(gates)(recurrence, entry, rate[None, None]).scale)[:, 10]
+    scale = 1.0 if unit_reset else np.asarray(jax.jit(BY_TANH.gates)(recurrence, entry, rate[None, None]).scale)[:, 10]
     np.testing.assert_allclose(whole[:, 10], scale / (1 + np.exp(-entry[:, 10])) * x[:, 10], atol=1e-6)
 
 
@@ -181,11 +181,11 @@ def test_few_lanes_are_cut_into_chunks_and_many_are_not():
     assert chunks == [1, 16, 1]
 
 
-@pytest.mark.parametrize("arithmetic", [gates, gates_by_exponentials])
+@pytest.mark.parametrize("arithmetic", [BY_TANH, BY_EXPONENTIALS], ids=["tanh", "exponentials"])
 def test_the_decay_is_exact_as_a_tends_to_one_and_to_zero(arithmetic):
     rate = -np.logspace(-9, 1, 200)
     opened = jnp.full((200,), 50.0)
-    _, _, a, scale = arithmetic(opened, opened, jnp.asarray(rate, jnp.float32))
+    _, _, a, scale = arithmetic.gates(opened, opened, jnp.asarray(rate, jnp.float32))
     np.testing.assert_allclose(a, np.exp(rate), rtol=0, atol=1.5e-7)
     np.testing.assert_allclose(scale, np.sqrt(-np.expm1(2 * rate)), rtol=5e-7)
 
