@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from evalkit import numerics
 from evalkit.parallel import devices
+from evalkit.record import variables
 from support import tiny
 
 
@@ -37,3 +39,15 @@ def test_xla_is_told_once_to_spare_memory_and_takes_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(jax, "__version__", "9.1.0")
     devices.spare_memory()
     assert os.environ["XLA_FLAGS"] == ""
+
+
+def test_commands_have_xla_try_no_second_way_and_runs_do_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    devices.compile_sooner()
+    devices.compile_sooner()
+    assert os.environ["XLA_FLAGS"] == f"--xla_cpu_enable_fast_math=false {numerics.NOT_TRIED}"
+    assert variables.variables()["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=false"
+    of_user = numerics.NOT_TRIED.replace("false", "true")
+    monkeypatch.setenv("XLA_FLAGS", of_user)
+    devices.compile_sooner()
+    assert os.environ["XLA_FLAGS"] == of_user

@@ -4,16 +4,20 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evalkit.core.contracts import Pretrained
 from evalkit.core.rows import Row, value
 from evalkit.evaluations.extrapolation.measure import Extrapolation
 from evalkit.evaluations.text.held_out import losses_of, split_losses_of
-from evalkit.inference.streaming import stream_tally
+from evalkit.inference import streaming
+from evalkit.inference.streaming import rows_at_once, stream_tally
 from evalkit.parallel.layouts.sequences import read_split, refuse_unsplit
 from evalkit.tasks import Example
 from evalkit.tasks.text.tokenizers import Numbers
@@ -125,3 +129,20 @@ def test_the_command_refuses_in_one_line(capsys: pytest.CaptureFixture[str], tmp
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "global attention needs all earlier tokens on every device" in said
     assert not (tmp_path / "run").exists()
+
+
+@settings(max_examples=50, deadline=None)
+@given(memory=st.integers(1, 2**38), length=st.integers(1, 2**17), chunk=st.sampled_from([64, 256, 4096]))
+def test_an_accelerator_reads_what_its_memory_holds_and_a_cpu_eight(memory: int, length: int, chunk: int) -> None:
+    model, params = experiment("griffin").model, {"kernel": jax.ShapeDtypeStruct((1000, 1000), np.float32)}
+    assert model is not None
+    rows = partial(rows_at_once, model=model, params=params, length=length, chunk=chunk)
+    with pytest.MonkeyPatch.context() as patch:
+        assert (rows("auto", look=256), rows(5, look=2)) == (8, 5)
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        patch.setattr(streaming, "accelerator_bytes", lambda: memory)
+        most = rows("auto", look=256)
+        assert most in {2**power for power in range(9)} and rows("auto", look=32) == min(most, 32)
+        held = most * (model.cache_bytes(1, length) + chunk * 24 * 1000)
+        assert most == 1 or held <= memory / 4
+        assert most == 256 or 2 * held > memory / 4

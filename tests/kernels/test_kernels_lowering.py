@@ -3,6 +3,7 @@
 import itertools
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -108,6 +109,19 @@ def test_mosaic_gpu_lowers_where_the_width_allows_and_says_so_where_not(dtype):
     assert lowered(gradient, "cuda", *arrays(2, 300, 256, dtype)).count("@mosaic_gpu") >= 4
     with pytest.raises(ValueError, match="widths that are multiples of 128, not 200; use 'triton'"):
         lowered(gradient, "cuda", *arrays(2, 300, 200, dtype))
+
+
+@pytest.mark.parametrize(("batch", "steps", "width"), [(8, 32, 4096), (8, 31, 4096), (8, 32, 4000), (1, 32, 4096)])
+def test_auto_is_mosaic_on_hopper_for_large_arrays_without_resets_alone(monkeypatch, batch, steps, width):
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(compute_capability="9.0")])
+    x, *_, reset = arrays(batch, steps, width, jnp.bfloat16)
+    is_large = (batch, steps, width) == (8, 32, 4096)
+    assert ("mosaic_gpu" in lowered(linear_scan, "cuda", x, x)) == is_large
+    if is_large:
+        assert "mosaic_gpu" not in lowered(lambda x, reset: rglru(x, x, x, x[0, 0], reset=reset), "cuda", x, reset)
+        monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(compute_capability="8.0")])
+        jax.clear_caches()
+        assert "mosaic_gpu" not in lowered(linear_scan, "cuda", x, x)
 
 
 @pytest.mark.parametrize("platform", CALL)

@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,29 @@ def test_a_step_is_of_the_mean_over_the_batch() -> None:
     moment = optax.tree.get(after.optimizer, "mu")
     for name, leaf in summed.items():
         np.testing.assert_allclose(moment[name], (1 - training.b1) * leaf / 8, rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize(("step", "solved", "lengths"), [(0, None, [16, 256]), (2, None, [256]), (0, 2, [])])
+def test_later_stages_are_compiled_ahead_once_and_only_if_they_are_certain(
+    step: int, solved: int | None, lengths: list[int]
+) -> None:
+    """The pool compiles nothing here: it notes what it is given."""
+    given = experiment("hawk")
+    stages = [{"length": length, "steps": 2, "batch_size": 4} for length in (8, 16)]
+    training = dataclasses.replace(given.train, steps=8, curriculum=stages, stop_when_solved=solved)
+    trainer, pool = Trainer(given.task, given.model, training, [0]), Noting()
+    trainer.compile_ahead(pool, step)
+    trainer.compile_ahead(pool, step)
+    assert [length for length, *_ in trainer._programs] == lengths and pool.works == len(lengths)
+
+
+class Noting(ThreadPoolExecutor):
+    """A pool of threads that does nothing."""
+
+    works = 0
+
+    def submit(self, *work: Any) -> Any:
+        self.works += 1
 
 
 def test_what_is_drawn_ahead_is_what_the_steps_draw(monkeypatch: pytest.MonkeyPatch) -> None:
