@@ -88,17 +88,18 @@ def _kernel(name: str) -> Kernel:
 
 def _of_nvidia(plain: tuple[int, ...] | None) -> Kernel | None:
     """Returns the fastest kernel of an NVIDIA GPU that JAX has."""
-    if plain is not None and _is_for_hopper(plain) and (hopper := _kernel_if_there("mosaic_gpu")):
+    if plain is not None and _fills_hopper(*plain) and _on_hopper() and (hopper := _kernel_if_there("mosaic_gpu")):
         return hopper
     return _kernel_if_there("triton")
 
 
-def _is_for_hopper(plain: tuple[int, ...]) -> bool:
-    """Whether Mosaic is the fastest for such arrays on this process's GPUs: it has whole blocks, and fills them."""
-    batch, steps, width = plain
-    if steps < HOPPER_BLOCK or width % HOPPER_CHANNELS or batch * width < ENOUGH_LANES:
-        return False
-    # Blackwell has Mosaic, too, but nothing was timed there.
+def _fills_hopper(batch: int, steps: int, width: int) -> bool:
+    """Whether Mosaic has whole blocks there, and as many as keep it ahead of Triton's chunks."""
+    return steps >= HOPPER_BLOCK and width % HOPPER_CHANNELS == 0 and batch * width >= ENOUGH_LANES
+
+
+def _on_hopper() -> bool:
+    """Whether this process's GPUs are Hopper's; Blackwell has Mosaic, too, but nothing was timed there."""
     return all(getattr(device, "compute_capability", "") == "9.0" for device in jax.local_devices())
 
 

@@ -3,7 +3,6 @@
 import itertools
 import sys
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from jax.experimental import pallas
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from evalkit.kernels import cglru, linear_scan, rglru
+from evalkit.kernels import dispatch as choice
 
 # What JAX 0.11 says of the kernels that it still lowers.
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
@@ -113,13 +113,13 @@ def test_mosaic_gpu_lowers_where_the_width_allows_and_says_so_where_not(dtype):
 
 @pytest.mark.parametrize(("batch", "steps", "width"), [(8, 32, 4096), (8, 31, 4096), (8, 32, 4000), (1, 32, 4096)])
 def test_auto_is_mosaic_on_hopper_for_large_arrays_without_resets_alone(monkeypatch, batch, steps, width):
-    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(compute_capability="9.0")])
+    monkeypatch.setattr(choice, "_on_hopper", lambda: True)
     x, *_, reset = arrays(batch, steps, width, jnp.bfloat16)
     is_large = (batch, steps, width) == (8, 32, 4096)
     assert ("mosaic_gpu" in lowered(linear_scan, "cuda", x, x)) == is_large
     if is_large:
         assert "mosaic_gpu" not in lowered(lambda x, reset: rglru(x, x, x, x[0, 0], reset=reset), "cuda", x, reset)
-        monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(compute_capability="8.0")])
+        monkeypatch.undo()
         jax.clear_caches()
         assert "mosaic_gpu" not in lowered(linear_scan, "cuda", x, x)
 
