@@ -63,6 +63,12 @@ class Part:
     median_alone: bool = False
 
     @property
+    def is_timing(self) -> bool:
+        """Whether it has rounds in place of seeds."""
+        measures = self.of if isinstance(self.of, list) else [self.of]
+        return any(isinstance(one, Mapping) and one.get("of") == "timing" for one in measures)
+
+    @property
     def upward(self) -> bool:
         """Whether the first of two groups is asked to be higher, or feared to be: its exact test is of that."""
         neutral = 1.0 if self.statistic == "ratio" else 0.0

@@ -1,5 +1,6 @@
 """The sheet: of every claim what its test measures in the kept rows, and the verdict that follows."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -72,7 +73,7 @@ def decide(
     if missing or not findings:
         return Verdict.NOT_RUN, missing or "no run answers it"
     repeats = min(one.repeats for one in findings)
-    once = "one seed" if claim.runs.seeds else "one round"
+    once = "one round" if findings[0].part.is_timing else "one seed"
     if claim.runs.seeds and repeats < len(claim.runs.seeds):
         return Verdict.NOT_DECIDABLE, f"{repeats} of {len(claim.runs.seeds)} seeds are kept so far"
     sides = [one.side for one in findings]
@@ -194,4 +195,4 @@ def _plain(finding: Finding) -> dict[str, Any]:
 
 
 def _finite(number: float | None) -> float | None:
-    return None if number is None or abs(number) == float("inf") else number
+    return number if number is not None and math.isfinite(number) else None

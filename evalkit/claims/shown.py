@@ -26,13 +26,13 @@ NONE = "–"
 
 
 def number(value: float) -> str:
-    """Three digits; a step that was never reached in words.
+    """Three digits; in words a step that was never reached, and a ratio of two such.
 
     >>> number(0.80078), number(24_576_000), number(math.inf)
     ('0.801', '24,576,000', 'never')
     """
-    if math.isinf(value):
-        return "never"
+    if not math.isfinite(value):
+        return "never" if math.isinf(value) else "undefined"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}"
 
 

@@ -13,8 +13,8 @@ LINE = 20
 
 
 def strip(finding: Finding) -> str:
-    """The figure of one finding; nothing for what is held by tests."""
-    if finding.part.statistic == "tests":
+    """The figure of one finding; nothing for what is held by tests, or has no value."""
+    if finding.part.statistic == "tests" or math.isnan(finding.value):
         return ""
     marks = {mark.number for mark in (finding.part.meets, finding.part.fails) if mark is not None}
     numbers = [x for x in (*finding.each.values(), finding.value, finding.low, finding.high) if x is not None]

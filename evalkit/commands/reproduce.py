@@ -14,7 +14,7 @@ from evalkit.core.errors import UserError, typed_path
 if TYPE_CHECKING:
     from evalkit.claims.sheet import Judged
 
-SETTINGS = ("out", "format", "studies")
+SETTINGS = ("out", "format", "studies", "run")
 PAGE = "claims.html"
 STYLES = {"exact": "green", "holds": "green", "does not hold": "red", "not decidable": "yellow", "seen once": "cyan"}
 ABOUT = """\
@@ -23,18 +23,28 @@ With the ids of claims, such as B3, those alone with all their evidence. Verdict
 
   out=FOLDER      write claims.html there: a page with a small figure of each claim
   format=json     print it as JSON
+  run=true        with one id: train and measure its runs anew in the folder out=, then judge them beside the kept
+                  ones; settings may follow, such as preset=paper, seeds=2, dry_run=true. The same line again goes on
   studies=FOLDER  the kept rows and claims.yaml; default: studies/ here, or that of the clone"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the sheet, or single claims, and returns 0; raises UserError for an id that is none."""
-    parser = Page("reproduce", ABOUT, "reproduce", "reproduce B3", "reproduce out=sheet", "reproduce format=json")
+    parser = Page(
+        "reproduce", ABOUT, "reproduce", "reproduce B3", "reproduce out=sheet", "reproduce A2 run=true out=mine"
+    )
     parser.add_argument("words", nargs="*", metavar="ID", help="of a claim; none: the whole sheet")
     words = parser.parse_args(arguments).words
     from evalkit.claims import claims, shown
     from evalkit.claims.sheet import judge, plain
 
     settings = dict(word.split("=", 1) for word in words if "=" in word)
+    if "out" in settings and not settings["out"]:
+        raise UserError("out= names no folder; give one, such as out=sheet")
+    if settings.get("run", "true") != "true":
+        raise UserError(f"run={settings['run']} is none of reproduce; give run=true, or leave it out")
+    if "run" in settings:
+        return _anew(words)
     if strange := sorted(set(settings) - set(SETTINGS)):
         raise UserError(f"reproduce takes no {strange[0]}=; it takes {', '.join(SETTINGS)} and ids of claims")
     if settings.get("format", "text") not in ("text", "json"):
@@ -60,12 +70,46 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _anew(words: Sequence[str]) -> int:
+    """Makes the runs of one claim anew and prints its verdict by them, after that by the kept ones."""
+    from evalkit.claims import anew, claims, shown
+    from evalkit.claims.sheet import judge
+    from evalkit.commands import run
+    from evalkit.configuration import composition
+
+    ids = [word for word in words if "=" not in word]
+    settings = dict(word.split("=", 1) for word in words if "=" in word)
+    if len(ids) != 1:
+        raise UserError(f"run=true makes the runs of one claim, and {len(ids)} are named; give one, such as A2")
+    studies = claims.folder_of(typed_path(settings["studies"]) if "studies" in settings else None)
+    every = claims.read(studies)
+    claim = claims.nearest(every, ids[0])
+    names = anew.needed(claim)
+    rest = [word for word in words if "=" in word and word.partition("=")[0] not in ("out", "studies", "run")]
+    chosen = [f"experiment={claim.runs.experiment}", *([] if "preset" in settings else [f"preset={claim.runs.preset}"])]
+    base = composition.compose([*chosen, *(word for word in rest if word.startswith("preset="))]).base
+    left_out = [
+        f"~{group}.{name}" for group in ("runs", "controls") for name in base.get(group, ()) if name not in names
+    ]
+    folder = typed_path(settings.get("out") or f"runs/reproduce/{claim.id}")
+    code = run.main([*chosen, *left_out, f"hydra.run.dir={folder}", *rest])
+    if code or settings.get("dry_run") == "true":
+        return code
+    of_figure = {id: one for id, one in every.items() if one.figure == claim.figure}
+    console = Console()
+    for heading, judged in (
+        ("By the kept runs", judge(of_figure, studies)[claim.id]),
+        (f"By the runs in {folder}", judge({claim.id: anew.on(claim, folder)}, studies)[claim.id]),
+    ):
+        says = f"{heading}: {shown.SIGNS[judged.verdict]} {judged.verdict.value} ({judged.why})"
+        console.print(Text(f"{says}; {shown.here(judged)}"), soft_wrap=True)
+    return 0
+
+
 def _write(out: str, sheet: Mapping[str, "Judged"]) -> None:
     from evalkit.claims.page import html
     from evalkit.record.files import write_text
 
-    if not out:
-        raise UserError("out= names no folder; give one, such as out=sheet")
     path = typed_path(out) / PAGE
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, html(sheet))

@@ -18,6 +18,7 @@ from evalkit.claims.claims import Claim
 from evalkit.claims.measures import NoRows
 from evalkit.claims.parts import Finding, Part, find, finding_of
 from evalkit.claims.sheet import Judged, Verdict, decide, judge
+from evalkit.commands import run
 from evalkit.core.errors import UserError
 from evalkit.core.rows import RowLog, read
 
@@ -113,6 +114,14 @@ def test_ratios_are_of_medians_and_each_seed_has_its_own() -> None:
     finding = finding_of(slower, [{0: 4000, 1: 3600, 2: 3900}, {0: 1900, 1: 2000, 2: 1900}])
     assert finding.value == pytest.approx(3900 / 1900) and finding.low == pytest.approx(3600 / 1900)
     assert finding.side == "open" and finding.p == pytest.approx(0.05)
+
+
+def test_a_ratio_of_what_neither_reached_decides_nothing() -> None:
+    slower = Part.read({"ratio": [{"run": "a"}, {"run": "b"}], "says": "", "meets": ">= 2", "fails": "< 1.5"})
+    never = {0: float("inf"), 1: float("inf")}
+    finding = finding_of(slower, [never, never])
+    assert finding.side == "open" and shown.finding(finding).startswith("undefined") and strips.strip(finding) == ""
+    assert finding_of(slower, [never, {0: 900, 1: 800}]).side == "meets"
 
 
 def test_an_order_is_one_after_holm_alone_and_the_opposite_one_is_two_sided() -> None:
@@ -329,6 +338,32 @@ def test_the_page_is_written_where_it_is_wanted(tmp_path: Path, capsys: pytest.C
     assert "written to" in capsys.readouterr().out
 
 
+def test_a_claim_is_judged_by_runs_that_are_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The two families of A2 are asked for, and no other run; here they are one seed of the kept ones."""
+    commands = []
+
+    def train(words: Sequence[str]) -> int:
+        commands.append(list(words))
+        for name in ("hawk", "mqa"):
+            header, rows = read(STUDIES / "synthetic/fig6a" / name)
+            (tmp_path / name).mkdir()
+            with RowLog(tmp_path / name / "metrics.jsonl") as log:
+                log.begin(header)
+                log.write(row for row in rows if row["seed"] == 2002)
+        return 0
+
+    monkeypatch.setattr(run, "main", train)
+    assert main(["reproduce", "A2", "run=true", f"out={tmp_path}", f"studies={STUDIES}", "train.steps=9"]) == 0
+    kept, made = capsys.readouterr().out.splitlines()
+    assert "By the kept runs: ✓ holds" in kept and "1 seen once (one seed); 3.00" in made
+    ((experiment, preset, *left_out, folder, steps),) = commands
+    assert (experiment, preset, steps) == ("experiment=fig6a", "preset=cpu", "train.steps=9")
+    assert folder == f"hydra.run.dir={tmp_path}"
+    assert left_out == ["~runs.griffin", "~controls.griffin_lm", "~controls.hawk_lm", "~controls.mqa_lm"]
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -337,6 +372,9 @@ def test_the_page_is_written_where_it_is_wanted(tmp_path: Path, capsys: pytest.C
         (["B3", "colour=red"], "takes no colour="),
         (["format=yaml"], "choose text or json"),
         (["X1", "out="], "out= names no folder"),
+        (["B3", "run=yes"], "give run=true, or leave it out"),
+        (["run=true"], "makes the runs of one claim, and 0 are named"),
+        (["C2", "run=true"], "claim C2 has no experiment that run=true could start; its command is task=books"),
         (["X1", "studies=nowhere"], "no claims.yaml in nowhere"),
     ],
 )

@@ -1,0 +1,54 @@
+"""A claim whose runs are made anew: which runs of its experiment it needs, and its test on these."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from evalkit.claims.claims import Claim
+from evalkit.claims.parts import Part
+from evalkit.core.errors import UserError
+
+
+def needed(claim: Claim) -> list[str]:
+    """The names of the runs of its experiment that a claim's test and control read. Raises UserError where none are."""
+    parts = [*claim.test, *claim.control.parts]
+    names = {PurePosixPath(run).name for part in parts for run in _runs(part.of) if _is_of(run, claim)}
+    if not names:
+        raise UserError(
+            f"claim {claim.id} has no experiment that run=true could start; its command is {claim.runs.command}"
+        )
+    return sorted(names)
+
+
+def on(claim: Claim, folder: Path) -> Claim:
+    """The claim with its experiment's runs read from `folder`, however many seeds these have; others stay the kept."""
+    control = replace(claim.control, parts=[_moved(part, claim, folder) for part in claim.control.parts])
+    runs = replace(claim.runs, seeds=())
+    return replace(claim, test=[_moved(part, claim, folder) for part in claim.test], control=control, runs=runs)
+
+
+def _moved(part: Part, claim: Claim, folder: Path) -> Part:
+    def moved(of: Any) -> Any:
+        if isinstance(of, list):
+            return [moved(one) for one in of]
+        return {name: _place(x, claim, folder) if name in ("run", "minus") else x for name, x in of.items()}
+
+    return part if part.statistic == "tests" else replace(part, of=moved(part.of))
+
+
+def _place(run: str, claim: Claim, folder: Path) -> str:
+    return str((folder / PurePosixPath(run).name).resolve()) if _is_of(run, claim) else run
+
+
+def _is_of(run: str, claim: Claim) -> bool:
+    """Whether a kept run is of the claim's experiment: studies keep it in a folder of that name."""
+    experiment = claim.runs.experiment
+    return experiment is not None and PurePosixPath(run).parent.name == PurePosixPath(experiment).stem
+
+
+def _runs(of: Any) -> Iterator[str]:
+    measures: list[Mapping[str, Any]] = of if isinstance(of, list) else [of]
+    for one in measures:
+        if isinstance(one, Mapping):
+            yield from (one[name] for name in ("run", "minus") if name in one)
