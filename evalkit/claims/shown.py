@@ -75,6 +75,12 @@ def counts(sheet: Mapping[str, Judged]) -> dict[Verdict, int]:
     return {verdict: counted[verdict] for verdict in Verdict}
 
 
+def command(claim: Claim) -> str:
+    """What is typed to see it anew: the runs, or the tests that hold it."""
+    tests = [test for part in claim.test if part.statistic == "tests" for test in part.of]
+    return f"python -m pytest -m '' {' '.join(tests)}" if tests else f"python -m evalkit {claim.runs.command}"
+
+
 def price(claim: Claim) -> str:
     """The hours that it takes to see it with one's own eyes."""
     hours = claim.hours
@@ -120,7 +126,7 @@ def facts(judged: Judged) -> Sequence[tuple[str, str]]:
         ("seeds", seeds or NONE),
         ("our scale", scale(judged.ratios)),
         ("not claimed", claim.not_claimed),
-        ("command", f"python -m evalkit {claim.runs.command}"),
+        ("command", command(claim)),
         ("price", price(claim)),
         ("read on", f"studies/{claim.read}"),
     ]

@@ -140,7 +140,8 @@ def _print_claim(console: Console, judged: "Judged") -> None:
     console.print(Text(f"{claim.id}  {shown.SIGNS[judged.verdict]} {judged.verdict.value}", f"bold {style}"))
     console.print(Text(f"{claim.says} (section {claim.section}, {claim.figure})"))
     console.print(Text(f"{judged.why[:1].upper()}{judged.why[1:]}.\n"))
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table = Table("", "", box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.columns[1].overflow = "fold"
     for one in judged.findings:
         each = ", ".join(f"{seed}: {shown.number(value)}" for seed, value in one.each.items())
         table.add_row(Text(one.part.says), Text(shown.finding(one)))

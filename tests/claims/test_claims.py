@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -362,6 +364,14 @@ def test_a_claim_is_judged_by_runs_that_are_made_anew(
     assert (experiment, preset, steps) == ("experiment=fig6a", "preset=cpu", "train.steps=9")
     assert folder == f"hydra.run.dir={tmp_path}"
     assert left_out == ["~runs.griffin", "~controls.griffin_lm", "~controls.hawk_lm", "~controls.mqa_lm"]
+
+
+@pytest.mark.slow
+def test_the_sheet_needs_no_jax() -> None:
+    code = "import sys; from evalkit.__main__ import main; main(['reproduce', 'format=json'])"
+    code += "; print([name for name in ('jax', 'flax', 'optax', 'hydra') if name in sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr.strip() == "[]" and json.loads(done.stdout)["counts"]
 
 
 @pytest.mark.parametrize(
