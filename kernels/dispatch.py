@@ -17,7 +17,7 @@ KERNELS = ("triton", "mosaic_gpu", "mosaic_tpu", "triton_interpret", "mosaic_tpu
 IMPLEMENTATIONS = ("auto", *SCANS, *KERNELS)
 Implementation = str | Kernel
 HOPPER_BLOCK, HOPPER_CHANNELS = 32, 128  # steps and channels of a block of `mosaic_gpu`
-ENOUGH_LANES = 64 * HOPPER_CHANNELS  # batch × channels from which on it is faster than Triton's chunks
+ENOUGH_LANES = 2**15  # batch × channels that it was timed with; with fewer, Triton's chunks may be faster
 SERVED = (jnp.float32, jnp.bfloat16, jnp.int32)  # the dtypes that kernels take: values, and flags of resets
 
 
@@ -51,13 +51,13 @@ def dispatch(
     by_scan: Callable[..., Any],
     by_kernel: Callable[..., Any],
     *arguments: Any,
-    plain: tuple[int, ...] | None,
+    plain: Array | None,
 ) -> Any:
     """Calls `by_scan(scan, *arguments)` with a scan of XLA's, or `by_kernel(kernel, *arguments)` with a Pallas kernel.
 
     "auto" is Mosaic on a TPU, and on a Hopper GPU for large arrays; else Triton on an NVIDIA GPU and the sequential
     scan elsewhere. Another vendor's GPU, a dtype that kernels do not take, and a JAX without that part of Pallas get
-    the associative scan on a GPU or TPU. `plain` is the shape `[b, t, d]` of real arrays without resets, else None.
+    the associative scan on a GPU or TPU. `plain` is one of the arrays `[b, t, d]`, if they are real and without resets.
     """
     if isinstance(implementation, Kernel):
         return by_kernel(implementation, *arguments)
@@ -86,16 +86,18 @@ def _kernel(name: str) -> Kernel:
     return module.kernel(interpret=True) if name.endswith("_interpret") else module.kernel()
 
 
-def _of_nvidia(plain: tuple[int, ...] | None) -> Kernel | None:
+def _of_nvidia(plain: Array | None) -> Kernel | None:
     """Returns the fastest kernel of an NVIDIA GPU that JAX has."""
-    if plain is not None and _fills_hopper(*plain) and _on_hopper() and (hopper := _kernel_if_there("mosaic_gpu")):
+    if plain is not None and _fills_hopper(plain) and _on_hopper() and (hopper := _kernel_if_there("mosaic_gpu")):
         return hopper
     return _kernel_if_there("triton")
 
 
-def _fills_hopper(batch: int, steps: int, width: int) -> bool:
-    """Whether Mosaic has whole blocks there, and as many as keep it ahead of Triton's chunks."""
-    return steps >= HOPPER_BLOCK and width % HOPPER_CHANNELS == 0 and batch * width >= ENOUGH_LANES
+def _fills_hopper(x: Array) -> bool:
+    """Whether Mosaic was timed for such arrays: whole blocks in bfloat16, and enough of them for all processors."""
+    batch, steps, width = x.shape
+    whole = steps % HOPPER_BLOCK == 0 and width % HOPPER_CHANNELS == 0
+    return x.dtype == jnp.bfloat16 and whole and batch * width >= ENOUGH_LANES
 
 
 def _on_hopper() -> bool:

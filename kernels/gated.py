@@ -29,9 +29,9 @@ class Inputs(NamedTuple):
     flags: Array | None
 
     @property
-    def plain(self) -> tuple[int, ...] | None:
-        """The shape of x, if it is real and no state is reset."""
-        return self.x.shape if len(self.per_channel) == 1 and self.flags is None else None
+    def plain(self) -> Array | None:
+        """x, if it is real and no state is reset."""
+        return self.x if len(self.per_channel) == 1 and self.flags is None else None
 
     @property
     def rows(self) -> Rows:

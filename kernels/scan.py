@@ -55,7 +55,7 @@ def started(x: Array, a: Array, h0: Array | None, reset: Array | None) -> tuple[
 
 def _scan_primal(x: Array, a: Array, h0: Array, reverse: bool, implementation: Implementation) -> tuple[Array, Array]:
     by_scan, by_kernel = partial(_states_by_scan, reverse=reverse), partial(_states_by_kernel, reverse=reverse)
-    return dispatch(implementation, by_scan, by_kernel, x, a, h0, plain=x.shape)
+    return dispatch(implementation, by_scan, by_kernel, x, a, h0, plain=x)
 
 
 def _states_by_scan(scan: Scan, x: Array, a: Array, h0: Array, *, reverse: bool) -> tuple[Array, Array]:
@@ -80,7 +80,7 @@ def _scan_backward(
     reverse: bool, implementation: Implementation, kept: tuple[Array, ...], cotangents: tuple[Array, ...]
 ):
     by_scan, by_kernel = partial(_gradients_by_scan, reverse=reverse), partial(_gradients_by_kernel, reverse=reverse)
-    return dispatch(implementation, by_scan, by_kernel, *kept, *cotangents, plain=kept[0].shape)
+    return dispatch(implementation, by_scan, by_kernel, *kept, *cotangents, plain=kept[0])
 
 
 def _gradients_by_scan(
