@@ -1,7 +1,7 @@
 """The small figure of a measurement: its seeds on a line, their median, the interval and the marks, as inline SVG."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from evalkit.claims import shown
@@ -10,17 +10,19 @@ from evalkit.claims.parts import Finding
 WIDTH, HEIGHT, EDGE = 260, 46, 14
 LINE = 20
 """Where the line lies, from the top."""
+ROOM = 40
+"""What a number below the line takes."""
 
 
 def strip(finding: Finding) -> str:
     """The figure of one finding; nothing for what is held by tests, or has no value."""
     if finding.part.statistic == "tests" or math.isnan(finding.value):
         return ""
-    marks = {mark.number for mark in (finding.part.meets, finding.part.fails) if mark is not None}
+    marks = list(dict.fromkeys(mark.number for mark in (finding.part.meets, finding.part.fails) if mark is not None))
     numbers = [x for x in (*finding.each.values(), finding.value, finding.low, finding.high) if x is not None]
     low, high = _range([*filter(math.isfinite, numbers), *marks])
     if finding.part.statistic == "order":
-        marks = {0.0}
+        marks = [0.0]
 
     def at(number: float) -> float:
         share = 1.0 if math.isinf(number) else (number - low) / (high - low)
@@ -46,11 +48,12 @@ def _range(numbers: Sequence[float]) -> tuple[float, float]:
     return low - pad, high + pad
 
 
-def _labels(ends: dict[float, float], marks: dict[float, float]) -> list[str]:
-    """Numbers below the line: the marks, and the ends that are not near one."""
-    apart = {end: x for end, x in ends.items() if all(abs(x - mark) > 44 for mark in marks.values())}
-    shown_at = [*((x, f"{end:.3g}", "end") for end, x in apart.items())]
-    for x, text, kind in sorted([*shown_at, *((x, f"{mark:g}", "of-mark") for mark, x in marks.items())]):
-        anchor = "start" if x < 40 else "end" if x > WIDTH - 40 else "middle"
-        shown_at.append((x, f'<text class="{kind}" x="{x}" y="{HEIGHT - 2}" text-anchor="{anchor}">{text}</text>', ""))
-    return [text for _, text, kind in shown_at if not kind]
+def _labels(ends: Mapping[float, float], marks: Mapping[float, float]) -> list[str]:
+    """Numbers below the line, by where they lie: the marks, then the ends, each only if none is near it."""
+    placed: dict[float, str] = {}
+    of_marks = [(x, f"{mark:g}", "of-mark") for mark, x in marks.items()]
+    for x, text, kind in [*of_marks, *((x, f"{end:.3g}", "end") for end, x in ends.items())]:
+        if all(abs(x - other) > ROOM for other in placed):
+            anchor = "start" if x < ROOM else "end" if x > WIDTH - ROOM else "middle"
+            placed[x] = f'<text class="{kind}" x="{x}" y="{HEIGHT - 2}" text-anchor="{anchor}">{text}</text>'
+    return list(placed.values())
