@@ -18,6 +18,9 @@ VERBS = {
     "run": Verb("run", "train and evaluate; the word run may be left out", composes=True),
     "resume": Verb("resume", "go on with a run that was stopped, exactly where it stopped", composes=True),
     "evaluate": Verb("evaluate", "evaluate a run again, at other lengths or on another task", composes=True),
+    "search": Verb(
+        "search", "settings that Optuna chooses, trial by trial, and fresh seeds of the best", composes=True
+    ),
     "compare": Verb("compare", "the curves of several runs in one figure"),
     "rows": Verb("rows", "every measurement of runs as a CSV table"),
     "generate": Verb("generate", "what a run or a released model says after a prompt, or after each of a file"),

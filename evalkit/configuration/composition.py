@@ -158,17 +158,24 @@ def combinations(words: Words) -> list[list[str]]:
     """The runs of a sweep: each value of each word that has several, with each of the others'."""
     parsed, swept = parse(words), dict[str, list[str]]()
     own = own_folder(parsed)
+    for override in parsed:
+        key, values = override.get_key_element(), [text_of(override)]
+        if override.is_sweep_override():
+            if not override.is_discrete_sweep():
+                raise UserError(
+                    f"{text_of(override)} has no end; give its values, as key=1,2, or search: evalkit search"
+                )
+            values = [f"{key}={value}" for value in choices_of(override, own)]
+        swept[key] = values
+    return [list(combination) for combination in itertools.product(*swept.values())]
+
+
+def choices_of(override: Override, own: Path | None) -> list[str]:
+    """The values of a word that has several, as they are typed; `own` is the user's folder of YAML."""
     known = SimpleNamespace(get_group_options=lambda group, **_: catalogue.options(group, own))  # of model=*
     with one_line():
-        for override in parsed:
-            key, values = override.get_key_element(), [text_of(override)]
-            if override.is_sweep_override():
-                if not override.is_discrete_sweep():
-                    raise UserError(f"{text_of(override)} has no end; give its values, as key=1,2")
-                override.config_loader = known  # type: ignore[assignment]
-                values = [f"{key}={value}" for value in override.sweep_string_iterator()]
-            swept[key] = values
-    return [list(combination) for combination in itertools.product(*swept.values())]
+        override.config_loader = known  # type: ignore[assignment]
+        return [str(value) for value in override.sweep_string_iterator()]
 
 
 def for_hydra(words: Words) -> list[str]:

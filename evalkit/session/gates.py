@@ -1,6 +1,6 @@
 """What is asked before a run is worked on, in order; each gate raises UserError, with one line, for what cannot be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -17,7 +17,7 @@ from evalkit.configuration.experiment import build, written
 from evalkit.configuration.spec import Spec, refuse_rare_looks
 from evalkit.core.batches import feed_of
 from evalkit.core.errors import UserError, refuse_bytes
-from evalkit.core.rows import read, record_file
+from evalkit.core.rows import Row, read, record_file
 from evalkit.core.trust import refuse_elsewhere
 from evalkit.parallel import peers
 from evalkit.parallel.layouts import connection
@@ -29,12 +29,15 @@ from evalkit.session.space import refuse_full
 from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.trainer import Trainer
 
+Judge = Callable[[Sequence[Row]], bool]
+"""Gets the rows of each validation; says whether training is to be given up."""
+
 
 class Launch:
     """A run that is about to be worked on, as this process shows it: of several, the first one alone says anything."""
 
-    def __init__(self, spec: Spec):
-        self.spec, self.folder = spec, spec.folder
+    def __init__(self, spec: Spec, judge: Judge | None = None):
+        self.spec, self.folder, self.judge = spec, spec.folder, judge
         unheard = {} if peers.first() else {"quiet": True, "format": "text", "log": ()}
         self.experiment = replace(spec.experiment, **unheard) if unheard else spec.experiment
 

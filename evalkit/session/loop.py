@@ -16,7 +16,7 @@ from evalkit.parallel import peers
 from evalkit.record.progress import Progress
 from evalkit.session import subjects
 from evalkit.session.ahead import compiling_ahead
-from evalkit.session.session import Session
+from evalkit.session.session import GivenUp, Session
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.finite import refuse_non_finite
 from evalkit.training.settings import Stage
@@ -61,27 +61,36 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
                 rows = _rows(session, sums, step, stage, steps)
                 session.write(rows)
                 progress.update(step, _mean(rows, "loss"), _mean(rows, "accuracy"), tokens)
-                last = step == training.steps
+                last, given_up = step == training.steps, False
                 if step % training.eval_every == 0 or last:
-                    solved = solved + 1 if validate(session, state, step) else 0
-                    solved = int(peers.agreed(str(solved)))
+                    rows = validate(session, state, step)
+                    solved = int(peers.agreed(str(solved + 1 if _all_right(rows, task.length) else 0)))
+                    trains_on = not (last or _is_solved(trainer, solved))
+                    given_up = trains_on and session.judge is not None and session.judge(rows)
                 # A signal waits for the end of a dispatch, so that the state on disk is one between two steps.
                 stopped = session.watch.anywhere()
-                if step % training.checkpoint_every == 0 or last or _is_solved(trainer, solved) or stopped:
+                ends = last or _is_solved(trainer, solved) or stopped or given_up
+                if step % training.checkpoint_every == 0 or ends:
                     # The length of the record goes with the state: a resumed run deletes the rows after it.
                     checkpoints.save(state, step, {"rows": session.record.sync(), "solved": solved, "tokens": tokens})
                 if stopped:
                     session.watch.check()
+                if given_up:
+                    raise GivenUp
     return state
 
 
-def validate(session: Session, state: TrainState, step: int) -> bool:
-    """Writes validation at the training length and the evaluation's quick look; says if every seed has all right."""
+def validate(session: Session, state: TrainState, step: int) -> list[Row]:
+    """Writes validation at the training length, and the evaluation's quick look; returns both, in this order."""
     experiment = session.experiment
     subject = subjects.of_state(session, state, step, interruptible=False)
     rows = list(_scored(session, subject, experiment.trained[1].validation_sequences))
-    session.write([*rows, *experiment.eval.probe(subject)])
-    return all(value(entry) >= SOLVED for entry in rows if entry["metric"] == "accuracy")
+    return session.write([*rows, *experiment.eval.probe(subject)])
+
+
+def _all_right(rows: Sequence[Row], length: int) -> bool:
+    """Whether every seed has all right at the training length."""
+    return all(value(row) >= SOLVED for row in rows if row["metric"] == "accuracy" and row["length"] == length)
 
 
 def _scored(session: Session, subject: Trained, sequences: int) -> Iterator[Row]:

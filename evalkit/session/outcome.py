@@ -10,12 +10,16 @@ from evalkit.core.contracts import Verdict
 
 
 class Outcome(NamedTuple):
-    """A run's folder, its `results.json` (empty where it was stopped), the signal that stopped it, and the verdict."""
+    """A run's folder, its `results.json` (empty where it was stopped), the signal that stopped it, and the verdict.
+
+    `given_up`: a judge ended its training early.
+    """
 
     folder: Path
     summary: Mapping[str, Any] = {}
     stopped_by: int | None = None
     verdict: Verdict = Verdict()
+    given_up: bool = False
 
     @property
     def exit_code(self) -> int:

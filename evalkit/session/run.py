@@ -32,7 +32,7 @@ from evalkit.record.history import Work
 from evalkit.record.progress import EvaluationProgress
 from evalkit.reports.writer import say
 from evalkit.session import gates, subjects
-from evalkit.session.gates import Launch, pass_all
+from evalkit.session.gates import Judge, Launch, pass_all
 from evalkit.session.hints import after_evaluation, near, next_commands
 from evalkit.session.lock import alone
 from evalkit.session.loop import train
@@ -46,12 +46,12 @@ EARLIER = "before"
 AGAIN = "give the same command again"
 
 
-def start(spec: Spec) -> Outcome:
-    """Trains, evaluates and reports in `spec.folder`.
+def start(spec: Spec, judge: Judge | None = None) -> Outcome:
+    """Trains, evaluates and reports in `spec.folder`; a `judge` may end the training early.
 
     Raises BrokenPromise, before anything is written, for a task, a model or an evaluation that does not keep one.
     """
-    launch = Launch(spec.at(spec.folder.absolute()))
+    launch = Launch(spec.at(spec.folder.absolute()), judge)
     experiment, folder = launch.experiment, launch.folder
     with jax.default_matmul_precision(experiment.matmul_precision):
         pass_all(gates.BEFORE_START, launch)
@@ -67,12 +67,12 @@ def start(spec: Spec) -> Outcome:
             return _trained(launch, own, kept, state, timing)
 
 
-def resume(spec: Spec) -> Outcome:
+def resume(spec: Spec, judge: Judge | None = None) -> Outcome:
     """Goes on exactly where the run in `spec.folder` stopped; a finished run stays as it is.
 
     More `train.steps` than before train a finished run further. Raises UserError if it cannot go on.
     """
-    launch = Launch(spec)
+    launch = Launch(spec, judge)
     experiment, folder = launch.experiment, launch.folder
     with jax.default_matmul_precision(experiment.matmul_precision):
         pass_all(gates.BEFORE_RESUME, launch)
@@ -87,19 +87,19 @@ def resume(spec: Spec) -> Outcome:
             return _on_checkpoint(launch, opened, read(folder) if record_file(folder) else None)
 
 
-def start_or_resume(spec: Spec) -> Outcome:
+def start_or_resume(spec: Spec, judge: Judge | None = None) -> Outcome:
     """Starts a run, or goes on with it where an earlier process of the same job had begun.
 
     A finished run stays as it is. Raises UserError where the folder holds a run with other settings.
     """
     if not (spec.folder / FILE).is_file():
-        return start(spec)
+        return start(spec, judge)
     other = begun_with_other(spec.folder, spec.plain, spec.packages)
     if other is not None:
         raise UserError(
             f"{spec.folder} was begun with another {other}; give another hydra.sweep.dir or hydra.sweep.subdir"
         )
-    return resume(Spec.saved(spec.folder, packages=spec.packages, command=spec.command))
+    return resume(Spec.saved(spec.folder, packages=spec.packages, command=spec.command), judge)
 
 
 def evaluate(spec: Spec, step: int | None = None, target: Path | None = None) -> Outcome:

@@ -29,6 +29,10 @@ TIMES = "timing.json"
 logger = logging.getLogger(__name__)
 
 
+class GivenUp(Exception):
+    """The judge of a training has ended it."""
+
+
 class Session:
     """Where the work on one run writes, in `folder`, shows and listens; use it as a context manager.
 
@@ -47,7 +51,7 @@ class Session:
         self.experiment, self.folder, self.command = launch.experiment, folder, launch.spec.command
         self.hint = resume_hint(launch.folder) if hint is None else hint
         self.following = next_commands(launch.experiment, launch.folder) if following is None else following
-        self.console = launch.console
+        self.console, self.judge = launch.console, launch.judge
         experiment = launch.experiment
         self.watch = Watch()
         self._said_by_sinks: list[str] = []
@@ -79,6 +83,9 @@ class Session:
             code = outcome.exit_code
         except UserError:
             raise
+        except GivenUp:
+            outcome = Outcome(self.folder, given_up=True)
+            code = outcome.exit_code
         except Interrupted as stop:
             outcome = Outcome(self.folder, stopped_by=stop.number)
             code = outcome.exit_code

@@ -1,0 +1,80 @@
+"""The one number that a search judges a run by, from its rows."""
+
+import math
+import re
+from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from evalkit.core.errors import UserError
+from evalkit.core.rows import Row, value
+from evalkit.reports.numbers import grouped
+from evalkit.reports.points import Curve, Point
+
+SPLITS = {"validation": "validation", "extrapolation": "test"}
+"""The parts that may be named, and the splits of their rows."""
+HIGHER_IS_BETTER = ("accuracy", "exact_match")
+FORM = re.compile(r"(\w+)\.(\w+)(?:@(\d+))?")
+EXAMPLES = "by=validation.accuracy or by=extrapolation.accuracy@1024"
+
+
+class Judged(NamedTuple):
+    """What is judged: a metric of a part at a length (tokens); None stands for the training length.
+
+    >>> Judged.of("extrapolation.accuracy@1024")
+    Judged(part='extrapolation', metric='accuracy', length=1024)
+    """
+
+    part: str
+    metric: str
+    length: int | None = None
+
+    @classmethod
+    def of(cls, text: str) -> "Judged":
+        """What `by=` names; raises UserError."""
+        match = FORM.fullmatch(text)
+        if match is None or match[1] not in SPLITS:
+            raise UserError(f"by={text}; allowed: {' or '.join(SPLITS)}, a metric and a length, such as {EXAMPLES}")
+        if match[1] == "extrapolation" and match[3] is None:
+            raise UserError(f"by={text} is measured at several lengths; give a length, as by={text}@1024")
+        return cls(match[1], match[2], None if match[3] is None else int(match[3]))
+
+    @property
+    def direction(self) -> str:
+        """Whether more of it is better, unless the user says so."""
+        return "maximize" if self.metric in HIGHER_IS_BETTER else "minimize"
+
+    @property
+    def while_training(self) -> "Judged":
+        """What is looked at before the end: the same metric in validation."""
+        return self if self.part == "validation" else Judged("validation", self.metric)
+
+    def rows_of(self, rows: Sequence[Row], train_length: int | None) -> list[Row]:
+        """The measurements of it."""
+        length, split = self.length or train_length, SPLITS[self.part]
+        return [
+            row
+            for row in rows
+            if row["split"] == split
+            and row["metric"] == self.metric
+            and row["position"] is None
+            and row["length"] == length
+            and row["count"]
+        ]
+
+    def value(self, rows: Sequence[Row], train_length: int | None) -> float | None:
+        """The mean over seeds at the last step that was measured; None where nothing was, or no number."""
+        of_metric = self.rows_of(rows, train_length)
+        last = max((row["step"] or 0 for row in of_metric), default=None)
+        by_seed = {row["seed"]: value(row) for row in of_metric if (row["step"] or 0) == last}
+        mean = fmean(by_seed.values()) if by_seed else math.nan
+        return mean if math.isfinite(mean) else None
+
+    def curve(self, rows: Sequence[Row], train_length: int | None) -> Curve:
+        """Its values by step."""
+        of_metric = self.rows_of(rows, train_length)
+        points = grouped((row["seed"] or 0, Point(row["step"] or 0, value(row))) for row in of_metric)
+        return Curve("", points)
+
+    def __str__(self) -> str:
+        return f"{self.part}.{self.metric}" + ("" if self.length is None else f"@{self.length}")

@@ -1,0 +1,298 @@
+"""`evalkit search`: trials of settings that Optuna chooses, then fresh seeds of the best.
+
+Any number of processes work on the trials of one folder. What one leaves, another takes over from its checkpoint.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.text import Text
+
+from evalkit.configuration import composition
+from evalkit.configuration.overrides import overrides_of
+from evalkit.configuration.space import Space, Value, at, corners, space_of
+from evalkit.configuration.spec import Spec
+from evalkit.core.errors import UserError, first_line, writing
+from evalkit.core.rows import Row, read, record_file
+from evalkit.evaluations.extrapolation.measure import Extrapolation
+from evalkit.parallel.interrupt import STOPPED
+from evalkit.record.files import write_text
+from evalkit.record.history import pasteable
+from evalkit.record.wandb import check_before_several
+from evalkit.record.wandb_names import cut
+from evalkit.reports import search as report
+from evalkit.reports.judged import Judged
+from evalkit.reports.writer import say
+from evalkit.session import logs, run
+from evalkit.session.hints import near
+from evalkit.session.study import TRIALS, Claimed, Made, Study, Tried
+
+FILE, FINAL, FINAL_LOCK = "search.json", "final", ".final.lock"
+SEEDS, GROUP = ("seed", "seeds"), "wandb.group"
+TRUSTED = (composition.ALLOW, composition.SEARCHPATH)
+"""Words that let others' code run: they are typed again when a search goes on."""
+STATES = {"COMPLETE": "finished", "PRUNED": "given up", "FAIL": "failed", "RUNNING": "not finished"}
+BY_TEST = (
+    "chosen by test rows: at these lengths the evaluation of the best is no test of it, and fresh seeds are measured "
+    "on the same sequences"
+)
+
+
+DEFAULTS: Mapping[str, Any] = {
+    "trials": 20,
+    "by": "validation.accuracy",
+    "direction": None,
+    "sampler": {"_target_": "optuna.samplers.TPESampler", "seed": 0},
+    "pruner": {"_target_": "optuna.pruners.NopPruner"},
+    "final_seeds": 3,
+}
+"""The words of a search that are none of its runs, and what they are if they are not typed."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, as `search.json` keeps it; raises UserError for a value that cannot be.
+
+    Options:
+      words: the words of every run, those with several values among them.
+      trials: how many settings are tried, given up and failed ones among them.
+      by: what a trial is judged by: `validation` or `extrapolation`, a metric, and after @ a length.
+      direction: `maximize` or `minimize`; null: accuracy is maximised, and everything else minimised.
+      sampler: Optuna's sampler, by `_target_`; its seed and a trial's number decide what is drawn.
+      pruner: Optuna's pruner, by `_target_`, which sees each validation.
+      final_seeds: so many fresh seeds train with the best settings at the end; 0: none.
+    """
+
+    words: list[str]
+    trials: int
+    by: str
+    direction: str | None
+    sampler: Mapping[str, Any]
+    pruner: Mapping[str, Any]
+    final_seeds: int
+
+    def __post_init__(self) -> None:
+        for name, least in (("trials", 1), ("final_seeds", 0)):
+            number = getattr(self, name)
+            if type(number) is not int or number < least:
+                raise UserError(f"{name}={number}; give a whole number, {least} or more")
+        if self.direction not in (None, "maximize", "minimize"):
+            raise UserError(f"direction={self.direction}; allowed: maximize, minimize")
+        for name in ("sampler", "pruner"):
+            node = getattr(self, name)
+            if not isinstance(node, Mapping) or "_target_" not in node:
+                raise UserError(f"{name}={node}; give one of Optuna's, as {name}={DEFAULTS[name]}")
+        _ = self.judged
+
+    @property
+    def judged(self) -> Judged:
+        """What a trial is judged by."""
+        return Judged.of(str(self.by))
+
+
+class Searching:
+    """One process's work on a search in `folder`. `trusted` are words that let others' code run, typed now."""
+
+    def __init__(self, search: Search, folder: Path, trusted: Sequence[str] = ()):
+        self.search, self.folder, self._words = search, folder, [*search.words, *trusted]
+        self.space: Space = space_of(self._words)
+        self._trusted = list(trusted)
+        self._made = Made(search.sampler, search.pruner, composition.trusted(trusted))
+        for key in SEEDS:
+            if key in self.space:
+                raise UserError(f"{key}= is not searched; give one number, as seeds=2 of every trial")
+        self._experiments = [self.trial(values, 0).experiment for values in corners(self.space)]
+        self.console = Console(quiet=self._experiments[0].quiet)
+
+    def trial(self, values: Mapping[str, Value], number: int) -> Spec:
+        """The run of a trial. What is judged by validation measures nothing but the training length at its end."""
+        words, judged = [*at(self._words, values), *self._group()], self.search.judged
+        spec = _spec(words, self.folder / TRIALS / f"{number:03d}")
+        experiment = spec.experiment
+        if not isinstance(experiment.eval, Extrapolation):
+            return spec
+        length, typed = experiment.task.length, "eval.lengths" in spec.typed
+        if judged.part == "validation":
+            if judged.length not in (None, length, *experiment.eval.during):
+                raise UserError(f"by={judged} is never validated; give 'eval.during=[{judged.length}]' too")
+            lengths = [length]
+        else:
+            lengths = sorted({length, judged.length or length})
+            if typed and judged.length not in (*experiment.eval.lengths, None):
+                raise UserError(f"by={judged} is not measured at the end; add {judged.length} to eval.lengths")
+        return spec if typed else _spec([*words, f"eval.lengths={lengths}".replace(" ", "")], spec.folder)
+
+    def final(self, best: Tried) -> Spec:
+        """The run of fresh seeds with the settings of the best trial, and all of the evaluation."""
+        seeds = {"seed": max(self._experiments[0].all_seeds) + 1, "seeds": self.search.final_seeds}
+        return _spec([*self._chosen(best), *overrides_of(seeds), *self._group()], self.folder / FINAL)
+
+    def work(self) -> int:
+        """Works on trials until none is left for this process, and ends the search if it is over; the exit code."""
+        search, judged = self.search, self.search.judged
+        check_before_several(sink for experiment in self._experiments for sink in experiment.outlets.values())
+        study = Study(self.folder, self.space, search.trials, search.direction or judged.direction, self._made)
+        resumed = pasteable("search", "resume", str(near(self.folder)), *_typed(self._trusted))
+        again = f"go on with the whole search: {resumed}"
+        with logs.shown(self.console):
+            if judged.part == "extrapolation":
+                say(self.console, f"by={judged} is {BY_TEST}")
+            try:
+                while (claimed := study.claim()) is not None:
+                    code = self._try(study, claimed)
+                    if code in STOPPED:
+                        say(self.console, again)
+                        return code
+            except KeyboardInterrupt:  # between two trials; within one, that is saved first
+                say(self.console, again)
+                raise
+            return self._end(study)
+
+    def _try(self, study: Study, claimed: Claimed) -> int:
+        """Trains a trial, or goes on with it, and notes how it ended; returns the exit code of one that was stopped."""
+        place, judged = near(study.place(claimed.number)), self.search.judged
+        shown = " ".join(at([f"{key}=1" for key in claimed.values], claimed.values))
+        line = f"{place} ({claimed.number + 1} of {self.search.trials}): {shown}"
+        self.console.print(Text(line, style="bold"), soft_wrap=True)
+
+        def judge(rows: Sequence[Row]) -> bool:
+            value, step = judged.while_training.value(rows, length), max((row["step"] or 0 for row in rows), default=0)
+            return value is not None and study.gives_up(claimed, step, value)
+
+        try:
+            spec = self.trial(claimed.values, claimed.number)
+            length = spec.experiment.task.length
+            outcome = run.start_or_resume(spec, judge)
+            if outcome.stopped_by is not None:
+                return outcome.exit_code
+            if outcome.given_up:
+                study.end(claimed, "PRUNED")
+                return 0
+            value = judged.value(read(spec.folder).rows, length)
+            study.end(claimed, "FAIL" if value is None else "COMPLETE", value)
+            if value is None:
+                say(self.console, f"{place}: no row has a number of by={judged}; the trial counts as failed")
+        except UserError as error:  # the others go on, as in a sweep
+            self.console.print(Text(f"{place}: {error}", style="red"), soft_wrap=True)
+            study.end(claimed, "FAIL")
+        finally:
+            claimed.release()
+        return 0
+
+    def _end(self, study: Study) -> int:
+        """The report, and fresh seeds of the best: by the process that finds no trial left anywhere."""
+        if not study.is_over:
+            say(self.console, "the trials that are left are with other processes; the last of them ends the search")
+            return 0
+        best = study.best()
+        if best is None:
+            raise UserError(f"none of {self.search.trials} trials has a value; look into {near(self.folder / TRIALS)}")
+        self._report(study, best)
+        if not self.search.final_seeds:
+            return 0
+        lock = FileLock(self.folder / FINAL_LOCK, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            say(self.console, "another process trains fresh seeds of the best")
+            return 0
+        try:
+            return run.start_or_resume(self.final(best)).exit_code
+        finally:
+            lock.release()
+
+    def _report(self, study: Study, best: Tried) -> None:
+        judged = self.search.judged
+        sign = 1 if (self.search.direction or judged.direction) == "minimize" else -1
+        tried = sorted(study.tried(), key=lambda one: (one.judged is None, sign * (one.judged or 0.0), one.number))
+        log = frozenset(key for key, values in self.space.items() if not isinstance(values, list) and values.log)
+        searched = report.Searched(
+            title=f"Search on {self._experiments[0].task_name}",
+            by=str(judged),
+            by_validation=str(judged.while_training),
+            trials=[self._reported(study, one) for one in tried],
+            log=log,
+            notes=[f"By {judged}: {BY_TEST}."] if judged.part == "extrapolation" else [],
+        )
+        report.write(self.folder, searched, self.console, pasteable(*_typed(self._chosen(best))))
+
+    def _reported(self, study: Study, tried: Tried) -> report.Trial:
+        folder, judged = study.place(tried.number), self.search.judged
+        record = read(folder) if record_file(folder) is not None else None
+        rows, length = ([], None) if record is None else (record.rows, record.header.train_length)
+        return report.Trial(
+            number=tried.number,
+            settings=tried.values,
+            judged=tried.judged,
+            state=STATES.get(tried.state, tried.state),
+            steps=max((row["step"] or 0 for row in rows), default=None),
+            curve=judged.while_training.curve(rows, length),
+        )
+
+    def _chosen(self, best: Tried) -> list[str]:
+        """The words that train with the settings of the best trial; seeds are for whoever types them."""
+        kept = [word for word in composition.parse(self._words) if word.key_or_group not in SEEDS]
+        return at(kept, best.values)
+
+    def _group(self) -> list[str]:
+        """W&B shows the runs of a search together, unless the user names a group."""
+        typed = any(word.key_or_group == GROUP for word in composition.parse(self._words))
+        named = typed or "WANDB_RUN_GROUP" in os.environ
+        return [] if named else overrides_of({GROUP: cut(f"search-{self.folder.absolute().name}")})
+
+
+def begin(search: Search, folder: Path, trusted: Sequence[str]) -> int:
+    """Begins a search in `folder`, or goes on with the same one there; raises UserError if it holds another."""
+    searching = Searching(search, folder, trusted)
+    if (folder / FILE).is_file():
+        if saved(folder) != search:
+            raise UserError(f"{folder} holds another search; give another hydra.sweep.dir=FOLDER")
+    else:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        _save(search, folder)
+    return searching.work()
+
+
+def resume(folder: Path, trials: int | None, trusted: Sequence[str]) -> int:
+    """Works on the search in `folder`, beside other processes if there are any; `trials` may be more than before."""
+    search = saved(folder)
+    if trials is not None:
+        if type(trials) is not int or trials < search.trials:
+            raise UserError(f"trials={trials}, but {folder} was begun with {search.trials}; give as many or more")
+        search = replace(search, trials=trials)
+        _save(search, folder)
+    return Searching(search, folder, trusted).work()
+
+
+def saved(folder: Path) -> Search:
+    """The search in a folder; raises UserError if there is none."""
+    path = folder / FILE
+    try:
+        return Search(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise UserError(f"no {FILE} in {folder}: give the folder of a search (runs/search/<task>-<time>)") from error
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} was damaged or edited ({first_line(error)}); start a new search") from error
+
+
+def _save(search: Search, folder: Path) -> None:
+    write_text(folder / FILE, json.dumps(asdict(search), indent=2) + "\n")
+
+
+def _typed(words: Sequence[str]) -> list[str]:
+    """The words as a user types them: their folder of YAML by its flag."""
+    own = composition.own_folder(words)
+    kept = [word for word in words if not word.startswith(f"{composition.SEARCHPATH}=")]
+    return kept if own is None else [*kept, "--config-dir", str(own)]
+
+
+def _spec(words: Sequence[str], folder: Path) -> Spec:
+    """The run of these words in `folder`."""
+    return Spec.of([*words, *overrides_of({"hydra.run.dir": folder})])
