@@ -129,9 +129,11 @@ class Searching:
         return spec if typed else _spec([*words, f"eval.lengths={lengths}".replace(" ", "")], spec.folder)
 
     def final(self, best: Tried) -> Spec:
-        """The run of fresh seeds with the settings of the best trial, and all of the evaluation."""
+        """The run of fresh seeds with the settings of the best trial, named after it, and all of the evaluation."""
         seeds = {"seed": max(self._experiments[0].all_seeds) + 1, "seeds": self.search.final_seeds}
-        return _spec([*self._chosen(best), *overrides_of(seeds), *self._group()], self.folder / FINAL)
+        return _spec(
+            [*self._chosen(best), *overrides_of(seeds), *self._group()], self.folder / FINAL / f"{best.number:03d}"
+        )
 
     def work(self) -> int:
         """Works on trials until none is left for this process, and ends the search if it is over; the exit code."""

@@ -28,7 +28,7 @@ WAIT_SECONDS = 120
 
 
 class Tried(NamedTuple):
-    """A trial as the study knows it: its `state` is one of Optuna's, such as COMPLETE, PRUNED, FAIL or RUNNING."""
+    """A trial as the study knows it: its `state` is one of Optuna's, and a finished one (COMPLETE) has a value."""
 
     number: int
     values: Mapping[str, Value]
@@ -122,7 +122,8 @@ class Study:
         return self.folder / TRIALS / f"{number:03d}"
 
     def _of(self, trial: Any) -> Tried:
-        return Tried(trial.number, trial.params, trial.state.name, trial.values[0] if trial.values else None)
+        judged = trial.values[0] if trial.state.name == "COMPLETE" else None
+        return Tried(trial.number, trial.params, trial.state.name, judged)
 
     def _free(self, number: int) -> FileLock | None:
         """The lock of a trial, held; None if another process holds it."""

@@ -120,7 +120,8 @@ def test_what_is_named_is_judged(
 
 
 def test_it_ends_with_a_table_figures_and_words_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worked(tmp_path, monkeypatch, Trainings(), trials=4, pruner=MEDIAN, by="extrapolation.accuracy@1024")
+    early = {**MEDIAN, "n_startup_trials": 1}
+    worked(tmp_path, monkeypatch, Trainings(), trials=5, pruner=early, by="extrapolation.accuracy@1024")
     for name in ("search-train.learning_rate.png", "search-train.weight_decay.png", "search-training.png"):
         assert (tmp_path / name).is_file()
     table = list(csv.DictReader((tmp_path / "search.csv").read_text().splitlines()))
@@ -129,6 +130,8 @@ def test_it_ends_with_a_table_figures_and_words_to_type(tmp_path: Path, monkeypa
     rate = f"{best_of(tmp_path).params['train.learning_rate']:.3g}"
     assert f"python -m evalkit task=mqar model=hawk train.learning_rate={rate} train.weight_decay=" in page
     assert "chosen by test rows" in page and page.count("<svg") == 3
+    given_up = [line for line in table if line["state"] == "given up"]
+    assert given_up and all(line["extrapolation.accuracy@1024"] == "" for line in given_up)
 
 
 def test_fresh_seeds_of_the_best_are_a_run_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +145,8 @@ def test_fresh_seeds_of_the_best_are_a_run_of_their_own(tmp_path: Path, monkeypa
     monkeypatch.setattr(search.run, "start_or_resume", training)
     search.begin(settings(trials=2, final_seeds=3, words=[*searched.WORDS, "seeds=2"]), tmp_path, ())
     final = ran[-1]
-    assert final.folder == tmp_path / "final" and final.experiment.all_seeds == [2, 3, 4]
+    assert final.folder == tmp_path / "final" / f"{best_of(tmp_path).number:03d}"
+    assert final.experiment.all_seeds == [2, 3, 4]
     assert final.experiment.eval.lengths == [64, 256, 1024]
     best = best_of(tmp_path).params
     assert final.plain["train.learning_rate"] == pytest.approx(best["train.learning_rate"], rel=5e-3)
@@ -274,4 +278,4 @@ def test_a_search_that_trains_is_killed_and_goes_on(tmp_path: Path) -> None:
     steps = [row["step"] for row in rows if row["split"] == "train" and row["metric"] == "loss"]
     assert steps == list(range(2, 62, 2))
     assert [trial.state.name for trial in trials_of(folder)] == ["COMPLETE", "COMPLETE"]
-    assert (folder / "final" / "results.json").is_file() and "the best: python -m evalkit" in done.stdout
+    assert list(folder.glob("final/*/results.json")) and "the best: python -m evalkit" in done.stdout
