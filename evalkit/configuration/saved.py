@@ -72,13 +72,16 @@ def plain_of(path: Path, packages: Iterable[str] = ()) -> dict[str, Any]:
 def begun_with_other(run: Path, wanted: Mapping[str, Any], packages: Iterable[str]) -> str | None:
     """The first setting that decides the numbers of the run in a folder and is another in `wanted`, a configuration.
 
-    None if there is none; a run that was given more steps stays itself. Its code may be of these `packages`. What the
-    one or the other leaves out is its constructor's default.
+    None if there is none; a run that was given more steps stays itself, and how many sequences are read at a time
+    decides no number. Its code may be of these `packages`. What the one or the other leaves out is its constructor's
+    default.
     """
     begun, new = (
         completed({key: plain[key] for key in DECIDING}) for plain in (plain_of(run / FILE, packages), wanted)
     )
     steps = [(plain["train"] or {}).pop("steps", 0) for plain in (begun, new)]
+    for plain in (begun, new):
+        (plain["eval"] or {}).pop("batch_size", None)
     other = [key for key in DECIDING if begun[key] != new[key]]
     return next(iter(other), "train.steps" if steps[0] < steps[1] else None)
 
