@@ -11,8 +11,8 @@ from evalkit.configuration import saved
 from evalkit.session import run
 from support import tiny
 
-IN_DEFAULT = 5
-"""Every so many lines are in the default suite."""
+IN_DEFAULT = 10
+"""Every so many lines are in the default suite; `test_config` and `test_cli` hold what is said of each mistake."""
 G = "task=induction_heads model=griffin"
 LINES = f"""
 comapre a b
