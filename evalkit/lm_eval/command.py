@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any, NoReturn, get_type_hints
@@ -21,7 +23,6 @@ from lm_eval import evaluator
 from lm_eval.api.group import Group
 from lm_eval.api.registry import get_model
 from lm_eval.config.evaluate_config import DICT_KEYS, EvaluatorConfig
-from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging
 
@@ -43,6 +44,16 @@ Results = dict[str, Any]
 DRAWING = {"temperature": (0,), "top_k": (0, -1), "top_p": (1,)}
 SAMPLES = """'{"TASK": [0, 1]}'"""
 PRETRAINED = "a run, a released model's folder, or its name on the hub"
+
+
+LOGS = {
+    "hf_hub_log_args": ("lm_eval.loggers", "EvaluationTracker"),
+    "wandb_args": ("wandb", "init"),
+    "trackio_args": ("trackio", "init"),
+}
+"""What lm-eval gives the words of a flag to."""
+STEP = "step"
+"""A word that lm-eval takes out before."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,11 +96,18 @@ def _harness() -> private.HarnessCLI:
         f"Tasks of evalkit: {', '.join(_own_tasks())}.",
     )
     ours.add_argument("--data_path", type=typed_path, metavar="<folder>", help="data sets on disk, not the hub's")
-    ours.add_argument("--bootstrap_iters", type=int, default=0, metavar="<n>", help="of standard errors; 0: none")
+    ours.add_argument("--bootstrap_iters", type=_count, default=0, metavar="<n>", help="of standard errors; 0: none")
     example = "python -m evalkit lm-eval run --model evalkit --model_args pretrained=RUN --tasks griffin_table1"
     for parser in (choices[""], choices["run"]):
         parser.epilog = f"of evalkit:\n  {example}\n\n{textwrap.dedent(parser.epilog or '').strip()}"
     return harness
+
+
+def _count(text: str) -> int:
+    """The number of resamples that `text` says, for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: 0 or more")
+    return int(text)
 
 
 def _refuse(name: str, message: str) -> NoReturn:
@@ -159,6 +177,7 @@ def _configuration(parsed: argparse.Namespace) -> EvaluatorConfig:
                 f"--samples {configuration.samples!r} names no documents; give JSON or its file: {SAMPLES}"
             )
         _refuse_places(configuration)
+        _refuse_unknown(configuration)
         return configuration
     except (OSError, TypeError, ValueError) as error:
         place = f"--config {parsed.config}: " if parsed.config else ""
@@ -168,15 +187,24 @@ def _configuration(parsed: argparse.Namespace) -> EvaluatorConfig:
 def _refuse_places(configuration: EvaluatorConfig) -> None:
     """Raises UserError for folders that cannot be written: lm-eval would lose its results with a warning."""
     output, cache = configuration.output_path, configuration.use_cache
-    known = inspect.signature(EvaluationTracker).parameters
-    unknown = [name for name in configuration.hf_hub_log_args or {} if name not in known]
-    if unknown:
-        raise UserError(f"--hf_hub_log_args {unknown[0]} is unknown; allowed: {', '.join(known)}")
     folders = [Path(output).parent if output.endswith(".json") else Path(output)] if output else []
     for folder in [*folders, *([Path(cache).parent] if cache else [])]:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             NamedTemporaryFile(dir=folder).close()
+
+
+def _refuse_unknown(configuration: EvaluatorConfig) -> None:
+    """Raises UserError for what a log does not take; lm-eval would end in a TypeError, of the hub after the work."""
+    for flag, (module, function) in LOGS.items():
+        named = getattr(configuration, flag, None)
+        if not named or find_spec(module) is None:
+            continue
+        takes = inspect.signature(getattr(import_module(module), function)).parameters
+        known = [*takes, *(() if flag == "hf_hub_log_args" else [STEP])]
+        unknown = [name for name in named if name not in known]
+        if unknown:
+            raise UserError(f"--{flag} {unknown[0]} is unknown; allowed: {', '.join(known)}")
 
 
 def _names(tasks: str | Sequence[Any] | None) -> list[str]:

@@ -298,6 +298,7 @@ def test_tasks_of_a_file_are_tasks_and_flags_win(tmp_path: Path) -> None:
         ("cache_requests: true", "cache_requests=True; allowed: dict"),
         ("system_instruction: [a]", r"system_instruction=\['a'\]; allowed: str, null"),
         ("hf_hub_log_args: {a: 1}", "--hf_hub_log_args a is unknown; allowed: output_path, "),
+        ("wandb_args: {step: 1, projekt: x}", "--wandb_args projekt is unknown; allowed: entity, "),
         ("samples: no.json", "--samples 'no.json' names no documents"),
         ("samples: '[1]'", r"--samples \[1\] names no documents"),
     ],
