@@ -155,8 +155,8 @@ MUTATIONS = (
     Mutation(
         "last_batch_counted_whole",
         "evalkit/evaluations/extrapolation/measure.py",
-        "used = min(self.batch_size, left)",
-        "used = min(self.batch_size, left + done)",
+        "used = min(rows, left)",
+        "used = min(rows, left + done)",
         "tests/evaluations",
     ),
     Mutation(
