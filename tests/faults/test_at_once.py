@@ -94,7 +94,7 @@ def test_the_jobs_of_a_sweep_that_start_at_the_same_moment_have_folders_of_their
     monkeypatch.chdir(tmp_path)
     taken: list[Path] = []
 
-    def started(spec: Spec) -> Outcome:
+    def started(spec: Spec, *_: object) -> Outcome:
         with alone(spec.folder):
             taken.append(spec.folder)
         return Outcome(spec.folder, verdict=Verdict(exit_code=1))

@@ -150,14 +150,14 @@ def overflowing(monkeypatch: pytest.MonkeyPatch, steps: list[int]) -> None:
     """Loss and gradient of these steps are no numbers, whatever the parameters."""
     take, gradient = Step.take, Step.gradient
 
-    def taken(self: Step, index: Any, state: Any, *given: Any, **named: Any) -> Any:
+    def taken(self: Step, state: Any, *given: Any, **named: Any) -> Any:
         def broken(*given: Any) -> Any:
             bad = jnp.isin(state.step, jnp.array(steps))
             return jax.tree.map(lambda leaf: jnp.where(bad, jnp.nan, leaf), gradient(self, *given))
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(self, "gradient", broken)
-            return take(self, index, state, *given, **named)
+            return take(self, state, *given, **named)
 
     monkeypatch.setattr(Step, "take", taken)
 
