@@ -177,7 +177,7 @@ def _configuration(parsed: argparse.Namespace) -> EvaluatorConfig:
                 f"--samples {configuration.samples!r} names no documents; give JSON or its file: {SAMPLES}"
             )
         _refuse_places(configuration)
-        _refuse_unknown(configuration)
+        _refuse_unlogged(configuration)
         return configuration
     except (OSError, TypeError, ValueError) as error:
         place = f"--config {parsed.config}: " if parsed.config else ""
@@ -194,7 +194,7 @@ def _refuse_places(configuration: EvaluatorConfig) -> None:
             NamedTemporaryFile(dir=folder).close()
 
 
-def _refuse_unknown(configuration: EvaluatorConfig) -> None:
+def _refuse_unlogged(configuration: EvaluatorConfig) -> None:
     """Raises UserError for what a log does not take; lm-eval would end in a TypeError, of the hub after the work."""
     for flag, (module, function) in LOGS.items():
         named = getattr(configuration, flag, None)
