@@ -11,6 +11,7 @@ import yaml
 import evalkit
 from evalkit.claims.parts import Part
 from evalkit.core.errors import UserError, first_line
+from evalkit.disk.texts import text_of
 
 FILE = "claims.yaml"
 SCALES = ("parameters", "tokens", "length")
@@ -74,10 +75,15 @@ def folder_of(given: Path | None = None) -> Path:
 
 def read(folder: Path) -> dict[str, Claim]:
     """The claims of `claims.yaml` by id, in its order. Raises UserError naming the entry that is not whole."""
+    path = folder / FILE
     try:
-        entries = yaml.safe_load((folder / FILE).read_text(encoding="utf-8"))
+        entries = yaml.safe_load(text_of(path))
     except yaml.YAMLError as error:
-        raise UserError(f"{folder / FILE} is no YAML ({first_line(error)})") from error
+        raise UserError(f"{path} is no YAML ({first_line(error)})") from error
+    except (OSError, ValueError) as error:
+        raise UserError(first_line(error)) from error
+    if not isinstance(entries, Mapping):
+        raise UserError(f"{path} has no claims; give each its fields below its id, as in the studies of a clone")
     return {id: _claim(id, entry) for id, entry in entries.items()}
 
 
@@ -89,7 +95,9 @@ def nearest(claims: Mapping[str, Claim], id: str) -> Claim:
     raise UserError(f"{id!r} is no claim; the nearest is {near[0]}. The claims are {', '.join(claims)}")
 
 
-def _claim(id: str, entry: Mapping[str, Any]) -> Claim:
+def _claim(id: str, entry: Any) -> Claim:
+    if not isinstance(entry, Mapping):
+        raise UserError(f"claim {id} is {entry!r}; give it its fields")
     fields = {name for name in Claim.__annotations__ if name != "id"}
     optional = {"lacking"}
     missing, strange = sorted(fields - optional - set(entry)), sorted(set(entry) - fields)

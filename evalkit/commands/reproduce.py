@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evalkit.commands.guide import Page
-from evalkit.core.errors import UserError, typed_path
+from evalkit.core.errors import UserError, typed_path, writing
 
 if TYPE_CHECKING:
     from evalkit.claims.sheet import Judged
@@ -111,7 +111,8 @@ def _write(out: str, sheet: Mapping[str, "Judged"]) -> None:
     from evalkit.record.files import write_text
 
     path = typed_path(out) / PAGE
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, html(sheet))
     print(f"written to {path}")
 

@@ -11,6 +11,8 @@ from jaxtyping import Float, Int
 
 from evalkit.tasks import Example
 
+METRICS = ("loss", "accuracy", "exact_match")
+
 
 class Tally(NamedTuple):
     """Sums over the scored positions of each sequence `[b]`; the tallies of consecutive chunks can be added."""
@@ -33,11 +35,8 @@ class Tally(NamedTuple):
         A sequence without a scored position, such as a document of one token, has a loss of 0.
         """
         scored = self.scored.clip(min=1)
-        return {
-            "loss": self.loss / scored,
-            "accuracy": self.correct / scored,
-            "exact_match": (self.correct == self.scored).astype(np.float32),
-        }
+        exact = (self.correct == self.scored).astype(np.float32)
+        return dict(zip(METRICS, (self.loss / scored, self.correct / scored, exact), strict=True))
 
 
 def scored_only(example: Example, scored: int | None) -> tuple[Int[Array, "b n"] | None, Example]:

@@ -59,7 +59,7 @@ class Study:
         self.folder, self.trials, self._space, self._made = folder, trials, _distributions(space), made
         (folder / TRIALS).mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / LOCK)
-        with self._lock:
+        with self._lock, _readable(folder / FILE):
             self._storage = optuna.storages.RDBStorage(
                 f"sqlite:///{folder.absolute() / FILE}", engine_kwargs={"connect_args": {"timeout": WAIT_SECONDS}}
             )
@@ -156,6 +156,8 @@ class Made:
     def sampler(self, number: int) -> Any:
         """What draws the trial of this number. Its seed is the sampler's and the number: a function of nothing else."""
         seed = self.sampler_node.get("seed")
+        if not isinstance(seed, int | None):
+            raise UserError(f"sampler.seed={seed}; give a whole number, or null")
         return self._made("sampler", {**self.sampler_node, **({} if seed is None else {"seed": seed + number})})
 
     def pruner(self) -> Any:
@@ -184,6 +186,17 @@ class Made:
         if not isinstance(made, kind):
             raise UserError(f"{name}={dict(node)} is no {name} of Optuna; give '{name}={{_target_: optuna.{name}s.…}}'")
         return made
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turns what SQLite raises of a file into one line."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise UserError(f"{path} cannot be used ({first_line(error)}); mend it, or start a new search") from error
 
 
 @contextmanager

@@ -268,6 +268,22 @@ def test_an_entry_that_is_not_whole_is_refused(change: Mapping[str, Any], words:
         claims.read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "has no claims"),
+        (b"- 1\n", "has no claims"),
+        (b"a: [1", "is no YAML"),
+        (b"A\xe9: 1\n", "line 1, is not UTF-8"),
+        (b"A1: 3\n", "claim A1 is 3"),
+    ],
+)
+def test_a_file_of_claims_that_is_none_is_one_line(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / claims.FILE).write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        claims.read(tmp_path)
+
+
 # The page, the pages that quote it, and the command.
 
 
@@ -386,6 +402,7 @@ def test_the_sheet_needs_no_jax() -> None:
         (["run=true"], "makes the runs of one claim, and 0 are named"),
         (["C2", "run=true"], "claim C2 has no experiment that run=true could start; its command is task=books"),
         (["X1", "studies=nowhere"], "no claims.yaml in nowhere"),
+        (["X1", f"out={STUDIES / claims.FILE}/below"], "cannot write"),
     ],
 )
 def test_a_wrong_word_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

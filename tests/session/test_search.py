@@ -192,6 +192,8 @@ def test_a_trial_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch
         (["train.steps=10,20", "sampler={_target_: optuna.pruners.NopPruner}"], "no sampler of Optuna"),
         (["train.steps=10,20", "sampler={_target_: optuna.samplers.None}"], "optuna.samplers.None"),
         (["train.steps=10,20", "pruner={n: 1}"], "give one of Optuna's"),
+        (["train.steps=10,20", "sampler.seed=a"], "sampler.seed=a; give a whole number"),
+        (["train.steps=10,20", "by=validation.acuracy"], "acuracy is not measured; allowed: loss, accuracy, exact_m"),
         (["train.steps=10,20", "distributed=true"], "distributed=true"),
         (["resume"], "needs the folder"),
     ],
@@ -205,6 +207,13 @@ def test_what_cannot_be_is_one_line_before_anything_is_written(
     error = capsys.readouterr().err
     assert said in error and len(error.splitlines()) == 1
     assert not folder.exists()
+
+
+def test_a_file_of_trials_that_is_none_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / study.FILE).write_bytes(b"no database" * 1000)
+    made = study.Made(search.DEFAULTS["sampler"], search.DEFAULTS["pruner"])
+    with pytest.raises(UserError, match=r"cannot be used .*; mend it, or start a new search"):
+        study.Study(tmp_path, {"train.steps": ["10", "20"]}, 2, "maximize", made)
 
 
 def test_without_optuna_one_line_says_how_to_install_it(
