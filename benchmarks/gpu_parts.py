@@ -71,7 +71,8 @@ def exact(small: bool) -> Iterator[Row]:
     yield {"environment": environment.describe("highest")}
     dtypes = ("float32",) if small else ("float32", "bfloat16")
     too_large = []
-    for implementation in ("triton_interpret",) if small else ("triton", "mosaic_gpu") if _is_hopper() else ("triton",):
+    on_a_gpu = ("triton", "mosaic_gpu") if _is_hopper() else ("triton",)
+    for implementation in ("triton_interpret",) if small else on_a_gpu:
         for (steps, width, kind), dtype in product(EXACT[implementation], dtypes):
             row = {"what": implementation, "steps": steps, "width": width, "resets": kind, "dtype": dtype}
             error = _error(steps, width, oracle.resets(kind, 2, steps), dtype, implementation)

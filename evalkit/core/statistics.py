@@ -3,9 +3,11 @@
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import TypedDict
+
+from scipy.special import betaincinv
 
 LOOK_EVERY = 32
 """Sequences between two looks at an interval's width: an evaluation that ends early ends at a multiple of them."""
@@ -117,9 +119,9 @@ def exact_interval(successes: int, trials: int, level: float = 0.95) -> tuple[fl
     """
     if not 0 <= successes <= trials or not trials:
         raise ValueError(f"{successes} of {trials}: give a count from 0 to a number of trials above 0")
-    tail = (1 - level) / 2
-    low = 0.0 if successes == 0 else _share(lambda share: _at_least(successes, trials, share) < tail)
-    high = 1.0 if successes == trials else _share(lambda share: _at_least(successes + 1, trials, share) < 1 - tail)
+    tail, failures = (1 - level) / 2, trials - successes
+    low = float(betaincinv(successes, failures + 1, tail)) if successes else 0.0
+    high = float(betaincinv(successes + 1, failures, 1 - tail)) if failures else 1.0
     return low, high
 
 
@@ -136,20 +138,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         least = max(least, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = least
     return adjusted
-
-
-def _at_least(successes: int, trials: int, share: float) -> float:
-    """The probability of so many or more successes."""
-    return math.fsum(
-        math.comb(trials, count) * share**count * (1 - share) ** (trials - count)
-        for count in range(successes, trials + 1)
-    )
-
-
-def _share(is_below: Callable[[float], bool]) -> float:
-    """The share in [0, 1] below which `is_below` is true, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_below(middle) else (low, middle)
-    return low

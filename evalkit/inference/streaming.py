@@ -19,7 +19,6 @@ from evalkit.tasks import Example
 CHUNKS = {"cpu": 1}
 """How many chunks one call reads, by the device: a call is dear where a chunk is read in less time than it takes."""
 MOST_CHUNKS = 32
-AUTO = "auto"
 ROWS = 8
 """Sequences that a CPU reads at a time: few enough that a core keeps their activations in its cache."""
 MOST_ROWS = 256
