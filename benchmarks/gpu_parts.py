@@ -183,19 +183,34 @@ def kernels(small: bool) -> Iterator[Row]:
     """The fused recurrence at the size that it is judged by, forward and with its gradient, against a copy."""
     copy = rates(1 if small else 3)["copy"]
     yield {"copy_gb_per_s": copy / 1e9}
-    shape = (1, 64, 64) if small else (8, 8192, 4096)
+    yield from _of_copy((1, 64, 64) if small else (8, 8192, 4096), _variants(small), copy, 3 if small else 7)
+
+
+def lanes(small: bool) -> Iterator[Row]:
+    """Triton's kernel and Mosaic's with fewer lanes (batch × width): from how many on Mosaic's is the faster."""
+    copy = rates(1 if small else 3)["copy"]
+    ways = ("triton_interpret",) if small else ("triton", *(("mosaic_gpu",) if _is_hopper() else ()))
+    functions = {way: partial(rglru, implementation=way) for way in ways}
+    for shape in ((1, 64, 64),) if small else ((4, 2048, 2048), (8, 2048, 2048), (4, 8192, 4096)):
+        yield from _of_copy(shape, functions, copy, 3 if small else 7)
+
+
+def _of_copy(
+    shape: tuple[int, int, int], functions: Mapping[str, Callable[..., Any]], copy: float, repeats: int
+) -> Iterator[Row]:
+    """What each function moves at `shape` in bfloat16, forward and with its gradient, as a part of a copy's rate."""
     inputs = [jax.random.normal(key, shape, "bfloat16") for key in jax.random.split(jax.random.key(0), 3)]
     inputs.append(jnp.full(shape[-1:], -0.5))
     contenders = {
         name: Contender("rglru", name, "bfloat16", 3, lambda *inputs, function=function: function(*inputs)[0])
-        for name, function in _variants(small).items()
+        for name, function in functions.items()
     }
     for backward in (False, True):
         runs = {name: compiled(one.function, backward, *inputs) for name, one in contenders.items()}
         ready, refused = _ahead(runs)
         for name, reason in refused.items():
             yield {"what": name, "pass": name_of_pass(backward), "not_run": reason}
-        for name, seconds in times(ready, 3 if small else 7, LEAST_S).items():
+        for name, seconds in times(ready, repeats, LEAST_S).items():
             taken, moved = spread(seconds).median, contenders[name].bytes(math.prod(shape), backward)
             row = {"what": name, "shape": shape, "pass": name_of_pass(backward), "ms": taken * 1e3}
             yield row | {"gb_per_s": moved / taken / 1e9, "of_copy": moved / taken / copy}
@@ -319,7 +334,7 @@ def _memory() -> Mapping[str, int]:
     return jax.devices()[0].memory_stats() or {}
 
 
-PARTS = {part.__name__: part for part in (exact, readme, seeds, reading, kernels, steps, decoding)}
+PARTS = {part.__name__: part for part in (exact, readme, seeds, reading, kernels, steps, decoding, lanes)}
 
 
 def main() -> int:

@@ -44,7 +44,7 @@ class Instructions(NamedTuple):
     exp2: Callable[[Array], Array]
     reciprocal: Callable[[Array], Array]
     root: Callable[[Array], Array]
-    fused: Callable[[ArrayLike, Array, ArrayLike], Array]
+    fused: Callable[[Array, Array, ArrayLike], Array]
 
 
 class Arithmetic(NamedTuple):
@@ -90,19 +90,33 @@ def gates_by_exponentials(recurrence: Array, entry: Array, rate: Array, *, instr
     """Returns the same as `gates`; of gates in bfloat16 to its digits."""
     exp2, reciprocal, root, _ = instructions
     r, i = (reciprocal(1 + exp2(-LOG2_E * gate.astype(jnp.float32))) for gate in (recurrence, entry))
-    log2_a = r * (LOG2_E * rate)
-    a = exp2(log2_a)
-    return Gates(r, i, a, root(_one_minus_square(a, log2_a, recurrence.dtype == jnp.bfloat16, instructions)))
+    if recurrence.dtype == jnp.bfloat16:
+        a, square = _decay_of_short(r * (LOG2_E * rate), instructions)
+    else:
+        a, square = _decay(r * rate, instructions)
+    return Gates(r, i, a, root(square))
 
 
-def _one_minus_square(a: Array, log2_a: Array, short: bool, instructions: Instructions) -> Array:
-    """Returns 1 − a²: near a = 1, where it would cancel, as a Taylor polynomial, to 1e-8 or if `short` to 4e-6."""
-    terms, nearest = (3, 2**-5) if short else (6, 2**-2)
-    step = -2 / LOG2_E
-    near_one: ArrayLike = -((-step) ** terms) / factorial(terms)
+def _decay(log_a: Array, instructions: Instructions) -> tuple[Array, Array]:
+    """Returns a and 1 − a²: near a = 1 from a Taylor polynomial of a − 1, since a GPU's 2^x is exact to 2^-22 only."""
+    less = log_a * _taylor(8, log_a, instructions)
+    near, far = log_a > -0.5, instructions.exp2(LOG2_E * log_a)
+    return jnp.where(near, 1 + less, far), jnp.where(near, -less * (2 + less), instructions.fused(-far, far, 1.0))
+
+
+def _decay_of_short(log2_a: Array, instructions: Instructions) -> tuple[Array, Array]:
+    """Returns a and 1 − a², which near a = 1, where it would cancel, is a Taylor polynomial, exact to 2e-6."""
+    a, factor = instructions.exp2(log2_a), 2 / LOG2_E
+    near_one = -log2_a * _taylor(3, log2_a, instructions, factor)
+    return a, jnp.where(log2_a > -(2**-5) / factor, near_one, instructions.fused(-a, a, 1.0))
+
+
+def _taylor(terms: int, x: Array, instructions: Instructions, factor: float = 1.0) -> Array:
+    """Returns the first terms of (e^(factor · x) − 1) / x."""
+    total = jnp.full_like(x, factor**terms / factorial(terms))
     for power in range(terms - 1, 0, -1):
-        near_one = instructions.fused(near_one, log2_a, -((-step) ** power) / factorial(power))
-    return jnp.where(log2_a > nearest / step, near_one * log2_a, instructions.fused(-a, a, 1.0))
+        total = instructions.fused(total, x, factor**power / factorial(power))
+    return total
 
 
 PLAIN = Instructions(jnp.exp2, jnp.reciprocal, _root, lambda x, y, z: jnp.add(jnp.multiply(x, y), z))

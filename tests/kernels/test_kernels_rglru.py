@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evalkit.kernels import gated_input, linear_scan, rglru, triton
-from evalkit.kernels.gates import BY_EXPONENTIALS, BY_TANH, CLOSED
+from evalkit.kernels.gates import BY_EXPONENTIALS, BY_TANH, CLOSED, PLAIN, by_exponentials
 from support.implementations import ALL, FEW, PALLAS, often, quick
 from support.kernel_oracle import (
     MATRIX,
@@ -181,7 +181,25 @@ def test_few_lanes_are_cut_into_chunks_and_many_are_not():
     assert chunks == [1, 16, 1]
 
 
-@pytest.mark.parametrize("arithmetic", [BY_TANH, BY_EXPONENTIALS], ids=["tanh", "exponentials"])
+def inexact(function, error):
+    """`function` of a vector, its results too large and too small by turns: what PTX allows `ex2.approx` and others."""
+
+    def call(*arguments):
+        result = function(*arguments)
+        return result * (1 + error * (-1.0) ** jnp.arange(result.size))
+
+    return call
+
+
+ON_A_GPU = PLAIN._replace(
+    exp2=inexact(PLAIN.exp2, 2**-22),
+    reciprocal=inexact(PLAIN.reciprocal, 2**-23),
+    root=inexact(PLAIN.root, 2**-23),
+)
+ARITHMETICS = {"tanh": BY_TANH, "exponentials": BY_EXPONENTIALS, "on a GPU": by_exponentials(ON_A_GPU)}
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS.values(), ids=ARITHMETICS)
 def test_the_decay_is_exact_as_a_tends_to_one_and_to_zero(arithmetic):
     rate = -np.logspace(-9, 1, 200)
     opened = jnp.full((200,), 50.0)
