@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from evalkit.kernels import xla
 from evalkit.kernels.passes import Kernel
+from evalkit.kernels.platforms import by_platform, runs_on_cpu
 
 SCANS = {"sequential": xla.sequential, "associative": xla.associative}
 KERNELS = ("triton", "mosaic_gpu", "mosaic_tpu", "triton_interpret", "mosaic_tpu_interpret")
@@ -68,10 +69,13 @@ def dispatch(
     # On a GPU each step of a sequential loop launches a kernel, so logarithmic depth is faster there.
     sequential, associative = (partial(by_scan, scan) for scan in (xla.sequential, xla.associative))
     if any(leaf.dtype not in SERVED for leaf in jax.tree.leaves(arguments)):
-        return lax.platform_dependent(*arguments, cuda=associative, rocm=associative, default=sequential)
+        return by_platform(*arguments, cpu=sequential, cuda=associative, rocm=associative, default=sequential)
+    if runs_on_cpu():
+        return sequential(*arguments)
     cuda, tpu = _of_nvidia(plain), _kernel_if_there("mosaic_tpu")
-    return lax.platform_dependent(
+    return by_platform(
         *arguments,
+        cpu=sequential,
         cuda=associative if cuda is None else partial(by_kernel, cuda),
         rocm=associative,
         tpu=associative if tpu is None else partial(by_kernel, tpu),

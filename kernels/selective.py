@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from evalkit.checks import refuse_other
 from evalkit.kernels.dispatch import check_shapes
 from evalkit.kernels.matrix.loop import loop_in_groups
+from evalkit.kernels.platforms import by_platform
 from evalkit.kernels.scan import linear_scan
 from evalkit.kernels.sharded import is_split, split_scan
 
@@ -67,7 +68,7 @@ def selective_scan(
     elif implementation == "loop":
         y, last = _by_loop(*arrays)
     else:
-        y, last = lax.platform_dependent(*arrays, cpu=_by_loop, default=_by_scan)
+        y, last = by_platform(*arrays, cpu=_by_loop, default=_by_scan)
     return y.astype(dtype), last
 
 

@@ -173,7 +173,7 @@ def _launch(
         (of_chunk,) * len(carries),
     )
     outputs, ends = pl.pallas_call(
-        partial(_kernel, step=step, cut=cut, reverse=reverse),
+        partial(_kernel, step=jax.jit(step), cut=cut, reverse=reverse),  # traced once, not once a step
         grid=(cut.batch, pl.cdiv(cut.width, cut.channels) * cut.chunks),
         in_specs=specs,
         out_specs=((in_time,) * len(dtypes), (of_chunk,) * len(carries)),

@@ -37,7 +37,7 @@ def variables() -> dict[str, str]:
 
 def _typed(value: str) -> str:
     """The flags that the user gave."""
-    for own in (IN_ORDER, NOT_TRIED):
+    for own in (IN_ORDER, *NOT_TRIED):
         value = value.replace(own, "")
     return value.strip()
 

@@ -2,20 +2,17 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from evalkit.core.contracts import Trained
 from evalkit.core.rows import Row, value
-from evalkit.evaluations.extrapolation.measure import Extrapolation
 from evalkit.parallel import peers
 from evalkit.record.progress import Progress
 from evalkit.session import subjects
-from evalkit.session.ahead import compiling_ahead
+from evalkit.session.ahead import VALIDATION
 from evalkit.session.session import GivenUp, Session
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.finite import refuse_non_finite
@@ -25,7 +22,6 @@ from evalkit.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 SOLVED = 1.0
-VALIDATION = Extrapolation(lengths=[], chunk=256)
 
 
 def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: Restored | TrainState) -> TrainState:
@@ -43,7 +39,6 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
         session.begin(subjects.header(session, subjects.of_state(session, state, step)))
     with (
         session.timed("training"),
-        compiling_ahead(trainer, step, partial(_read, session, state, step)),
         Progress(session.console, training.steps, "training") as progress,
     ):
         began = time.perf_counter()
@@ -83,24 +78,14 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
 def validate(session: Session, state: TrainState, step: int) -> list[Row]:
     """Writes validation at the training length, and the evaluation's quick look; returns both, in this order."""
     experiment = session.experiment
-    subject = subjects.of_state(session, state, step, interruptible=False)
-    rows = list(_scored(session, subject, experiment.trained[1].validation_sequences))
+    subject = subjects.uninterrupted(experiment, session.folder, state, step)
+    rows = VALIDATION.score(subject, "validation", experiment.task.length, experiment.trained[1].validation_sequences)
     return session.write([*rows, *experiment.eval.probe(subject)])
 
 
 def _all_right(rows: Sequence[Row], length: int) -> bool:
     """Whether every seed has all right at the training length."""
     return all(value(row) >= SOLVED for row in rows if row["metric"] == "accuracy" and row["length"] == length)
-
-
-def _scored(session: Session, subject: Trained, sequences: int) -> Iterator[Row]:
-    return VALIDATION.score(subject, "validation", session.experiment.task.length, sequences)
-
-
-def _read(session: Session, state: TrainState, step: int) -> Callable[[], list[Row]]:
-    """What reads one held-out sequence, and with it compiles what reads all; it holds parameters of its own."""
-    subject = subjects.of_state(session, state, step, interruptible=False)
-    return lambda: list(_scored(session, subject, 1))
 
 
 def _mean(rows: Sequence[Row], metric: str) -> float:

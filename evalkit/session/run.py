@@ -7,6 +7,7 @@ A run on a checkpoint is the same without training.
 import json
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -31,7 +32,7 @@ from evalkit.record.files import RESULTS
 from evalkit.record.history import Work
 from evalkit.record.progress import EvaluationProgress
 from evalkit.reports.writer import say
-from evalkit.session import gates, subjects
+from evalkit.session import ahead, gates, subjects
 from evalkit.session.gates import Judge, Launch, pass_all
 from evalkit.session.hints import after_evaluation, near, next_commands
 from evalkit.session.lock import alone
@@ -60,11 +61,12 @@ def start(spec: Spec, judge: Judge | None = None) -> Outcome:
             with alone(folder):
                 return _on_checkpoint(launch, opened, None)
         _announce(launch)
-        began = time.perf_counter()
-        state = _fresh(launch)
-        timing = {"compilation": time.perf_counter() - began}
-        with peers.room(folder) as own, alone(own), closing(_checkpoints(launch)) as kept:
-            return _trained(launch, own, kept, state, timing)
+        with ahead.threads() as pool:
+            began = time.perf_counter()
+            state = _fresh(launch, pool)
+            timing = {"compilation": time.perf_counter() - began}
+            with peers.room(folder) as own, alone(own), closing(_checkpoints(launch)) as kept:
+                return _trained(launch, own, kept, state, timing)
 
 
 def resume(spec: Spec, judge: Judge | None = None) -> Outcome:
@@ -144,11 +146,12 @@ def _finished(launch: Launch) -> Outcome:
     return Outcome(launch.folder, json.loads((launch.folder / RESULTS).read_text(encoding="utf-8")))
 
 
-def _fresh(launch: Launch) -> TrainState:
+def _fresh(launch: Launch, pool: ThreadPoolExecutor | None) -> TrainState:
     """Where training begins; raises BrokenPromise while its program is still being compiled."""
     experiment = launch.experiment
 
     def look(state: TrainState) -> None:
+        ahead.compile_next(pool, launch, state, 0)
         hold(experiment, params_of(state, 0, experiment.parameters))
 
     try:
@@ -156,7 +159,8 @@ def _fresh(launch: Launch) -> TrainState:
     except UserError:
         raise
     except Exception:
-        look(launch.trainer.init())  # which says in one line what is wrong with a model that cannot even be traced
+        # This says in one line what is wrong with a model that cannot even be traced.
+        hold(experiment, params_of(launch.trainer.init(), 0, experiment.parameters))
         raise
 
 
@@ -170,11 +174,12 @@ def _go_on(launch: Launch, own: Path) -> Outcome:
     for change in _changes(launch):
         say(launch.console, change)
     experiment, trainer = launch.experiment, launch.trainer
-    with closing(_checkpoints(launch)) as checkpoints:
+    with ahead.threads() as pool, closing(_checkpoints(launch)) as checkpoints:
         restored = checkpoints.restore(trainer.restorable, trainer.step.layout)
         experiment.feed.prepare()
         if restored is None:
-            return _trained(launch, own, checkpoints, _fresh(launch), {})
+            return _trained(launch, own, checkpoints, _fresh(launch, pool), {})
+        ahead.compile_next(pool, launch, restored.state, restored.step)
         gates.refuse_other_text(launch)
         hold(experiment, params_of(restored.state, 0, experiment.parameters))
         checkpoints.retire(restored.step)  # a kill may have come between the last one and this

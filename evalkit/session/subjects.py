@@ -1,6 +1,8 @@
 """What an evaluation is given: the parameters of a run at one step, or of a checkpoint; and what is said of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ from evalkit.core import trust
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import Feed, Pretrained, Progress, Silent, Trained, never_interrupt
 from evalkit.core.errors import UserError, typed_path
-from evalkit.core.rows import Header, Row
+from evalkit.core.rows import Header, Row, row
 from evalkit.core.trust import refuse_elsewhere
 from evalkit.parallel import devices
 from evalkit.session.session import Session
@@ -59,24 +61,28 @@ def _refuse_trained_on(feed: Feed, run: Path, packages: Sequence[str]) -> str | 
     return feed.refuse_trained_on(feed_of(build(before, "task")))
 
 
-def of_state(
-    session: Session, state: TrainState, step: int, progress: Progress | None = None, *, interruptible: bool = True
-) -> Trained:
+def of_state(session: Session, state: TrainState, step: int, progress: Progress | None = None) -> Trained:
     """The parameters of a run at one step, every seed."""
-    experiment, seeds = session.experiment, session.experiment.all_seeds
+    alone = uninterrupted(session.experiment, session.folder, state, step)
+    return replace(alone, check_interrupt=session.watch.check, progress=progress or alone.progress)
+
+
+def uninterrupted(experiment: Experiment, folder: Path, state: TrainState, step: int) -> Trained:
+    """The same, which no signal interrupts, and which shows no progress."""
+    seeds = experiment.all_seeds
     return Trained(
         task=experiment.task,
         model=experiment.trained[0],
         params=[params_of(state, index, experiment.parameters) for index in range(len(seeds))],
         seeds=seeds,
         step=step,
-        make_row=session.make_row,
-        check_interrupt=session.watch.check if interruptible else never_interrupt,
-        progress=progress or Silent(),
+        make_row=partial(row, run=folder.name, task=experiment.task_name, model=experiment.model_name),
+        check_interrupt=never_interrupt,
+        progress=Silent(),
         feed=experiment.feed,
         tokenizer=experiment.feed.tokenizer,
         train_length=experiment.task.length,
-        folder=session.folder,
+        folder=folder,
     )
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from evalkit.kernels.matrix.loop import in_pieces
+from evalkit.kernels.platforms import by_platform
 
 LONGEST = 256
 # Numbers of one input that a CPU's caches hold beside all else of their chunks; measured, docs/kernels.md.
@@ -70,7 +71,7 @@ def chunked(steps: Steps, h0: Array, size: int) -> tuple[Array, Array]:
     if segments == 1:
         return _at_once(steps, h0, size)
     in_segments = partial(_in_segments, size=size, segments=segments)
-    return lax.platform_dependent(steps, h0, cpu=in_segments, default=partial(_at_once, size=size))
+    return by_platform(steps, h0, cpu=in_segments, default=partial(_at_once, size=size))
 
 
 def _in_segments(steps: Steps, h0: Array, size: int, segments: int) -> tuple[Array, Array]:

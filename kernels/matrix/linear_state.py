@@ -9,13 +9,14 @@ from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jaxtyping import Bool, Float
 
 from evalkit.checks import refuse_other
 from evalkit.kernels.matrix import chunks
 from evalkit.kernels.matrix.chunks import Steps
 from evalkit.kernels.matrix.loop import UNROLLED, is_small, loop, loop_in_groups
+from evalkit.kernels.platforms import by_platform
 
 IMPLEMENTATIONS = ("auto", "sequential", "chunked")
 CHUNK = 32  # measured, docs/kernels.md
@@ -131,7 +132,7 @@ def _over_time(steps: Steps, h0: Array, implementation: str, chunk: int) -> tupl
     channels = steps.log_decay is not None and steps.log_decay.shape[-1] > 1
     if implementation == "auto" and channels and is_small(h0):
         # A chunk's products are slowest for decays of channels.
-        return lax.platform_dependent(steps, h0, cpu=partial(_looped, loop_in_groups), default=in_chunks)
+        return by_platform(steps, h0, cpu=partial(_looped, loop_in_groups), default=in_chunks)
     return in_chunks(steps, h0)
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from evalkit.checks import refuse_below_1
 from evalkit.kernels import across
+from evalkit.kernels.platforms import by_platform
 from evalkit.models.layers.products import product
 from evalkit.models.layers.shapes import Activations, Positions
 from evalkit.models.layers.shares import Division, into, out_of
@@ -262,7 +263,7 @@ def _taps_backward(kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
         return jnp.stack(products(inputs, dy), axis=2).reshape(-1, taps, width).sum(axis=0)
 
     # A GPU launches one kernel for all sums; a CPU sums them one by one as it always did, in the same order.
-    dkernel = jax.lax.platform_dependent(inputs, dy, cpu=one_by_one, default=together)
+    dkernel = by_platform(inputs, dy, cpu=one_by_one, default=together)
     return sum(terms[1:], terms[0]), dkernel
 
 

@@ -8,25 +8,27 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from evalkit.kernels.platforms import by_platform
+
 BLOCK = 1280  # columns; divides the sizes of RecurrentGemma's and Gemma's matrices, and their 256,000 tokens
 LARGE = 2**22  # entries: a smaller matrix costs little memory in float32
 
 
 def product(x: Float[Array, "n i"], weight: Float[Array, "i o"], dtype: DTypeLike) -> Float[Array, "n o"]:
     """Returns `x @ weight` in `dtype`."""
-    return _by_platform(x, weight, dtype, axis=1)
+    return _product(x, weight, dtype, axis=1)
 
 
 def product_transposed(x: Float[Array, "n i"], weight: Float[Array, "o i"], dtype: DTypeLike) -> Float[Array, "n o"]:
     """Returns `x @ weightᵀ` in `dtype`."""
-    return _by_platform(x, weight, dtype, axis=0)
+    return _product(x, weight, dtype, axis=0)
 
 
-def _by_platform(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
+def _product(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
     whole = partial(_whole, dtype=dtype, axis=axis)
     if weight.dtype != jnp.bfloat16 or weight.size < LARGE or weight.shape[axis] % BLOCK:
         return whole(x, weight)
-    return jax.lax.platform_dependent(x, weight, cpu=partial(_in_blocks, dtype=dtype, axis=axis), default=whole)
+    return by_platform(x, weight, cpu=partial(_in_blocks, dtype=dtype, axis=axis), default=whole)
 
 
 def _whole(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:

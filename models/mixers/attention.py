@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from evalkit.checks import refuse_other
 from evalkit.kernels import across, is_split
+from evalkit.kernels.platforms import by_platform
 from evalkit.models.layers.modules import Linear, side_by_side
 from evalkit.models.layers.positions import continued
 from evalkit.models.layers.shapes import Activations, Keys, Positions, PositionsOfAll, Queries
@@ -264,7 +265,7 @@ def attend(queries: Queries, keys: Keys, values: Keys, marks: Marks, window: int
         return one_by_one(queries, keys, values, marks)
     # On a GPU a block is a few launches, which all blocks together can share.
     together = partial(_all_blocks_together, window=window, size=size)
-    return jax.lax.platform_dependent(queries, keys, values, marks, cpu=one_by_one, default=together)
+    return by_platform(queries, keys, values, marks, cpu=one_by_one, default=together)
 
 
 def _one_block_after_another(
@@ -418,7 +419,7 @@ def _over_rows(left: Float[Array, "b r s"], right: Float[Array, "b r h"]) -> Key
 
     # With the short axis last these products are four times slower on a CPU; on a GPU a transposition is a launch.
     short_last = partial(jnp.einsum, "brs,brh->bsh")
-    return jax.lax.platform_dependent(left, right, cpu=short_first, default=short_last)
+    return by_platform(left, right, cpu=short_first, default=short_last)
 
 
 def _by_sequence(function: Callable[..., tuple[Array, ...]], visible: Array, *arrays: Array) -> tuple[Array, ...]:
@@ -427,7 +428,7 @@ def _by_sequence(function: Callable[..., tuple[Array, ...]], visible: Array, *ar
     if rows.shape[0] == 1 or rows.shape[0] * rows.shape[1] * keys.shape[1] <= IN_CACHE:
         return function(visible, *arrays)
     one_by_one = partial(_one_by_one, function)
-    return jax.lax.platform_dependent(visible, *arrays, cpu=one_by_one, default=function)
+    return by_platform(visible, *arrays, cpu=one_by_one, default=function)
 
 
 def _one_by_one(function: Callable[..., tuple[Array, ...]], visible: Array, *arrays: Array) -> tuple[Array, ...]:

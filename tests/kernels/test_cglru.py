@@ -321,7 +321,8 @@ def test_cosine_and_sine_match_float64() -> None:
         np.testing.assert_allclose(got, wanted(np.float64(turn)), atol=2.5e-7, rtol=0)
 
 
-def test_a_gpu_without_a_kernel_is_left_no_loop_over_time() -> None:
+def test_a_gpu_without_a_kernel_is_left_no_loop_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     given = jax.tree.map(jnp.asarray, inputs(64, 8, jnp.bfloat16))
 
     def loss(given):

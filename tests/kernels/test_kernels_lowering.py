@@ -23,6 +23,12 @@ DEVICE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def not_on_a_cpu_alone(monkeypatch):
+    """A process that has a CPU alone traces nothing for other platforms."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
 def arrays(batch, steps, width, dtype):
     """Arguments of the RG-LRU and resets, as shapes."""
     x, h0 = jax.ShapeDtypeStruct((batch, steps, width), dtype), jax.ShapeDtypeStruct((batch, width), jnp.float32)
@@ -144,9 +150,15 @@ def test_float64_is_served_without_a_kernel(platform):
     assert "custom_call" not in text and "f64" in text
 
 
-def test_a_cpu_runs_no_kernel():
+def test_a_program_for_a_cpu_has_no_kernel_where_there_is_a_gpu():
     text = jax.jit(loss).trace(*arrays(2, 9, 4, jnp.float32)).lower(lowering_platforms=("cpu",)).as_text()
     assert "custom_call" not in text and "while" in text
+
+
+def test_a_process_of_a_cpu_alone_traces_no_kernel(monkeypatch):
+    monkeypatch.undo()
+    text = str(jax.make_jaxpr(loss)(*arrays(2, 10, 4, jnp.float32)))
+    assert "pallas_call" not in text and "platform_index" not in text
 
 
 @pytest.mark.parametrize(("part", "name", "platform"), [("triton", "triton", "cuda"), ("tpu", "mosaic_tpu", "tpu")])

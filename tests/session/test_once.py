@@ -57,7 +57,7 @@ def test_a_new_run_is_read_and_built_once(
     counted: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "_trained", lambda launch, *_: Outcome(launch.folder))
-    monkeypatch.setattr(run, "_fresh", lambda launch: None)
+    monkeypatch.setattr(run, "_fresh", lambda launch, pool: None)
     assert main([*tiny.OVERRIDES, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     values = Counter(word for word in tiny.OVERRIDES if word.startswith(("train.", "eval.")))
     assert counted == values | Counter(("composed", "plain", "task", "model", "experiment"))
