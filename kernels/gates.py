@@ -5,7 +5,7 @@ functions, on whole arrays or on a tile of them; nothing here depends on time. E
 bfloat16 a decay of 0.999 is 1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import factorial
 from typing import NamedTuple
@@ -99,7 +99,7 @@ def gates_by_exponentials(recurrence: Array, entry: Array, rate: Array, *, instr
 
 def _decay(log_a: Array, instructions: Instructions) -> tuple[Array, Array]:
     """Returns a and 1 − a²: near a = 1 from a Taylor polynomial of a − 1, since a GPU's 2^x is exact to 2^-22 only."""
-    less = log_a * _taylor(8, log_a, instructions)
+    less = log_a * _polynomial([1 / factorial(power) for power in range(1, 9)], log_a, instructions)
     near, far = log_a > -0.5, instructions.exp2(LOG2_E * log_a)
     return jnp.where(near, 1 + less, far), jnp.where(near, -less * (2 + less), instructions.fused(-far, far, 1.0))
 
@@ -107,15 +107,16 @@ def _decay(log_a: Array, instructions: Instructions) -> tuple[Array, Array]:
 def _decay_of_short(log2_a: Array, instructions: Instructions) -> tuple[Array, Array]:
     """Returns a and 1 − a², which near a = 1, where it would cancel, is a Taylor polynomial, exact to 2e-6."""
     a, factor = instructions.exp2(log2_a), 2 / LOG2_E
-    near_one = -log2_a * _taylor(3, log2_a, instructions, factor)
+    terms = [-(factor**power) / factorial(power) for power in range(1, 4)]
+    near_one = log2_a * _polynomial(terms, log2_a, instructions)
     return a, jnp.where(log2_a > -(2**-5) / factor, near_one, instructions.fused(-a, a, 1.0))
 
 
-def _taylor(terms: int, x: Array, instructions: Instructions, factor: float = 1.0) -> Array:
-    """Returns the first terms of (e^(factor · x) − 1) / x."""
-    total = jnp.full_like(x, factor**terms / factorial(terms))
-    for power in range(terms - 1, 0, -1):
-        total = instructions.fused(total, x, factor**power / factorial(power))
+def _polynomial(coefficients: Sequence[float], x: Array, instructions: Instructions) -> Array:
+    """Returns Σ coefficients[n] xⁿ, from the last term to the first."""
+    total = jnp.full_like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = instructions.fused(total, x, coefficient)
     return total
 
 
