@@ -1,4 +1,7 @@
-"""JAX's flags that change numbers: evalkit sets them itself, so that data and parameters depend on the seed alone."""
+"""Flags of JAX and Flax that change numbers or break models.
+
+evalkit sets them itself, so that data and parameters depend on the seed alone.
+"""
 
 import os
 import sys
@@ -17,6 +20,8 @@ FLAGS = {
     "JAX_NUMPY_DTYPE_PROMOTION": "standard",
     "JAX_RANDOM_SEED_OFFSET": "0",
     "JAX_THREEFRY_PARTITIONABLE": "1",
+    "FLAX_HIJAX_VARIABLE": "0",
+    "FLAX_USE_FLAXLIB": "0",
 }
 """The environment variables of these flags, with the values that they have in evalkit."""
 GUMBEL = "low"

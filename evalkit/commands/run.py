@@ -98,11 +98,12 @@ def _done(request: Request, flags: argparse.Namespace) -> int:
 
 
 def _refuse_no_folder(overrides: Sequence[str]) -> None:
-    """Raises UserError for a folder that is named by nothing, which would be the current one."""
+    """Raises UserError for a folder that is named by nothing, which would be the current one, or by a list."""
     for text in overrides:
         name, equals, folder = text.lstrip("+").partition("=")
-        if name in FOLDERS and equals and not folder.strip("'\" "):
-            raise UserError(f"{name}= names no folder; give one, such as {name}=runs/<task>/<model>/<time>")
+        is_none = not folder.strip("'\" ") or folder == "null" or folder.startswith(("[", "{"))
+        if name in FOLDERS and equals and is_none:
+            raise UserError(f"{name}={folder} names no folder; give one, such as {name}=runs/<task>/<model>/<time>")
 
 
 def _page() -> guide.Page:

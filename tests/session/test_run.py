@@ -80,10 +80,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_checkpoint(
     assert int(tiny.state(folder).step[0]) == 6
 
 
-@pytest.mark.parametrize("words", [["resume="], ["evaluate=''"], [*tiny.OVERRIDES, "hydra.run.dir="]])
-def test_a_folder_without_a_name_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    assert "= names no folder; give one" in one_line(capsys.readouterr().err)
+OF_NEW_RUNS = ("hydra.run.dir=", "hydra.run.dir=[a]", "hydra.run.dir=null", "hydra.sweep.dir={a: 1}")
+
+
+@pytest.mark.parametrize("word", ["resume=", "evaluate=''", *OF_NEW_RUNS])
+def test_a_folder_without_a_name_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*tiny.OVERRIDES, word] if word in OF_NEW_RUNS else [word]) == 2
+    assert f"{word} names no folder; give one" in one_line(capsys.readouterr().err)
 
 
 @pytest.mark.slow
