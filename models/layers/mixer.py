@@ -1,7 +1,7 @@
 """The contract of a temporal mixer: one call serves training, prefill, chunked prefill and decoding."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -59,16 +59,28 @@ def built(make: Callable[..., Any], **given: Any) -> Mixer:
         plain = PLAIN.search(str(error))
         if plain is None:
             raise
+        name = (make.func if isinstance(make, partial) else make).__name__
         kind, attribute, owner = plain.groups()
-        wanted = "nnx.Dict" if kind == "dict" else "nnx.List"
-        place = f"{owner}.{attribute}"
-        if owner in ("List", "Dict"):  # Flax's own, which say nothing of where they stand
-            name = (make.func if isinstance(make, partial) else make).__name__
-            place = f"{name}: {attribute!r} of an nnx.{owner}"
-        raise ValueError(
-            f"{place} is a plain {kind} of layers or parameters, in which Flax finds none; make it {wanted}(...)"
-        ) from error
+        raise ValueError(_hidden(name, owner, attribute, kind)) from error
+    _refuse_hidden(mixer)
     return refuse_no_mixer(mixer)
+
+
+def _refuse_hidden(mixer: Any) -> None:
+    """Raises ValueError for layers in a set, or in a container of the user's own, of which Flax says nothing."""
+    for _, node in nnx.iter_graph(mixer):
+        for attribute, value in vars(node).items() if isinstance(node, nnx.Pytree) else ():
+            is_plain = isinstance(value, Collection) and not isinstance(value, nnx.Pytree | nnx.Variable)
+            if is_plain and any(isinstance(one, nnx.Module | nnx.Variable) for one in value):
+                raise ValueError(_hidden(type(mixer).__name__, type(node).__name__, attribute, type(value).__name__))
+
+
+def _hidden(mixer: str, owner: str, attribute: str, kind: str) -> str:
+    """What is said of layers or parameters in a container of Python, an attribute of `owner`."""
+    wanted = "nnx.Dict" if kind == "dict" else "nnx.List"
+    # Flax's own containers say nothing of where they stand.
+    place = f"{mixer}: {attribute!r} of an nnx.{owner}" if owner in ("List", "Dict") else f"{owner}.{attribute}"
+    return f"{place} is a plain {kind} of layers or parameters, in which Flax finds none; make it {wanted}(...)"
 
 
 def refuse_no_mixer(mixer: Any) -> Mixer:

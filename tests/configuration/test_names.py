@@ -1,5 +1,6 @@
 """What a configuration names is called as documents call it, and a layer stands where Flax finds it."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ ATTRIBUTES = st.from_regex("[a-z]{1,8}", fullmatch=True).filter(lambda name: not
 CONTAINERS: dict[str, tuple[Callable[..., Any], str]] = {
     "list": (list, "nnx.List"),
     "tuple": (tuple, "nnx.List"),
+    "set": (set, "nnx.List"),
+    "deque": (deque, "nnx.List"),
     "dict": (lambda layers: dict(enumerate(layers)), "nnx.Dict"),
 }
 
