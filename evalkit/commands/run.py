@@ -49,6 +49,7 @@ def main(arguments: Sequence[str]) -> int:
       evaluate: the folder of a run, which is evaluated again, without training.
       step: with `evaluate=`, the training step of a checkpoint that was kept; left out, the newest.
       dry_run: `true`, with `experiment=`: its runs and an estimate of their time are shown, and none is run.
+      by: with `-m` and `hydra/sweeper=`, what a run is judged by; left out, `validation.accuracy`.
       hydra.run.dir: the run's folder; left out, `runs/<task>/<model>/<time>`.
       hydra.sweep.dir: with `-m`, the folder of all its runs; left out, `runs`.
     """

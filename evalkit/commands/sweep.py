@@ -39,6 +39,7 @@ def main(words: "Words") -> int:
     """
     from rich.console import Console
 
+    from evalkit.commands import sweeper
     from evalkit.configuration import hydra_private
     from evalkit.configuration.composition import combinations, compose, parse, text_of, whole
     from evalkit.configuration.spec import Spec
@@ -49,8 +50,10 @@ def main(words: "Words") -> int:
     texts = [_at(now, text_of(word)) for word in parse(words)]
     _refuse_missing_launcher(texts)
     devices.use_every_core()
+    if sweeper.chosen(texts):
+        return sweeper.main(texts, now, command_line())
     first = compose(combinations(texts)[0], job=0)
-    texts += _named(texts, first, now)
+    texts += names(texts, first, now)
     experiments = []
     for number, combination in enumerate(combinations(texts)):
         of_run = parse(combination)
@@ -154,7 +157,7 @@ def _at(now: datetime, text: str) -> str:
     return NOW.sub(lambda match: f"{now:{match[1]}}", text)
 
 
-def _named(overrides: Sequence[str], first: "Composed", now: datetime) -> list[str]:
+def names(overrides: Sequence[str], first: "Composed", now: datetime) -> list[str]:
     """Names by the time at which the sweep begins: the folder of each run, that of submitit's files, W&B's group.
 
     Jobs of `submitit_local` are called by their process, whose number may have been that of an earlier one. `first` is
@@ -165,11 +168,11 @@ def _named(overrides: Sequence[str], first: "Composed", now: datetime) -> list[s
 
     hydra = first.hydra
     typed = {text.lstrip("+").partition("=")[0] for text in overrides}
-    names: dict[str, Any] = {"hydra.sweep.subdir": _at(now, hydra["sweep"]["subdir"])}
+    named: dict[str, Any] = {"hydra.sweep.subdir": _at(now, hydra["sweep"]["subdir"])}
     if SUBMITIT_FOLDER.rpartition(".")[2] in hydra["launcher"] and SUBMITIT_FOLDER not in typed:
-        names[SUBMITIT_FOLDER] = f"${{hydra.sweep.dir}}/{SUBMITIT}/{now:{TIME}-%f}/%j"
+        named[SUBMITIT_FOLDER] = f"${{hydra.sweep.dir}}/{SUBMITIT}/{now:{TIME}-%f}/%j"
     if first.config["wandb"]["group"] is None and "WANDB_RUN_GROUP" not in os.environ:
         own = first.sweep.resolve().name if "hydra.sweep.dir" in typed else f"{now:{TIME}}"
         excluded = hydra["job"]["config"]["override_dirname"]["exclude_keys"]
-        names |= {"wandb.group": cut(f"sweep-{own}"), NOT_IN_NAME: [*excluded, "wandb.group"]}
-    return overrides_of(names)
+        named |= {"wandb.group": cut(f"sweep-{own}"), NOT_IN_NAME: [*excluded, "wandb.group"]}
+    return overrides_of(named)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from evalkit.core.contracts import Feed
 from evalkit.core.errors import UserError
+from evalkit.core.objective import METRICS
 from evalkit.core.rows import Row, value
 from evalkit.reports.numbers import grouped
 from evalkit.reports.points import Curve, Point
@@ -38,6 +40,12 @@ class Judged(NamedTuple):
         if match[1] == "extrapolation" and match[3] is None:
             raise UserError(f"by={text} is measured at several lengths; give a length, as by={text}@1024")
         return cls(match[1], match[2], None if match[3] is None else int(match[3]))
+
+    def refuse_unmeasured(self, feed: Feed) -> None:
+        """Raises UserError for a metric that no row of a task's has."""
+        metrics = feed.reported(dict.fromkeys(METRICS, 0.0))
+        if self.metric not in metrics:
+            raise UserError(f"by={self}: {self.metric} is not measured; allowed: {', '.join(metrics)}")
 
     @property
     def direction(self) -> str:

@@ -19,7 +19,6 @@ from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.space import Space, Value, at, corners, space_of
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError, first_line, writing
-from evalkit.core.objective import METRICS
 from evalkit.core.rows import Row, read, record_file
 from evalkit.evaluations.extrapolation.measure import Extrapolation
 from evalkit.parallel.interrupt import STOPPED
@@ -109,9 +108,7 @@ class Searching:
             if key in self.space:
                 raise UserError(f"{key}= is not searched; give one number, as seeds=2 of every trial")
         self._experiments = [self.trial(values, 0).experiment for values in corners(self.space)]
-        metrics = self._experiments[0].feed.reported(dict.fromkeys(METRICS, 0.0))
-        if search.judged.metric not in metrics:
-            raise UserError(f"by={search.by}: {search.judged.metric} is not measured; allowed: {', '.join(metrics)}")
+        search.judged.refuse_unmeasured(self._experiments[0].feed)
         self.console = Console(quiet=self._experiments[0].quiet)
 
     def trial(self, values: Mapping[str, Value], number: int) -> Spec:

@@ -1,0 +1,47 @@
+"""Hydra's own sweepers drive evalkit: each run gives them a number."""
+
+import os
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from evalkit.__main__ import main
+from evalkit.commands import sweeper
+from evalkit.core.rows import read
+from evalkit.reports.judged import Judged
+from support import tiny
+
+HAS_OPTUNA = find_spec("hydra_plugins") is not None and find_spec("hydra_plugins.hydra_optuna_sweeper") is not None
+BY = "validation.loss"
+OPTUNA = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.sampler.seed=0")
+RATES = "train.learning_rate=tag(log,interval(1e-3,1e-1))"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_OPTUNA, reason="needs hydra-optuna-sweeper, which wants an older Optuna than ours")
+def test_optunas_sweeper_chooses_runs_by_the_number_of_each(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    words = [*tiny.OVERRIDES, *OPTUNA, "hydra.sweeper.n_jobs=1", RATES, f"by={BY}", f"hydra.sweep.dir={folder}"]
+    paths = os.pathsep.join([tiny.environment()["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
+    environment = {**tiny.environment(), "PYTHONPATH": paths}
+    done = subprocess.run(tiny.command("-m", *words), capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    runs = [path.parent for path in folder.rglob("results.json")]
+    values = [Judged.of(BY).value(read(run).rows, 32) for run in runs]
+    best = OmegaConf.load(folder / "optimization_results.yaml")
+    # Lower is better of a loss, which is said to the sweeper where nothing else was typed.
+    assert len(runs) == 3 and best["best_value"] == pytest.approx(min(value for value in values if value is not None))
+
+
+@pytest.mark.parametrize("word", ["by=validation.accuracy", "by=validation.no_such"])
+def test_a_number_is_of_a_sweeper_that_asks_for_it(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", *tiny.OVERRIDES, "seed=0,1", word]) == 2
+    assert "is of a sweeper or a search; give hydra/sweeper=optuna" in capsys.readouterr().err
+
+
+def test_the_basic_sweeper_is_none_that_asks() -> None:
+    assert not sweeper.chosen(["seed=0,1"]) and not sweeper.chosen(["hydra/sweeper=basic", "seed=0,1"])
+    assert sweeper.chosen(["hydra/sweeper=optuna"]) and sweeper.chosen(["+hydra/sweeper=ax"])
