@@ -11,7 +11,7 @@ from jax import Array
 
 from evalkit.kernels import xla
 from evalkit.kernels.passes import Kernel
-from evalkit.kernels.platforms import by_platform, runs_on_cpu
+from evalkit.platforms import by_platform, runs_on_cpu
 
 SCANS = {"sequential": xla.sequential, "associative": xla.associative}
 KERNELS = ("triton", "mosaic_gpu", "mosaic_tpu", "triton_interpret", "mosaic_tpu_interpret")

@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float
 from evalkit.checks import refuse_other
 from evalkit.kernels.dispatch import check_shapes
 from evalkit.kernels.matrix.loop import loop_in_groups
-from evalkit.kernels.platforms import by_platform
 from evalkit.kernels.scan import linear_scan
 from evalkit.kernels.sharded import is_split, split_scan
+from evalkit.platforms import by_platform
 
 IMPLEMENTATIONS = ("auto", "loop", "scan")
 

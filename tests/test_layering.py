@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # A room imports rooms on lower floors alone: never upward, never one on its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("evalkit.numerics",),
+    ("evalkit.numerics", "evalkit.platforms"),
     ("evalkit.checks", "evalkit.disk", "evalkit.parallel"),
     ("evalkit.kernels.matrix",),
     ("evalkit.kernels", "evalkit.tasks", "evalkit.tasks.text"),

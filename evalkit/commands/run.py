@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalkit.commands import guide, sweep
+from evalkit.commands import guide, sweep, sweeper
 from evalkit.configuration import catalogue
 from evalkit.configuration.request import VERBS, Request
 from evalkit.core.errors import UserError, typed_path
@@ -82,7 +82,7 @@ def _done(request: Request, flags: argparse.Namespace) -> int:
         if is_whole:
             one = "" if _is_suite(words) else ", or give a model= as well"
             raise UserError(f"experiment= has its own runs; leave -m out{one}")
-        return sweep.main(words)
+        return (sweeper if sweeper.chosen(words) else sweep).main(words)
     if not is_whole:
         return _run(words)
     from evalkit.configuration.composition import value_of

@@ -39,7 +39,6 @@ def main(words: "Words") -> int:
     """
     from rich.console import Console
 
-    from evalkit.commands import sweeper
     from evalkit.configuration import hydra_private
     from evalkit.configuration.composition import combinations, compose, parse, text_of, whole
     from evalkit.configuration.spec import Spec
@@ -47,11 +46,8 @@ def main(words: "Words") -> int:
     from evalkit.record.history import command_line
 
     now = datetime.now()
-    texts = [_at(now, text_of(word)) for word in parse(words)]
-    _refuse_missing_launcher(texts)
+    texts = typed(words, now)
     devices.use_every_core()
-    if sweeper.chosen(texts):
-        return sweeper.main(texts, now, command_line())
     first = compose(combinations(texts)[0], job=0)
     texts += names(texts, first, now)
     experiments = []
@@ -80,6 +76,15 @@ def main(words: "Words") -> int:
         return stop.code if isinstance(stop.code, int) else 1
     sweeps.conclude(ended, console)
     return next((one.code for one in ended if one.code), 0)
+
+
+def typed(words: "Words", now: datetime) -> list[str]:
+    """The words of a sweep that begins now; raises UserError for a launcher of Hydra's that is not there."""
+    from evalkit.configuration.composition import parse, text_of
+
+    texts = [_at(now, text_of(word)) for word in parse(words)]
+    _refuse_missing_launcher(texts)
+    return texts
 
 
 def job(config: "DictConfig", command: str) -> "Ended":

@@ -18,16 +18,19 @@ BY, DEFAULT = "by", "validation.accuracy"
 DIRECTION = "hydra.sweeper.direction"
 
 
-def chosen(texts: "Words") -> bool:
+def chosen(words: "Words") -> bool:
     """Whether these words name a sweeper that asks each run for a number; raises UserError for `by=` without one."""
-    values = {key.lstrip("+"): value for key, _, value in (str(text).partition("=") for text in texts)}
+    from evalkit.configuration.composition import parse, text_of
+
+    texts = [text_of(word).partition("=") for word in parse(words)]
+    values = {key.lstrip("+"): value for key, _, value in texts}
     named = values.get(SWEEPER, BASIC) != BASIC
     if BY in values and not named:
         raise UserError(f"{BY}={values[BY]} is of a sweeper or a search; give {SWEEPER}=optuna, or evalkit search")
     return named
 
 
-def main(texts: list[str], now: datetime, command: str) -> int:
+def main(words: "Words") -> int:
     """Has the sweeper choose runs until it has enough; raises UserError before the first for what cannot be built.
 
     A run's number is what `by=` names, as in `evalkit search`: by default the accuracy in validation. A run without
@@ -40,23 +43,27 @@ def main(texts: list[str], now: datetime, command: str) -> int:
     from evalkit.configuration.overrides import overrides_of
     from evalkit.configuration.space import at, corners, space_of
     from evalkit.configuration.spec import Spec
+    from evalkit.parallel.devices import use_every_core
+    from evalkit.record.history import command_line
     from evalkit.reports.judged import Judged
     from evalkit.reports.writer import say
     from evalkit.session import logs
     from evalkit.session.hints import near
 
+    now, command = datetime.now(), command_line()
+    texts = sweep.typed(words, now)
+    use_every_core()
     by = next((text.partition("=")[2] for text in texts if text.startswith(f"{BY}=")), DEFAULT)
-    judged, words = Judged.of(by), [text for text in texts if not text.startswith(f"{BY}=")]
-    ends = [at(words, values) for values in corners(space_of(words))]
+    judged, texts = Judged.of(by), [text for text in texts if not text.startswith(f"{BY}=")]
+    ends = [at(texts, values) for values in corners(space_of(texts))]
     first = compose(ends[0], job=0)
     for number, end in enumerate(ends):
         experiment = Spec.composed(compose(end, job=number), parse(end)).experiment
         judged.refuse_unmeasured(experiment.feed)
         experiment.feed.prepare()
-    typed = {text.partition("=")[0] for text in words}
-    if "direction" in first.hydra["sweeper"] and DIRECTION not in typed:
-        words += overrides_of({DIRECTION: judged.direction})
-    named = parse([*words, *sweep.names(words, first, now)])
+    if "direction" in first.hydra["sweeper"] and not any(text.startswith(f"{DIRECTION}=") for text in texts):
+        texts += overrides_of({DIRECTION: judged.direction})
+    named = parse([*texts, *sweep.names(texts, first, now)])
     console = Console()
     of_runs = [text_of(word) for word in named if not word.is_hydra_override()]
     of_hydra = [text_of(word) for word in named if word.is_hydra_override()]

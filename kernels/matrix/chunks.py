@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from evalkit.kernels.matrix.loop import in_pieces
-from evalkit.kernels.platforms import by_platform
+from evalkit.platforms import by_platform
 
 LONGEST = 256
 # Numbers of one input that a CPU's caches hold beside all else of their chunks; measured, docs/kernels.md.

@@ -16,7 +16,7 @@ from evalkit.checks import refuse_other
 from evalkit.kernels.matrix import chunks
 from evalkit.kernels.matrix.chunks import Steps
 from evalkit.kernels.matrix.loop import UNROLLED, is_small, loop, loop_in_groups
-from evalkit.kernels.platforms import by_platform
+from evalkit.platforms import by_platform
 
 IMPLEMENTATIONS = ("auto", "sequential", "chunked")
 CHUNK = 32  # measured, docs/kernels.md

@@ -12,10 +12,10 @@ from jaxtyping import Bool, Float, Int
 
 from evalkit.checks import refuse_below_1
 from evalkit.kernels import across
-from evalkit.kernels.platforms import by_platform
 from evalkit.models.layers.products import product
 from evalkit.models.layers.shapes import Activations, Positions
 from evalkit.models.layers.shares import Division, into, out_of
+from evalkit.platforms import by_platform
 
 lecun = nnx.initializers.lecun_normal()
 

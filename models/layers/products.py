@@ -8,7 +8,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-from evalkit.kernels.platforms import by_platform
+from evalkit.platforms import by_platform
 
 BLOCK = 1280  # columns; divides the sizes of RecurrentGemma's and Gemma's matrices, and their 256,000 tokens
 LARGE = 2**22  # entries: a smaller matrix costs little memory in float32

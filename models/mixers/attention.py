@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float, Int
 
 from evalkit.checks import refuse_other
 from evalkit.kernels import across, is_split
-from evalkit.kernels.platforms import by_platform
 from evalkit.models.layers.modules import Linear, side_by_side
 from evalkit.models.layers.positions import continued
 from evalkit.models.layers.shapes import Activations, Keys, Positions, PositionsOfAll, Queries
@@ -32,6 +31,7 @@ from evalkit.models.mixers.attention_cache import (
     newest,
     refuse_overflow,
 )
+from evalkit.platforms import by_platform
 
 MASKED = -1e30  # a score of a key that is not visible; finite, so that a row without any visible key is not NaN
 DECODED = 16  # with at most so many new tokens, attention to a whole window costs too little to avoid it
