@@ -53,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
       hydra.run.dir: the run's folder; left out, `runs/<task>/<model>/<time>`.
       hydra.sweep.dir: with `-m`, the folder of all its runs; left out, `runs`.
     """
+    _refuse_hyphens(arguments)
     flags = _page().parse_intermixed_args(arguments)
     if (flags.package is not None or flags.resolve) and flags.cfg is None:
         raise UserError("-p and --resolve say how --cfg prints; give --cfg job, hydra or all as well")
@@ -96,6 +97,17 @@ def _done(request: Request, flags: argparse.Namespace) -> int:
     if not request.dry_run:
         keep_programs(value_of(words, "compilation_cache", AUTO))
     return experiments.main(words, dry_run=bool(request.dry_run))
+
+
+def _refuse_hyphens(words: Sequence[str]) -> None:
+    """Raises UserError for a setting that is written as a flag, as a sweep of W&B's writes it by default."""
+    flags = ("--cfg=", "--package=", "--info=", "--config-dir=")
+    for word in words:
+        if word.startswith("--") and "=" in word and not word.startswith(flags):
+            raise UserError(
+                f"{word}: a setting has no hyphens; give {word.lstrip('-')}, and in the command of a sweep of W&B's "
+                "${args_no_hyphens}"
+            )
 
 
 def _refuse_no_folder(overrides: Sequence[str]) -> None:

@@ -214,6 +214,8 @@ def test_a_fault_of_ours_keeps_its_traceback(run: Run) -> None:
         (("-m", "task=induction_heads", "model=mqa,retnet"), "model=retnet"),
         (("-m", *GRIFFIN, "train.stepz=1,2"), "'train.steps'"),
         ((*GRIFFIN, "--fast"), "--fast; see python -m evalkit run --help"),
+        ((*GRIFFIN, "--train.steps=8"), "a setting has no hyphens; give train.steps=8, and in the command of a sweep"),
+        (("--task=induction_heads", "--seed=1"), "give task=induction_heads, and in the command of a sweep of W&B's"),
         ((*GRIFFIN, "--config-dir", "nowhere"), "nowhere"),
         (("resume=nowhere",), "nowhere does not exist"),
         (("resume=.",), "no config.yaml"),
