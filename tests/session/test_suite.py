@@ -512,8 +512,12 @@ def test_the_runs_of_the_suite_can_be_and_have_as_many_parameters(preset: str, w
     assert given is not None
     parts = suite.jobs(config, given, Path("out"))
     assert {part.name.split("/")[-1] for part in parts} == {"rate_0.001", "rate_0.003", "rate_0.01", "final"}
+    cells: dict[str, Any] = {}
     for part in parts:
-        model, _ = part.spec.experiment.trained
-        shapes = jax.eval_shape(model.init, jax.random.key(0))
-        beside = sum(leaf.size for leaf in jax.tree.leaves(shapes)) - part.spec.experiment.task.vocab_size * 64
-        assert beside == pytest.approx(250_000, rel=0.02), part.name
+        experiment = part.spec.experiment
+        first = cells.setdefault(part.name.rpartition("/")[0], experiment)
+        assert first.config["model"] == experiment.config["model"], part.name
+    for name, experiment in cells.items():
+        shapes = jax.eval_shape(experiment.trained[0].init, jax.random.key(0))
+        beside = sum(leaf.size for leaf in jax.tree.leaves(shapes)) - experiment.task.vocab_size * 64
+        assert beside == pytest.approx(250_000, rel=0.02), name
