@@ -1,7 +1,9 @@
 """`python -m evalkit reproduce [ID…]`: every claim of the paper on one sheet, with its verdict, evidence and price."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,16 +14,19 @@ from evalkit.commands.guide import Page
 from evalkit.core.errors import UserError, typed_path, writing
 
 if TYPE_CHECKING:
+    from evalkit.claims.claims import Claim
     from evalkit.claims.sheet import Judged
 
-SETTINGS = ("out", "format", "studies", "run")
+SETTINGS = ("out", "format", "studies", "run", "archive")
 PAGE = "claims.html"
+SUFFIXES = (".tar.gz", ".tgz")
 STYLES = {"exact": "green", "holds": "green", "does not hold": "red", "not decidable": "yellow", "seen once": "cyan"}
 ABOUT = """\
 Every claim of the paper on one sheet: what was measured, does it hold, what does it cost to see it with one's own eyes.
 With the ids of claims, such as B3, those alone with all their evidence. Verdicts follow from the rows in studies/.
 
   out=FOLDER      write claims.html there: a page with a small figure of each claim
+  archive=FILE    pack the sheet, claims, rows, configurations and figures with their sums, as FILE.tar.gz
   format=json     print it as JSON
   run=true        with one id: train and measure its runs anew in the folder out=, then judge them beside the kept
                   ones; settings may follow, such as preset=paper, seeds=2, dry_run=true. The same line again goes on
@@ -52,6 +57,8 @@ def main(arguments: Sequence[str]) -> int:
     folder = claims.folder_of(typed_path(settings["studies"]) if "studies" in settings else None)
     every = claims.read(folder)
     chosen = [claims.nearest(every, word) for word in words if "=" not in word]
+    if "archive" in settings:
+        _refuse_part(settings["archive"], chosen)
     figures = {claim.figure for claim in chosen}
     sheet = judge({id: claim for id, claim in every.items() if not chosen or claim.figure in figures}, folder)
     if chosen:
@@ -63,9 +70,13 @@ def main(arguments: Sequence[str]) -> int:
             _print_claim(Console(), judged)
     else:
         _print_sheet(Console(), sheet)
+    # Of format=json stdout has the JSON alone.
+    beside = sys.stderr if settings.get("format") == "json" else sys.stdout
     if "out" in settings:
-        _write(settings["out"], sheet)
-    elif not chosen and settings.get("format") != "json":
+        print(_write(settings["out"], sheet), file=beside)
+    if "archive" in settings:
+        print(_pack(settings["archive"], sheet, folder), file=beside)
+    elif "out" not in settings and not chosen and settings.get("format") != "json":
         print(f"\nA page with figures: python -m evalkit reproduce out=FOLDER, which writes FOLDER/{PAGE}.")
     return 0
 
@@ -106,7 +117,7 @@ def _anew(words: Sequence[str]) -> int:
     return 0
 
 
-def _write(out: str, sheet: Mapping[str, "Judged"]) -> None:
+def _write(out: str, sheet: Mapping[str, "Judged"]) -> str:
     from evalkit.claims.page import html
     from evalkit.record.files import write_text
 
@@ -114,7 +125,26 @@ def _write(out: str, sheet: Mapping[str, "Judged"]) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, html(sheet))
-    print(f"written to {path}")
+    return f"written to {path}"
+
+
+def _refuse_part(archive: str, chosen: "Sequence[Claim]") -> None:
+    """Raises UserError for an archive of single claims, or of another kind of file."""
+    if chosen:
+        raise UserError(f"archive={archive} is of the whole sheet; leave {chosen[0].id} out")
+    if not archive.endswith(SUFFIXES):
+        raise UserError(f"archive={archive} is no name of one; give archive={archive or 'claims'}{SUFFIXES[0]}")
+
+
+def _pack(archive: str, sheet: Mapping[str, "Judged"], studies: Path) -> str:
+    from evalkit.claims.archive import packed
+    from evalkit.disk.files import write_whole
+
+    path, content = typed_path(archive), packed(sheet, studies)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+    return f"packed into {path}, {len(content) / 2**20:.1f} MiB"
 
 
 def _print_sheet(console: Console, sheet: Mapping[str, "Judged"]) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +24,7 @@ from evalkit.claims.sheet import Judged, Verdict, decide, judge
 from evalkit.commands import run
 from evalkit.core.errors import UserError
 from evalkit.core.rows import RowLog, read
+from evalkit.disk import sums
 
 ROOT = Path(__file__).parents[2]
 STUDIES = ROOT / "studies"
@@ -356,6 +358,27 @@ def test_the_page_is_written_where_it_is_wanted(tmp_path: Path, capsys: pytest.C
     assert "written to" in capsys.readouterr().out
 
 
+def test_an_archive_gives_the_same_sheet_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["reproduce", f"studies={STUDIES}", "format=json"]
+    for name in ("one.tar.gz", "other.tgz"):
+        assert main([*given, f"archive={tmp_path / 'deep' / name}"]) == 0
+    said = capsys.readouterr()
+    here = said.out[: len(said.out) // 2]
+    assert said.out == here * 2 and said.err.count("packed into") == 2
+    one, other = (tmp_path / "deep" / name for name in ("one.tar.gz", "other.tgz"))
+    assert one.read_bytes() == other.read_bytes()
+    with tarfile.open(one) as archive:
+        archive.extractall(tmp_path / "elsewhere", filter="data")
+    folder = tmp_path / "elsewhere" / "evalkit-claims"
+    assert sums.check(folder) and (folder / "CITATION.cff").read_bytes() == (ROOT / "CITATION.cff").read_bytes()
+    assert main(["reproduce", f"studies={folder / 'studies'}", "format=json"]) == 0
+    assert capsys.readouterr().out == here == (folder / "sheet.json").read_text(encoding="utf-8")
+    # A file that was changed is told from what was packed.
+    (folder / "studies" / claims.FILE).write_text("{}", encoding="utf-8")
+    with pytest.raises(sums.Damaged, match=r"claims\.yaml is not what was written"):
+        sums.check(folder)
+
+
 def test_a_claim_is_judged_by_runs_that_are_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -398,6 +421,9 @@ def test_the_sheet_needs_no_jax() -> None:
         (["B3", "colour=red"], "takes no colour="),
         (["format=yaml"], "choose text or json"),
         (["X1", "out="], "out= names no folder"),
+        (["X1", "archive=a.tgz"], "archive=a.tgz is of the whole sheet; leave X1 out"),
+        (["archive=a.zip"], "archive=a.zip is no name of one; give archive=a.zip.tar.gz"),
+        (["archive="], "give archive=claims.tar.gz"),
         (["B3", "run=yes"], "give run=true, or leave it out"),
         (["run=true"], "makes the runs of one claim, and 0 are named"),
         (["C2", "run=true"], "claim C2 has no experiment that run=true could start; its command is task=books"),
