@@ -29,7 +29,7 @@ GUMBEL = "low"
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 """A flag of XLA that evalkit sets where memory is short (`parallel.devices.spare_memory`); it changes no number."""
 NOT_TRIED = ("--xla_gpu_experimental_enable_fusion_autotuner=false", "--xla_gpu_enable_triton_gemm=false")
-"""Others, which its commands set: XLA times no second way of anything (`parallel.devices.compile_sooner`)."""
+"""Others, which its commands set: XLA tries fewer ways of its own (`parallel.devices.compile_sooner`)."""
 
 
 def fix_process() -> None:

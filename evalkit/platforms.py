@@ -20,5 +20,5 @@ def by_platform(
 
 
 def runs_on_cpu() -> bool:
-    """Whether this process's programs run on a CPU; a program that it lowers for another platform has no kernel."""
+    """Whether this process's programs run on a CPU by default; what it computes elsewhere then has no kernel."""
     return jax.default_backend() == "cpu"

@@ -39,6 +39,8 @@ EXAMPLES = (
     "--cfg job -p train task=induction_heads model=griffin",
 )
 FOLDERS = (*VERBS, "hydra.run.dir", "hydra.sweep.dir")
+FLAGS = ("--cfg", "--package", "--info", "--resolve", "--multirun", "--hydra-help", "--shell-completion")
+"""Flags of this command's, none of which is a setting."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -101,9 +103,9 @@ def _done(request: Request, flags: argparse.Namespace) -> int:
 
 def _refuse_hyphens(words: Sequence[str]) -> None:
     """Raises UserError for a setting that is written as a flag, as a sweep of W&B's writes it by default."""
-    flags = ("--cfg=", "--package=", "--info=", "--config-dir=")
     for word in words:
-        if word.startswith("--") and "=" in word and not word.startswith(flags):
+        key, equals, _ = word.partition("=")
+        if key.startswith("--") and equals and key not in FLAGS:
             raise UserError(
                 f"{word}: a setting has no hyphens; give {word.lstrip('-')}, and in the command of a sweep of W&B's "
                 "${args_no_hyphens}"
@@ -153,7 +155,8 @@ def _show(flags: argparse.Namespace) -> int:
     from evalkit.configuration.shown import shown
     from evalkit.configuration.spec import Spec
 
-    for number, combination in enumerate(combinations(flags.overrides) if flags.multirun else [flags.overrides]):
+    several = sweeper.ends if flags.multirun and sweeper.chosen(flags.overrides) else combinations
+    for number, combination in enumerate(several(flags.overrides) if flags.multirun else [flags.overrides]):
         if flags.multirun:
             print("---")
         words = parse(combination)

@@ -3,15 +3,17 @@
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evalkit.commands import sweep
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from evalkit.configuration.composition import Words
+    from evalkit.configuration.composition import Composed, Words
+    from evalkit.configuration.experiment import Experiment
+    from evalkit.reports.judged import Judged
 
 SWEEPER, BASIC = "hydra/sweeper", "basic"
 BY, DEFAULT = "by", "validation.accuracy"
@@ -20,14 +22,26 @@ DIRECTION = "hydra.sweeper.direction"
 
 def chosen(words: "Words") -> bool:
     """Whether these words name a sweeper that asks each run for a number; raises UserError for `by=` without one."""
-    from evalkit.configuration.composition import parse, text_of
+    from evalkit.configuration.composition import value_of
 
-    texts = [text_of(word).partition("=") for word in parse(words)]
-    values = {key.lstrip("+"): value for key, _, value in texts}
-    named = values.get(SWEEPER, BASIC) != BASIC
-    if BY in values and not named:
-        raise UserError(f"{BY}={values[BY]} is of a sweeper or a search; give {SWEEPER}=optuna, or evalkit search")
+    named = value_of(words, SWEEPER, BASIC) != BASIC
+    if not named and (by := value_of(words, BY, None)) is not None:
+        raise UserError(f"{BY}={by} is of a sweeper or a search; give {SWEEPER}=optuna, or evalkit search")
     return named
+
+
+def ends(words: "Words") -> list[list[str]]:
+    """The words of runs with each choice, and each end of an interval, among them; where nothing is swept, of one.
+
+    A sweeper may have its own place for what it varies, which only it reads.
+    """
+    from evalkit.configuration.composition import parse, text_of
+    from evalkit.configuration.space import at, corners, space_of
+
+    texts = [text_of(word) for word in parse(words) if word.key_or_group != BY]
+    if not any(word.is_sweep_override() for word in parse(texts)):
+        return [texts]
+    return [at(texts, values) for values in corners(space_of(texts))]
 
 
 def main(words: "Words") -> int:
@@ -36,55 +50,69 @@ def main(words: "Words") -> int:
     A run's number is what `by=` names, as in `evalkit search`: by default the accuracy in validation. A run without
     one counts as failed; whether the sweep goes on then is the sweeper's own setting.
     """
+    from hydra.errors import HydraException
     from rich.console import Console
 
     from evalkit.configuration import hydra_private
-    from evalkit.configuration.composition import compose, one_line, parse, text_of, whole
+    from evalkit.configuration.composition import compose, parse, text_of, value_of, whole
     from evalkit.configuration.overrides import overrides_of
-    from evalkit.configuration.space import at, corners, space_of
-    from evalkit.configuration.spec import Spec
     from evalkit.parallel.devices import use_every_core
     from evalkit.record.history import command_line
+    from evalkit.record.wandb import check_before_several
     from evalkit.reports.judged import Judged
     from evalkit.reports.writer import say
     from evalkit.session import logs
     from evalkit.session.hints import near
 
-    now, command = datetime.now(), command_line()
-    texts = sweep.typed(words, now)
+    now, judged = datetime.now(), Judged.of(str(value_of(words, BY, DEFAULT)))
+    texts = [text for text in sweep.typed(words, now) if parse([text])[0].key_or_group != BY]
     use_every_core()
-    by = next((text.partition("=")[2] for text in texts if text.startswith(f"{BY}=")), DEFAULT)
-    judged, texts = Judged.of(by), [text for text in texts if not text.startswith(f"{BY}=")]
-    ends = [at(texts, values) for values in corners(space_of(texts))]
-    first = compose(ends[0], job=0)
-    for number, end in enumerate(ends):
-        experiment = Spec.composed(compose(end, job=number), parse(end)).experiment
-        judged.refuse_unmeasured(experiment.feed)
-        experiment.feed.prepare()
-    if "direction" in first.hydra["sweeper"] and not any(text.startswith(f"{DIRECTION}=") for text in texts):
+    first = compose(ends(texts)[0], job=0)
+    experiments = [_checked(compose(end, job=number), end, judged) for number, end in enumerate(ends(texts))]
+    check_before_several(sink for experiment in experiments for sink in experiment.outlets.values())
+    if "direction" in first.hydra["sweeper"] and value_of(texts, DIRECTION, None) is None:
         texts += overrides_of({DIRECTION: judged.direction})
-    named = parse([*texts, *sweep.names(texts, first, now)])
-    console = Console()
+    quiet = any(experiment.quiet for experiment in experiments)
+    console = Console(stderr="format=json" in texts, quiet=quiet)
+    named = parse([*texts, *sweep.names(texts, first, now), *([sweep.SILENT] if quiet else [])])
     of_runs = [text_of(word) for word in named if not word.is_hydra_override()]
-    of_hydra = [text_of(word) for word in named if word.is_hydra_override()]
-    first_job = [*of_hydra, *at(of_runs, corners(space_of(of_runs))[0])]
+    work = partial(number_of, command=command_line(), by=str(judged))
     try:
-        with logs.shown(console), one_line():
-            hydra_private.multirun(of_runs, first_job, whole, partial(number_of, command=command, by=by))
+        with logs.shown(console):
+            hydra_private.multirun(of_runs, ends(named)[0], whole, work)
+    except HydraException as error:
+        raise UserError(first_line(error)) from error
     except SystemExit as stop:  # of a run that a signal stopped
         return stop.code if isinstance(stop.code, int) else 1
-    say(console, f"judged by={by}; the runs, and what the sweeper says of them, are in {near(first.sweep)}")
+    say(console, f"judged by={judged}; the runs, and what the sweeper says of them, are in {near(first.sweep)}")
     return 0
 
 
-def number_of(config: "DictConfig", command: str, by: str) -> float | None:
-    """A run of the sweep, and what it is judged by; None where it failed or has no such number."""
+def _checked(composed: "Composed", words: "Words", judged: "Judged") -> "Experiment":
+    """A run that the sweeper might choose, built; raises UserError for one that cannot be, or has no such number."""
+    from evalkit.configuration.composition import parse
+    from evalkit.configuration.spec import Spec
+    from evalkit.session.search import refuse_unmeasured
+
+    if composed.choices.get("on_checkpoint") is not None or composed.config.get("checkpoint") is not None:
+        raise UserError("a sweeper trains its runs, and checkpoint= is trained already; leave it out")
+    experiment = Spec.composed(composed, parse(words)).experiment
+    judged.refuse_unmeasured(experiment.feed)
+    refuse_unmeasured(judged, experiment)
+    experiment.feed.prepare()
+    return experiment
+
+
+def number_of(config: "DictConfig", command: str, by: str) -> float:
+    """A run of the sweep, and what it is judged by; raises UserError where it failed or has no such number."""
     from evalkit.core.rows import read, record_file
     from evalkit.reports.judged import Judged
 
     ended = sweep.job(config, command)
     folder = Path(ended.folder)
-    if ended.code or not record_file(folder):
-        return None
-    length: Any = config.task.get("length")
-    return Judged.of(by).value(read(folder).rows, length)
+    if record_file(folder) and not ended.code:
+        record = read(folder)
+        value = Judged.of(by).value(record.rows, record.header.train_length)
+        if value is not None:
+            return value
+    raise UserError(f"{folder} has no number of by={by}; see what it says above")

@@ -151,8 +151,9 @@ def _fresh(launch: Launch, pool: ThreadPoolExecutor | None) -> TrainState:
     experiment = launch.experiment
 
     def look(state: TrainState) -> None:
-        ahead.compile_next(pool, launch, state, 0)
         hold(experiment, params_of(state, 0, experiment.parameters))
+        # After what may refuse: at its end a process waits for its threads.
+        ahead.compile_next(pool, launch, state, 0)
 
     try:
         return launch.trainer.start(look)
@@ -179,9 +180,9 @@ def _go_on(launch: Launch, own: Path) -> Outcome:
         experiment.feed.prepare()
         if restored is None:
             return _trained(launch, own, checkpoints, _fresh(launch, pool), {})
-        ahead.compile_next(pool, launch, restored.state, restored.step)
         gates.refuse_other_text(launch)
         hold(experiment, params_of(restored.state, 0, experiment.parameters))
+        ahead.compile_next(pool, launch, restored.state, restored.step)
         checkpoints.retire(restored.step)  # a kill may have come between the last one and this
         if peers.agreed(RESULTS if (launch.folder / RESULTS).is_file() else ""):
             _keep_finished(launch, restored)

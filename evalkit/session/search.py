@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from evalkit.configuration import composition
+from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.space import Space, Value, at, corners, space_of
 from evalkit.configuration.spec import Spec
@@ -96,6 +97,16 @@ class Search:
         return Judged.of(str(self.by))
 
 
+def refuse_unmeasured(judged: Judged, experiment: Experiment) -> None:
+    """Raises UserError for a length at which the run is neither validated nor measured at its end."""
+    if not isinstance(experiment.eval, Extrapolation):
+        return
+    if judged.part == "validation" and judged.length not in (None, experiment.task.length, *experiment.eval.during):
+        raise UserError(f"by={judged} is never validated; give 'eval.during=[{judged.length}]' too")
+    if judged.part != "validation" and judged.length not in experiment.eval.lengths:
+        raise UserError(f"by={judged} is not measured at the end; add {judged.length} to eval.lengths")
+
+
 class Searching:
     """One process's work on a search in `folder`. `trusted` are words that let others' code run, typed now."""
 
@@ -119,14 +130,9 @@ class Searching:
         if not isinstance(experiment.eval, Extrapolation):
             return spec
         length, typed = experiment.task.length, "eval.lengths" in spec.typed
-        if judged.part == "validation":
-            if judged.length not in (None, length, *experiment.eval.during):
-                raise UserError(f"by={judged} is never validated; give 'eval.during=[{judged.length}]' too")
-            lengths = [length]
-        else:
-            lengths = sorted({length, judged.length or length})
-            if typed and judged.length not in (*experiment.eval.lengths, None):
-                raise UserError(f"by={judged} is not measured at the end; add {judged.length} to eval.lengths")
+        if judged.part == "validation" or typed:
+            refuse_unmeasured(judged, experiment)
+        lengths = [length] if judged.part == "validation" else sorted({length, judged.length or length})
         return spec if typed else _spec([*words, f"eval.lengths={lengths}".replace(" ", "")], spec.folder)
 
     def final(self, best: Tried) -> Spec:

@@ -1,7 +1,7 @@
 """The contract of a temporal mixer: one call serves training, prefill, chunked prefill and decoding."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +13,8 @@ from jax import Array
 
 from evalkit.models.layers.shapes import Activations, Positions, States
 
+NO_CONTAINERS = (nnx.Pytree, nnx.Variable, jax.Array, np.ndarray, str, bytes, range)
+"""What has a length and is no container of layers, or is one that Flax sees."""
 Cache = Any  # each mixer has a pytree of its own
 REQUIRED = "a mixer has __call__(x, positions, cache), init_cache(batch, length) and window, a whole number or None"
 PLAIN = re.compile(
@@ -52,14 +54,14 @@ class Mixer(Protocol):
 
 
 def built(make: Callable[..., Any], **given: Any) -> Mixer:
-    """The mixer that `make` gives; raises ValueError for what is none, and for layers in a plain list or dict."""
+    """The mixer that `make` gives; raises ValueError for what is none, and for layers in a container of Python."""
     try:
         mixer = make(**given)
     except ValueError as error:
         plain = PLAIN.search(str(error))
         if plain is None:
             raise
-        name = (make.func if isinstance(make, partial) else make).__name__
+        name = getattr(make.func if isinstance(make, partial) else make, "__name__", "a mixer")
         kind, attribute, owner = plain.groups()
         raise ValueError(_hidden(name, owner, attribute, kind)) from error
     _refuse_hidden(mixer)
@@ -70,14 +72,15 @@ def _refuse_hidden(mixer: Any) -> None:
     """Raises ValueError for layers in a set, or in a container of the user's own, of which Flax says nothing."""
     for _, node in nnx.iter_graph(mixer):
         for attribute, value in vars(node).items() if isinstance(node, nnx.Pytree) else ():
-            is_plain = isinstance(value, Collection) and not isinstance(value, nnx.Pytree | nnx.Variable)
-            if is_plain and any(isinstance(one, nnx.Module | nnx.Variable) for one in value):
+            is_plain = isinstance(value, Collection) and not isinstance(value, NO_CONTAINERS)
+            held = value.values() if isinstance(value, Mapping) else value if is_plain else ()
+            if is_plain and any(isinstance(one, nnx.Module | nnx.Variable) for one in held):
                 raise ValueError(_hidden(type(mixer).__name__, type(node).__name__, attribute, type(value).__name__))
 
 
 def _hidden(mixer: str, owner: str, attribute: str, kind: str) -> str:
     """What is said of layers or parameters in a container of Python, an attribute of `owner`."""
-    wanted = "nnx.Dict" if kind == "dict" else "nnx.List"
+    wanted = "nnx.Dict" if "dict" in kind.lower() else "nnx.List"
     # Flax's own containers say nothing of where they stand.
     place = f"{mixer}: {attribute!r} of an nnx.{owner}" if owner in ("List", "Dict") else f"{owner}.{attribute}"
     return f"{place} is a plain {kind} of layers or parameters, in which Flax finds none; make it {wanted}(...)"

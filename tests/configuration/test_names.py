@@ -1,6 +1,6 @@
 """What a configuration names is called as documents call it, and a layer stands where Flax finds it."""
 
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +26,7 @@ CONTAINERS: dict[str, tuple[Callable[..., Any], str]] = {
     "tuple": (tuple, "nnx.List"),
     "set": (set, "nnx.List"),
     "deque": (deque, "nnx.List"),
+    "UserDict": (lambda layers: UserDict(enumerate(layers)), "nnx.Dict"),
     "dict": (lambda layers: dict(enumerate(layers)), "nnx.Dict"),
 }
 

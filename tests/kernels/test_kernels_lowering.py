@@ -23,10 +23,14 @@ DEVICE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def not_on_a_cpu_alone(monkeypatch):
-    """A process that has a CPU alone traces nothing for other platforms."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+@pytest.fixture(autouse=True, scope="module")
+def not_on_a_cpu_alone():
+    """A process that has a CPU alone traces nothing for other platforms; what it traced before must not be found."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        jax.clear_caches()
+        yield
+    jax.clear_caches()
 
 
 def arrays(batch, steps, width, dtype):
@@ -156,7 +160,7 @@ def test_a_program_for_a_cpu_has_no_kernel_where_there_is_a_gpu():
 
 
 def test_a_process_of_a_cpu_alone_traces_no_kernel(monkeypatch):
-    monkeypatch.undo()
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     text = str(jax.make_jaxpr(loss)(*arrays(2, 10, 4, jnp.float32)))
     assert "pallas_call" not in text and "platform_index" not in text
 

@@ -42,6 +42,33 @@ def test_a_number_is_of_a_sweeper_that_asks_for_it(word: str, capsys: pytest.Cap
     assert "is of a sweeper or a search; give hydra/sweeper=optuna" in capsys.readouterr().err
 
 
+WRONG = {
+    "by=validation.no_such": "no_such is not measured; allowed: loss",
+    "by=extrapolation.accuracy@999": "add 999 to eval.lengths",
+    "by=validation.loss@999": "give 'eval.during=[999]' too",
+    "by=accuracy": "by=accuracy; allowed",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", WRONG)
+@pytest.mark.skipif(not HAS_OPTUNA, reason="needs hydra-optuna-sweeper, which wants an older Optuna than ours")
+def test_what_no_run_could_give_is_one_line_before_the_first(
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*tiny.OVERRIDES, *OPTUNA, RATES, word, f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    assert main(["-m", *words]) == 2
+    assert WRONG[word] in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_each_end_of_what_is_swept_is_built_and_one_run_where_nothing_is() -> None:
+    words = ["task=mqar", "by=validation.loss", "seed=1,2", "train.learning_rate=interval(1e-4,1e-2)"]
+    first, last = sweeper.ends(words)
+    assert first == ["task=mqar", "seed=1", "train.learning_rate=0.0001"]
+    assert last == ["task=mqar", "seed=2", "train.learning_rate=0.01"]
+    assert sweeper.ends(words[:2]) == [["task=mqar"]]
+
+
 def test_the_basic_sweeper_is_none_that_asks() -> None:
     assert not sweeper.chosen(["seed=0,1"]) and not sweeper.chosen(["hydra/sweeper=basic", "seed=0,1"])
     assert sweeper.chosen(["hydra/sweeper=optuna"]) and sweeper.chosen(["+hydra/sweeper=ax"])
