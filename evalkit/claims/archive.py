@@ -14,7 +14,6 @@ from evalkit.claims.sheet import Judged, plain
 from evalkit.disk import sums
 
 ROOT, STUDIES = "evalkit-claims", "studies"
-NOT_PACKED = (".pyc",)
 README = """\
 Every claim of De et al. 2024 (arXiv 2402.19427), section 6, as evalkit {version} judges it by the rows in {studies}/.
 
@@ -58,5 +57,5 @@ def _files(sheet: Mapping[str, Judged], studies: Path) -> Iterator[tuple[str, by
             yield name, (studies.parent / name).read_bytes()
     for path in studies.rglob("*"):
         hidden = any(part.startswith((".", "__")) for part in path.relative_to(studies).parts)
-        if path.is_file() and not hidden and path.suffix not in NOT_PACKED:
+        if path.is_file() and not hidden:
             yield f"{STUDIES}/{path.relative_to(studies).as_posix()}", path.read_bytes()

@@ -68,7 +68,7 @@ def main(words: "Words") -> int:
     hydra, folder = first.hydra, first.sweep
     named = parse([*texts, *([SILENT] if quiet else [])])
     try:
-        with logs.shown(console), _ending_in_one_line(hydra["launcher"]["_target_"], folder):
+        with logs.shown(console), ending_in_one_line(hydra["launcher"]["_target_"], folder):
             of_runs = [text_of(word) for word in named if not word.is_hydra_override()]
             work = partial(job, command=command_line())
             ended = hydra_private.multirun(of_runs, combinations(named)[0], whole, work)
@@ -124,7 +124,7 @@ def job(config: "DictConfig", command: str) -> "Ended":
 
 
 @contextmanager
-def _ending_in_one_line(launcher: str, folder: Path) -> Iterator[None]:
+def ending_in_one_line(launcher: str, folder: Path) -> Iterator[None]:
     """Says in one line what is left of a sweep that ends before its runs do; `launcher` is the class of Hydra's."""
     from evalkit.record.history import pasteable
     from evalkit.session.hints import near

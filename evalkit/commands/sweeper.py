@@ -3,6 +3,7 @@
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING
 
 from evalkit.commands import sweep
@@ -50,7 +51,6 @@ def main(words: "Words") -> int:
     A run's number is what `by=` names, as in `evalkit search`: by default the accuracy in validation. A run without
     one counts as failed; whether the sweep goes on then is the sweeper's own setting.
     """
-    from hydra.errors import HydraException
     from rich.console import Console
 
     from evalkit.configuration import hydra_private
@@ -67,8 +67,9 @@ def main(words: "Words") -> int:
     now, judged = datetime.now(), Judged.of(str(value_of(words, BY, DEFAULT)))
     texts = [text for text in sweep.typed(words, now) if parse([text])[0].key_or_group != BY]
     use_every_core()
-    first = compose(ends(texts)[0], job=0)
-    experiments = [_checked(compose(end, job=number), end, judged) for number, end in enumerate(ends(texts))]
+    possible = ends(texts)
+    first = compose(possible[0], job=0)
+    experiments = [_checked(compose(end, job=number), end, judged) for number, end in enumerate(possible)]
     check_before_several(sink for experiment in experiments for sink in experiment.outlets.values())
     if "direction" in first.hydra["sweeper"] and value_of(texts, DIRECTION, None) is None:
         texts += overrides_of({DIRECTION: judged.direction})
@@ -78,12 +79,16 @@ def main(words: "Words") -> int:
     of_runs = [text_of(word) for word in named if not word.is_hydra_override()]
     work = partial(number_of, command=command_line(), by=str(judged))
     try:
-        with logs.shown(console):
+        with logs.shown(console), sweep.ending_in_one_line(first.hydra["launcher"]["_target_"], first.sweep):
             hydra_private.multirun(of_runs, ends(named)[0], whole, work)
-    except HydraException as error:
-        raise UserError(first_line(error)) from error
     except SystemExit as stop:  # of a run that a signal stopped
         return stop.code if isinstance(stop.code, int) else 1
+    except UserError:
+        raise
+    except Exception as error:
+        if any(frame.name == number_of.__name__ for frame in extract_tb(error.__traceback__)):
+            raise  # of a run of ours, and no user's to mend
+        raise UserError(f"the sweeper ended with: {first_line(error)}; its runs are in {near(first.sweep)}") from error
     say(console, f"judged by={judged}; the runs, and what the sweeper says of them, are in {near(first.sweep)}")
     return 0
 

@@ -4,14 +4,16 @@ import os
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from evalkit.__main__ import main
-from evalkit.commands import sweeper
+from evalkit.commands import sweep, sweeper
 from evalkit.core.rows import read
 from evalkit.reports.judged import Judged
+from evalkit.session.sweeps import Ended
 from support import tiny
 
 HAS_OPTUNA = find_spec("hydra_plugins") is not None and find_spec("hydra_plugins.hydra_optuna_sweeper") is not None
@@ -31,7 +33,7 @@ def test_optunas_sweeper_chooses_runs_by_the_number_of_each(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     runs = [path.parent for path in folder.rglob("results.json")]
     values = [Judged.of(BY).value(read(run).rows, 32) for run in runs]
-    best = OmegaConf.load(folder / "optimization_results.yaml")
+    best: Any = OmegaConf.load(folder / "optimization_results.yaml")
     # Lower is better of a loss, which is said to the sweeper where nothing else was typed.
     assert len(runs) == 3 and best["best_value"] == pytest.approx(min(value for value in values if value is not None))
 
@@ -59,6 +61,19 @@ def test_what_no_run_could_give_is_one_line_before_the_first(
     words = [*tiny.OVERRIDES, *OPTUNA, RATES, word, f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     assert main(["-m", *words]) == 2
     assert WRONG[word] in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_OPTUNA, reason="needs hydra-optuna-sweeper, which wants an older Optuna than ours")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the older Optuna
+@pytest.mark.parametrize(("allowed", "said"), [(0, "has no number of by=validation"), (1, "the sweeper ended")])
+def test_runs_that_all_fail_end_a_sweeper_in_one_line(
+    allowed: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep, "job", lambda *_, **__: Ended(str(tmp_path / "none"), 2))
+    words = [f"hydra.sweeper.max_failure_rate={allowed}", "hydra.sweeper.n_jobs=1", f"hydra.sweep.dir={tmp_path}"]
+    assert main(["-m", *tiny.OVERRIDES, *OPTUNA, RATES, *words]) == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_each_end_of_what_is_swept_is_built_and_one_run_where_nothing_is() -> None:
