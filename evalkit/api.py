@@ -153,8 +153,8 @@ def rows(*runs: Folder | Iterable[Folder], split: str | None = None, metric: str
 
     Every record has folder, run, task, model, seed, step, split, length, position, metric, value and sequences: `value`
     is the mean over so many `sequences`, and a field that does not apply is None. What else there is to say is in
-    fields `extra_…`. `split` is "train", "validation", "test" or "benchmark". Raises UserError for a folder without
-    runs, and for a split or metric that none of them has.
+    fields `extra_…`. `split` is "train", "validation", "during", "test" or "benchmark". Raises UserError for a folder
+    without runs, and for a split or metric that none of them has.
     """
     return tidy.records(find_runs(_folders(runs)), split, metric)
 

@@ -1,8 +1,12 @@
 """Range checks of settings: each raises ValueError in one line, with what was given and what is allowed."""
 
-from collections.abc import Iterable, Mapping
-from types import NoneType
-from typing import Any, get_args, get_origin
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+SIMPLE: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 
 
 def at_least(settings: Any, least: int, *names: str) -> None:
@@ -57,10 +61,8 @@ def refuse_other(name: str, value: Any, allowed: Iterable[str]) -> None:
 def refuse_other_types(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
     """Raises ValueError for the first value that is not of its hint's type; whole numbers are numbers, truths not."""
     for name, value in values.items():
-        kinds = [get_origin(kind) or kind for kind in get_args(hints[name]) or (hints[name],)]
-        if type(value) not in kinds and not (float in kinds and type(value) is int):
-            allowed = ", ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
-            raise ValueError(f"{name}={value!r}; allowed: {allowed}")
+        if not fits(value, hints[name]):
+            raise ValueError(f"{name}={value!r}; allowed: {describe(hints[name])}")
 
 
 def refuse_below_1(**sizes: int) -> None:
@@ -68,3 +70,51 @@ def refuse_below_1(**sizes: int) -> None:
     for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name}={value}; allowed: 1 or more")
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether `value`, as YAML gives it, has the annotated type; True for annotations that are not simple."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, argument) for argument in arguments)
+    if annotation in (None, type(None)):
+        return value is None
+    if annotation in SIMPLE:
+        return isinstance(value, SIMPLE[annotation]) and (annotation is bool or not isinstance(value, bool))
+    if origin is typing.Literal:
+        return value in arguments
+    kind = origin or annotation
+    if not inspect.isclass(kind) or typing.is_typeddict(kind):
+        return True
+    if kind is not str and issubclass(kind, Sequence):
+        return isinstance(value, Sequence) and not isinstance(value, str) and _elements_fit(value, kind, arguments)
+    if issubclass(kind, Mapping):
+        return isinstance(value, Mapping) and all(fits(v, (*arguments, Any)[1]) for v in value.values() if arguments)
+    return True
+
+
+def _elements_fit(values: Sequence[Any], kind: type, arguments: tuple[Any, ...]) -> bool:
+    if not arguments:
+        return True
+    if kind is tuple and Ellipsis not in arguments:
+        return len(values) == len(arguments) and all(map(fits, values, arguments))
+    return all(fits(value, arguments[0]) for value in values)
+
+
+def describe(annotation: Any) -> str:
+    """An annotation in the words of YAML: `int or null`."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(describe, typing.get_args(annotation))))
+    if annotation in (None, type(None)):
+        return "null"
+    if annotation in SIMPLE:
+        return annotation.__name__
+    arguments = [describe(argument) for argument in typing.get_args(annotation) if argument is not Ellipsis]
+    if not arguments:
+        return str(getattr(annotation, "__name__", annotation))
+    kind = typing.get_origin(annotation)
+    if kind is Callable:
+        return "nodes with _target_"
+    if inspect.isclass(kind) and issubclass(kind, Mapping):
+        return f"a mapping of {arguments[-1]}"
+    return f"a list of {', '.join(dict.fromkeys(arguments))}"

@@ -34,7 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "evalkit.evaluations.recall",
         "evalkit.evaluations.text",
     ),
-    ("evalkit.evaluations.downstream.tasks",),
+    ("evalkit.evaluations.downstream.tasks", "evalkit.evaluations.during"),
     ("evalkit.configuration", "evalkit.reports.suite", "evalkit.claims"),
     ("evalkit.checkpoints", "evalkit.contract"),
     ("evalkit.session", "evalkit.bench"),

@@ -23,6 +23,7 @@ from omegaconf.errors import (
 )
 from yaml import MarkedYAMLError, YAMLError
 
+from evalkit.checks import fits
 from evalkit.configuration import catalogue, hydra_private, recipes
 from evalkit.configuration.complete import completed
 from evalkit.configuration.schema import INSTRUCTIONS, settings_of, unknown
@@ -461,8 +462,11 @@ def _leave_out_of_other_evaluations(config: DictConfig) -> None:
     """Takes from the evaluation that was chosen what a recipe says of the one that its task has by default."""
     known = settings_of(config.eval, "eval")
     with open_dict(config.eval):
-        for name in [name for name in config.eval if name not in known and name not in INSTRUCTIONS]:
-            del config.eval[name]
+        for name, value in plain(config.eval, resolve=False).items():
+            # Some evaluations have one name for different things, such as `during`.
+            fitting = name in known and (OmegaConf.is_interpolation(config.eval, name) or fits(value, known[name]))
+            if name not in INSTRUCTIONS and not fitting:
+                del config.eval[name]
 
 
 def _name(config: DictConfig) -> None:

@@ -21,6 +21,8 @@ from evalkit.core.batches import feed_of, refuse_no_task
 from evalkit.core.contracts import Evaluation, Feed, LanguageModel, Sink, Task
 from evalkit.core.credentials import masked
 from evalkit.core.errors import UserError, first_line, place_of
+from evalkit.evaluations.during import Benchmarked, LookedUp
+from evalkit.evaluations.look import Look
 from evalkit.numerics import random_key
 from evalkit.parallel.layouts import connection
 from evalkit.parallel.layouts.sizes import sizes_of
@@ -85,6 +87,8 @@ class Experiment:
     checkpoint: str | None
     dtype: str
     data: dict[str, Any]
+    downstream: Benchmarked
+    lookup: LookedUp
     paper: dict[str, Any]
     runs: dict[str, Any]
     controls: dict[str, Any]
@@ -136,6 +140,7 @@ class Experiment:
             if sizes_of(self.mesh) is not None:
                 self.train.check_divided()
         self.eval.check(self.task)
+        self._check_looks()
         if self.model is not None:
             self.eval.check_model(self.model)
 
@@ -144,6 +149,11 @@ class Experiment:
         """How the task gives its sequences."""
         ladder = self.eval.ladder if self.train is None else (*self.eval.ladder, self.task.length)
         return feed_of(self.task, ladder)
+
+    @property
+    def looks(self) -> list[Look]:
+        """Other evaluations than its own that are made while it trains."""
+        return [asked.look for asked in (self.downstream, self.lookup) if asked.look is not None]
 
     @property
     def outlets(self) -> dict[str, Sink]:
@@ -171,6 +181,15 @@ class Experiment:
             refuse_beyond_positions(f"eval.{setting}", length)
         if self.train is not None:
             refuse_beyond_positions("task.length", self.task.length)
+
+    def _check_looks(self) -> None:
+        for look in self.looks:
+            if self.train is None:
+                raise ValueError(f"{look.setting} is made while a model trains; leave it out with checkpoint=")
+            try:
+                self.feed.check_documents()
+            except ValueError as error:
+                raise ValueError(f"{look.setting} is asked of models of text; give task=books") from error
 
     def _check_stages(self, train: Training) -> None:
         stages = train.stages(self.task.length)
@@ -203,7 +222,7 @@ def assembled(plain: dict[str, Any]) -> Experiment:
     missing = [name for name in SETTINGS if name not in plain]
     if missing:
         raise UserError(f"{missing[0]} is missing from the configuration; leave ~{missing[0]} out")
-    built = {name: build(plain, name) for name in ("task", "train", "eval", "wandb")}
+    built = {name: build(plain, name) for name in ("task", "train", "eval", "downstream", "lookup", "wandb")}
     try:
         if plain["train"] is not None:
             refuse_no_task(built["task"])

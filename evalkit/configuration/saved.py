@@ -19,14 +19,17 @@ from evalkit.disk.files import write_whole
 
 FILE = "config.yaml"
 OF_PROCESS = ("format", "quiet", "compilation_cache", ALLOW)
-RESUMABLE = ("log", "sinks", "wandb", "eval", "train.steps", "mesh", "distributed", *OF_PROCESS)
+RESUMABLE = ("log", "sinks", "wandb", "eval", "downstream", "lookup", "train.steps", "mesh", "distributed", *OF_PROCESS)
 EVALUABLE = ("eval", "task", "data", "log", "sinks", "wandb", "parameters", *OF_PROCESS)
 """What may be changed of a run that goes on, and of one that is evaluated again."""
 
 # What decides the numbers of a run; where it logs to, and how, does not.
-DECIDING = ("task", "model", "train", "eval", "seed", "seeds", "parameters", "matmul_precision")
+DECIDING = ("task", "model", "train", "eval", "downstream", "lookup", "seed", "seeds", "parameters", "matmul_precision")
 PARTS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("task", "eval", "wandb", "sinks", "data", "paper", "runs", "controls", "suite"), (Mapping,)),
+    **dict.fromkeys(
+        ("task", "eval", "wandb", "sinks", "data", "downstream", "lookup", "paper", "runs", "controls", "suite"),
+        (Mapping,),
+    ),
     **dict.fromkeys(("model", "train"), (Mapping, type(None))),
 }
 """What has settings in a saved configuration."""
@@ -47,6 +50,8 @@ LATER: Mapping[str, Any] = {
     "distributed": False,
     "log": ["wandb"],
     "sinks": {},
+    "downstream": {"_target_": "evalkit.evaluations.during.Benchmarked"},
+    "lookup": {"_target_": "evalkit.evaluations.during.LookedUp"},
 }
 """Those that the configurations of older runs lack, with what they stood for."""
 

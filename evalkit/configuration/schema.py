@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from evalkit.checks import SIMPLE, describe, fits
 from evalkit.configuration import catalogue
 from evalkit.configuration.habits import HABITS
 from evalkit.core.errors import UserError, first_line, place_of
@@ -34,7 +35,6 @@ CALLED_WITH = {
     "train.average": ("state", "params"),
 }
 """What evalkit gives to a partial when it calls it, by its key; a mixer gets a width and random numbers."""
-SIMPLE: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 
 
 def verify(config: Node, base: Node, root: Settings) -> None:
@@ -246,59 +246,11 @@ def _dotted(node: Node, path: str, settings: Settings | None) -> Iterator[str]:
             yield from _dotted(value, key, settings_of(value, key) if _is_built(value) else None)
 
 
-def fits(value: Any, annotation: Any) -> bool:
-    """Whether `value`, as YAML gives it, has the annotated type; True for annotations that are not simple."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, argument) for argument in arguments)
-    if annotation in (None, type(None)):
-        return value is None
-    if annotation in SIMPLE:
-        return isinstance(value, SIMPLE[annotation]) and (annotation is bool or not isinstance(value, bool))
-    if origin is typing.Literal:
-        return value in arguments
-    kind = origin or annotation
-    if not inspect.isclass(kind) or typing.is_typeddict(kind):
-        return True
-    if kind is not str and issubclass(kind, Sequence):
-        return isinstance(value, Sequence) and not isinstance(value, str) and _elements_fit(value, kind, arguments)
-    if issubclass(kind, Mapping):
-        return isinstance(value, Mapping) and all(fits(v, (*arguments, Any)[1]) for v in value.values() if arguments)
-    return True
-
-
-def _elements_fit(values: Sequence[Any], kind: type, arguments: tuple[Any, ...]) -> bool:
-    if not arguments:
-        return True
-    if kind is tuple and Ellipsis not in arguments:
-        return len(values) == len(arguments) and all(map(fits, values, arguments))
-    return all(fits(value, arguments[0]) for value in values)
-
-
 def _is_plain(annotation: Any) -> bool:
-    """Whether it is a mapping of simple values, whose keys are free."""
+    """Whether it is a mapping whose keys are free: of simple values, or of `object`, whose reader knows the types."""
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return any(map(_is_plain, arguments))
     if len(arguments) != 2 or not issubclass(typing.get_origin(annotation) or int, Mapping):
         return False
-    return all(each in SIMPLE for each in typing.get_args(arguments[1]) or (arguments[1],))
-
-
-def describe(annotation: Any) -> str:
-    """An annotation in the words of YAML: `int or null`."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(describe, typing.get_args(annotation))))
-    if annotation in (None, type(None)):
-        return "null"
-    if annotation in SIMPLE:
-        return annotation.__name__
-    arguments = [describe(argument) for argument in typing.get_args(annotation) if argument is not Ellipsis]
-    if not arguments:
-        return str(getattr(annotation, "__name__", annotation))
-    kind = typing.get_origin(annotation)
-    if kind is Callable:
-        return "nodes with _target_"
-    if inspect.isclass(kind) and issubclass(kind, Mapping):
-        return f"a mapping of {arguments[-1]}"
-    return f"a list of {', '.join(dict.fromkeys(arguments))}"
+    return all(each in SIMPLE or each is object for each in typing.get_args(arguments[1]) or (arguments[1],))

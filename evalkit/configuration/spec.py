@@ -145,7 +145,8 @@ def refuse_rare_looks(experiment: Experiment) -> None:
     """Raises UserError for looks while training at steps where no model is validated; a finished run may have them."""
     try:
         if experiment.train is not None:
-            experiment.eval.check_looks(experiment.train.eval_every)
+            for looks in (experiment.eval, *experiment.looks):
+                looks.check_looks(experiment.train.eval_every)
     except ValueError as error:
         raise UserError(str(error)) from error
 

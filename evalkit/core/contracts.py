@@ -441,6 +441,8 @@ class Evaluation(ABC):
     """
 
     kind: ClassVar[str]
+    spaced_by: ClassVar[str] = "during.every"
+    """Its setting that says after how many steps it looks at a model that trains."""
 
     @property
     def pieces(self) -> int:

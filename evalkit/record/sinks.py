@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from evalkit.core import during
 from evalkit.core.contracts import Sink, SinkEnd, SinkStart
 from evalkit.core.errors import first_line, place_of
 from evalkit.core.rows import FILE, Header, Record, Row, RowLog, encode, encode_header, read
@@ -173,7 +174,11 @@ class Outlet:
 
 def written_together(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Rows as they were written: those of a dispatch, of a validation, each measurement at the end."""
-    for (split, _), group in groupby(rows, lambda entry: (entry["split"], entry["step"])):
+    # A look while training was written with the validation before it.
+    alike = {during.DURING: "validation"}
+    for (split, _), group in groupby(
+        rows, lambda entry: (alike.get(entry["split"] or "", entry["split"]), entry["step"])
+    ):
         together = list(group)
         yield from ([entry] for entry in together) if split == "test" else [together]
 
@@ -194,7 +199,15 @@ def points(rows: Iterable[Row], seeds: Sequence[int], train_length: int | None) 
     `train_length` get names of their own.
     """
     by_place: dict[tuple[int, str, int | None], Point] = {}
-    for row in rows:
+    kept = list(rows)
+    for name, of_seeds in during.curves(kept).items():
+        for seed, steps in of_seeds.items():
+            for step, value in steps.items() if seed in seeds else ():
+                point = by_place.setdefault((seed, STEP, step), Point(seed, STEP, step, {}))
+                point.values[f"{during.DURING}/{name}"] = value
+    for row in kept:
+        if row["split"] == during.DURING:
+            continue
         if not row["count"] or row["total"] is None or row["position"] is not None:
             continue
         name, axis, at = _curve(row, train_length)

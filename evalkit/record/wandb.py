@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODES = ("auto", "online", "offline", "disabled")
-AXES = {"train/*": STEP, "validation/*": STEP, "extrapolation/*": LENGTH}
+AXES = {"train/*": STEP, "validation/*": STEP, "during/*": STEP, "extrapolation/*": LENGTH}
 OFFLINE, TORN = "offline-run-", "torn-run-"
 IDS = "wandb.json"
 PROJECT = "evalkit"

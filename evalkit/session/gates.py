@@ -109,6 +109,16 @@ def refuse_unreadable(launch: Launch) -> None:
         launch.experiment.feed.prepare()
 
 
+def refuse_unready_looks(launch: Launch) -> None:
+    """What is asked while the model trains can be asked, and its data sets are there."""
+    experiment = launch.experiment
+    try:
+        for look in experiment.looks if experiment.checkpoint is None else ():
+            look.check(experiment.feed.tokenizer)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 def refuse_unshared(launch: Launch) -> None:
     """All processes see the folder."""
     if launch.experiment.checkpoint is None:
@@ -196,13 +206,14 @@ BEFORE_START = (
     refuse_missing_packages,
     refuse_used,
     refuse_unreadable,
+    refuse_unready_looks,
     refuse_unshared,
     refuse_small_disk,
 )
 BEFORE_RESUME = (refuse_unconnected, refuse_unnamable, refuse_missing_packages, refuse_foreign_folders, refuse_archive)
 WHILE_ALONE = (refuse_changed_measurement, refuse_unshared, refuse_fewer_steps)
 """Those of a run that goes on, asked while no other process works on it."""
-BEFORE_GOING_ON = (lambda launch: refuse_rare_looks(launch.experiment), refuse_small_disk)
+BEFORE_GOING_ON = (lambda launch: refuse_rare_looks(launch.experiment), refuse_unready_looks, refuse_small_disk)
 BEFORE_EVALUATION = (
     refuse_unnamable,
     refuse_missing_packages,

@@ -3,16 +3,19 @@
 import logging
 import time
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import jax
 import numpy as np
 
 from evalkit.core.rows import Row, value
+from evalkit.evaluations.look import EVERY
 from evalkit.parallel import peers
 from evalkit.record.progress import Progress
 from evalkit.session import subjects
 from evalkit.session.ahead import VALIDATION
+from evalkit.session.looks import Costs
 from evalkit.session.session import GivenUp, Session
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.finite import refuse_non_finite
@@ -42,6 +45,7 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
         Progress(session.console, training.steps, "training") as progress,
     ):
         began = time.perf_counter()
+        costs, looks_before = Costs(session.say, training.eval_every), session.timing.get("looks", 0.0)
         for stage in training.stages(task.length):
             while step < stage.stop and not _is_solved(trainer, solved):
                 # One dispatch: the device takes `log_every` steps, data included, before Python hears of them.
@@ -58,7 +62,8 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
                 progress.update(step, _mean(rows, "loss"), _mean(rows, "accuracy"), tokens)
                 last, given_up = step == training.steps, False
                 if step % training.eval_every == 0 or last:
-                    rows = validate(session, state, step)
+                    rows = validate(session, state, step, costs)
+                    session.timing["looks"] = looks_before + costs.seconds
                     solved = int(peers.agreed(str(solved + 1 if _all_right(rows, task.length) else 0)))
                     trains_on = not (last or _is_solved(trainer, solved))
                     given_up = trains_on and session.judge is not None and session.judge(rows)
@@ -75,12 +80,15 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
     return state
 
 
-def validate(session: Session, state: TrainState, step: int) -> list[Row]:
-    """Writes validation at the training length, and the evaluation's quick look; returns both, in this order."""
+def validate(session: Session, state: TrainState, step: int, costs: Costs) -> list[Row]:
+    """Writes validation at the training length, and what looks at the model find; returns both, in this order."""
     experiment = session.experiment
     subject = subjects.uninterrupted(experiment, session.folder, state, step)
     rows = VALIDATION.score(subject, "validation", experiment.task.length, experiment.trained[1].validation_sequences)
-    return session.write([*rows, *experiment.eval.probe(subject)])
+    looks = {f"eval.{experiment.eval.spaced_by}": experiment.eval.probe}
+    looks |= {f"{look.setting}.{EVERY}": look.probe for look in experiment.looks}
+    looked = [costs.timed(setting, probe(subject), step) for setting, probe in looks.items()]
+    return session.write([*rows, *chain(*looked)])
 
 
 def _all_right(rows: Sequence[Row], length: int) -> bool:

@@ -2,26 +2,33 @@
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from rich.console import Console
 
 from evalkit.__main__ import main
 from evalkit.configuration.saved import EVALUABLE
 from evalkit.configuration.spec import Spec
 from evalkit.core import batches as feeds
+from evalkit.core.contracts import Trained
+from evalkit.core.during import DURING
 from evalkit.core.errors import UserError
-from evalkit.core.rows import read
+from evalkit.core.rows import Row, read
+from evalkit.evaluations.look import Look
 from evalkit.evaluations.text import rows as text_rows
 from evalkit.evaluations.text.summary import levels, table_of
+from evalkit.record.sinks import points, written_together
 from evalkit.reports import comparison as compare
 from evalkit.training.trainer import Trainer
-from support import tiny
+from support import benchmark_data, tiny
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -240,3 +247,141 @@ def test_a_silent_hub_is_told_at_once(monkeypatch: pytest.MonkeyPatch, capsys: p
     )
     assert main(["task=books", "model=griffin", "task.hub.name=some/texts"]) == 2
     assert "some/texts is not in the cache and the hub (http://127.0.0.1:9) does not answer" in capsys.readouterr().err
+
+
+SAME = ("eval.length=32", "eval.windows=1", "eval.contexts=[8]", "eval.gaps=[]")
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A tiny run of two seeds that is asked for everything at step 4 of 6."""
+    root = tmp_path_factory.mktemp("data")
+    data = texts(root / "texts")
+    benchmarks = benchmark_data.write(root / "benchmarks")
+    return overrides(
+        data,
+        "seeds=2",
+        "train.keep_every=2",
+        "eval.during={every: 4, length: 32, windows: 1, contexts: [8], gaps: []}",
+        "lookup.during={every: 2, lengths: [160], prompts: 2, new_tokens: 2}",
+        f"downstream.during={{every: 6, tasks: [piqa], path: {benchmarks}}}",
+    )
+
+
+@pytest.fixture(scope="module")
+def looked_at(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "looked"
+    assert tiny.start(folder, of=asked) == 0
+    return folder
+
+
+def looked(folder: Path, *metrics: str) -> list[dict[str, Any]]:
+    """The rows of looks whose metrics begin so, without the name of the run."""
+    return [entry for entry in tiny.rows(folder) if entry["split"] == DURING and entry["metric"].startswith(metrics)]
+
+
+@pytest.mark.slow
+def test_rows_while_training_are_those_of_an_evaluation_at_that_step(looked_at: Path, tmp_path: Path) -> None:
+    assert tiny.evaluate(looked_at, ["step=4", *SAME], tmp_path / "again") == 0
+    again = [entry for entry in tiny.rows(tmp_path / "again") if entry["split"] == "test"]
+    while_training = looked(looked_at, *text_rows.RAW)
+    assert {entry["metric"] for entry in again} <= set(text_rows.RAW)
+    assert {entry["step"] for entry in while_training} == {4}
+    assert [{**entry, "split": "test"} for entry in while_training] == again
+
+
+@pytest.mark.slow
+def test_benchmarks_while_training_are_those_of_the_checkpoint(
+    looked_at: Path, tmp_path: Path, asked: list[str]
+) -> None:
+    data = next(word for word in asked if word.startswith("downstream")).partition("path: ")[2].rstrip("}")
+    measure = ["task=downstream", f"checkpoint={looked_at}", "task.names=[piqa]", f"data.path={data}", "format=json"]
+    assert main([*measure, "wandb.mode=disabled", f"hydra.run.dir={tmp_path / 'piqa'}"]) == 0
+    wanted = {entry["metric"]: (entry["total"], entry["count"]) for entry in tiny.rows(tmp_path / "piqa")}
+    mine = {
+        entry["metric"]: (entry["total"], entry["count"]) for entry in looked(looked_at, "piqa") if entry["seed"] == 0
+    }
+    assert mine == wanted and len(mine) > 1
+    assert {(entry["step"], entry["seed"]) for entry in looked(looked_at, "piqa")} == {(6, 0), (6, 1)}
+
+
+@pytest.mark.slow
+def test_lookups_are_made_at_their_own_steps(looked_at: Path) -> None:
+    exact = looked(looked_at, "exact_match")
+    assert [(entry["seed"], entry["step"]) for entry in exact if entry["extra"]["answer"] == "all"] == [
+        (seed, step) for step in (2, 4, 6) for seed in (0, 1)
+    ]
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_of_a_look_loses_nothing(
+    looked_at: Path, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe, folder = Look.probe, tmp_path / looked_at.name
+
+    class Killed(BaseException):
+        pass
+
+    def kills(self: Look, subject: Trained) -> Iterator[Row]:
+        for number, entry in enumerate(probe(self, subject)):
+            if subject.step == 4 and number == 3:
+                raise Killed
+            yield entry
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Look, "probe", kills)
+        tiny.start(folder, of=asked)
+    assert tiny.resume(folder) == 0
+    assert (folder / "metrics.jsonl").read_bytes() == (looked_at / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+def test_the_report_and_the_sinks_have_curves_of_the_looks(looked_at: Path) -> None:
+    summary, record = json.loads((looked_at / "results.json").read_text()), read(looked_at)
+    assert {"loss@32", "exact_match@160", "piqa/acc"} <= set(summary["during"])
+    assert (looked_at / "during_shares.png").is_file()  # lookups have three points; the others have one
+    sent = [point for group in written_together(record.rows) for point in points(group, [0, 1], 32)]
+    of_seed = [(point.at, point.values["during/loss@32"]) for point in sent if "during/loss@32" in point.values]
+    assert [at for at, _ in of_seed] == [4, 4]
+    # Each step is sent once: what W&B has of a step it takes no more of.
+    steps = [(point.seed, point.at) for point in sent if "validation/loss" in point.values]
+    assert len(steps) == len(set(steps)) == 6
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("eval.during={every: 3}", "eval.during.every=3, but models are validated every train.eval_every=2"),
+        ("eval.during={windows: 1}", "eval.during has no every; give a number of steps"),
+        ("eval.during={every: 0}", "eval.during.every=0; allowed: a number of steps from 1"),
+        ("eval.during={every: 2, windows: many}", "eval.during.windows='many'; allowed: int"),
+        ("eval.during={every: 2, window: 1}", "eval.during.window is no setting; allowed: every, length, windows"),
+        ("eval.during={every: 2, windows: 0}", "windows=0; allowed: 1 or more"),
+        ("lookup.during={every: 2}", "lookup.during has no lengths"),
+        ("lookup.during={every: 2, lengths: [3]}", "3"),
+        ("downstream.during={every: 2}", "downstream.during has no tasks"),
+        ("downstream.during={every: 2, tasks: [piqua]}", "piqua"),
+        ("downstream.during={every: 2, tasks: [piqa], path: nowhere}", "task piqa reads validation of baber/piqa"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line_before_anything_is_written(
+    wrong: str, message: str, asked: list[str], tmp_path: Path
+) -> None:
+    plain = [word for word in asked if "during" not in word]
+    with pytest.raises(UserError, match=message.replace("[", r"\[")):
+        tiny.start(tmp_path / "run", wrong, of=plain)
+    assert not (tmp_path / "run").exists()
+
+
+def test_tasks_without_text_are_not_asked() -> None:
+    with pytest.raises(UserError, match=r"lookup.during is asked of models of text; give task=books"):
+        tiny.experiment("lookup.during={every: 2, lengths: [64]}")
+
+
+@pytest.mark.slow
+def test_a_run_from_before_there_were_looks_has_none(looked_at: Path, tmp_path: Path) -> None:
+    saved = OmegaConf.to_container(OmegaConf.load(looked_at / "config.yaml"))
+    assert isinstance(saved, dict)
+    older = {key: value for key, value in saved.items() if key not in ("downstream", "lookup")}
+    OmegaConf.save(older, tmp_path / "config.yaml")
+    assert not Spec.saved(tmp_path).experiment.looks

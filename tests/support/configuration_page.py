@@ -22,7 +22,7 @@ from evalkit.configuration.schema import annotations, constructor, describe, set
 from evalkit.tasks.text import Text
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
-PARTS = ("task", "model", "train", "eval", "wandb")
+PARTS = ("task", "model", "train", "eval", "downstream", "lookup", "wandb")
 CHOICES = ("task", "model", "scale", "preset", "eval", "experiment", "log")
 ENTRY = re.compile(r"  ([\w.]+)(?: \(([^)]+)\))?: (.*)")
 NONE = "—"
@@ -63,6 +63,7 @@ ON_CHECKPOINT = """\
 With `checkpoint=…` nothing is trained. Then `task=books` and `task=arxiv` keep the settings above; these two have their
 own.
 """
+DURING = "Beside the evaluation's own `eval.during` ([`text.md`](text.md#while-it-trains)).\n"
 MIXING = "A mixer is what a block does between tokens. Its name in the key is the one that `model.pattern` uses.\n"
 UNVARIED = """\
 Every kept run of `studies/` has one value of these. They are settings because a user has a reason to change them.
@@ -73,6 +74,7 @@ REASONS: Mapping[str, str] = {
     "compilation_cache": "the user's cache folder is slow, small or shared",
     "distributed": "a run trains on several machines of a cluster",
     "dtype": "a released checkpoint is too large for float32",
+    "downstream.during": "you want curves of benchmarks, not their last values alone",
     "eval.before": "the place of a fact matters to your model, as it does to one with sinks or a window",
     "eval.bins": "a curve of the loss needs finer or coarser steps of position",
     "eval.cache_gib": "the memory of your machine holds larger or only smaller caches",
@@ -85,6 +87,7 @@ REASONS: Mapping[str, str] = {
     "eval.reset_every": "a control shows that a result needs the state: a reset must destroy it",
     "eval.span": "you look for the position at which a model begins to fail",
     "format": "another program reads the result",
+    "lookup.during": "you want to see when a model learns to look things up",
     "matmul_precision": "an accelerator is to be faster and less exact",
     "mesh": "a model or a batch is too large for one device",
     "model.mixers.matrix.delta_steps": "a group is harder than one step a token can follow",
@@ -180,6 +183,7 @@ def written() -> str:
             *_section("Mixers", [MIXING, *_mixers()]),
             *_section("Training", _of_every_run("train")),
             *_section("Evaluations", _parts("eval")),
+            *_section("While a model trains on text", [DURING, *_of_every_run("downstream"), *_of_every_run("lookup")]),
             *_section("Weights & Biases", _of_every_run("wandb")),
             *_section("Settings that no kept run changed", [UNVARIED, _reasons()]),
         ]
@@ -244,7 +248,7 @@ def _summary(node: Mapping[str, Any]) -> str:
 
 def _type(annotation: Any) -> str:
     """A type without articles; `_target_` in backticks, which Markdown would take for emphasis."""
-    return re.sub(r"\ba | of Any", "", describe(annotation)).replace("_target_", "`_target_`")
+    return re.sub(r"\ba | of (Any|object)", "", describe(annotation)).replace("_target_", "`_target_`")
 
 
 def _choices(group: str) -> str:

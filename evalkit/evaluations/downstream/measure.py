@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import asdict, dataclass
 from functools import partial
+from io import StringIO
 from typing import Any
 
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
-from evalkit.core.contracts import Evaluation, Trained, Verdict
+from evalkit.core.contracts import Evaluation, Silent, Trained, Verdict
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Row
 from evalkit.evaluations.downstream import calibration, data_sets, table1
@@ -63,7 +65,9 @@ class Downstream(Evaluation):
         task = trained.task
         assert isinstance(task, Benchmarks)
         model = PretrainedLM(trained.pretrained(), **self._settings)
-        with task.located(self._metadata(trained.source)) as index:
+        # A look while training shows no bars of lm-eval's, which go to stderr, beside those of the training.
+        bars = redirect_stderr(StringIO()) if isinstance(trained.progress, Silent) else nullcontext()
+        with bars, task.located(self._metadata(trained.source)) as index:
             results = evaluator.simple_evaluate(
                 model=model,
                 tasks=read(index, task.names),
@@ -116,7 +120,8 @@ def read(index: TaskManager, names: Sequence[Any]) -> list[Any]:
 
 def rows_of(results: Mapping[str, Any], trained: Trained) -> Iterator[Row]:
     """A row for each metric of each benchmark and group of lm-eval's `results`."""
-    make = partial(trained.make_row, split="benchmark", model=trained.source)
+    named = {"model": trained.source} if trained.source else {}  # a run that trains has its own name
+    make = partial(trained.make_row, split="benchmark", **named)
     for task, metrics in results["results"].items():
         for key, value in metrics.items():
             metric, comma, chosen = key.partition(",")

@@ -46,6 +46,7 @@ class Extrapolation(Evaluation):
     """
 
     kind = "evalkit.evaluations.extrapolation.report"
+    spaced_by = "during_every"
 
     lengths: list[int]
     sequences: int = 256

@@ -1,7 +1,7 @@
 """Loss by token position, and whether it falls because the context is used (De et al. 2024, figures 5 and 10)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
@@ -11,12 +11,14 @@ from evalkit.checks import above, at_least, at_least_or_null, one_of
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Trained
 from evalkit.core.rows import Row
+from evalkit.evaluations.look import Given, Look, settings_in
 from evalkit.evaluations.text import rows as text_rows
 from evalkit.evaluations.text.held_out import Document, Subject, drawn, longest_of, losses_of, split_losses_of
 from evalkit.evaluations.text.passages import Passages
 from evalkit.parallel.layouts.sequences import ROWS, SEQUENCE, SHARED, refuse_unsplit
 from evalkit.tasks.text.corpus import Span
 
+DURING = "eval.during"
 WINDOWS = 0  # what random places are drawn for; those of passages are in `passages`
 TOGETHER = 16  # windows that are read side by side; one alone leaves cores idle
 
@@ -42,6 +44,8 @@ class LossByPosition(Evaluation):
       cache_gib (GiB): the size of a sequence's cache, at most.
       chunk (tokens): tokens of a sequence that are in memory at a time.
       devices: `rows` gives each device whole sequences, `sequence` a part of `chunk` tokens of every one.
+      during: the same while training, with other settings, such as `{every: 500, documents: 8}`; `every` is a
+        multiple of `train.eval_every`; `{}`: never.
     """
 
     kind = "evalkit.evaluations.text.report"
@@ -58,6 +62,7 @@ class LossByPosition(Evaluation):
     cache_gib: float = 2.0
     chunk: int = 2048
     devices: str = ROWS
+    during: Given = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         at_least(self, 1, "length", "windows", "bins", "passages", "passage", "documents", "chunk")
@@ -69,6 +74,7 @@ class LossByPosition(Evaluation):
         at_least_or_null(self, 1, "own")
         above(self, 0, "cache_gib")
         one_of(self, "devices", SHARED)
+        self._looked()
 
     @property
     def pieces(self) -> int:
@@ -83,6 +89,23 @@ class LossByPosition(Evaluation):
         """Raises ValueError for a model whose time cannot be split over devices, if it is to be."""
         if self.devices == SEQUENCE:
             refuse_unsplit(model, self.chunk)
+
+    def _looked(self) -> Look | None:
+        """What `during` asks for; raises ValueError for settings that cannot be."""
+        if not self.during:
+            return None
+        (own,) = settings_in(DURING, self.during, LossByPosition)
+        return Look.of(DURING, self.during, replace(self, **own, during={}))
+
+    def check_looks(self, eval_every: int) -> None:
+        """Raises ValueError if it looks at models where none is validated: that is every `eval_every` steps."""
+        if (look := self._looked()) is not None:
+            look.check_looks(eval_every)
+
+    def probe(self, trained: Trained) -> Iterator[Row]:
+        """The rows of `during` where they are due."""
+        if (look := self._looked()) is not None:
+            yield from look.probe(trained)
 
     def limits(self, model: LanguageModel) -> list[str]:
         """What does not fit into `cache_gib`."""

@@ -19,6 +19,7 @@ from evalkit.evaluations.text.summary import (
     validation,
 )
 from evalkit.evaluations.text.summary import summarise as summarise
+from evalkit.reports import during
 from evalkit.reports.along import WORDS, along, omitted
 from evalkit.reports.canvas import MUTED
 from evalkit.reports.curves import Frame, frame_of, length_figure, seed_figure
@@ -76,7 +77,7 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
         training = seed_figure(learning, while_training, f"{title} while training", [*notes, *omitted(lines)])
         kept = "Loss on the ends of the training documents, which are kept from training."
         drawn["training"] = Drawing(TRAINING, kept, training)
-    return drawn
+    return drawn | during.figures(lines, title, notes)
 
 
 def tokens_are_alike(lines: Sequence[Line]) -> bool:
@@ -111,7 +112,8 @@ def _curve(line: Line, estimates: Sequence[Estimate], same: bool) -> Curve:
 
 def tables(lines: Sequence[Line]) -> list[Table]:
     """Of one run every interval, and the controls; of several a row each."""
-    return _of_one(summarise(lines[0].record)) if lines[0].alone else _of_several(lines)
+    own = _of_one(summarise(lines[0].record)) if lines[0].alone else _of_several(lines)
+    return [*own, *during.tables(lines)]
 
 
 def records(lines: Sequence[Line]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from evalkit.core.during import curves
 from evalkit.core.rows import Record, Row, value
 from evalkit.evaluations.text import rows as text_rows
 from evalkit.reports.kinds import facts_of, last_step
@@ -73,7 +74,9 @@ def differences(table: Table, base: Table, at: int | None = None) -> list[Estima
 def base_context(record: Record) -> int | None:
     """The context that others are compared with: the longest that, with the passage, fits into a training window."""
     trained = record.header.train_length
-    entries = [entry for entry in record.rows if entry["metric"] == text_rows.PAIRED and entry["count"]]
+    entries = [
+        row for row in record.rows if row["metric"] == text_rows.PAIRED and row["split"] == "test" and row["count"]
+    ]
     passage = max((entry["extra"].get("passage", 0) for entry in entries), default=0)
     contexts = {entry["position"] for entry in entries if entry["position"] is not None}
     return max((context for context in contexts if trained is None or context + passage <= trained), default=None)
@@ -123,6 +126,9 @@ def summarise(record: Record) -> dict[str, Any]:
         "step": last_step(record),
         "seeds": sorted({entry["seed"] for entry in rows if entry["seed"] is not None}),
         "validation": last,
+        "during": {
+            name: {seed: steps[max(steps)] for seed, steps in seeds.items()} for name, seeds in curves(rows).items()
+        },
         "by_position": [
             {**_record(nats), "bits_per_byte": bits.mean}
             for nats, bits in zip(levels(tables[text_rows.LOSS]), in_bits, strict=True)

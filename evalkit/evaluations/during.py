@@ -1,0 +1,56 @@
+"""What a model of text is asked while it trains, beside its own evaluation: benchmarks of lm-eval, and lookups."""
+
+from dataclasses import dataclass, field
+
+from evalkit.evaluations.look import Given, Look, settings_in
+from evalkit.evaluations.phonebook.measure import Lookup
+from evalkit.tasks.phonebook import Phonebook
+
+
+@dataclass
+class Benchmarked:
+    """Benchmarks of lm-eval while a model trains on text; raises ValueError for settings that cannot be.
+
+    Options:
+      during: `tasks`, and settings of `task=downstream`, as in `{every: 500, tasks: [piqa], limit: 200}`; `every` is a
+        multiple of `train.eval_every`; `{}`: never.
+    """
+
+    during: Given = field(default_factory=dict)
+    look: Look | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if not self.during:
+            return
+        # Not before it is asked for: to import lm-eval takes seconds.
+        from evalkit.evaluations.downstream.benchmarks import Benchmarks
+        from evalkit.evaluations.downstream.measure import Downstream
+
+        setting = "downstream.during"
+        named = {("names" if name == "tasks" else name): value for name, value in self.during.items()}
+        task, evaluation = settings_in(setting, named, Benchmarks, Downstream)
+        if "names" not in task:
+            raise ValueError(f"{setting} has no tasks; give some, such as '{setting}={{tasks: [lambada_openai], …}}'")
+        self.look = Look.of(setting, self.during, Downstream(**evaluation), Benchmarks(**task))
+
+
+@dataclass
+class LookedUp:
+    """Lookups in a phonebook in text while a model trains on text; raises ValueError for settings that cannot be.
+
+    Options:
+      during: settings of `task=phonebook`, as in `{every: 500, lengths: [256, 1024], prompts: 50}`; `every` is a
+        multiple of `train.eval_every`; `{}`: never.
+    """
+
+    during: Given = field(default_factory=dict)
+    look: Look | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if not self.during:
+            return
+        setting = "lookup.during"
+        task, evaluation = settings_in(setting, self.during, Phonebook, Lookup)
+        if "lengths" not in evaluation:
+            raise ValueError(f"{setting} has no lengths; give some, such as '{setting}={{lengths: [256, 1024], …}}'")
+        self.look = Look.of(setting, self.during, Lookup(**evaluation), Phonebook(**task))
