@@ -18,7 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from evalkit.session import compilation
 from evalkit.session.compilation import keep_programs
-from support.shrunk import overrides_of
+from support import tiny
 
 HIT = "/jax/compilation_cache/cache_hits"
 OURS = ("jax_compilation_cache_dir", "jax_compilation_cache_max_size", "jax_persistent_cache_min_compile_time_secs")
@@ -212,8 +212,7 @@ def test_a_processor_is_quiet_if_nothing_follows_the_mark(
 @pytest.mark.slow
 def test_two_runs_share_a_cache_and_a_third_finds_their_programs(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != OURS[0].upper()}
-    words = ["task=induction_heads", "model=griffin", "task.length=32", "train.batch_size=2", *overrides_of("griffin")]
-    words += ["train.steps=2", "train.curriculum=[]", "eval.lengths=[32]", "eval.sequences=8", "log=[]", "quiet=true"]
+    words = [*tiny.OVERRIDES, "train.steps=2", "eval.lengths=[32]", "quiet=true"]
 
     def run(name: str, cache: str = "auto") -> subprocess.Popen[str]:
         own = [f"hydra.run.dir={tmp_path / name / 'run'}", f"compilation_cache={cache}"]

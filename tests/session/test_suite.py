@@ -500,7 +500,11 @@ def test_a_rate_at_the_edge_of_its_grid_is_marked() -> None:
     assert rates.lines[0][1:] == ["0.500", "0.500", "–", "0.2"], "a rate that diverged was tried"
 
 
-EVERY = [("cpu", ["model=hawk"]), ("cpu", ["task=s5"]), ("cpu", ["task=mqar"]), ("paper", ["model=mamba"])]
+EVERY = [
+    ("cpu", ["model=hawk"]),
+    ("paper", ["model=mamba"]),
+    *(pytest.param("cpu", [task], marks=pytest.mark.exhaustive) for task in ("task=s5", "task=mqar")),
+]
 
 
 @pytest.mark.slow
