@@ -30,6 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "evalkit.evaluations.downstream",
         "evalkit.evaluations.extrapolation",
+        "evalkit.evaluations.needle",
         "evalkit.evaluations.phonebook",
         "evalkit.evaluations.recall",
         "evalkit.evaluations.text",
@@ -58,6 +59,7 @@ SHARED = {
     "evalkit.models",
     "evalkit.models.build",
     "evalkit.tasks",
+    "evalkit.tasks.needle",
     "evalkit.tasks.phonebook",
     "evalkit.tasks.text",
     "evalkit.tasks.text.corpus",

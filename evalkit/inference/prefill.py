@@ -41,6 +41,17 @@ def by_length(prompts: Sequence[Sequence[int]], rows: int) -> Iterator[list[int]
         yield order[start : start + rows]
 
 
+def rows_within(pretrained: Pretrained, rows: int, size: int, gib: float) -> int:
+    """Prompts at a time whose caches, with room for `size` tokens, take `gib` at most: `rows`, or half, a quarter, …
+
+    There are never fewer than one a device.
+    """
+    devices, one = mesh_sharing(pretrained.params, rows).size, pretrained.model.cache_bytes(1, size)
+    while rows * one > gib * 2**30 and rows % (2 * devices) == 0:
+        rows //= 2
+    return rows
+
+
 def bucket(length: int) -> int:
     """`length` rounded up to one of eight sizes an octave, so that few programs serve all lengths."""
     step = max(1, 2 ** (length - 1).bit_length() // (2 * PER_OCTAVE))

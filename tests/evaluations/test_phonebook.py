@@ -11,7 +11,7 @@ from evalkit.configuration import experiment as config
 from evalkit.core.contracts import Pretrained
 from evalkit.core.rows import Row, row, value
 from evalkit.evaluations.phonebook.measure import METRICS, Lookup, log_probabilities, question
-from evalkit.inference.prefill import prefill
+from evalkit.inference.prefill import prefill, rows_within
 from evalkit.tasks.phonebook import VARIANTS, Phonebook
 from support.evaluated import checkpoint_of
 from support.language_models import Reader, pretrained, unused
@@ -143,10 +143,8 @@ def test_what_is_done_is_not_done_again() -> None:
 
 def test_fewer_prompts_at_a_time_where_caches_are_large() -> None:
     """The reader's cache has 4 bytes a token; Griffin's stops at its window."""
-    small = Lookup([600], **{**SETTINGS, "batch_size": 8}, cache_gib=2**-10)
-    assert [small.rows(reader(), size) for size in (64, 2**17, 2**20)] == [8, 1, 1]
-    assert small.rows(reader(), 2**15) == 4
-    assert small.rows(griffin(), 4096) == small.rows(griffin(), 2**20)
+    assert [rows_within(reader(), 8, size, 2**-10) for size in (64, 2**15, 2**17, 2**20)] == [8, 4, 1, 1]
+    assert rows_within(griffin(), 8, 4096, 2**-10) == rows_within(griffin(), 8, 2**20, 2**-10)
     with pytest.raises(ValueError, match="cache_gib=0; allowed: above 0"):
         Lookup([600], cache_gib=0)
 

@@ -20,7 +20,7 @@ from evalkit.lm_eval import model as lm_eval_model
 from evalkit.lm_eval.model import EvalkitLM
 from evalkit.tasks.text.tokenizers import Lossless
 from support import benchmark_data, tiny
-from support.language_models import Reader, fading, logits_of, scorer_of
+from support.language_models import Finder, Reader, fading, logits_of, scorer_of
 from support.language_models import pretrained as reading
 
 BOS = 256
@@ -382,6 +382,31 @@ def test_the_phonebook_is_looked_up_by_any_model(monkeypatch: pytest.MonkeyPatch
         assert metrics[f"exact_match@{size},none"] == metrics[f"digit_accuracy@{size},none"] == 1.0
     forgetful = phonebook_of({"entries": 30, "prompts": 4, "depth": 0.0}, monkeypatch, window=200)
     assert forgetful["results"]["griffin_phonebook"]["exact_match@30,none"] == 0.0
+
+
+def test_needles_are_found_by_any_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm_eval_model, "find_for_text", lambda checkpoint, dtype: reading(Finder()))
+    metadata = {"sentences": [5, 9], "prompts": 3, "values": 2, "value": "uuids", "pretrained": "tiny"}
+    index = hub.manager(["griffin_needle"], metadata)
+    asked = {"model": "evalkit", "model_args": {"pretrained": "tiny"}, "tasks": ["griffin_needle"]}
+    metrics = lm_eval.evaluate(**asked, task_manager=index)["results"]["griffin_needle"]
+    assert all(metrics[f"{metric}@{size},none"] == 1 for metric in ("found", "exact_match") for size in (5, 9))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"sentences": 0}, "griffin_needle: sentences=0; allowed: 1 to"),
+        ({"sentences": "many"}, "griffin_needle: sentences='many'; allowed: int or a list of int"),
+        ({"haystack": "nowhere.txt"}, "haystack='nowhere.txt' cannot be read"),
+        ({"depth": "deep"}, "depth='deep'; allowed: float or null"),
+        ({"prompts": 0}, "prompts=0; allowed: 1 or more"),
+    ],
+)
+def test_needles_that_cannot_be_are_one_line(metadata: dict[str, Any], words: str) -> None:
+    index = hub.manager(["griffin_needle"], metadata)
+    with pytest.raises(UserError, match=words):
+        index.load(["griffin_needle"])
 
 
 @pytest.mark.parametrize(

@@ -126,3 +126,21 @@ def test_the_hf_backend_and_ours_give_the_same_answers(checkpoint: Path, tmp_pat
             for mine, wanted in zip(ours[task], theirs[task], strict=True):
                 assert mine[0] == pytest.approx(wanted[0], abs=1e-4)
                 assert mine[1] == wanted[1]
+
+
+@pytest.mark.filterwarnings("default")  # those of torch and transformers are not ours to mend
+def test_needles_are_found_alike_by_the_hf_backend_and_ours(checkpoint: Path) -> None:
+    """Whatever a model says to a prompt, which for a random one is anything, it says through both."""
+    index = hub.manager(["griffin_needle"], {"sentences": [3, 9], "prompts": 3, "keys": 2})
+    task = index.load(["griffin_needle"])["tasks"]["griffin_needle"]
+    task.set_config("generation_kwargs", {"until": ["\n"], "max_gen_toks": 16, "do_sample": False})
+    task.build_all_requests()
+    hf = get_model("hf")(pretrained=str(checkpoint), dtype="float32", device="cpu", max_length=4096)
+    theirs = hf.generate_until(task.instances)
+    ours = EvalkitLM(str(checkpoint), chunk=64).generate_until(task.instances)
+    assert len(ours) == 6 and ours == theirs
+    scores = [
+        [task.process_results(each.doc, [said]) for each, said in zip(task.instances, all_said, strict=True)]
+        for all_said in (ours, theirs)
+    ]
+    assert scores[0] == scores[1] and "found@9" in scores[0][-1]

@@ -74,6 +74,21 @@ class Reader(Kept):
         return ord(whole[min(len(asked[2]), len(whole) - 1)])
 
 
+class Finder(Reader):
+    """A model that says every secret value that it is asked for."""
+
+    def _next(self, text: str) -> int:
+        """The character that goes on with the values of the keys asked for; `?` where one is not to be found."""
+        asked = re.search(r"\n\nThe secret \w+ of ([\w, -]+) (?:is|are)( ?[\w, -]*)$", text)
+        if asked is None:
+            return ord("?")
+        seen = text[: asked.start()] if self.window is None else text[: asked.start()][-self.window :]
+        given = re.findall(r"The secret \w+ of ([\w-]+) is ([\w-]+)\.", seen)
+        keys = re.split(r", | and ", asked[1])
+        whole = f" {', '.join(value for key in keys for name, value in given if name == key)}\n"
+        return ord(whole[min(len(asked[2]), len(whole) - 1)])
+
+
 class Fading(Kept):
     """A model that says what a fading sum of all that it has read says: it depends on order, and compiles at once."""
 

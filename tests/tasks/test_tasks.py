@@ -46,8 +46,9 @@ VARIANTS = {
     "fuzzy-answers": FuzzyRecall().judged,
     "fuzzy-one-query": FuzzyRecall(multi_query=False),
 }
-# Of these two the defaults are variants above, and `conf/` has the defaults: `test_config` holds that.
-IN_CONF = {f"conf-{name}": name for name in DRAWN if name not in ("induction_heads", "selective_copying")}
+# Of the first two the defaults are variants above, and `conf/` has the defaults: `test_config` holds that. A needle is
+# longer than the lengths below, and has tests of its own.
+IN_CONF = {f"conf-{name}": name for name in DRAWN if name not in ("induction_heads", "selective_copying", "needle")}
 
 
 LENGTHS = (34, 64, 200)

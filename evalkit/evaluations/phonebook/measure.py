@@ -18,7 +18,7 @@ from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, P
 from evalkit.core.rows import Row
 from evalkit.evaluations.phonebook.rows import ALL, INSIDE, METRICS, OUTSIDE
 from evalkit.inference.generation import decode
-from evalkit.inference.prefill import Prefilled, bucket, by_length, placed, prefill
+from evalkit.inference.prefill import Prefilled, bucket, by_length, placed, prefill, rows_within
 from evalkit.inference.texts import ends_of
 from evalkit.parallel.devices import by_rows, mesh_sharing
 from evalkit.tasks import phonebook
@@ -125,7 +125,7 @@ class Lookup(Evaluation):
         scores = {metric: np.zeros(len(questions)) for metric in METRICS}
         longest = max(len(question.continuation) for question in questions)
         size = bucket(max(len(question.prompt) for question in questions) + max(self.new_tokens, longest))
-        rows, done = self.rows(pretrained, size), 0
+        rows, done = rows_within(pretrained, self.batch_size, size, self.cache_gib), 0
         for indices in by_length([question.prompt for question in questions], rows):
             trained.check_interrupt()
             batch = [questions[index] for index in indices]
@@ -142,14 +142,6 @@ class Lookup(Evaluation):
             done += len(indices)
             trained.progress.describe(length, done, len(questions))
         return scores
-
-    def rows(self, pretrained: Pretrained, size: int) -> int:
-        """Prompts at a time whose caches have room for `size` tokens: `batch_size`, or half, a quarter, … of it."""
-        devices = mesh_sharing(pretrained.params, self.batch_size).size
-        one, rows = pretrained.model.cache_bytes(1, size), self.batch_size
-        while rows * one > self.cache_gib * 2**30 and rows % (2 * devices) == 0:
-            rows //= 2
-        return rows
 
 
 def question(pretrained: Pretrained, lookup: phonebook.Lookup) -> Question:

@@ -1,0 +1,136 @@
+"""Whether a pretrained model finds values that are hidden in a long text (after RULER, Hsieh et al. 2024)."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from evalkit.checks import above, at_least, at_least_or_null
+from evalkit.core.contracts import AnyTask, Evaluation, Pretrained, Trained
+from evalkit.core.rows import Row
+from evalkit.evaluations.needle.rows import FOUND, METRICS, WHOLE, found
+from evalkit.inference.generation import decode
+from evalkit.inference.prefill import bucket, by_length, placed, prefill, rows_within
+from evalkit.inference.texts import ends_of
+from evalkit.tasks.needle import Hidden, Needle
+from evalkit.tasks.text.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class Needles(Evaluation):
+    """Prompts of `task=needle` at each of `lengths` and `depths`, `prompts` of each.
+
+    The model reads the prompt and says up to `new_tokens` greedily, to the end of the line. Raises ValueError for a
+    value that cannot be.
+
+    Options:
+      lengths (tokens): tokens of the prompt, its first one included; one measurement each.
+      depths (share of the text): where the first answer stands, from 0 to 1; one measurement each.
+      prompts (prompts): prompts of each length and depth.
+      new_tokens (tokens): tokens that the model says, at most; null: those of the longest answer, and half as many.
+      batch_size (prompts): prompts that are in memory at a time.
+      chunk (tokens): tokens of each prompt that are in memory at a time.
+      cache_gib (GiB): fewer prompts at a time, down to one a device, where their caches would take more.
+    """
+
+    kind = "evalkit.evaluations.needle.report"
+
+    lengths: list[int]
+    depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
+    prompts: int = 20
+    new_tokens: int | None = None
+    batch_size: int = 8
+    chunk: int = 512
+    cache_gib: float = 4.0
+
+    def __post_init__(self) -> None:
+        above(self, 0, "cache_gib")
+        at_least(self, 1, "prompts", "batch_size", "chunk")
+        at_least_or_null(self, 1, "new_tokens")
+        if not self.lengths or min(self.lengths) < 1:
+            raise ValueError(f"lengths={list(self.lengths)}; allowed: one length or more, each at least 1")
+        if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
+            raise ValueError(f"depths={list(self.depths)}; allowed: one or more, each from 0 to 1")
+
+    @property
+    def pieces(self) -> int:
+        """The lengths."""
+        return len(set(self.lengths))
+
+    def check(self, task: AnyTask) -> None:
+        """Raises ValueError for a task without needles in text, or with a depth of its own."""
+        if not isinstance(task, Needle):
+            raise ValueError("eval=needle needs needles in text; give task=needle checkpoint=FOLDER")
+        if task.depth is not None:
+            raise ValueError(f"task.depth={task.depth}, but needles are measured at eval.depths; give eval.depths")
+
+    def held(self) -> list[tuple[str, int, int]]:
+        """One prompt of the longest length; how many are read together depends on the checkpoint."""
+        return [("lengths", 1, max(self.lengths))]
+
+    def kept(self, rows: Sequence[Row]) -> int:
+        """The rows of the lengths that were finished: each has as many."""
+        of_a_length = len(set(self.depths)) * len(METRICS)
+        return len(rows) // of_a_length * of_a_length
+
+    def check_tokens(self, task: AnyTask, tokenizer: Tokenizer) -> None:
+        """Raises ValueError for a length that is too short for any needle."""
+        assert isinstance(task, Needle)
+        self._sizes(task, tokenizer)
+
+    def _sizes(self, task: Needle, tokenizer: Tokenizer) -> dict[int, int]:
+        """The sentences of the text by length, the shortest first."""
+
+        def count(text: str) -> int:
+            return len(tokenizer.encode(text)) + (tokenizer.bos is not None)
+
+        return {length: task.sentences_for(length, count) for length in sorted(set(self.lengths))}
+
+    def run(self, trained: Trained) -> Iterator[Row]:
+        """Rows of each length that `trained.kept` has not, each metric at each depth."""
+        task = trained.task
+        assert isinstance(task, Needle)
+        done = {row["length"] for row in trained.kept}
+        pretrained = placed(trained.pretrained(), self.batch_size)
+        for length, sentences in self._sizes(task, pretrained.tokenizer).items():
+            if length in done:
+                continue
+            depths = sorted(set(self.depths))
+            at_depths = [replace(task, depth=depth) for depth in depths]
+            asked = [one.example(sentences, index) for one in at_depths for index in range(self.prompts)]
+            replies = self._replies(trained, pretrained, length, asked)
+            share = np.asarray([found(reply, each.answers) for reply, each in zip(replies, asked, strict=True)])
+            scores = {FOUND: share, WHOLE: np.floor(share)}
+            for place, depth in enumerate(depths):
+                own = slice(place * self.prompts, (place + 1) * self.prompts)
+                for metric in METRICS:
+                    yield trained.make_row(
+                        metric=metric,
+                        split="test",
+                        length=length,
+                        total=float(scores[metric][own].sum()),
+                        count=self.prompts,
+                        extra={"depth": depth, "sentences": sentences},
+                    )
+
+    def _replies(self, trained: Trained, pretrained: Pretrained, length: int, asked: Sequence[Hidden]) -> list[str]:
+        """What the model says to each prompt. Every batch is of one shape, so that each length has one program."""
+        tokenizer = pretrained.tokenizer
+        first = [] if tokenizer.bos is None else [tokenizer.bos]
+        # Arrays: as lists, prompts of 128K tokens would take gigabytes.
+        prompts = [array("i", [*first, *tokenizer.encode(each.prompt)]) for each in asked]
+        longest = max(len(tokenizer.encode(f" {', '.join(each.answers)}")) for each in asked)
+        said = longest + longest // 2 if self.new_tokens is None else self.new_tokens
+        size = bucket(max(map(len, prompts)) + said)
+        rows = rows_within(pretrained, self.batch_size, size, self.cache_gib)
+        replies, done = [""] * len(asked), 0
+        for indices in by_length(prompts, rows):
+            trained.check_interrupt()
+            read = prefill(pretrained, [prompts[index] for index in indices], rows=rows, size=size, chunk=self.chunk)
+            texts = decode(pretrained, read, indices, said, ends_of(tokenizer, ["\n"], ()))
+            for index, (text, _) in zip(indices, texts, strict=True):
+                replies[index] = text
+            done += len(indices)
+            trained.progress.describe(length, done, len(prompts))
+        return replies

@@ -1,0 +1,49 @@
+"""A figure of values by two things at once: a cell for each pair, darker for more, with its number."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from evalkit.reports.canvas import GRID, STYLE, canvas, finish
+
+COLOURS = "Blues"
+"""A scale whose order is seen in grey, and by people who do not see red and green apart."""
+DARK = 0.55
+MANY = 14
+"""Columns or rows beyond which no number fits a cell."""
+
+
+def heat_figure(
+    values: Mapping[tuple[str, str], float],
+    columns: Sequence[str],
+    rows: Sequence[str],
+    axes_labels: tuple[str, str],
+    meaning: str,
+    title: str = "",
+    notes: Sequence[str] = (),
+) -> Figure:
+    """Values from 0 to 1 by (column, row), the first row on top; a pair that has none is empty."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = canvas()
+        axes.grid(visible=False)
+        colours = matplotlib.colormaps[COLOURS]
+        axes.set(xlabel=axes_labels[0], ylabel=axes_labels[1])
+        axes.set_xlim(-0.5, len(columns) - 0.5)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xticks(range(len(columns)), columns)
+        axes.set_yticks(range(len(rows)), rows)
+        for x, column in enumerate(columns):
+            for y, row in enumerate(rows):
+                value = values.get((column, row))
+                colour = "none" if value is None else colours(float(value))
+                axes.add_patch(
+                    matplotlib.patches.Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor=GRID, lw=0.6)
+                )
+                if value is not None and max(len(columns), len(rows)) <= MANY:
+                    ink = "white" if value > DARK else "black"
+                    axes.text(x, y, f"{value:.2f}".removeprefix("0"), ha="center", va="center", fontsize=7, color=ink)
+        key = Line2D([], [], marker="s", lw=0, ms=7, color=colours(1.0), label=meaning)
+        finish(axes, title, notes, [key] if values else [])
+        return figure

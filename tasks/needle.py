@@ -1,0 +1,193 @@
+"""Needles in text: sentences that give secret values, hidden in a long text, and the question for some of them.
+
+The kinds of question are those of RULER (Hsieh et al. 2024, arXiv 2404.06654), in words of our own.
+"""
+
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+
+from evalkit.checks import at_least, one_of
+from evalkit.tasks.sizes import fitted
+
+CONSONANTS, VOWELS, SYLLABLES = "bdfgklmnprstvz", "aeiou", 3
+INTRO = "Remember every secret {kind} in this text.\n\n"
+SENTENCE = "The secret {kind} of {key} is {value}."
+QUESTION = "\n\nThe secret {kind} of {key} is"
+QUESTIONS = "\n\nThe secret {kind}s of {key} are"
+SENTENCES = ("Rain fell on the roof.", "A dog slept by the door.", "The bread was still warm.", "Nobody came in.")
+NOISE = " ".join(SENTENCES) + " "
+KINDS = {"numbers": "number", "words": "word", "uuids": "code"}
+"""What a value is called, by the setting that chooses it."""
+DIGITS = 7
+NOISES = ("noise", "needles")
+PROBES = 8  # prompts that a length is averaged over
+MOST = 1 << 22  # sentences; more than any context holds
+
+
+class Hidden(NamedTuple):
+    """One prompt and the values that answer it.
+
+    `depth` is the place of the first of them among the sentences around: 0 is before the first, 1 after the last.
+    `sentences` counts those. `place` counts the characters of the prompt before the first sentence that answers.
+    """
+
+    prompt: str
+    answers: tuple[str, ...]
+    depth: float
+    sentences: int
+    place: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needle:
+    """Sentences that give secret values, hidden in other text, and the question for some of them.
+
+    A prompt is an introduction, the text, and the beginning of the answer: `The secret number of valoki is`. Keys are
+    words that nobody has used. With several `values` or `queries` the answer is all values that are asked for. The
+    same (`seed`, sentences, index) always gives the same prompt. Raises ValueError for an impossible value.
+
+    RULER's tasks are: single 1, as it is here; single 2, with a `haystack` of one's own; single 3, with
+    `value=uuids` too; multi-key 1, `keys=4`; multi-key 2 and 3, `haystack=needles`, with `key=uuids value=uuids` in
+    the latter; multi-value, `values=4`; multi-query, `queries=4`.
+
+    Options:
+      haystack: what hides the needles: `noise`, four sentences again and again; `needles`, others like them; or a
+        file of text, such as a book.
+      key: what a value is asked by: `words` or `uuids`.
+      value: what is asked for: `numbers` of seven digits, `words` or `uuids`.
+      keys (keys): needles of other keys among them; those that are asked for count.
+      values (values): values that each key has, all of them asked for.
+      queries (keys): keys that are asked for.
+      depth (share of the text): where the first answer stands, from 0 to 1; null: anywhere.
+      seed: the seed of keys, values and places.
+
+    >>> hidden = Needle().example(sentences=20, index=0)
+    >>> hidden.prompt.count(hidden.answers[0]), len(hidden.answers[0]), hidden.prompt.splitlines()[-1].split()[-1]
+    (1, 7, 'is')
+    """
+
+    haystack: str = "noise"
+    key: str = "words"
+    value: str = "numbers"
+    keys: int = 1
+    values: int = 1
+    queries: int = 1
+    depth: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of(self, "key", ("words", "uuids"))
+        one_of(self, "value", tuple(KINDS))
+        at_least(self, 1, "keys", "values", "queries")
+        at_least(self, 0, "seed")
+        if self.depth is not None and not 0 <= self.depth <= 1:
+            raise ValueError(f"depth={self.depth}; allowed: 0 (the beginning) to 1 (the end), or null for anywhere")
+
+    def example(self, sentences: int, index: int) -> Hidden:
+        """Returns prompt number `index` with so many sentences around the needles; raises ValueError for none."""
+        if not 1 <= sentences <= MOST:
+            raise ValueError(f"sentences={sentences}; allowed: 1 to {MOST}")
+        random = np.random.default_rng([self.seed, sentences, index])
+        asked, others = max(self.keys, self.queries), sentences if self.haystack == "needles" else 0
+        keys = self._drawn(random, self.key, asked + others)
+        values = self._drawn(random, self.value, asked * self.values + others)
+        around = self._around(random, keys[asked:], values[asked * self.values :], sentences)
+        keys, values = keys[:asked], values[: asked * self.values]
+        # Those of the keys that are asked for come first; `depth` places the first of all.
+        places = random.integers(0, sentences + 1, len(values)).tolist()
+        if self.depth is not None:
+            places[0] = round(self.depth * sentences)
+        owners = [key for key in keys for _ in range(self.values)]
+        needles = [self._sentence(key, value) for key, value in zip(owners, values, strict=True)]
+        body = _among(around, needles, places)
+        prompt = INTRO.format(kind=self._kind) + body + self._question(keys[: self.queries])
+        answers = self.queries * self.values
+        place = min(prompt.index(needle) for needle in needles[:answers])
+        return Hidden(prompt, tuple(values[:answers]), places[0] / sentences, sentences, place)
+
+    def sentences_for(self, tokens: int, count: Callable[[str], int]) -> int:
+        """Returns how many sentences give prompts of about `tokens` tokens on average; `count` counts a text's tokens.
+
+        Raises ValueError if the shortest prompt is longer.
+        """
+        return fitted(tokens, 1, lambda size: fmean(count(self.example(size, i).prompt) for i in range(PROBES)))
+
+    @property
+    def _kind(self) -> str:
+        return KINDS[self.value]
+
+    def _sentence(self, key: str, value: str) -> str:
+        return SENTENCE.format(kind=self._kind, key=key, value=value)
+
+    def _question(self, keys: Sequence[str]) -> str:
+        named = keys[0] if len(keys) == 1 else f"{', '.join(keys[:-1])} and {keys[-1]}"
+        question = QUESTION if len(keys) * self.values == 1 else QUESTIONS
+        return question.format(kind=self._kind, key=named)
+
+    def _around(
+        self, random: np.random.Generator, keys: Sequence[str], values: Sequence[str], sentences: int
+    ) -> list[str]:
+        """The sentences that hide the needles; where they are needles too, those of these keys and values."""
+        if self.haystack == "needles":
+            return [self._sentence(key, value) for key, value in zip(keys, values, strict=True)]
+        whole = SENTENCES if self.haystack == "noise" else self._text
+        first = 0 if self.haystack == "noise" else int(random.integers(len(whole)))
+        return [whole[(first + i) % len(whole)] for i in range(sentences)]
+
+    @cached_property
+    def _text(self) -> list[str]:
+        """The sentences of the file; raises ValueError for one that cannot be read, or has no text."""
+        try:
+            text = Path(self.haystack).expanduser().read_text(encoding="utf-8-sig")
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"haystack={self.haystack!r} cannot be read ({type(error).__name__}); allowed: {', '.join(NOISES)}, or "
+                "a file of text in UTF-8"
+            ) from error
+        found = [" ".join(sentence.split()) for sentence in re.split(r"(?<=[.!?])\s+", text)]
+        if not any(found):
+            raise ValueError(f"haystack={self.haystack!r} has no text; give another file")
+        return [sentence for sentence in found if sentence]
+
+    def _drawn(self, random: np.random.Generator, kind: str, count: int) -> list[str]:
+        """So many different keys or values."""
+        drawn: dict[str, None] = {}
+        while len(drawn) < count:
+            drawn[_one(random, kind)] = None
+        return list(drawn)
+
+
+def word(number: int) -> str:
+    """The made-up word with this number: a consonant and a vowel by turns.
+
+    >>> word(0), word(1)
+    ('bababa', 'bebaba')
+    """
+    syllables = len(CONSONANTS) * len(VOWELS)
+    digits = [number // syllables**place % syllables for place in range(SYLLABLES)]
+    return "".join(CONSONANTS[digit // len(VOWELS)] + VOWELS[digit % len(VOWELS)] for digit in digits)
+
+
+def _one(random: np.random.Generator, kind: str) -> str:
+    if kind == "words":
+        return word(int(random.integers((len(CONSONANTS) * len(VOWELS)) ** SYLLABLES)))
+    if kind == "uuids":
+        return str(uuid.UUID(bytes=random.bytes(16), version=4))
+    return str(random.integers(10 ** (DIGITS - 1), 10**DIGITS))
+
+
+def _among(around: Sequence[str], needles: Sequence[str], places: Sequence[int]) -> str:
+    """The sentences with each needle before the one at its place."""
+    at: dict[int, list[str]] = {}
+    for needle, place in zip(needles, places, strict=True):
+        at.setdefault(place, []).append(needle)
+    parts = [part for place in range(len(around) + 1) for part in (*at.get(place, ()), *around[place : place + 1])]
+    return " ".join(parts)
