@@ -116,5 +116,5 @@ def describe(annotation: Any) -> str:
     if kind is Callable:
         return "nodes with _target_"
     if inspect.isclass(kind) and issubclass(kind, Mapping):
-        return f"a mapping of {arguments[-1]}"
+        return "a mapping" if arguments[-1] == "object" else f"a mapping of {arguments[-1]}"
     return f"a list of {', '.join(dict.fromkeys(arguments))}"

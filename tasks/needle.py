@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from evalkit.checks import at_least, one_of
-from evalkit.tasks.sizes import fitted
 
 CONSONANTS, VOWELS, SYLLABLES = "bdfgklmnprstvz", "aeiou", 3
 INTRO = "Remember every secret {kind} in this text.\n\n"
@@ -28,8 +27,9 @@ KINDS = {"numbers": "number", "words": "word", "uuids": "code"}
 """What a value is called, by the setting that chooses it."""
 DIGITS = 7
 NOISES = ("noise", "needles")
-PROBES = 8  # prompts that a length is averaged over
-MOST = 1 << 22  # sentences; more than any context holds
+PROBES, CORRECTIONS = 8, 8  # a length is averaged over 8 prompts, and a guess at a size corrected at most 8 times
+WORDS = (len(CONSONANTS) * len(VOWELS)) ** SYLLABLES
+MOST = WORDS // 2  # needles and sentences, so that different ones are soon drawn
 
 
 class Hidden(NamedTuple):
@@ -66,7 +66,7 @@ class Needle:
       keys (keys): needles of other keys among them; those that are asked for count.
       values (values): values that each key has, all of them asked for.
       queries (keys): keys that are asked for.
-      depth (share of the text): where the first answer stands, from 0 to 1; null: anywhere.
+      depth (share of the text): where the answers stand, together, from 0 to 1; null: anywhere, each by itself.
       seed: the seed of keys, values and places.
 
     >>> hidden = Needle().example(sentences=20, index=0)
@@ -88,28 +88,34 @@ class Needle:
         one_of(self, "value", tuple(KINDS))
         at_least(self, 1, "keys", "values", "queries")
         at_least(self, 0, "seed")
+        needles = max(self.keys, self.queries) * self.values
+        if needles >= MOST:
+            raise ValueError(
+                f"keys={self.keys}, values={self.values}, queries={self.queries} are {needles:,} needles; "
+                f"allowed: below {MOST:,} in all"
+            )
         if self.depth is not None and not 0 <= self.depth <= 1:
             raise ValueError(f"depth={self.depth}; allowed: 0 (the beginning) to 1 (the end), or null for anywhere")
 
     def example(self, sentences: int, index: int) -> Hidden:
         """Returns prompt number `index` with so many sentences around the needles; raises ValueError for none."""
-        if not 1 <= sentences <= MOST:
-            raise ValueError(f"sentences={sentences}; allowed: 1 to {MOST}")
+        if not 1 <= sentences <= self._most:
+            raise ValueError(f"sentences={sentences}; allowed: 1 to {self._most:,}, or there would be no more words")
         random = np.random.default_rng([self.seed, sentences, index])
+        answers = self.queries * self.values
         asked, others = max(self.keys, self.queries), sentences if self.haystack == "needles" else 0
         keys = self._drawn(random, self.key, asked + others)
         values = self._drawn(random, self.value, asked * self.values + others)
-        around = self._around(random, keys[asked:], values[asked * self.values :], sentences)
+        around = self._around(index, keys[asked:], values[asked * self.values :], sentences)
         keys, values = keys[:asked], values[: asked * self.values]
-        # Those of the keys that are asked for come first; `depth` places the first of all.
+        # Those of the keys that are asked for come first.
         places = random.integers(0, sentences + 1, len(values)).tolist()
         if self.depth is not None:
-            places[0] = round(self.depth * sentences)
+            places[:answers] = [round(self.depth * sentences)] * answers
         owners = [key for key in keys for _ in range(self.values)]
         needles = [self._sentence(key, value) for key, value in zip(owners, values, strict=True)]
         body = _among(around, needles, places)
         prompt = INTRO.format(kind=self._kind) + body + self._question(keys[: self.queries])
-        answers = self.queries * self.values
         place = min(prompt.index(needle) for needle in needles[:answers])
         return Hidden(prompt, tuple(values[:answers]), places[0] / sentences, sentences, place)
 
@@ -118,7 +124,27 @@ class Needle:
 
         Raises ValueError if the shortest prompt is longer.
         """
-        return fitted(tokens, 1, lambda size: fmean(count(self.example(size, i).prompt) for i in range(PROBES)))
+
+        def mean(size: int) -> float:
+            return fmean(count(self.example(size, index).prompt) for index in range(PROBES))
+
+        size, shortest = 1, mean(1)
+        if tokens < shortest:
+            raise ValueError(f"length={tokens}; allowed: at least {int(shortest) + 1}, the tokens of one sentence")
+        has, rate = shortest, (mean(1 + PROBES) - shortest) / PROBES
+        for _ in range(CORRECTIONS):
+            other = min(max(1, size + round((tokens - has) / rate)), self._most)
+            if other == size:
+                break
+            size, has = other, mean(other)
+            if size > 1:  # of a book the first sentences say little of the others
+                rate = (has - shortest) / (size - 1)
+        return size
+
+    @property
+    def _most(self) -> int:
+        """The sentences that fit around the needles."""
+        return MOST - max(self.keys, self.queries) * self.values
 
     @property
     def _kind(self) -> str:
@@ -132,14 +158,13 @@ class Needle:
         question = QUESTION if len(keys) * self.values == 1 else QUESTIONS
         return question.format(kind=self._kind, key=named)
 
-    def _around(
-        self, random: np.random.Generator, keys: Sequence[str], values: Sequence[str], sentences: int
-    ) -> list[str]:
+    def _around(self, index: int, keys: Sequence[str], values: Sequence[str], sentences: int) -> list[str]:
         """The sentences that hide the needles; where they are needles too, those of these keys and values."""
         if self.haystack == "needles":
             return [self._sentence(key, value) for key, value in zip(keys, values, strict=True)]
         whole = SENTENCES if self.haystack == "noise" else self._text
-        first = 0 if self.haystack == "noise" else int(random.integers(len(whole)))
+        # Of a book each prompt has its own place, whatever its length, so that a longer one is the same and more.
+        first = 0 if self.haystack == "noise" else int(np.random.default_rng([self.seed, index]).integers(len(whole)))
         return [whole[(first + i) % len(whole)] for i in range(sentences)]
 
     @cached_property
@@ -178,7 +203,7 @@ def word(number: int) -> str:
 
 def _one(random: np.random.Generator, kind: str) -> str:
     if kind == "words":
-        return word(int(random.integers((len(CONSONANTS) * len(VOWELS)) ** SYLLABLES)))
+        return word(int(random.integers(WORDS)))
     if kind == "uuids":
         return str(uuid.UUID(bytes=random.bytes(16), version=4))
     return str(random.integers(10 ** (DIGITS - 1), 10**DIGITS))

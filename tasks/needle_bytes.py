@@ -12,14 +12,13 @@ from jaxtyping import Int, Key
 
 from evalkit.checks import at_least
 from evalkit.tasks.base import Example, Synthetic, distinct
-from evalkit.tasks.needle import CONSONANTS, INTRO, NOISE, QUESTION, SENTENCE, SYLLABLES, VOWELS
+from evalkit.tasks.needle import CONSONANTS, INTRO, NOISE, QUESTION, SENTENCE, SYLLABLES, VOWELS, WORDS
 
 KIND = "number"
 BEGIN = 256
 """The token that begins a text, as that of `tasks.text.tokenizers.Bytes`."""
 KEY = "k" * 2 * SYLLABLES
 """What stands in a sentence for its key, of the same length."""
-WORDS = (len(CONSONANTS) * len(VOWELS)) ** SYLLABLES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +29,9 @@ class NeedleBytes(Synthetic):
     sentences, noise and question. The last sentence of noise is cut where the context is full. Each sentence with a
     number stands before a sentence of noise, at a place drawn uniformly.
 
-    `length` counts everything up to the question's last letter. The answer, a space and the digits, is teacher-forced:
-    `tokens` goes on with all of it but the last digit. The digits are scored.
+    `length` counts everything up to the question's last letter. The answer, a space, the digits and a full stop, is
+    teacher-forced: `tokens` goes on with all of it but the full stop. All of it is scored: a model that is asked in
+    text must say the space, and must know where a number ends.
 
     Options:
       length (bytes): a training sequence up to its answer.
@@ -41,7 +41,7 @@ class NeedleBytes(Synthetic):
     >>> task = NeedleBytes(length=256)
     >>> example = task.sample(jax.random.key(0), 256)
     >>> len(example.tokens), int(example.mask.sum())
-    (263, 7)
+    (264, 9)
     """
 
     vocab_size: ClassVar[int] = 258
@@ -55,18 +55,18 @@ class NeedleBytes(Synthetic):
 
     @property
     def answer_length(self) -> int:
-        """Returns the number of tokens after the context: the space and all digits but the last."""
-        return self.digits
+        """Returns the number of tokens after the context: the space and the digits."""
+        return 1 + self.digits
 
     @property
     def scored(self) -> int:
-        """Returns the number of scored positions: the digits."""
-        return self.digits
+        """Returns the number of scored positions: the space, the digits and the full stop."""
+        return 2 + self.digits
 
     @property
     def chance(self) -> float:
-        """Returns the accuracy of guessing a digit."""
-        return 0.1
+        """Returns the accuracy of one who knows the form and guesses each digit."""
+        return (2 + self.digits / 10) / (2 + self.digits)
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
         noise = self._noise(length)
@@ -90,22 +90,22 @@ class NeedleBytes(Synthetic):
         # The places are in order and the words are not, so that the first word is at any of them.
         asked = jax.random.randint(jax.random.fold_in(for_places, 1), (), 0, self.keys)
         asking = jnp.asarray(_bytes(question)).at[question.index(KEY) + jnp.arange(len(KEY))].set(words[asked])
-        answer = jnp.concatenate([jnp.full((1,), ord(" ")), numbers[asked]])
+        answer = jnp.concatenate([jnp.full((1,), ord(" ")), numbers[asked], jnp.full((1,), ord("."))])
         tokens = jnp.concatenate(
             [jnp.full((1,), BEGIN), jnp.asarray(_bytes(INTRO.format(kind=KIND))), body, asking, answer[:-1]]
         )
-        mask = jnp.arange(len(tokens)) >= length
-        return Example(tokens, jnp.zeros_like(tokens).at[length:].set(answer[1:]), mask)
+        mask = jnp.arange(len(tokens)) >= length - 1
+        return Example(tokens, jnp.zeros_like(tokens).at[length - 1 :].set(answer), mask)
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
         text = _text(tokens)
-        mask = np.arange(len(tokens)) >= len(tokens) - self.digits
+        mask = np.arange(len(tokens)) >= len(tokens) - self.scored
         asked = re.findall(_pattern(QUESTION, "key").strip(), text)[-1]
         ((number,),) = {
             (found[1],) for found in re.findall(_pattern(SENTENCE, "key", "value"), text) if found[0] == asked
         }
         targets = np.zeros(len(tokens), np.int32)
-        targets[mask] = [ord(digit) for digit in number]
+        targets[mask] = [ord(character) for character in f" {number}."]
         return targets, mask
 
     def symbol(self, token: int) -> str:

@@ -11,7 +11,7 @@ ABOUT = """\
 Every measurement of runs as CSV, a record a line; value is the mean over so many sequences.
 
   csv=FILE      write it, instead of printing
-  split=…       of one alone: train, validation, test or benchmark
+  split=…       of one alone: train, validation, during, test or benchmark
   metric=…      of one alone, such as accuracy"""
 
 

@@ -463,9 +463,9 @@ def _leave_out_of_other_evaluations(config: DictConfig) -> None:
     known = settings_of(config.eval, "eval")
     with open_dict(config.eval):
         for name, value in plain(config.eval, resolve=False).items():
-            # Some evaluations have one name for different things, such as `during`.
-            fitting = name in known and (OmegaConf.is_interpolation(config.eval, name) or fits(value, known[name]))
-            if name not in INSTRUCTIONS and not fitting:
+            # `during` is a list of lengths in one evaluation, and settings in another.
+            other = name == "during" and not fits(value, known.get(name))
+            if name not in INSTRUCTIONS and (name not in known or other):
                 del config.eval[name]
 
 

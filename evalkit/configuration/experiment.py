@@ -186,6 +186,12 @@ class Experiment:
         for look in self.looks:
             if self.train is None:
                 raise ValueError(f"{look.setting} is made while a model trains; leave it out with checkpoint=")
+            if look.every > self.train.steps:
+                raise ValueError(f"{look.setting}.every={look.every} is never, of train.steps={self.train.steps}")
+            if self.model is not None:
+                look.evaluation.check_model(self.model)
+            for setting, _, length in look.evaluation.held():
+                refuse_beyond_positions(f"{look.setting}.{setting}", length)
             try:
                 self.feed.check_documents()
             except ValueError as error:

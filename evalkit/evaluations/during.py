@@ -12,7 +12,7 @@ class Benchmarked:
     """Benchmarks of lm-eval while a model trains on text; raises ValueError for settings that cannot be.
 
     Options:
-      during: `tasks`, and settings of `task=downstream`, as in `{every: 500, tasks: [piqa], limit: 200}`; `every` is a
+      during: `tasks`, and settings of `task=downstream`, as in `{every: 400, tasks: [piqa], limit: 200}`; `every` is a
         multiple of `train.eval_every`; `{}`: never.
     """
 
@@ -27,8 +27,11 @@ class Benchmarked:
         from evalkit.evaluations.downstream.measure import Downstream
 
         setting = "downstream.during"
-        named = {("names" if name == "tasks" else name): value for name, value in self.during.items()}
-        task, evaluation = settings_in(setting, named, Benchmarks, Downstream)
+        # Its verdict would be of a whole run.
+        if "calibrate" in self.during:
+            raise ValueError(f"{setting}.calibrate is of a whole run; give task=downstream checkpoint=RUN")
+        called = {"names": "tasks"}
+        task, evaluation = settings_in(setting, self.during, Benchmarks, Downstream, called=called)
         if "names" not in task:
             raise ValueError(f"{setting} has no tasks; give some, such as '{setting}={{tasks: [lambada_openai], …}}'")
         self.look = Look.of(setting, self.during, Downstream(**evaluation), Benchmarks(**task))
@@ -39,7 +42,7 @@ class LookedUp:
     """Lookups in a phonebook in text while a model trains on text; raises ValueError for settings that cannot be.
 
     Options:
-      during: settings of `task=phonebook`, as in `{every: 500, lengths: [256, 1024], prompts: 50}`; `every` is a
+      during: settings of `task=phonebook`, as in `{every: 400, lengths: [256, 1024], prompts: 50}`; `every` is a
         multiple of `train.eval_every`; `{}`: never.
     """
 

@@ -1,6 +1,6 @@
 """A whole evaluation that is made every so many steps of training, and what it costs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -12,6 +12,7 @@ from evalkit.checks import describe, fits
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import AnyTask, Evaluation, Trained
 from evalkit.core.during import DURING
+from evalkit.core.errors import UserError
 from evalkit.core.rows import Row
 from evalkit.tasks.text.tokenizers import Tokenizer
 
@@ -44,7 +45,7 @@ class Look:
         """A look with its `every` from the settings that the user gave; raises ValueError where there is none."""
         if EVERY not in given:
             raise ValueError(
-                f"{setting} has no {EVERY}; give a number of steps, such as '{setting}={{{EVERY}: 500, …}}'"
+                f"{setting} has no {EVERY}; give a number of steps, such as '{setting}={{{EVERY}: 400, …}}'"
             )
         return cls(setting, evaluation, given[EVERY], task)  # type: ignore[arg-type]  # held to a number there
 
@@ -59,7 +60,10 @@ class Look:
     def check(self, tokenizer: Tokenizer) -> None:
         """Raises ValueError for what cannot be asked of models with this tokenizer, UserError for absent data sets."""
         if self.task is not None:
-            self.evaluation.check(self.task)
+            try:
+                self.evaluation.check(self.task)
+            except UserError as error:  # which speaks of the data of a whole run
+                raise UserError(str(error).replace("data.path=", f"{self.setting}.path=")) from error
             self.evaluation.check_tokens(self.task, tokenizer)
 
     def is_due(self, step: int) -> bool:
@@ -85,9 +89,18 @@ def _each_asked(trained: Trained, task: AnyTask) -> Iterator[Trained]:
         yield replace(trained, task=task, feed=feed, seeds=[seed], params=[params], make_row=make_row)
 
 
-def settings_in(setting: str, given: Given, *parts: type) -> list[dict[str, Any]]:
-    """What a look gives to each constructor of `parts`; raises ValueError for a name or a type that none has."""
-    taken = [{name: hint for name, hint in get_type_hints(part).items() if name not in OWN} for part in parts]
+def settings_in(
+    setting: str, given: Given, *parts: type, called: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """What a look gives to each constructor of `parts`; raises ValueError for a name or a type that none has.
+
+    A setting may be `called` otherwise here than by its constructor.
+    """
+    names = called or {}
+    taken = [
+        {names.get(name, name): hint for name, hint in get_type_hints(part).items() if name not in OWN}
+        for part in parts
+    ]
     own = {name: value for name, value in given.items() if name != EVERY}
     for name, value in own.items():
         hint = next((hints[name] for hints in taken if name in hints), None)
@@ -95,4 +108,5 @@ def settings_in(setting: str, given: Given, *parts: type) -> list[dict[str, Any]
             raise ValueError(f"{setting}.{name} is no setting; allowed: {', '.join([EVERY, *chain(*taken)])}")
         if not fits(value, hint):
             raise ValueError(f"{setting}.{name}={value!r}; allowed: {describe(hint)}")
-    return [{name: value for name, value in own.items() if name in hints} for hints in taken]
+    meant = {word: name for name, word in names.items()}
+    return [{meant.get(name, name): value for name, value in own.items() if name in hints} for hints in taken]

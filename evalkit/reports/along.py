@@ -52,6 +52,7 @@ def _places(run: Run, by: str) -> dict[int, int]:
     if by == "seconds":
         times = studies.content(run.folder / "timing.json")
         seconds = times.get("training") if isinstance(times, dict) else None
+        seconds = None if seconds is None else seconds - times.get("looks", 0.0)
         last = max(tokens.values(), default=0)
         return {} if seconds is None else {step: round(seconds * count / last) for step, count in tokens.items()}
     return tokens

@@ -13,30 +13,38 @@ HEADING = "Evaluated while training"
 LOSS = "loss@"
 PARTS = ("inside", "outside")
 """Of a lookup: whether what answers lies in the window of the model's attention."""
+RIGHT = ("acc", "exact_match", "digit_accuracy", "found", "all_found")
 COLUMNS = 8
 """At how many steps, at most, the table has the values."""
 Steps = Mapping[int, float]
 
 
-def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str, Drawing]:
-    """Loss at some positions by step, and what is a share of right answers; none where nothing was evaluated.
+def figures(lines: Sequence[Line], title: str, notes: Sequence[str], same: bool) -> dict[str, Drawing]:
+    """Loss at some positions by step, and shares of right answers; none where nothing was evaluated.
 
-    Several lines are drawn at the longest position alone, each in its colour.
+    Several lines are drawn at the longest position alone, each in its colour; their losses only where their tokens are
+    the `same`.
     """
     known = [(line, curves(line.record.rows)) for line in lines]
-    losses = [_drawn(line, name, seeds) for line, named in known for name, seeds in _losses(named, line.alone).items()]
+    losses = [
+        _drawn(line, name, seeds)
+        for line, named in known
+        for name, seeds in (_losses(named, line.alone) if same else {}).items()
+    ]
     shares = [_drawn(line, name, seeds) for line, named in known for name, seeds in _shares(named).items()]
     drawn = {}
     for name, made, frame, caption in (
         ("during_loss", losses, Frame(y="mean loss (nats a token)", scale="fitted"), "Loss at positions of windows."),
         ("during_shares", shares, Frame(y="share of right answers"), "What was asked while the model trained."),
     ):
+        more = len(made) - len(COLOURS)
+        left_out = [f"{more} more curves are in the table and in metrics.jsonl"] if more > 0 else []
         if any(len(points) > 1 for curve in made for points in curve.seeds.values()):
             figure = seed_figure(
                 made[: len(COLOURS)],
                 frame.while_training(WORDS[lines[0].by]),
                 f"{title}: while training",
-                [*notes, *omitted(lines)],
+                [*notes, *omitted(lines), *left_out],
             )
             drawn[name] = Drawing(HEADING, caption, figure)
     return drawn
@@ -50,7 +58,7 @@ def tables(lines: Sequence[Line]) -> list[Table]:
             label = name if line.alone else f"{line.label}, {name}"
             across = _curve(label, seeds).over_seeds()
             cells[label] = {step: f"{middle:.4f}" for step, middle, *_ in _spread(across)}
-    return [by_column(HEADING, "measure at step", cells)] if cells else []
+    return [by_column(HEADING, "measure at step", cells, label="{:,}".format)] if cells else []
 
 
 def _worth_a_line(named: Mapping[str, Mapping[int, Steps]]) -> dict[str, Mapping[int, Steps]]:
@@ -79,12 +87,9 @@ def _losses(named: Mapping[str, Mapping[int, Steps]], alone: bool) -> dict[str, 
 
 
 def _shares(named: Mapping[str, Mapping[int, Steps]]) -> dict[str, Mapping[int, Steps]]:
-    """The curves of what is right or wrong: no loss, and from 0 to 1."""
-    return {
-        name: seeds
-        for name, seeds in _worth_a_line(named).items()
-        if "loss" not in name and all(0 <= value <= 1 for steps in seeds.values() for value in steps.values())
-    }
+    """The curves of what is right or wrong, by the names that lookups and lm-eval give it."""
+    metrics = {name: name.partition("@")[0].partition("/")[2] or name.partition("@")[0] for name in named}
+    return {name: seeds for name, seeds in _worth_a_line(named).items() if metrics[name].startswith(RIGHT)}
 
 
 def _drawn(line: Line, name: str, seeds: Mapping[int, Steps]) -> Curve:

@@ -2,7 +2,7 @@
 
 import logging
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +129,13 @@ def last_step(record: Record) -> int | None:
     return max((entry["step"] for entry in record.rows if entry["step"] is not None), default=None)
 
 
-def by_column(heading: str, name: str, rows: Mapping[str, Mapping[int, str]], costed: Sequence[Line] = ()) -> Table:
+def by_column(
+    heading: str,
+    name: str,
+    rows: Mapping[str, Mapping[int, str]],
+    costed: Sequence[Line] = (),
+    label: Callable[[int], str] = length_label,
+) -> Table:
     """A row a label, under `name`, a column a length or position; `COSTS` come first with the lines `costed`."""
     columns = sorted({column for cells in rows.values() for column in cells})
     costs = {line.label: costs_of(line.header) for line in costed}
@@ -137,4 +143,4 @@ def by_column(heading: str, name: str, rows: Mapping[str, Mapping[int, str]], co
         [label, *costs.get(label, ()), *(cells.get(column, DASH) for column in columns)]
         for label, cells in rows.items()
     ]
-    return Table(heading, [name, *(COSTS if costs else ()), *map(length_label, columns)], lines)
+    return Table(heading, [name, *(COSTS if costs else ()), *map(label, columns)], lines)

@@ -63,7 +63,8 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
                 last, given_up = step == training.steps, False
                 if step % training.eval_every == 0 or last:
                     rows = validate(session, state, step, costs)
-                    session.timing["looks"] = looks_before + costs.seconds
+                    if costs.seconds:
+                        session.timing["looks"] = looks_before + costs.seconds
                     solved = int(peers.agreed(str(solved + 1 if _all_right(rows, task.length) else 0)))
                     trains_on = not (last or _is_solved(trainer, solved))
                     given_up = trains_on and session.judge is not None and session.judge(rows)

@@ -122,7 +122,7 @@ def _seconds_taken(job: Job) -> float | None:
     """Seconds a token of what a run has trained so far, compiling left out; None where that is not known."""
     try:
         taken = json.loads((job.folder / "timing.json").read_text(encoding="utf-8"))
-        seconds = taken["training"] - taken["first_dispatch"]
+        seconds = taken["training"] - taken["first_dispatch"] - taken.get("looks", 0.0)
     except (OSError, ValueError, KeyError):
         return None
     _, training = job.experiment.trained

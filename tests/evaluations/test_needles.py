@@ -10,7 +10,7 @@ import pytest
 from evalkit.core.contracts import Pretrained
 from evalkit.core.rows import Row, row, value
 from evalkit.evaluations.needle.measure import Needles
-from evalkit.evaluations.needle.rows import FOUND, WHOLE
+from evalkit.evaluations.needle.rows import ALL, FOUND
 from evalkit.tasks.needle import Needle
 from evalkit.tasks.phonebook import Phonebook
 from support import tiny
@@ -45,7 +45,7 @@ def rows_of(held: Pretrained, task: Needle, **settings: Any) -> list[Row]:
 def test_one_who_copies_finds_all_of_them(words: dict[str, Any]) -> None:
     rows = rows_of(finder(), Needle(**words), depths=[0.0, 0.5, 1.0])
     assert [(entry["metric"], entry["extra"]["depth"]) for entry in rows] == [
-        (metric, depth) for depth in (0.0, 0.5, 1.0) for metric in (FOUND, WHOLE)
+        (metric, depth) for depth in (0.0, 0.5, 1.0) for metric in (FOUND, ALL)
     ]
     assert all(value(entry) == 1 and entry["count"] == 3 for entry in rows)
 
@@ -58,8 +58,10 @@ def test_one_who_forgets_finds_the_near_ones() -> None:
 
 
 def test_part_of_the_values_is_part_of_the_score() -> None:
-    """Within a window of half the text lies a part of the four."""
-    rows = rows_of(finder(500), Needle(values=4), depths=[0.0], prompts=12)
+    """Within a window of half the text lies a part of the four, which stand anywhere."""
+    rows = rows_of(finder(500), Needle(values=4), depths=[], prompts=12)
+    assert [entry["extra"]["depth"] for entry in rows] == [None, None]
+    assert all(abs(entry["extra"]["prompt_tokens"] - 1000) < 30 for entry in rows)
     part, whole = (value(entry) for entry in rows)
     assert 0.2 < part < 0.8 and whole == 0
 
@@ -83,7 +85,7 @@ def test_what_is_done_is_not_done_again() -> None:
     ("settings", "message"),
     [
         ({"lengths": []}, r"lengths=\[\]; allowed: one length or more"),
-        ({"depths": [1.5]}, r"depths=\[1.5\]; allowed: one or more, each from 0 to 1"),
+        ({"depths": [1.5]}, r"depths=\[1.5\]; allowed: numbers from 0 to 1, or \[\] for anywhere"),
         ({"prompts": 0}, "prompts=0; allowed: 1 or more"),
         ({"new_tokens": 0}, "new_tokens=0; allowed: 1 or more, or null"),
     ],
@@ -113,5 +115,5 @@ def test_a_run_that_was_trained_on_bytes_is_asked_and_drawn(tmp_path: Path) -> N
     assert tiny.start(tmp_path / "asked", of=[*asked, "eval.depths=[0,1]", "wandb.mode=disabled"]) == 0
     results = tiny.results(tmp_path / "asked")
     assert [entry["length"] for entry in results["lengths"]] == [150, 300]
-    assert set(results["lengths"][0]["depths"]) == {"0", "1"} or set(results["lengths"][0]["depths"]) == {"0.0", "1.0"}
+    assert set(results["lengths"][0]["depths"]) == {"0%", "100%"}
     assert (tmp_path / "asked" / "needle.png").is_file() and (tmp_path / "asked" / "depths.png").is_file()

@@ -124,7 +124,7 @@ def test_an_empty_book_and_a_short_prompt_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(ValueError, match="has no text; give another file"):
         Needle(haystack=str(tmp_path / "empty.txt")).example(5, 0)
-    with pytest.raises(ValueError, match=r"length=20; allowed: at least \d+, the tokens of 1 sentences"):
+    with pytest.raises(ValueError, match=r"length=20; allowed: at least \d+, the tokens of one sentence"):
         Needle().sentences_for(20, len)
 
 
@@ -142,7 +142,7 @@ def test_bytes_follow_the_rule_and_are_the_text_of_a_checkpoint(keys: int, digit
         right, where = task.solve(tokens)
         np.testing.assert_array_equal(targets, right)
         np.testing.assert_array_equal(mask, where)
-        assert len(tokens) == length + task.answer_length and mask.sum() == digits == task.scored
+        assert len(tokens) == length + task.answer_length and mask.sum() == digits + 2 == task.scored
         text = Bytes().decode(tokens.tolist())
         prompt, answer = text[: length - 1], text[length - 1 :]
         named = needles(prompt)
@@ -154,7 +154,7 @@ def test_bytes_follow_the_rule_and_are_the_text_of_a_checkpoint(keys: int, digit
         assert prompt.startswith(asked[0]) and re.sub(r"of \w+", "", prompt.split("\n\n")[-1]) == re.sub(
             r"of \w+", "", asked[-1]
         )
-        assert answer == " " + dict(named)[re.findall(r"of (\w+) is$", prompt)[0]][: digits - 1]
+        assert answer == " " + dict(named)[re.findall(r"of (\w+) is$", prompt)[0]]
 
 
 def test_the_places_of_bytes_are_uniform() -> None:
@@ -179,5 +179,30 @@ def test_what_does_not_fit_is_one_line() -> None:
         NeedleBytes(length=64)
 
 
-def test_found_counts_values_whatever_is_said_around() -> None:
+def test_found_counts_whole_values_whatever_is_said_around() -> None:
     assert found("It is 12, or AB-c.", ["12", "ab-C"]) == 1 and found("", ["1"]) == 0
+    assert found(" 9120", ["12"]) == found("x12", ["12"]) == 0, "a part of a longer number is none"
+
+
+@pytest.mark.parametrize("length", [4000, 65_536])
+def test_prompts_from_a_book_of_uneven_sentences_have_their_length(length: int, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    sentences = ["".join(random.choice(list("abc "), random.geometric(0.01))) + "x." for _ in range(400)]
+    (tmp_path / "book.txt").write_text(" ".join(sentences))
+    task = Needle(haystack=str(tmp_path / "book.txt"))
+    size = task.sentences_for(length, len)
+    assert abs(np.mean([len(task.example(size, index).prompt) for index in range(8)]) - length) < 200
+
+
+def test_as_many_needles_as_there_are_no_words_for_are_refused() -> None:
+    with pytest.raises(ValueError, match="needles; allowed: below"):
+        Needle(keys=400_000)
+    with pytest.raises(ValueError, match="or there would be no more words"):
+        Needle(haystack="needles").example(300_000, 0)
+
+
+def test_at_a_depth_all_answers_stand_together() -> None:
+    for depth in (0.0, 0.5, 1.0):
+        hidden = Needle(values=3, depth=depth).example(40, 1)
+        body = re.sub(SECRET + " ?", "|", hidden.prompt.partition("\n\n")[2].rpartition("\n\n")[0])
+        assert "|||" in body and abs(body.index("|") / len(body) - depth) < 0.05

@@ -9,7 +9,7 @@ import numpy as np
 from evalkit.checks import above, at_least, at_least_or_null
 from evalkit.core.contracts import AnyTask, Evaluation, Pretrained, Trained
 from evalkit.core.rows import Row
-from evalkit.evaluations.needle.rows import FOUND, METRICS, WHOLE, found
+from evalkit.evaluations.needle.rows import ALL, FOUND, METRICS, found
 from evalkit.inference.generation import decode
 from evalkit.inference.prefill import bucket, by_length, placed, prefill, rows_within
 from evalkit.inference.texts import ends_of
@@ -26,7 +26,7 @@ class Needles(Evaluation):
 
     Options:
       lengths (tokens): tokens of the prompt, its first one included; one measurement each.
-      depths (share of the text): where the first answer stands, from 0 to 1; one measurement each.
+      depths (share of the text): where the answers stand, from 0 to 1; one measurement each; `[]`: anywhere.
       prompts (prompts): prompts of each length and depth.
       new_tokens (tokens): tokens that the model says, at most; null: those of the longest answer, and half as many.
       batch_size (prompts): prompts that are in memory at a time.
@@ -50,8 +50,8 @@ class Needles(Evaluation):
         at_least_or_null(self, 1, "new_tokens")
         if not self.lengths or min(self.lengths) < 1:
             raise ValueError(f"lengths={list(self.lengths)}; allowed: one length or more, each at least 1")
-        if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
-            raise ValueError(f"depths={list(self.depths)}; allowed: one or more, each from 0 to 1")
+        if not all(0 <= depth <= 1 for depth in self.depths):
+            raise ValueError(f"depths={list(self.depths)}; allowed: numbers from 0 to 1, or [] for anywhere")
 
     @property
     def pieces(self) -> int:
@@ -64,6 +64,7 @@ class Needles(Evaluation):
             raise ValueError("eval=needle needs needles in text; give task=needle checkpoint=FOLDER")
         if task.depth is not None:
             raise ValueError(f"task.depth={task.depth}, but needles are measured at eval.depths; give eval.depths")
+        task.example(1, 0)  # a file that cannot be read is told before weights are
 
     def held(self) -> list[tuple[str, int, int]]:
         """One prompt of the longest length; how many are read together depends on the checkpoint."""
@@ -71,13 +72,18 @@ class Needles(Evaluation):
 
     def kept(self, rows: Sequence[Row]) -> int:
         """The rows of the lengths that were finished: each has as many."""
-        of_a_length = len(set(self.depths)) * len(METRICS)
+        of_a_length = len(self._depths) * len(METRICS)
         return len(rows) // of_a_length * of_a_length
 
     def check_tokens(self, task: AnyTask, tokenizer: Tokenizer) -> None:
         """Raises ValueError for a length that is too short for any needle."""
         assert isinstance(task, Needle)
         self._sizes(task, tokenizer)
+
+    @property
+    def _depths(self) -> list[float | None]:
+        """Each depth once, the beginning first."""
+        return [*sorted({float(depth) for depth in self.depths})] or [None]
 
     def _sizes(self, task: Needle, tokenizer: Tokenizer) -> dict[int, int]:
         """The sentences of the text by length, the shortest first."""
@@ -96,13 +102,12 @@ class Needles(Evaluation):
         for length, sentences in self._sizes(task, pretrained.tokenizer).items():
             if length in done:
                 continue
-            depths = sorted(set(self.depths))
-            at_depths = [replace(task, depth=depth) for depth in depths]
+            at_depths = [replace(task, depth=depth) for depth in self._depths]
             asked = [one.example(sentences, index) for one in at_depths for index in range(self.prompts)]
-            replies = self._replies(trained, pretrained, length, asked)
+            prompts, replies = self._replies(trained, pretrained, length, asked)
             share = np.asarray([found(reply, each.answers) for reply, each in zip(replies, asked, strict=True)])
-            scores = {FOUND: share, WHOLE: np.floor(share)}
-            for place, depth in enumerate(depths):
+            scores = {FOUND: share, ALL: np.floor(share)}
+            for place, depth in enumerate(self._depths):
                 own = slice(place * self.prompts, (place + 1) * self.prompts)
                 for metric in METRICS:
                     yield trained.make_row(
@@ -111,11 +116,17 @@ class Needles(Evaluation):
                         length=length,
                         total=float(scores[metric][own].sum()),
                         count=self.prompts,
-                        extra={"depth": depth, "sentences": sentences},
+                        extra={
+                            "depth": depth,
+                            "sentences": sentences,
+                            "prompt_tokens": round(float(prompts[own].mean()), 1),
+                        },
                     )
 
-    def _replies(self, trained: Trained, pretrained: Pretrained, length: int, asked: Sequence[Hidden]) -> list[str]:
-        """What the model says to each prompt. Every batch is of one shape, so that each length has one program."""
+    def _replies(
+        self, trained: Trained, pretrained: Pretrained, length: int, asked: Sequence[Hidden]
+    ) -> tuple[np.ndarray, list[str]]:
+        """The tokens of each prompt, and what the model says to it; every batch is of one shape, for one program."""
         tokenizer = pretrained.tokenizer
         first = [] if tokenizer.bos is None else [tokenizer.bos]
         # Arrays: as lists, prompts of 128K tokens would take gigabytes.
@@ -133,4 +144,4 @@ class Needles(Evaluation):
                 replies[index] = text
             done += len(indices)
             trained.progress.describe(length, done, len(prompts))
-        return replies
+        return np.asarray([*map(len, prompts)]), replies

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evalkit.core.rows import Record, Row, value
-from evalkit.evaluations.needle.rows import FOUND, WHOLE
+from evalkit.evaluations.needle.rows import ALL, FOUND
 from evalkit.reports.canvas import length_label
 from evalkit.reports.curves import frame_of, length_figure
 from evalkit.reports.heat import heat_figure
@@ -28,8 +28,8 @@ def summarise(record: Record) -> dict[str, Any]:
                 "sentences": rows[0]["extra"]["sentences"],
                 "prompts": int(sum(entry["count"] or 0 for entry in rows)),
                 FOUND: _mean(rows),
-                WHOLE: _mean(_rows(record, WHOLE)[length]),
-                "depths": {str(entry["extra"]["depth"]): value(entry) for entry in rows},
+                ALL: _mean(_rows(record, ALL)[length]),
+                "depths": {_depth(entry): value(entry) for entry in rows},
             }
             for length, rows in _rows(record, FOUND).items()
         ]
@@ -81,7 +81,9 @@ def _rows(record: Record, metric: str) -> dict[int, list[Row]]:
     """The rows of a metric by length, the shortest first, each in the order of depths."""
     rows = [entry for entry in record.rows if entry["metric"] == metric and entry["length"] is not None]
     by_length = grouped((entry["length"] or 0, entry) for entry in rows)
-    return {length: sorted(by_length[length], key=lambda row: row["extra"]["depth"]) for length in sorted(by_length)}
+    return {
+        length: sorted(by_length[length], key=lambda row: row["extra"]["depth"] or 0.0) for length in sorted(by_length)
+    }
 
 
 def _mean(rows: Sequence[Row]) -> float:
@@ -102,11 +104,12 @@ def _heat(line: Line, title: str, notes: Sequence[str]) -> Any:
         (length_label(length), _depth(entry)): value(entry) for length, rows in by_length.items() for entry in rows
     }
     depths = list(dict.fromkeys(_depth(entry) for rows in by_length.values() for entry in rows))
-    labels = ("tokens of the prompt", "depth of the first answer")
+    labels = ("tokens of the prompt", "depth of the answers")
     trained = line.header.train_length
     told = [*notes, *([] if trained is None else [f"trained at {trained:,} tokens"])]
     return heat_figure(values, [*map(length_label, by_length)], depths, labels, CELL, title, told)
 
 
 def _depth(entry: Row) -> str:
-    return f"{entry['extra']['depth']:.0%}"
+    depth = entry["extra"]["depth"]
+    return "anywhere" if depth is None else f"{100 * depth:g}%"

@@ -44,7 +44,7 @@ class LossByPosition(Evaluation):
       cache_gib (GiB): the size of a sequence's cache, at most.
       chunk (tokens): tokens of a sequence that are in memory at a time.
       devices: `rows` gives each device whole sequences, `sequence` a part of `chunk` tokens of every one.
-      during: the same while training, with other settings, such as `{every: 500, documents: 8}`; `every` is a
+      during: the same while training, with other settings, such as `{every: 400, documents: 8}`; `every` is a
         multiple of `train.eval_every`; `{}`: never.
     """
 
@@ -89,6 +89,8 @@ class LossByPosition(Evaluation):
         """Raises ValueError for a model whose time cannot be split over devices, if it is to be."""
         if self.devices == SEQUENCE:
             refuse_unsplit(model, self.chunk)
+        if (look := self._looked()) is not None:
+            look.evaluation.check_model(model)
 
     def _looked(self) -> Look | None:
         """What `during` asks for; raises ValueError for settings that cannot be."""

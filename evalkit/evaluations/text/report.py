@@ -77,7 +77,7 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
         training = seed_figure(learning, while_training, f"{title} while training", [*notes, *omitted(lines)])
         kept = "Loss on the ends of the training documents, which are kept from training."
         drawn["training"] = Drawing(TRAINING, kept, training)
-    return drawn | during.figures(lines, title, notes)
+    return drawn | during.figures(lines, title, notes, same)
 
 
 def tokens_are_alike(lines: Sequence[Line]) -> bool:

@@ -96,7 +96,10 @@ def bytes_per_token(rows: Sequence[Row]) -> float:
     by_document = {
         entry["extra"]["document"]: entry["extra"]["bytes_per_token"]
         for entry in rows
-        if entry["metric"] in text_rows.RAW and entry["position"] is not None and entry["count"]
+        if entry["metric"] in text_rows.RAW
+        and entry["split"] == "test"
+        and entry["position"] is not None
+        and entry["count"]
     }
     return float(np.mean(list(by_document.values()))) if by_document else 1.0
 
@@ -117,7 +120,8 @@ def summarise(record: Record) -> dict[str, Any]:
     paired, short, long = (tables[name] for name in (text_rows.PAIRED, text_rows.HELPED_SHORT, text_rows.HELPED_LONG))
     in_bits = levels(table_of(rows, text_rows.LOSS, bits_per_byte))
     last = {metric: {seed: curve[-1][1] for seed, curve in seeds.items()} for metric, seeds in validation(rows).items()}
-    choices = (entry["extra"]["chosen_by"] for entry in rows if entry["metric"] == text_rows.HELPED_LONG)
+    helped = (row for row in rows if row["metric"] == text_rows.HELPED_LONG and row["split"] == "test")
+    choices = (entry["extra"]["chosen_by"] for entry in helped)
     chosen_by = next(choices, None)  # by whose losses the tokens that long context helps most were chosen
     return {
         "schema": SCHEMA,

@@ -9,7 +9,7 @@ from lm_eval.api.task import ConfigurableTask
 from evalkit.checks import refuse_below_1, refuse_other_types
 from evalkit.core.errors import UserError
 from evalkit.evaluations.downstream.tasks.phonebook import sizes
-from evalkit.evaluations.needle.rows import FOUND, WHOLE, found
+from evalkit.evaluations.needle.rows import ALL, FOUND, found
 from evalkit.tasks.needle import Needle
 
 TASK = "griffin_needle"
@@ -26,7 +26,7 @@ class Needles(ConfigurableTask):
         settings["metric_list"] = [
             {"metric": f"{metric}@{size}", "aggregation": "mean", "higher_is_better": True}
             for size in sizes(sentences)
-            for metric in (FOUND, WHOLE)
+            for metric in (FOUND, ALL)
         ]
         super().__init__(config=settings)
 
@@ -55,4 +55,4 @@ def refuse(stated: Mapping[str, Any]) -> None:
 def scores(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Returns the metrics of one prompt, of what was said to the end of the line."""
     share = found(results[0].partition("\n")[0], doc["answers"])
-    return {f"{FOUND}@{doc['sentences']}": share, f"{WHOLE}@{doc['sentences']}": float(share == 1)}
+    return {f"{FOUND}@{doc['sentences']}": share, f"{ALL}@{doc['sentences']}": float(share == 1)}
