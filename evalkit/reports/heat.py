@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 from evalkit.reports.canvas import GRID, STYLE, canvas, finish
 
@@ -38,9 +39,7 @@ def heat_figure(
             for y, row in enumerate(rows):
                 value = values.get((column, row))
                 colour = "none" if value is None else colours(float(value))
-                axes.add_patch(
-                    matplotlib.patches.Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor=GRID, lw=0.6)
-                )
+                axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor=GRID, lw=0.6))
                 if value is not None and max(len(columns), len(rows)) <= MANY:
                     ink = "white" if value > DARK else "black"
                     axes.text(x, y, f"{value:.2f}".removeprefix("0"), ha="center", va="center", fontsize=7, color=ink)
