@@ -8,13 +8,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 
 from evalkit.checks import at_least, one_of
+from evalkit.tasks.text import documents
 
 CONSONANTS, VOWELS, SYLLABLES = "bdfgklmnprstvz", "aeiou", 3
 INTRO = "Remember every secret {kind} in this text.\n\n"
@@ -59,8 +59,8 @@ class Needle:
     the latter; multi-value, `values=4`; multi-query, `queries=4`.
 
     Options:
-      haystack: what hides the needles: `noise`, four sentences again and again; `needles`, others like them; or a
-        file of text, such as a book.
+      haystack: what hides the needles: `noise`, four sentences again and again; `needles`, others like them; or
+        texts, such as a book: a file, a folder or a pattern, read as those of `task=books`.
       key: what a value is asked by: `words` or `uuids`.
       value: what is asked for: `numbers` of seven digits, `words` or `uuids`.
       keys (keys): needles of other keys among them; those that are asked for count.
@@ -169,17 +169,16 @@ class Needle:
 
     @cached_property
     def _text(self) -> list[str]:
-        """The sentences of the file; raises ValueError for one that cannot be read, or has no text."""
+        """The sentences of the texts; raises ValueError for what cannot be read, or has none."""
         try:
-            text = Path(self.haystack).expanduser().read_text(encoding="utf-8-sig")
-        except (OSError, ValueError, RuntimeError) as error:
+            texts = [document.text for document in documents.read(self.haystack)]
+        except ValueError as error:
             raise ValueError(
-                f"haystack={self.haystack!r} cannot be read ({type(error).__name__}); allowed: {', '.join(NOISES)}, or "
-                "a file of text in UTF-8"
+                f"haystack={self.haystack!r} is none of {', '.join(NOISES)}, and as texts: {error}"
             ) from error
-        found = [" ".join(sentence.split()) for sentence in re.split(r"(?<=[.!?])\s+", text)]
+        found = [" ".join(sentence.split()) for text in texts for sentence in re.split(r"(?<=[.!?])\s+", text)]
         if not any(found):
-            raise ValueError(f"haystack={self.haystack!r} has no text; give another file")
+            raise ValueError(f"haystack={self.haystack!r} has no text; give other texts")
         return [sentence for sentence in found if sentence]
 
     def _drawn(self, random: np.random.Generator, kind: str, count: int) -> list[str]:

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("evalkit.numerics", "evalkit.platforms"),
     ("evalkit.checks", "evalkit.disk", "evalkit.parallel"),
-    ("evalkit.kernels.matrix",),
-    ("evalkit.kernels", "evalkit.tasks", "evalkit.tasks.text"),
+    ("evalkit.kernels.matrix", "evalkit.tasks.text"),
+    ("evalkit.kernels", "evalkit.tasks"),
     ("evalkit.models.layers", "evalkit.tasks.mad"),
     ("evalkit.models.mixers",),
     ("evalkit.models",),

@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import (
     GrammarParseError,
     InterpolationKeyError,
@@ -218,6 +218,8 @@ def apply(config: DictConfig, values: Sequence[Override]) -> None:
             key, value = override.key_or_group, override.value()
             if isinstance(value, list) and isinstance(OmegaConf.select(config, key), DictConfig):  # cannot be merged
                 raise UserError(f"{override.input_line}: {key} is a mapping, not a list; give '{key}={{a: 1}}'")
+            if isinstance(value, dict) and isinstance(OmegaConf.select(config, key), ListConfig):
+                raise UserError(f"{override.input_line}: {key} is a list, not a mapping; give '{key}=[a]'")
             try:
                 OmegaConf.update(config, key, value, force_add=True)
             except GrammarParseError as error:

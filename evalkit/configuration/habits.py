@@ -47,6 +47,7 @@ HABITS: Mapping[str, str] = {
     **dict.fromkeys(("dropout", "p_dropout", "attn_dropout", "resid_dropout", "hidden_dropout"), _NO_DROPOUT),
     **dict.fromkeys(_DEPTH.split(), "give model.depth=6 for as many blocks, or another model.pattern"),
     "mixer": "give a mixer of your own as +mixer=NAME with --config-dir FOLDER, where FOLDER/mixer/NAME.yaml is",
+    "by": "it is of evalkit search, and of sweepers, with -m hydra/sweeper=optuna",
     **dict.fromkeys(("fp16", "bf16", "amp"), "give model.dtype=bfloat16"),
     **dict.fromkeys(
         ("num_workers", "n_workers", "workers"), "batches are made in the compiled step or read beside it; leave it out"

@@ -195,6 +195,8 @@ def test_what_is_built_holds_plain_data() -> None:
         ("output_dir=x", ["'hydra.run.dir'"]),
         ("device=cuda", ["JAX_PLATFORMS=cpu, cuda or tpu"]),
         ("model.dropout=0.1", ["no dropout"]),
+        ("by=validation.loss", ["evalkit search", "hydra/sweeper=optuna"]),
+        ("eval.during={every: 100}", ["eval.during is a list, not a mapping", "eval.during=[a]"]),
         ("modle=griffin", ["'modle'", "'model'"]),
         ("model=scaled/hawk", ["'scaled/hawk' has a slash; name a file that lies right in the folder model"]),
         ("task.length=100000000", ["task.length=100000000 takes at least", "iB", "this machine has"]),

@@ -398,7 +398,7 @@ def test_needles_are_found_by_any_model(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({"sentences": 0}, "griffin_needle: sentences=0; allowed: 1 to"),
         ({"sentences": "many"}, "griffin_needle: sentences='many'; allowed: int or a list of int"),
-        ({"haystack": "nowhere.txt"}, "haystack='nowhere.txt' cannot be read"),
+        ({"haystack": "nowhere.txt"}, "haystack='nowhere.txt' is none of noise, needles"),
         ({"depth": "deep"}, "depth='deep'; allowed: float or null"),
         ({"prompts": 0}, "prompts=0; allowed: 1 or more"),
     ],

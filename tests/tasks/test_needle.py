@@ -107,7 +107,7 @@ def test_a_book_hides_them_as_well(tmp_path: Path) -> None:
     [
         (
             {"haystack": "nowhere.txt"},
-            r"haystack='nowhere.txt' cannot be read \(FileNotFoundError\); allowed: noise, needles",
+            "haystack='nowhere.txt' is none of noise, needles, and as texts: nowhere.txt is no file",
         ),
         ({"key": "numbers"}, "key='numbers'; allowed: words, uuids"),
         ({"value": "x"}, "value='x'; allowed: numbers, words, uuids"),
@@ -122,7 +122,7 @@ def test_what_cannot_be_hidden_is_one_line(words: dict[str, Any], message: str) 
 
 def test_an_empty_book_and_a_short_prompt_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
-    with pytest.raises(ValueError, match="has no text; give another file"):
+    with pytest.raises(ValueError, match="has no text; give other texts"):
         Needle(haystack=str(tmp_path / "empty.txt")).example(5, 0)
     with pytest.raises(ValueError, match=r"length=20; allowed: at least \d+, the tokens of one sentence"):
         Needle().sentences_for(20, len)
