@@ -60,7 +60,7 @@ class Needle:
 
     Options:
       haystack: what hides the needles: `noise`, four sentences again and again; `needles`, others like them; or
-        texts, such as a book: a file, a folder or a pattern, read as those of `task=books`.
+        texts: a file, a folder or a pattern, as in `task=books`.
       key: what a value is asked by: `words` or `uuids`.
       value: what is asked for: `numbers` of seven digits, `words` or `uuids`.
       keys (keys): needles of other keys among them; those that are asked for count.

@@ -130,7 +130,8 @@ def test_a_setting_that_cannot_be_is_one_line(
 def test_a_checkpoint_goes_with_a_task_that_reads_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["task=induction_heads", "checkpoint=x"]) == 2
     told = capsys.readouterr().err
-    assert "checkpoint= goes with task=arxiv, task=books, task=downstream, task=phonebook, not with task=ind" in told
+    readers = "task=arxiv, task=books, task=downstream, task=needle, task=phonebook"
+    assert f"checkpoint= goes with {readers}, not with task=ind" in told
     assert main(["task=phonebook", "eval.lengths=[200]"]) == 2
     assert "model is missing" in capsys.readouterr().err
 
