@@ -21,6 +21,13 @@ def needed(claim: Claim) -> list[str]:
     return sorted(names)
 
 
+def experiment(claim: Claim, studies: Path) -> str:
+    """The experiment of a claim as `experiment=` takes it, wherever the command is typed."""
+    name = str(claim.runs.experiment)
+    beside = studies.parent / name
+    return str(beside.resolve()) if name.endswith(".yaml") and beside.is_file() else name
+
+
 def on(claim: Claim, folder: Path) -> Claim:
     """The claim with its experiment's runs read from `folder`, however many seeds these have; others stay the kept."""
     control = replace(claim.control, parts=[_moved(part, claim, folder) for part in claim.control.parts])

@@ -30,7 +30,9 @@ VERBS = {
     "export": Verb("export", "a run of model=griffin_released as a folder for transformers"),
     "archive": Verb("archive", "the record and last parameters of a run, to be kept beside its results"),
     "select": Verb("select", "which trial of a search its protocol chooses"),
-    "reproduce": Verb("reproduce", "every claim of the paper: what was measured, does it hold, what does it cost"),
+    "reproduce": Verb(
+        "reproduce", "every claim of the paper: what was measured, does it hold, what does it cost", composes=True
+    ),
     "calibrate": Verb("calibrate", "lm-eval's results of a released model against the published ones"),
     "lm-eval": Verb("lm_eval", "lm-eval's own command with our models and tasks in it"),
 }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SETTINGS = ("out", "format", "studies", "run", "archive")
 PAGE = "claims.html"
+SEARCHPATH = "hydra.searchpath="  # what --config-dir becomes
 SUFFIXES = (".tar.gz", ".tgz")
 STYLES = {"exact": "green", "holds": "green", "does not hold": "red", "not decidable": "yellow", "seen once": "cyan"}
 ABOUT = """\
@@ -30,6 +31,7 @@ With the ids of claims, such as B3, those alone with all their evidence. Verdict
   format=json     print it as JSON
   run=true        with one id: train and measure its runs anew in the folder out=, then judge them beside the kept
                   ones; settings may follow, such as preset=paper, seeds=2, dry_run=true. The same line again goes on
+  hawk=MODEL      with run=true: a model, or with --config-dir a mixer of your own, takes the place of the run hawk
   studies=FOLDER  the kept rows and claims.yaml; default: studies/ here, or that of the clone"""
 
 
@@ -50,6 +52,8 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"run={settings['run']} is none of reproduce; give run=true, or leave it out")
     if "run" in settings:
         return _anew(words)
+    if any(word.startswith(SEARCHPATH) for word in words):
+        raise UserError("--config-dir is of models that are trained; give it with run=true")
     if strange := sorted(set(settings) - set(SETTINGS)):
         raise UserError(f"reproduce takes no {strange[0]}=; it takes {', '.join(SETTINGS)} and ids of claims")
     if settings.get("format", "text") not in ("text", "json"):
@@ -87,6 +91,8 @@ def _anew(words: Sequence[str]) -> int:
     from evalkit.claims.sheet import judge
     from evalkit.commands import run
     from evalkit.configuration import composition
+    from evalkit.configuration.recipes import GROUPS
+    from evalkit.session import stand_in
 
     ids = [word for word in words if "=" not in word]
     settings = dict(word.split("=", 1) for word in words if "=" in word)
@@ -96,21 +102,27 @@ def _anew(words: Sequence[str]) -> int:
     every = claims.read(studies)
     claim = claims.nearest(every, ids[0])
     names = anew.needed(claim)
-    rest = [word for word in words if "=" in word and word.partition("=")[0] not in ("out", "studies", "run")]
-    chosen = [f"experiment={claim.runs.experiment}", *([] if "preset" in settings else [f"preset={claim.runs.preset}"])]
-    base = composition.compose([*chosen, *(word for word in rest if word.startswith("preset="))]).base
-    left_out = [
-        f"~{group}.{name}" for group in ("runs", "controls") for name in base.get(group, ()) if name not in names
-    ]
+    preset, places = settings.get("preset", claim.runs.preset), [word for word in words if word.startswith(SEARCHPATH)]
+    chosen = [f"experiment={anew.experiment(claim, studies)}", f"preset={preset}", *places]
+    base = composition.compose(chosen).base
+    planned = {name: group for group in GROUPS for name in base.get(group, ())}
+    mine = {name: model for name, model in settings.items() if name in planned}
+    if unread := sorted(set(mine) - set(names)):
+        raise UserError(f"{unread[0]}={mine[unread[0]]}: claim {claim.id} reads {', '.join(names)}; name one of these")
+    left_out = [f"~{group}.{name}" for name, group in planned.items() if name not in names]
+    stand_ins = [stand_in.word_of(name, model, chosen) for name, model in mine.items()]
+    read_here = ("out", "studies", "run", "preset", *mine)
+    rest = [word for word in words if "=" in word and word not in places and word.partition("=")[0] not in read_here]
     folder = typed_path(settings.get("out") or f"runs/reproduce/{claim.id}")
-    code = run.main([*chosen, *left_out, f"hydra.run.dir={folder}", *rest])
+    code = run.main([*chosen, *left_out, *stand_ins, f"hydra.run.dir={folder}", *rest])
     if code or settings.get("dry_run") == "true":
         return code
     of_figure = {id: one for id, one in every.items() if one.figure == claim.figure}
     console = Console()
+    with_mine = "".join(f", {model} as {name}" for name, model in mine.items())
     for heading, judged in (
         ("By the kept runs", judge(of_figure, studies)[claim.id]),
-        (f"By the runs in {folder}", judge({claim.id: anew.on(claim, folder)}, studies)[claim.id]),
+        (f"By the runs in {folder}{with_mine}", judge({claim.id: anew.on(claim, folder)}, studies)[claim.id]),
     ):
         says = f"{heading}: {shown.SIGNS[judged.verdict]} {judged.verdict.value} ({judged.why})"
         console.print(Text(f"{says}; {shown.here(judged)}"), soft_wrap=True)

@@ -22,8 +22,11 @@ PRESETS: Mapping[str, str] = {
         "A model on text that two CPU cores train in about a quarter of an hour; "
         "the default of task=books and task=arxiv."
     ),
+    "tiny": "A toy that one CPU core learns in minutes, to try a command; of task=selective_copying alone.",
 }
 """What `preset=` takes, a plain name, with what it means; `conf/recipe/<task>.yaml` has what it sets."""
+TOY = "tiny"
+"""The preset that a task has only where its recipe says so: the sizes of the paper are no toy."""
 
 
 def directory() -> Path:

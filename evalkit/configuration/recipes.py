@@ -37,6 +37,9 @@ def recipe(task: str, preset: str, model: str | None, own: Path | None) -> list[
     document: Node = {}
     for path in catalogue.recipe_files(task, own):
         document = merged(document, _held(read(path), path, own))
+    if preset == catalogue.TOY and preset not in document:
+        others = ", ".join(name for name in catalogue.options("preset", own) if name != preset)
+        raise UserError(f"preset={preset} is no size of task={task}; choose one of {others}")
     of_preset = {name: value for name, value in _entry(document, preset).items() if name != MODELS}
     return [document.get(ALL, {}), of_preset, _entry(_models(document, preset), model)]
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -22,9 +23,12 @@ from evalkit.claims.measures import NoRows
 from evalkit.claims.parts import Finding, Part, find, finding_of
 from evalkit.claims.sheet import Judged, Verdict, decide, judge
 from evalkit.commands import run
+from evalkit.configuration import composition
+from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.core.rows import RowLog, read
 from evalkit.disk import sums
+from support.killing import Attempt, Driver
 
 ROOT = Path(__file__).parents[2]
 STUDIES = ROOT / "studies"
@@ -405,6 +409,45 @@ def test_a_claim_is_judged_by_runs_that_are_made_anew(
     assert left_out == ["~runs.griffin", "~controls.griffin_lm", "~controls.hawk_lm", "~controls.mqa_lm"]
 
 
+@pytest.mark.parametrize(("own", "choice"), [([], "model=gla"), (["--config-dir", "OWN"], "+mixer=mine")])
+def test_a_model_of_ones_own_is_trained_as_the_family_whose_place_it_takes(
+    own: list[str], choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixer = tmp_path / "mixer" / "mine.yaml"
+    mixer.parent.mkdir()
+    mixer.write_text(
+        "_target_: evalkit.models.mixers.mingru.MinGRUBlock\n_partial_: true\nwidth_rnn: 64\nconv_width: 4\n",
+        encoding="utf-8",
+    )
+    commands: list[Sequence[str]] = []
+    monkeypatch.setattr(run, "main", lambda words: commands.append(words) or 0)
+    given = [str(tmp_path) if word == "OWN" else word for word in own]
+    name = choice.partition("=")[2]
+    assert main([*given, "reproduce", "B3", "run=true", "dry_run=true", f"studies={STUDIES}", f"hawk={name}"]) == 0
+    experiment = [word for word in commands[0] if word.startswith(("experiment=", "preset=", "hydra.searchpath="))]
+    (place,) = (override for override in composition.parse(commands[0]) if override.key_or_group == "runs.hawk")
+    words = [str(word) for word in place.value()]
+    assert words[0] == choice
+    mine, hawk = (Spec.of([*experiment, *of]).plain for of in (words, ["model=hawk"]))
+    assert all(mine[same] == hawk[same] for same in ("task", "train", "eval", "selected_by"))
+    assert mine["model"] != hawk["model"] and mine["train"]["curriculum"]
+
+
+@pytest.mark.slow
+def test_a_claim_goes_from_nothing_to_a_verdict_though_it_is_killed_midway(tmp_path: Path) -> None:
+    words = ["reproduce", "A2", "run=true", "preset=tiny", f"studies={STUDIES}", f"out={tmp_path / 'a2'}"]
+    words += ["seeds=1", "model.pattern=[recurrent]", "model.width=16", "model.mixers.recurrent.width_rnn=16"]
+    words += [f"train.{name}=4" for name in ("steps", "log_every", "eval_every", "checkpoint_every")]
+    words += ["train.warmup_steps=1", "eval.lengths=[16]", "eval.sequences=8", "wandb.mode=disabled", "mqa=griffin"]
+    with Driver(tmp_path / "log") as drive:
+        # The second run has begun to write its rows.
+        assert drive(Attempt(words, "evalkit.core.rows.RowLog._append", nth=5)) == -signal.SIGKILL
+        assert drive(Attempt(words)) == 0
+    said = (tmp_path / "log").read_text(encoding="utf-8")
+    kept, made = (line for line in said.splitlines() if line.startswith("By the "))
+    assert "✓ holds" in kept and "griffin as mqa" in made and "holds" not in made
+
+
 @pytest.mark.slow
 def test_the_sheet_needs_no_jax() -> None:
     code = "import sys; from evalkit.__main__ import main; main(['reproduce', 'format=json'])"
@@ -426,6 +469,10 @@ def test_the_sheet_needs_no_jax() -> None:
         (["archive="], "give archive=claims.tar.gz"),
         (["B3", "run=yes"], "give run=true, or leave it out"),
         (["run=true"], "makes the runs of one claim, and 0 are named"),
+        (["A2", "run=true", "griffin=gla"], "griffin=gla: claim A2 reads hawk, mqa; name one of these"),
+        (["A2", "run=true", "hawk=eagle"], "hawk=eagle is no model; choose one of deltanet, "),
+        (["B3", "run=true", "preset=tiny"], "preset=tiny is no size of task=induction_heads; choose one of cpu, "),
+        (["--config-dir", str(ROOT / "conf"), "A2"], "--config-dir is of models that are trained"),
         (["C2", "run=true"], "claim C2 has no experiment that run=true could start; its command is task=books"),
         (["X1", "studies=nowhere"], "no claims.yaml in nowhere"),
         (["X1", f"out={STUDIES / claims.FILE}/below"], "cannot write"),

@@ -19,12 +19,13 @@ from evalkit.training.settings import Training
 from support.shrunk import DRAWN, sampled
 
 GRIFFIN = ("task=induction_heads", "model=griffin")
-TASKS, MODELS, PRESETS = (catalogue.options(group) for group in ("task", "model", "preset"))
+TASKS, MODELS = (catalogue.options(group) for group in ("task", "model"))
+PRESETS = [preset for preset in catalogue.options("preset") if preset != catalogue.TOY]
 
 
 def combined() -> list[Any]:
     """Every task, model and preset; the default suite has each task once, models and presets in turn."""
-    pairs = [(task, preset) for task in TASKS for preset in PRESETS]
+    pairs = [(task, preset) for task in TASKS for preset in PRESETS] + [("selective_copying", catalogue.TOY)]
     chosen = {(task, MODELS[turn], PRESETS[turn % len(PRESETS)]) for turn, task in enumerate(TASKS)}
     whole = ((task, model, preset) for task, preset in pairs for model in MODELS)
     return [pytest.param(*one, marks=() if one in chosen else pytest.mark.exhaustive) for one in whole]
@@ -66,6 +67,7 @@ def test_every_task_model_and_preset_builds(task: str, model: str, preset: str) 
         ("induction_heads", "cpu", 256, 128),
         ("selective_copying", "paper", 1024, 512),
         ("selective_copying", "cpu", 128, 64),
+        ("selective_copying", "tiny", 16, 8),
     ],
 )
 def test_griffin_looks_back_half_the_training_length(task: str, preset: str, length: int, window: int) -> None:

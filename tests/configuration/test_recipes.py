@@ -116,7 +116,7 @@ def test_the_model_wins_over_the_preset_and_that_over_all(own: Path) -> None:
     [
         (
             "mine: {train: {steps: 5}}",
-            "mine is neither all, models nor a preset (cpu, paper, text); write",
+            "mine is neither all, models nor a preset (cpu, paper, text, tiny); write",
         ),
         ("models: {mine: {like: his}}", "a recipe of mine is like: his; allowed: "),
         ("models: {mine: {like: hawk}, hawk: {like: mine}}", "is like: mine; allowed: "),
