@@ -1,6 +1,6 @@
 """A claim whose runs are made anew: which runs of its experiment it needs, and its test on these."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -9,16 +9,31 @@ from evalkit.claims.claims import Claim
 from evalkit.claims.parts import Part
 from evalkit.core.errors import UserError
 
+READ = ("run", "minus")
+"""Where a measure names a kept run."""
+
 
 def needed(claim: Claim) -> list[str]:
     """The names of the runs of its experiment that a claim's test and control read. Raises UserError where none are."""
-    parts = [*claim.test, *claim.control.parts]
-    names = {PurePosixPath(run).name for part in parts for run in _runs(part.of) if _is_of(run, claim)}
-    if not names:
+    every = names(claim, [*claim.test, *claim.control.parts])
+    if not every:
         raise UserError(
-            f"claim {claim.id} has no experiment that run=true could start; its command is {claim.runs.command}"
+            f"what claim {claim.id} reads is no run that run=true could start; type python -m evalkit "
+            f"{claim.runs.command}"
         )
-    return sorted(names)
+    return every
+
+
+def names(claim: Claim, parts: Sequence[Part]) -> list[str]:
+    """The names of the runs of its experiment that these parts read."""
+    runs = (one[name] for part in parts for one in measures(part) for name in READ if name in one)
+    return sorted({PurePosixPath(run).name for run in runs if _is_of(run, claim)})
+
+
+def measures(part: Part) -> list[Mapping[str, Any]]:
+    """What a part reads of runs, an entry a measure; none of tests of the suite."""
+    each: list[Any] = part.of if isinstance(part.of, list) else [part.of]
+    return [one for one in each if isinstance(one, Mapping)]
 
 
 def experiment(claim: Claim, studies: Path) -> str:
@@ -39,7 +54,7 @@ def _moved(part: Part, claim: Claim, folder: Path) -> Part:
     def moved(of: Any) -> Any:
         if isinstance(of, list):
             return [moved(one) for one in of]
-        return {name: _place(x, claim, folder) if name in ("run", "minus") else x for name, x in of.items()}
+        return {name: _place(x, claim, folder) if name in READ else x for name, x in of.items()}
 
     return part if part.statistic == "tests" else replace(part, of=moved(part.of))
 
@@ -52,10 +67,3 @@ def _is_of(run: str, claim: Claim) -> bool:
     """Whether a kept run is of the claim's experiment: studies keep it in a folder of that name."""
     experiment = claim.runs.experiment
     return experiment is not None and PurePosixPath(run).parent.name == PurePosixPath(experiment).stem
-
-
-def _runs(of: Any) -> Iterator[str]:
-    measures: list[Mapping[str, Any]] = of if isinstance(of, list) else [of]
-    for one in measures:
-        if isinstance(one, Mapping):
-            yield from (one[name] for name in ("run", "minus") if name in one)

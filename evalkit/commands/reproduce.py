@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SETTINGS = ("out", "format", "studies", "run", "archive")
 PAGE = "claims.html"
-SEARCHPATH = "hydra.searchpath="  # what --config-dir becomes
 SUFFIXES = (".tar.gz", ".tgz")
 STYLES = {"exact": "green", "holds": "green", "does not hold": "red", "not decidable": "yellow", "seen once": "cyan"}
 ABOUT = """\
@@ -30,8 +29,10 @@ With the ids of claims, such as B3, those alone with all their evidence. Verdict
   archive=FILE    pack the sheet, claims, rows, configurations and figures with their sums, as FILE.tar.gz
   format=json     print it as JSON
   run=true        with one id: train and measure its runs anew in the folder out=, then judge them beside the kept
-                  ones; settings may follow, such as preset=paper, seeds=2, dry_run=true. The same line again goes on
-  hawk=MODEL      with run=true: a model, or with --config-dir a mixer of your own, takes the place of the run hawk
+                  ones; settings may follow, such as preset=paper, seeds=2, dry_run=true. What was stopped goes on
+                  when the same line is typed again
+  hawk=MODEL      with run=true: another model takes the place of the run hawk, and is trained by its recipe; with
+                  --config-dir a model or mixer of your own
   studies=FOLDER  the kept rows and claims.yaml; default: studies/ here, or that of the clone"""
 
 
@@ -52,10 +53,9 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"run={settings['run']} is none of reproduce; give run=true, or leave it out")
     if "run" in settings:
         return _anew(words)
-    if any(word.startswith(SEARCHPATH) for word in words):
-        raise UserError("--config-dir is of models that are trained; give it with run=true")
     if strange := sorted(set(settings) - set(SETTINGS)):
-        raise UserError(f"reproduce takes no {strange[0]}=; it takes {', '.join(SETTINGS)} and ids of claims")
+        allowed = f"it takes {', '.join(SETTINGS)} and ids of claims, and settings of runs with run=true alone"
+        raise UserError(f"reproduce takes no {strange[0]}=; {allowed}")
     if settings.get("format", "text") not in ("text", "json"):
         raise UserError(f"format={settings['format']} is none of reproduce; choose text or json")
     folder = claims.folder_of(typed_path(settings["studies"]) if "studies" in settings else None)
@@ -86,46 +86,35 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _anew(words: Sequence[str]) -> int:
-    """Makes the runs of one claim anew and prints its verdict by them, after that by the kept ones."""
+    """Makes the runs of one claim anew and prints its verdict by the kept runs, after that by these."""
     from evalkit.claims import anew, claims, shown
     from evalkit.claims.sheet import judge
     from evalkit.commands import run
-    from evalkit.configuration import composition
-    from evalkit.configuration.recipes import GROUPS
-    from evalkit.session import stand_in
+    from evalkit.session.reproduction import reproduction
 
-    ids = [word for word in words if "=" not in word]
+    keys = [word.partition("=")[0] for word in words if "=" in word]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise UserError(f"{twice[0]}= is given twice; give it once")
+    ids = [word for word in words if "=" not in word and not word.startswith("~")]
     settings = dict(word.split("=", 1) for word in words if "=" in word)
     if len(ids) != 1:
         raise UserError(f"run=true makes the runs of one claim, and {len(ids)} are named; give one, such as A2")
     studies = claims.folder_of(typed_path(settings["studies"]) if "studies" in settings else None)
     every = claims.read(studies)
     claim = claims.nearest(every, ids[0])
-    names = anew.needed(claim)
-    preset, places = settings.get("preset", claim.runs.preset), [word for word in words if word.startswith(SEARCHPATH)]
-    chosen = [f"experiment={anew.experiment(claim, studies)}", f"preset={preset}", *places]
-    base = composition.compose(chosen).base
-    planned = {name: group for group in GROUPS for name in base.get(group, ())}
-    mine = {name: model for name, model in settings.items() if name in planned}
-    if unread := sorted(set(mine) - set(names)):
-        raise UserError(f"{unread[0]}={mine[unread[0]]}: claim {claim.id} reads {', '.join(names)}; name one of these")
-    left_out = [f"~{group}.{name}" for name, group in planned.items() if name not in names]
-    stand_ins = [stand_in.word_of(name, model, chosen) for name, model in mine.items()]
-    read_here = ("out", "studies", "run", "preset", *mine)
-    rest = [word for word in words if "=" in word and word not in places and word.partition("=")[0] not in read_here]
-    folder = typed_path(settings.get("out") or f"runs/reproduce/{claim.id}")
-    code = run.main([*chosen, *left_out, *stand_ins, f"hydra.run.dir={folder}", *rest])
+    made = reproduction(claim, studies, words)
+    code = run.main(made.words)
     if code or settings.get("dry_run") == "true":
         return code
     of_figure = {id: one for id, one in every.items() if one.figure == claim.figure}
-    console = Console()
-    with_mine = "".join(f", {model} as {name}" for name, model in mine.items())
-    for heading, judged in (
-        ("By the kept runs", judge(of_figure, studies)[claim.id]),
-        (f"By the runs in {folder}{with_mine}", judge({claim.id: anew.on(claim, folder)}, studies)[claim.id]),
+    heading = f"By the runs in {made.folder}{f' ({made.differs})' if made.differs else ''}"
+    for says, figure in (
+        ("By the kept runs", of_figure),
+        (heading, {**of_figure, claim.id: anew.on(claim, made.folder)}),  # so that Holm counts the same comparisons
     ):
-        says = f"{heading}: {shown.SIGNS[judged.verdict]} {judged.verdict.value} ({judged.why})"
-        console.print(Text(f"{says}; {shown.here(judged)}"), soft_wrap=True)
+        judged = judge(figure, studies)[claim.id]
+        verdict = f"{shown.SIGNS[judged.verdict]} {judged.verdict.value} ({judged.why})"
+        Console().print(Text(f"{says}: {verdict}; {shown.here(judged)}"), soft_wrap=True)
     return 0
 
 

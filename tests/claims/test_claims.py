@@ -429,7 +429,8 @@ def test_a_model_of_ones_own_is_trained_as_the_family_whose_place_it_takes(
     words = [str(word) for word in place.value()]
     assert words[0] == choice
     mine, hawk = (Spec.of([*experiment, *of]).plain for of in (words, ["model=hawk"]))
-    assert all(mine[same] == hawk[same] for same in ("task", "train", "eval", "selected_by"))
+    assert all(mine[same] == hawk[same] for same in ("task", "train", "selected_by"))
+    assert mine["eval"]["lengths"] == hawk["eval"]["lengths"]
     assert mine["model"] != hawk["model"] and mine["train"]["curriculum"]
 
 
@@ -445,7 +446,7 @@ def test_a_claim_goes_from_nothing_to_a_verdict_though_it_is_killed_midway(tmp_p
         assert drive(Attempt(words)) == 0
     said = (tmp_path / "log").read_text(encoding="utf-8")
     kept, made = (line for line in said.splitlines() if line.startswith("By the "))
-    assert "✓ holds" in kept and "griffin as mqa" in made and "holds" not in made
+    assert "✓ holds" in kept and "griffin in the place of mqa, by its recipe; a toy" in made and "holds" not in made
 
 
 @pytest.mark.slow
@@ -469,11 +470,23 @@ def test_the_sheet_needs_no_jax() -> None:
         (["archive="], "give archive=claims.tar.gz"),
         (["B3", "run=yes"], "give run=true, or leave it out"),
         (["run=true"], "makes the runs of one claim, and 0 are named"),
-        (["A2", "run=true", "griffin=gla"], "griffin=gla: claim A2 reads hawk, mqa; name one of these"),
+        (["A2", "run=true", "griffin=gla"], "griffin is not read by its test; claim A2 judges hawk, mqa"),
+        (["B9", "run=true", "mamba=gla"], "mamba is its control, which shows that the test can say yes"),
         (["A2", "run=true", "hawk=eagle"], "hawk=eagle is no model; choose one of deltanet, "),
+        (["A2", "run=true", "hawk=gla", "hawk=mamba"], "hawk= is given twice"),
         (["B3", "run=true", "preset=tiny"], "preset=tiny is no size of task=induction_heads; choose one of cpu, "),
-        (["--config-dir", str(ROOT / "conf"), "A2"], "--config-dir is of models that are trained"),
-        (["C2", "run=true"], "claim C2 has no experiment that run=true could start; its command is task=books"),
+        (["A0", "run=true", "preset=tiny"], "claim A0 is judged at length 128, and preset=tiny evaluates 16, 32, 64"),
+        (["A2", "run=true", "model=gla"], "model=gla: the runs are those of claim A2; for another model in the place"),
+        (["A2", "run=true", "runs.hawk=[model=gla]"], "the runs are those of claim A2"),
+        (["A2", "run=true", "~runs.mqa"], "~runs.mqa: the runs are those of claim A2"),
+        (["A2", "run=true", "hydra.run.dir=x"], "hydra.run.dir=x: give out=FOLDER"),
+        (["A2", "run=true", "format=json"], "format=json is of the sheet"),
+        (["A2", "hawk=gla"], "takes no hawk=; it takes"),
+        (["G1", "run=true", "hawk=gla"], "hawk=gla: hawk is not read by its test; claim G1 judges hawk_complex"),
+        (
+            ["C2", "run=true"],
+            "what claim C2 reads is no run that run=true could start; type python -m evalkit task=books",
+        ),
         (["X1", "studies=nowhere"], "no claims.yaml in nowhere"),
         (["X1", f"out={STUDIES / claims.FILE}/below"], "cannot write"),
     ],

@@ -243,9 +243,9 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_clear_line_and_leaves_whole_rows(tmp_path: Path) -> None:
     limit = 1000
     program = (
-        f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
-        "from pathlib import Path; from evalkit.core.errors import UserError\n"
-        "from evalkit.core.rows import RowLog, row\n"
+        "import resource, sys; from pathlib import Path; from evalkit.core.errors import UserError\n"
+        "from evalkit.core.rows import RowLog, row\n"  # before the limit: it would cut the byte code that Python keeps
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
         "log = RowLog(Path(sys.argv[1]))\n"
         "try:\n    log.write(row(metric='loss', step=step) for step in range(100))\n"
         "except UserError as error:\n    print(error); sys.exit(error.exit_code)\n"

@@ -1,12 +1,10 @@
 """The compilation cache: the next command finds the programs, and a cache that is of no use is a line at most."""
 
 import os
-import resource
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -19,6 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from evalkit.session import compilation
 from evalkit.session.compilation import keep_programs
 from support import tiny
+from support.faults import files_up_to
 
 HIT = "/jax/compilation_cache/cache_hits"
 OURS = ("jax_compilation_cache_dir", "jax_compilation_cache_max_size", "jax_persistent_cache_min_compile_time_secs")
@@ -121,25 +120,14 @@ def test_a_home_that_is_not_known_is_one_line(
     assert "home" in unusable(caplog)
 
 
-@contextmanager
-def full() -> Iterator[None]:
-    """No file grows beyond 100 bytes, as on a disk that has no more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    with full():
+    with files_up_to(100):
         unusable(caplog)
 
 
 def test_a_disk_that_becomes_full_leaves_nothing_behind() -> None:
     keep_programs("auto")
-    with full():
+    with files_up_to(100):
         assert hits() == 0
     next_command()
     assert hits() == 0

@@ -7,6 +7,7 @@ suite is marked `slow` and `exhaustive` too: `-m fault` runs it, and the default
 import gc
 import random
 import resource
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,14 +33,23 @@ def one_line(text: str) -> str:
 
 @contextmanager
 def full_beyond(size: int) -> Iterator[None]:
-    """No file of this process can be larger than `size` bytes, as if the disk were full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with no_programs_kept():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    """No file of this process can be larger than `size` bytes, as if the disk were full; no program is kept."""
+    with no_programs_kept(), files_up_to(size):
+        yield
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file of this process can be larger than `size` bytes."""
+    before, without_code = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    # Python would cut off the byte code of what is imported meanwhile, and every later process would stumble over it.
+    sys.dont_write_bytecode = True
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = without_code
 
 
 @contextmanager
