@@ -405,7 +405,7 @@ def test_a_claim_is_judged_by_runs_that_are_made_anew(
     assert "By the kept runs: ✓ holds" in kept and "1 seen once (one seed); 3.00" in made
     ((experiment, preset, *left_out, folder, steps),) = commands
     assert (experiment, preset, steps) == ("experiment=fig6a", "preset=cpu", "train.steps=9")
-    assert folder == f"hydra.run.dir={tmp_path}"
+    assert folder == f"hydra.run.dir='{tmp_path}'"
     assert left_out == ["~runs.griffin", "~controls.griffin_lm", "~controls.hawk_lm", "~controls.mqa_lm"]
 
 
