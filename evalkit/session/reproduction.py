@@ -13,8 +13,10 @@ from evalkit.core.errors import UserError, typed_path
 
 SHEET = ("out", "run", "studies")
 """The words that the sheet itself reads."""
-DECIDED = ("experiment", "task", "model", "scale", "mixer", "checkpoint", *GROUPS)
-"""What the claim's experiment decides."""
+DECIDED = ("experiment", "task", "model", "scale", "mixer", "checkpoint")
+"""What the claim's experiment chooses."""
+CHANGED = ("task.", "model.", "train.", "eval.")
+"""Where settings begin that make a run another one."""
 # What depends on the architecture: how far its cache reaches, and how many sequences fit into memory.
 OF_MODEL = (("eval", "max_length"), ("eval", "batch_size"))
 
@@ -56,7 +58,9 @@ def reproduction(claim: Claim, studies: Path, words: Sequence[str]) -> Reproduct
     other = ([preset] if preset != claim.runs.preset else []) + [f"{name}-{model}" for name, model in mine.items()]
     folder = typed_path(settings.get("out") or "-".join(["runs/reproduce/" + claim.id, *map(str, other)]))
     in_folder = overrides_of({"hydra.run.dir": folder})
-    return Reproduction([*chosen, *left_out, *stand_ins, *in_folder, *rest], folder, _differs(claim, preset, mine))
+    return Reproduction(
+        [*chosen, *left_out, *stand_ins, *in_folder, *rest], folder, _differs(claim, preset, mine, rest)
+    )
 
 
 def _refuse_place(name: str, model: str, claim: Claim, names: Sequence[str]) -> None:
@@ -70,8 +74,8 @@ def _refuse_place(name: str, model: str, claim: Claim, names: Sequence[str]) -> 
 
 def _refuse_decided(word: str, claim: Claim, names: Sequence[str]) -> None:
     """Raises UserError for a word that would make the runs others than those of the claim."""
-    key = _key(word).lstrip("+~")
-    if word.startswith("~") or key.partition(".")[0] in DECIDED:
+    key = _key(word).lstrip("+")
+    if word.startswith("~") or key in DECIDED or key.partition(".")[0] in GROUPS:
         raise UserError(
             f"{word}: the runs are those of claim {claim.id}; for another model in the place of one give "
             f"{' or '.join(f'{name}=MODEL' for name in names)}, or type the experiment itself: experiment=…"
@@ -127,13 +131,14 @@ def _choice(name: str, model: str, words: Sequence[str]) -> str:
     return f"model={model}" if model in models else f"+mixer={model}"
 
 
-def _differs(claim: Claim, preset: str | None, mine: Mapping[str, str]) -> str:
+def _differs(claim: Claim, preset: str | None, mine: Mapping[str, str], settings: Sequence[str]) -> str:
     """What the verdict is of, where it is not of the claim as it was registered."""
     parts = [f"{model} in the place of {name}, by its recipe" for name, model in mine.items()]
     if preset == catalogue.TOY:
         parts.append("a toy, which says nothing of the paper")
     elif preset != claim.runs.preset:
         parts.append(f"preset={preset}")
+    parts += [word for word in settings if word.lstrip("+").startswith(CHANGED)]
     return "; ".join(parts)
 
 

@@ -446,7 +446,12 @@ def test_a_claim_goes_from_nothing_to_a_verdict_though_it_is_killed_midway(tmp_p
         assert drive(Attempt(words)) == 0
     said = (tmp_path / "log").read_text(encoding="utf-8")
     kept, made = (line for line in said.splitlines() if line.startswith("By the "))
-    assert "✓ holds" in kept and "griffin in the place of mqa, by its recipe; a toy" in made and "holds" not in made
+    assert (
+        "✓ holds" in kept
+        and "griffin in the place of mqa, by its recipe; a toy" in made
+        and "train.steps=4" in made
+        and "holds" not in made
+    )
 
 
 @pytest.mark.slow
