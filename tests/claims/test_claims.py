@@ -55,6 +55,10 @@ def claim(seeds: Sequence[int] = (), lacking: str | None = None) -> Claim:
     return claims._claim("B3", {**entry, "lacking": lacking})
 
 
+def protocol() -> str:
+    return (STUDIES / "protocol.md").read_text(encoding="utf-8")
+
+
 # The verdicts, on made-up numbers.
 
 
@@ -254,6 +258,37 @@ def test_a_mark_that_changes_needs_a_new_date() -> None:
             changed = sha256(json.dumps(entry["test"], sort_keys=True).encode()).hexdigest()[:12] != digest
             assert not changed or entry["registered"]["date"] > date, f"{id}: its test is no longer that of {date}"
     assert set(kept) == {id for id, entry in ENTRIES.items() if entry["registered"] is not None}
+
+
+REGISTERED = re.compile(r"^\| `(\w+)/(\w+)` \| (\w+)(?:, [\d-]+)? \| ([^|]+) \| (\w+), [\d-]+ \|$", re.MULTILINE)
+
+
+def test_the_table_of_registrations_has_every_commit_of_the_kept_runs() -> None:
+    table = {(study, name): runs for study, name, _, runs, _ in REGISTERED.findall(protocol())}
+    for study in ("synthetic", "scaling", "suite"):
+        made: dict[str, set[str]] = {}
+        for name, kept in json.loads((STUDIES / study / "runs.json").read_text(encoding="utf-8")).items():
+            git = kept["environment.json"]["git"]
+            words = f"{git['commit'][:7]}{' and changes' * git['dirty']}"
+            made.setdefault(name.partition("/")[0], set()).add(words)
+        for name, commits in made.items():
+            assert set(table.pop((study, name)).split(", ")) == commits, name
+    assert not table
+
+
+def test_what_was_registered_is_older_than_its_runs() -> None:
+    def ends(*words: str) -> int:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=False).returncode
+
+    rows = [
+        (name, first, runs.replace(" and changes", "")) for _, name, first, runs, _ in REGISTERED.findall(protocol())
+    ]
+    pairs = [(name, first, run) for name, first, runs in rows if first != "no" for run in runs.split(", ")]
+    marks = [(id, claim["registered"]["commit"]) for id, claim in ENTRIES.items() if claim["registered"]]
+    if any(ends("cat-file", "-e", commit) for _, commit in marks):
+        pytest.skip("the history is not here: a shallow clone, or no clone")
+    assert len(pairs) > 30
+    assert [pair for pair in pairs if ends("merge-base", "--is-ancestor", *pair[1:])] == []
 
 
 @pytest.mark.parametrize(
