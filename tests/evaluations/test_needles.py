@@ -109,7 +109,7 @@ def test_other_tasks_and_depths_of_a_task_are_refused() -> None:
 def test_a_run_that_was_trained_on_bytes_is_asked_and_drawn(tmp_path: Path) -> None:
     """Trained on `task=needle`, asked by `task=needle checkpoint=RUN`: one layout, one tokenizer."""
     words = ["task=needle", "task.length=130", *tiny.MODEL, *tiny.TRAIN, "train.steps=2", "eval.lengths=[130]"]
-    words += ["eval.sequences=4", "eval.during=[]", "wandb.mode=disabled"]
+    words += ["eval.sequences=4", "eval.during=[]", "train.curriculum=[]", "wandb.mode=disabled"]
     assert tiny.start(tmp_path / "run", of=words) == 0
     asked = ["task=needle", f"checkpoint={tmp_path / 'run'}", "eval.lengths=[150,300]", "eval.prompts=2"]
     assert tiny.start(tmp_path / "asked", of=[*asked, "eval.depths=[0,1]", "wandb.mode=disabled"]) == 0
