@@ -1,5 +1,8 @@
 """What positions mean to a mixer: where each row continues, and what resets and pads do to a state (see `Mixer`)."""
 
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
@@ -76,6 +79,31 @@ def matrix_scanned(
     return linear_state(
         q, k, v, state, log_decay=log_decay, beta=beta, write=write, reset=reset, implementation=implementation
     )
+
+
+def looped(
+    step: Callable[[Float[Array, "b *n"], Float[Array, "b g"]], Float[Array, "b *n"]],
+    entering: Float[Array, "b t g"],
+    positions: Positions | None,
+    state: Float[Array, "b *n"],
+) -> tuple[Float[Array, "b t *n"], Float[Array, "b *n"]]:
+    """Runs a step that is no linear map of the state, one token after the other; returns all states and the last.
+
+    `step` gives the next state from the state and what enters at a token. Position 0 resets, pads change nothing.
+    """
+
+    def following(state: Array, token: tuple[Array, Array | None]) -> tuple[Array, Array]:
+        x, position = token
+        if position is None:
+            after = step(state, x)
+        else:
+            place = position.reshape(-1, *[1] * (state.ndim - 1))
+            after = jnp.where(place < 0, state, step(jnp.where(place == 0, 0, state), x))
+        return after, after
+
+    by_time = None if positions is None else positions.swapaxes(0, 1)
+    last, states = jax.lax.scan(following, state, (entering.swapaxes(0, 1), by_time))
+    return states.swapaxes(0, 1), last
 
 
 def _at_tokens(x: Float[Array, "b t *n"], valid: Bool[Array, "b t"]) -> Float[Array, "b t *n"]:
