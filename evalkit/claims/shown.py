@@ -98,9 +98,9 @@ def control(judged: Judged) -> str:
     """The positive control, and whether it passed."""
     says = judged.claim.control.says
     if judged.control is None:
-        return f"none measured: {says}"
+        return f"{'not run' if judged.claim.control.parts else 'none measured'}: {says}"
     measured = "; ".join(f"{one.part.says}: {finding(one)}" for one in judged.control)
-    return f"{'passed' if judged.control_passed else 'failed'}: {says} ({measured})"
+    return f"{'passed' if judged.control_passed else 'failed'}. Asked: {says}. Measured: {measured}"
 
 
 def registered(claim: Claim) -> str:
