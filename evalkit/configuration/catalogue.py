@@ -26,7 +26,7 @@ PRESETS: Mapping[str, str] = {
 }
 """What `preset=` takes, a plain name, with what it means; `conf/recipe/<task>.yaml` has what it sets."""
 TOY = "tiny"
-"""The preset that a task has only where its recipe says so: the sizes of the paper are no toy."""
+"""The one preset that a task lacks where its recipe has no entry of it; by the others it keeps the paper's sizes."""
 
 
 def directory() -> Path:
