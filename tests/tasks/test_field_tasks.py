@@ -11,6 +11,7 @@ from scipy.stats import chi2_contingency, chisquare
 from evalkit.core import streams
 from evalkit.core.batches import Drawn
 from evalkit.core.contracts import Judged
+from evalkit.tasks.bracket_arithmetic import SYMBOLS, BracketArithmetic
 from evalkit.tasks.copying import Copying
 from evalkit.tasks.mad.fuzzy_recall import FuzzyRecall
 from evalkit.tasks.mad.in_context_recall import InContextRecall
@@ -18,10 +19,14 @@ from evalkit.tasks.mad.memorisation import Memorisation
 from evalkit.tasks.mad.noisy_recall import NoisyRecall
 from evalkit.tasks.mqar import MQAR
 from evalkit.tasks.ngram_lookup import NgramLookup
+from evalkit.tasks.regular_language import LANGUAGES, MODULUS, RegularLanguage, automaton
 from evalkit.tasks.state_tracking import GROUPS, StateTracking, elements, table_of
 
 # int16 copies of batches that zoology (d88d6f5) and mad-lab (0f49a45) drew; -100 is not scored.
-BATCHES = np.load(Path(__file__).parents[1] / "golden" / "recall_batches.npz")
+GOLDEN = Path(__file__).parents[1] / "golden"
+BATCHES = np.load(GOLDEN / "recall_batches.npz")
+# 400 words each that neural_networks_chomsky_hierarchy (8084451) drew, with their answers.
+WORDS = np.load(GOLDEN / "languages.npz")
 DRAWS = 100_000
 UNLIKELY = 1e-4
 
@@ -227,3 +232,59 @@ def test_an_ngram_is_looked_up_where_it_first_stands() -> None:
     tokens = np.array([begin, a, b, b, a, b, a, a, b, bar, a, b, b])
     assert task.solve(tokens)[0][11:].tolist() == [b, a]
     assert task.describe(tokens) == "$ a b b a b a a b | a b b"
+
+
+def questioned(name: str) -> tuple[RegularLanguage | BracketArithmetic, np.ndarray, np.ndarray]:
+    """The task of a batch of words by others, those words as it writes them, and their answers."""
+    language, _, length = name.rpartition("_")
+    words, answers = (WORDS[f"{name}_{part}"].astype(np.int64) for part in ("inputs", "labels"))
+    if language.startswith("brackets"):
+        return BracketArithmetic(length=int(length), multiplication="times" in language), words, answers
+    # In their batches an answer and a step of a walk have numbers of their own.
+    steps = MODULUS if language == "cycle_navigation" else 0
+    return RegularLanguage(language=language, length=int(length)), words + steps, answers
+
+
+BY_OTHERS = sorted(name.removesuffix("_inputs") for name in WORDS if name.endswith("_inputs"))
+
+
+@pytest.mark.parametrize("name", BY_OTHERS)
+def test_words_of_others_have_their_answers_and_their_laws(name: str) -> None:
+    """Every answer by the rule; what is drawn here has as many of each token, and each answer as often."""
+    task, words, answers = questioned(name)
+    question = task.vocab_size - 1
+    for word, answer in zip(words, answers, strict=True):
+        targets, mask = task.solve(np.append(word, question))
+        assert np.flatnonzero(mask).tolist() == [len(word)] and targets[-1] == answer
+    ours = jax.device_get(streams.held_out_batch(task, streams.TEST, 0, 4_000, task.length))
+    ends = ours.mask.argmax(axis=1)
+    for theirs, here in (
+        (answers, ours.targets[ours.mask]),
+        *((words[:, place], ours.tokens[:, place]) for place in (0, 1, words.shape[1] // 2, words.shape[1] - 1)),
+    ):
+        both = np.stack([np.bincount(drawn, minlength=task.vocab_size) for drawn in (theirs, here)])
+        shown = both[:, both.any(axis=0)]
+        assert shown.shape[1] == 1 or chi2_contingency(shown).pvalue > UNLIKELY / len(BY_OTHERS)
+    assert set(ends) == {words.shape[1]}, "an expression without brackets has an odd number of tokens"
+    assert abs(np.bincount(ours.targets[ours.mask]).max() / 4_000 - task.chance) < 0.03
+
+
+@pytest.mark.parametrize("name", [name for name in BY_OTHERS if "arithmetic" in name or "brackets" in name])
+def test_the_value_of_an_expression_is_pythons(name: str) -> None:
+    task, words, answers = questioned(name)
+    symbols = SYMBOLS if isinstance(task, BracketArithmetic) else automaton(task.language).letters
+    texts = ["".join(symbols[token] for token in word).replace("×", "*") for word in words]
+    assert [eval(text) % MODULUS for text in texts] == answers.tolist()
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_shorter_word_of_a_language_has_its_own_answer(language: str) -> None:
+    task = RegularLanguage(language=language, length=13)
+    example = drawn(task, 3, 128)
+    ends = example.mask.argmax(axis=1)
+    step = len(automaton(language).drawn)
+    assert set(ends) == set(range(3, 14, step)) and (example.mask.sum(axis=1) == 1).all()
+    for tokens, targets, mask, end in zip(*example[:3], ends, strict=True):
+        wanted, scored = task.solve(tokens)
+        np.testing.assert_array_equal(mask, scored)
+        assert targets[end] == wanted[end] and tokens[end] == task.question and not tokens[end + 1 :].any()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from evalkit.configuration import experiment as config
 from evalkit.core import streams
+from evalkit.tasks.bracket_arithmetic import BracketArithmetic
 from evalkit.tasks.copying import Copying
 from evalkit.tasks.induction_heads import InductionHeads
 from evalkit.tasks.mad.fuzzy_recall import FuzzyRecall
@@ -22,6 +23,7 @@ from evalkit.tasks.mad.memorisation import Memorisation
 from evalkit.tasks.mad.noisy_recall import NoisyRecall
 from evalkit.tasks.mqar import MQAR
 from evalkit.tasks.ngram_lookup import NgramLookup
+from evalkit.tasks.regular_language import RegularLanguage
 from evalkit.tasks.selective_copying import NOISE, SelectiveCopying
 from evalkit.tasks.state_tracking import StateTracking
 from support.shrunk import DRAWN
@@ -40,6 +42,10 @@ VARIANTS = {
     "mqar-many": MQAR(vocab_size=24, pairs=8, random_non_queries=True),  # many fillers are keys
     "mqar-fewer": MQAR(vocab_size=64, pairs=8, fewest_pairs=2),
     "words-s5": StateTracking(group="s5"),
+    "language-parity": RegularLanguage(language="parity"),
+    "language-cycle": RegularLanguage(language="cycle_navigation"),
+    "language-arithmetic": RegularLanguage(language="modular_arithmetic"),
+    "brackets-sums": BracketArithmetic(multiplication=False),
     "ngram-prefix": NgramLookup(vocab_size=4, key="prefix", ngram=2, answer=2),  # an n-gram stands at several places
     "noisy-answers": NoisyRecall(loss="answer"),
     "noisy-one-query": NoisyRecall(multi_query=False, frac_noise=0.9),
@@ -175,6 +181,12 @@ def test_the_first_batch_is_what_it_always_was(name: str) -> None:
         (lambda: MQAR(fewest_pairs=9), "fewest_pairs=9; allowed: 1 to pairs=8, or null"),
         (lambda: StateTracking(group="s4"), "group='s4'; allowed: z2, s3, z60, a4xz5, a5, s5"),
         (lambda: StateTracking(length=0), "length=0; allowed: 1 or more"),
+        (
+            lambda: RegularLanguage(language="stack"),
+            "'stack'; allowed: parity, even_pairs, cycle_navigation, modular_a",
+        ),
+        (lambda: RegularLanguage(length=0), "length=0; allowed: 1 or more"),
+        (lambda: BracketArithmetic(length=0), "length=0; allowed: 1 or more"),
         (lambda: Copying(length=33), "length=33; allowed: even, at least 4"),
         (lambda: Copying(vocab_size=4), "vocab_size=4; allowed: at least 5"),
         (
