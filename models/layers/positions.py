@@ -5,10 +5,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int, Shaped
 
 from evalkit.kernels import across, is_split, linear_scan, linear_state, selective_scan, split_scan
 from evalkit.models.layers.shapes import Activations, Positions, PositionsOfAll, Rows
+
+UNITS = 2**24
+"""Parts of a turn: float32 has each of them, and sums of whole numbers that pass 2³¹ lose whole turns alone."""
 
 
 def continued(next_position: Rows, steps: int) -> Positions:
@@ -106,6 +109,53 @@ def looped(
     return states.swapaxes(0, 1), last
 
 
-def _at_tokens(x: Float[Array, "b t *n"], valid: Bool[Array, "b t"]) -> Float[Array, "b t *n"]:
+def preceding(
+    x: Float[Array, "b t c"], positions: Positions | None, last: Float[Array, "b 1 c"]
+) -> tuple[Float[Array, "b t c"], Float[Array, "b 1 c"]]:
+    """Returns `x` of the token before each one, `last` before the first, and that of the last token; pads are none."""
+    inputs = jnp.concatenate([last.astype(x.dtype), x], axis=1)
+    if positions is None:
+        return inputs[:, :-1], inputs[:, -1:]
+    latest = _latest(positions >= 0)
+    before = jnp.pad(latest[:, :-1], ((0, 0), (1, 0)))
+    before, latest = before[..., None], latest[:, -1:, None]
+    return jnp.take_along_axis(inputs, before, axis=1), jnp.take_along_axis(inputs, latest, axis=1)
+
+
+def turned(
+    turns: Float[Array, "b t *n"], positions: Positions | None, before: Float[Array, "b *n"]
+) -> tuple[Float[Array, "b t *n"], Float[Array, "b *n"]]:
+    """Returns the sums of `turns` since each sequence began, from `before` on, modulo 1, and the last of them.
+
+    They are summed as whole numbers of 2⁻²⁴ turns, so that any chunks give the same, however long the sequence is.
+    """
+    whole = jnp.round(jax.lax.stop_gradient(turns) * UNITS).astype(jnp.int32)
+    if positions is not None:
+        whole, turns = (_at_tokens(x, positions >= 0) for x in (whole, turns))
+    start = jnp.round(before * UNITS).astype(jnp.int32)[:, None]
+    total = _since_reset(whole, positions, start) % UNITS
+    exact = total.astype(turns.dtype) / UNITS
+    gradient = _since_reset(turns, positions, jnp.zeros_like(turns[:, :1]))
+    angle = exact + (gradient - jax.lax.stop_gradient(gradient))
+    return angle, angle[:, -1]
+
+
+def _since_reset(x: Shaped[Array, "b t *n"], positions: Positions | None, start: Array) -> Shaped[Array, "b t *n"]:
+    """The running sums of `x` along time, from `start [b, 1, *n]` on, or from the latest position 0 on."""
+    total = start + jnp.cumsum(x, axis=1)
+    if positions is None:
+        return total
+    # What the sums were before each token, and before the first where no position was 0.
+    before = jnp.concatenate([jnp.zeros_like(start), total - x], axis=1)
+    latest = _latest(positions == 0)
+    return total - jnp.take_along_axis(before, latest.reshape(*latest.shape, *[1] * (x.ndim - 2)), axis=1)
+
+
+def _latest(chosen: Bool[Array, "b t"]) -> Int[Array, "b t"]:
+    """One more than the latest index up to each where `chosen` is True; 0 where there is none yet."""
+    return jax.lax.cummax(jnp.where(chosen, jnp.arange(1, chosen.shape[1] + 1)[None], 0), axis=1)
+
+
+def _at_tokens(x: Shaped[Array, "b t *n"], valid: Bool[Array, "b t"]) -> Shaped[Array, "b t *n"]:
     """`x` at tokens and 0 at pads."""
     return jnp.where(valid.reshape(*valid.shape, *[1] * (x.ndim - 2)), x, 0)

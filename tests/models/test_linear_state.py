@@ -1,6 +1,7 @@
 """The mixers of a matrix state and minGRU: their equations written out in float64, and what follows from them."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,22 +9,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from evalkit.configuration import composition
 from evalkit.configuration.spec import Spec
 from evalkit.models.layers.decays import ChannelDecay, HeadDecay
 from evalkit.models.layers.mixer import Decaying
+from evalkit.models.layers.positions import turned
 from evalkit.models.mixers.linear_state import MatrixStateBlock
 from evalkit.models.mixers.mamba2 import Mamba2Block
+from evalkit.models.mixers.mamba3 import Mamba3Block, Steps, trapezoidal
 from evalkit.models.mixers.mingru import MinGRUBlock
 
-WIDTH, HEADS, KEYS, VALUES, STATES, LENGTH = 8, 2, 3, 4, 5, 21
+WIDTH, HEADS, KEYS, VALUES, STATES, PAIRS, LENGTH = 8, 2, 3, 4, 5, 2, 21
 PARAMETERS = 250_000
 MATRIX = (
     *("linear_attention", "gla", "deltanet", "gated_deltanet", "kda", "deltanet_negative"),
-    *("deltaproduct", "mamba2"),
+    *("deltaproduct", "mamba2", "mamba3"),
 )
 EXACT = 4e-6
+GOLDEN = Path(__file__).parents[1] / "golden" / "mamba3.npz"
 
 
 def settings_of(name: str) -> dict[str, Any]:
@@ -37,11 +44,11 @@ def settings_of(name: str) -> dict[str, Any]:
 def block_of(name: str, **others: Any) -> Any:
     """The mixer of a model, small, with every parameter away from where it starts."""
     sizes = {"width_rnn": 12} if name == "mingru" else {"heads": HEADS, "head_dim": KEYS}
-    if name == "mamba2":
-        sizes["states"] = STATES
+    if name in ("mamba2", "mamba3"):
+        sizes["states"] = STATES if name == "mamba2" else 4 * PAIRS
     elif name != "mingru":
         sizes["value_dim"] = VALUES
-    kind = {"mamba2": Mamba2Block, "mingru": MinGRUBlock}.get(name, MatrixStateBlock)
+    kind = {"mamba2": Mamba2Block, "mamba3": Mamba3Block, "mingru": MinGRUBlock}.get(name, MatrixStateBlock)
     graph, state = nnx.split(kind(WIDTH, rngs=nnx.Rngs(0), **{**settings_of(name), **sizes, **others}))
     rng = np.random.default_rng(1)
     moved = jax.tree.map(lambda leaf: jnp.float32(leaf + 0.3 * rng.normal(size=leaf.shape)), jax.device_get(state))
@@ -156,6 +163,34 @@ def mamba2(block: Any, x: np.ndarray) -> np.ndarray:
     return linear(block.output, normed(block.norm, y.reshape(*x.shape[:2], -1) * gate))
 
 
+def in_turn(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
+    """The first pairs of channels as complex numbers, each times a phase."""
+    width = 2 * angle.shape[-1]
+    pairs = (x[..., :width:2] + 1j * x[..., 1:width:2]) * np.exp(1j * angle)
+    both = np.stack([pairs.real, pairs.imag], axis=-1).reshape(*x.shape[:-1], width)
+    return np.concatenate([both, x[..., width:]], axis=-1)
+
+
+def mamba3(block: Any, x: np.ndarray) -> np.ndarray:
+    states, inner = 4 * PAIRS, HEADS * KEYS
+    ends = np.cumsum([inner, inner, states, states, HEADS, HEADS, HEADS])
+    gate, v, b, c, step, rate, blend, turn = np.split(linear(block.input, x), ends, axis=-1)
+    v, step, blend = in_heads(v), softplus(step + double(block.step_bias[...])), sigmoid(blend)
+    decay = np.exp(-step * np.maximum(softplus(rate), 1e-4))
+    angle = np.cumsum(step[..., None] * np.pi * np.tanh(turn)[:, :, None], axis=1)
+    b = in_turn(normed(block.key_norm, b)[:, :, None] + double(block.key_bias[...]), angle)
+    c = in_turn(normed(block.query_norm, c)[:, :, None] + double(block.query_bias[...]), angle)
+    y = np.zeros(v.shape)
+    for row, head in np.ndindex(len(x), HEADS):
+        s, before = np.zeros((KEYS, states)), np.zeros((KEYS, states))
+        for t in range(x.shape[1]):
+            share, written = blend[row, t, head], step[row, t, head] * np.outer(v[row, t, head], b[row, t, head])
+            s = decay[row, t, head] * (s + (1 - share) * step[row, t, head] * before) + share * written
+            before = np.outer(v[row, t, head], b[row, t, head])
+            y[row, t, head] = s @ c[row, t, head] + double(block.skip[...])[head] * v[row, t, head]
+    return linear(block.output, y.reshape(*x.shape[:2], -1) * silu(gate))
+
+
 def mingru(block: Any, x: np.ndarray) -> np.ndarray:
     u = convolved(block.conv, x)
     z, candidate = sigmoid(linear(block.gate, u)), linear(block.candidate, u)
@@ -175,12 +210,63 @@ def inputs(length: int = LENGTH) -> jax.Array:
 @pytest.mark.parametrize("name", [*MATRIX, "mingru"])
 def test_it_is_its_equation_written_out(name: str) -> None:
     block, x = block_of(name), inputs()
-    if name in ("mamba2", "mingru"):
-        expected = {"mamba2": mamba2, "mingru": mingru}[name](block, double(x))
-    else:
-        expected = matrix_state(block, double(x), settings_of(name))
+    written = {"mamba2": mamba2, "mamba3": mamba3, "mingru": mingru}.get(name)
+    expected = written(block, double(x)) if written is not None else matrix_state(block, double(x), settings_of(name))
     found = jax.jit(lambda x: block(x, None, None)[0])(x)
     np.testing.assert_allclose(found, expected, atol=EXACT * np.abs(expected).max(), rtol=0)
+
+
+def test_the_recurrence_of_mamba3_is_its_authors() -> None:
+    """Their reference of one step (mamba-ssm 041c087, `mamba3_siso_step_ref`), float32, without skip and gate."""
+    arrays = np.load(GOLDEN)
+    step, blend = arrays["dt"].swapaxes(1, 2), sigmoid(arrays["trap"].swapaxes(1, 2))
+    turns = step[..., None] * np.tanh(arrays["angles"]) / 2
+    steps = Steps(*map(jnp.asarray, (step, arrays["adt"].swapaxes(1, 2), jnp.float32(blend), jnp.float32(turns))))
+    k, q = (arrays[name] + arrays[f"{name}_bias"] for name in ("k", "q"))
+    heads, states, values = q.shape[2], q.shape[3], arrays["v"].shape[3]
+    pairs = turns.shape[-1]
+    empty = Mamba3Block(
+        8, heads=heads, head_dim=values, states=states, rope_fraction=2 * pairs / states, rngs=nnx.Rngs(0)
+    )
+    y, state, last = trapezoidal(*map(jnp.asarray, (q, k, arrays["v"])), steps, None, empty.init_cache(len(q), 0))
+    np.testing.assert_allclose(y, arrays["out"], atol=1e-5 * np.abs(arrays["out"]).max(), rtol=0)
+    key, value, own, angle = np.split(
+        np.asarray(last)[:, 0], np.cumsum([heads * states, heads * values, heads]), axis=-1
+    )
+    angle = 2 * np.pi * angle.reshape(len(q), heads, pairs)
+    np.testing.assert_allclose(np.exp(1j * angle), np.exp(1j * arrays["angle"]), atol=1e-5)
+    # Theirs has the last token's own share in it already.
+    key, value = key.reshape(len(q), heads, states), value.reshape(len(q), heads, values)
+    whole = np.asarray(state) + own[..., None, None] * key[..., :, None] * value[..., None, :]
+    np.testing.assert_allclose(whole.swapaxes(-1, -2), arrays["state"], atol=1e-5 * np.abs(arrays["state"]).max())
+
+
+@given(seed=st.integers(0, 2**31 - 1), cut=st.integers(1, LENGTH - 1))
+@examples(max_examples=25, deadline=None)
+def test_angles_are_the_same_in_any_parts_and_begin_anew(seed: int, cut: int) -> None:
+    """To the last bit; by float64 they are sums since the last position 0, and a pad turns nothing."""
+    rng = np.random.default_rng(seed)
+    turns = rng.normal(size=(2, LENGTH, 3)).astype(np.float32)
+    begun, pads = rng.random((2, LENGTH)) < 0.2, rng.random((2, LENGTH)) < 0.2
+    positions = np.where(pads, -1, np.where(begun, 0, 7))
+    start = jnp.float32(rng.integers(0, 2**24, (2, 3)) / 2**24)
+    whole, last = turned(jnp.asarray(turns), jnp.asarray(positions), start)
+    first, between = turned(jnp.asarray(turns[:, :cut]), jnp.asarray(positions[:, :cut]), start)
+    second, end = turned(jnp.asarray(turns[:, cut:]), jnp.asarray(positions[:, cut:]), between)
+    np.testing.assert_array_equal(whole, np.concatenate([first, second], axis=1))
+    np.testing.assert_array_equal(last, end)
+    expected, angle = np.zeros(turns.shape), double(start)
+    for t in range(LENGTH):
+        angle = np.where((positions[:, t] == 0)[:, None], 0, angle) + turns[:, t] * (positions[:, t] >= 0)[:, None]
+        expected[:, t] = angle
+    np.testing.assert_allclose(np.exp(2j * np.pi * double(whole)), np.exp(2j * np.pi * expected), atol=1e-5)
+    slope = jax.grad(lambda x: (turned(x, jnp.asarray(positions), start)[0] * jnp.asarray(turns)).sum())(turns)
+    wanted = [
+        sum(turns[:, t] * ~(begun & ~pads)[:, s + 1 : t + 1].any(axis=1)[:, None] for t in range(s, LENGTH))
+        * ~pads[:, s, None]
+        for s in range(LENGTH)
+    ]
+    np.testing.assert_allclose(slope, np.stack(wanted, axis=1), atol=1e-4)
 
 
 @pytest.mark.parametrize("settings", [{"conv_width": 0}, {"decay": "head"}], ids=str)
@@ -276,6 +362,12 @@ def test_what_a_mingru_forgets_is_what_its_state_does() -> None:
 def test_an_impossible_block_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         MatrixStateBlock(WIDTH, rngs=nnx.Rngs(0), **{"heads": 2, "head_dim": 4, **settings})
+
+
+@pytest.mark.parametrize(("fraction", "channels"), [(0.3, "1.8"), (0.5, "3"), (0.0, "0"), (2.0, "12")])
+def test_a_part_of_the_channels_that_cannot_turn_is_refused(fraction: float, channels: str) -> None:
+    with pytest.raises(ValueError, match=f"= {channels} channels to turn; use an even number of 2 to 6"):
+        Mamba3Block(WIDTH, heads=2, head_dim=4, states=6, rope_fraction=fraction, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("kind", [HeadDecay, ChannelDecay])

@@ -25,7 +25,7 @@ from evalkit.tasks.state_tracking import GROUPS, StateTracking, elements, table_
 # int16 copies of batches that zoology (d88d6f5) and mad-lab (0f49a45) drew; -100 is not scored.
 GOLDEN = Path(__file__).parents[1] / "golden"
 BATCHES = np.load(GOLDEN / "recall_batches.npz")
-# 400 words each that neural_networks_chomsky_hierarchy (8084451) drew, with their answers.
+# 200 words each that neural_networks_chomsky_hierarchy (8084451) drew, with their answers.
 WORDS = np.load(GOLDEN / "languages.npz")
 DRAWS = 100_000
 UNLIKELY = 1e-4
