@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.core.chats import DEFAULT, Chat
-from evalkit.disk import texts
+from evalkit.disk.files import text_of
 from evalkit.tasks.text.tokenizers import Bytes, SentencePiece, Tokenizer, TokenizerJson
 
 FAST, PIECES = "tokenizer.json", "tokenizer.model"
@@ -90,7 +90,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        return texts.text_of(path)
+        return text_of(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"its {path.name} cannot be read ({error}); download it again") from error
 

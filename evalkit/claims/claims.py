@@ -11,7 +11,7 @@ import yaml
 import evalkit
 from evalkit.claims.parts import Part
 from evalkit.core.errors import UserError, first_line
-from evalkit.disk.texts import text_of
+from evalkit.disk.files import text_of
 
 FILE = "claims.yaml"
 SCALES = ("parameters", "tokens", "length")

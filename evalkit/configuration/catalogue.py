@@ -7,7 +7,7 @@ from pathlib import Path
 from evalkit.core.errors import UserError, typed_path
 from evalkit.core.moved import MOVED
 from evalkit.core.trust import package_of
-from evalkit.disk import texts
+from evalkit.disk.files import text_of
 
 TARGET = re.compile(r"_target_['\"]?\s*:\s*['\"]?([A-Za-z_][\w.]*)")
 OF_GROUPS = ("*/*.yaml", "*/*/*.yaml")
@@ -91,7 +91,7 @@ def refuse_other_encodings(own: Path) -> None:
     """Raises UserError for a YAML of the user's `own` folder that is not UTF-8."""
     for path in _files_of(own, "*.yaml", *OF_GROUPS):
         try:
-            texts.text_of(path)
+            text_of(path)
         except ValueError as error:
             raise UserError(str(error)) from error
 

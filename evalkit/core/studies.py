@@ -17,7 +17,7 @@ import yaml
 from yaml import AliasEvent
 
 from evalkit.core.errors import UserError, first_line
-from evalkit.disk import texts
+from evalkit.disk.files import text_of
 
 ROWS, RUNS = "rows.jsonl.gz", "runs.json"
 
@@ -75,7 +75,7 @@ def content(path: Path) -> Any:
     if not path.is_file():
         run = packed(path.parent)
         return None if run is None else run.files.get(path.name)
-    text = texts.text_of(path)
+    text = text_of(path)
     return json.loads(text) if path.suffix == ".json" else _yaml(text)
 
 

@@ -1,6 +1,7 @@
-"""Where a user's folders are: what `~` stands for, and where evalkit keeps what outlives a run."""
+"""Places on a disk: what `~` stands for, where evalkit keeps what outlives a run, and how much room there is."""
 
 import os
+import shutil
 from pathlib import Path
 
 
@@ -15,3 +16,16 @@ def expanded(path: str | os.PathLike[str], remedy: str = "give the whole path") 
 def kept_below(variable: str, usual: str) -> Path:
     """The folder that the environment's `variable` names, or else the `usual` one; raises ValueError as `expanded`."""
     return expanded(os.environ.get(variable) or usual, f"set {variable} to a folder")
+
+
+def free(path: Path) -> int:
+    """The bytes that may still be written where `path` is, or will be; a quota is not known."""
+    there = path.absolute()
+    while not there.exists():
+        there = there.parent
+    return shutil.disk_usage(there).free
+
+
+def used(folder: Path) -> int:
+    """The bytes of every file below `folder`, 0 where it is not there."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 
 from evalkit.core.errors import UserError
-from evalkit.disk import space
+from evalkit.disk.places import free, used
 from evalkit.training.checkpoints import FOLDER, KEPT
 from evalkit.training.settings import Training
 from evalkit.training.trainer import Trainer
@@ -17,11 +17,11 @@ RECORD = 2**24
 def refuse_full(folder: Path, trainer: Trainer) -> None:
     """Raises UserError, with the bytes that are missing, if the run in `folder` would fill the disk."""
     one, count = state_bytes(trainer), checkpoints(trainer.training)
-    needed = one * count + RECORD - space.used(folder / FOLDER)
-    free = space.free(folder)
-    if free < needed:
+    needed = one * count + RECORD - used(folder / FOLDER)
+    room = free(folder)
+    if room < needed:
         raise UserError(
-            f"{folder} has room for {_size(free)}, but the run writes about {_size(needed)}, with {count} checkpoints "
+            f"{folder} has room for {_size(room)}, but the run writes about {_size(needed)}, with {count} checkpoints "
             f"of {_size(one)}; free space, choose another folder, or give a larger train.keep_every"
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from evalkit.disk import texts
+from evalkit.disk import files as disk_files
 from evalkit.disk.places import expanded
 
 WHOLE = (".txt", ".tex", ".md")
@@ -166,7 +166,7 @@ def _unreadable(file: Path, error: OSError) -> ValueError:
 
 def _whole(file: Path) -> str:
     try:
-        return texts.text_of(file)
+        return disk_files.text_of(file)
     except OSError as error:
         raise _unreadable(file, error) from error
 
@@ -178,13 +178,13 @@ def _lines(file: Path, field: str | None = None) -> Iterator[Entry]:
         with file.open("rb") as opened:
             for until_line_feed in opened:
                 if number < 0:
-                    texts.refuse_other(until_line_feed, file)
+                    disk_files.refuse_other(until_line_feed, file)
                 for line in until_line_feed.splitlines():  # of bytes: at LF, CRLF and CR alone
                     number += 1
                     try:
                         text = line.decode("utf-8-sig")
                     except UnicodeDecodeError as error:
-                        raise texts.not_utf8(file, number, error) from error
+                        raise disk_files.not_utf8(file, number, error) from error
                     if text.strip():
                         yield Entry(number, f"{file}, line {number + 1}", text)
     except OSError as error:

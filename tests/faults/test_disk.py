@@ -13,7 +13,7 @@ import pytest
 from evalkit.__main__ import main
 from evalkit.checkpoints import loading
 from evalkit.core.rows import read
-from evalkit.disk import space
+from evalkit.disk import places
 from evalkit.session import space as session_space
 from evalkit.training.checkpoints import Checkpoints
 from support import faults, tiny
@@ -119,7 +119,7 @@ def test_a_disk_that_fills_up_at_any_write_is_one_line_and_the_run_goes_on(
         for kilobytes in left:
             folder, other = disk / str(kilobytes) / "run", disk / "other"
             folder.parent.mkdir()
-            other.write_bytes(bytes(space.free(disk) - 1024 * kilobytes))
+            other.write_bytes(bytes(places.free(disk) - 1024 * kilobytes))
             code = main([*tiny.OVERRIDES, f"hydra.run.dir={folder}"])
             line = capsys.readouterr().err
             assert (code, line) == (0, "") or (code == 2 and "cannot write" in one_line(line)), (kilobytes, line)
@@ -165,7 +165,7 @@ def test_a_folder_that_may_not_be_written_is_one_line(shut: Path, capsys: pytest
 def test_a_run_that_would_fill_the_disk_is_refused_before_anything_is_written(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(space.shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+    monkeypatch.setattr(places.shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
     folder, copy = tmp_path / "run", Path(shutil.copytree(tiny_run, tmp_path / "copy"))
     assert main([*tiny.OVERRIDES, "train.keep_every=2", f"hydra.run.dir={folder}"]) == 2
     line = one_line(capsys.readouterr().err)
@@ -181,4 +181,4 @@ def test_what_a_run_writes_is_not_more_than_was_estimated(tiny_run: Path) -> Non
     trainer = loading.trainer_of(tiny.experiment())
     count = session_space.checkpoints(trainer.training)
     assert len(list((tiny_run / "checkpoints").iterdir())) < count
-    assert space.used(tiny_run) < count * session_space.state_bytes(trainer) + session_space.RECORD
+    assert places.used(tiny_run) < count * session_space.state_bytes(trainer) + session_space.RECORD
