@@ -5,10 +5,10 @@
 `linear_state` is the recurrence of a matrix, on `[b, t, h, k]`, and `selective_scan` that of Mamba.
 """
 
-from evalkit.kernels.cglru import cglru as cglru
+from evalkit.kernels.gated import cglru as cglru
+from evalkit.kernels.gated import gated_input as gated_input
+from evalkit.kernels.gated import rglru as rglru
 from evalkit.kernels.matrix.linear_state import linear_state as linear_state
-from evalkit.kernels.rglru import gated_input as gated_input
-from evalkit.kernels.rglru import rglru as rglru
 from evalkit.kernels.scan import linear_scan as linear_scan
 from evalkit.kernels.selective import selective_scan as selective_scan
 from evalkit.kernels.sharded import SEQUENCE as SEQUENCE

@@ -13,8 +13,8 @@ import pytest
 
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
+from evalkit.kernels.gated import rglru
 from evalkit.kernels.matrix.linear_state import linear_state
-from evalkit.kernels.rglru import rglru
 from evalkit.tasks import Example
 from evalkit.training import finite
 from evalkit.training.checkpoints import Checkpoints
