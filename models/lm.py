@@ -8,10 +8,21 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Float
 
-from evalkit.models.layers.mixer import Cache, Decaying, Mixer, Split, built, flops_of
-from evalkit.models.layers.modules import GatedMLP, NoDecay, RMSNorm
-from evalkit.models.layers.products import product_transposed
-from evalkit.models.layers.shapes import Activations, Logits, Places, Positions, States, Tokens
+from evalkit.models.layers.mixer import (
+    Activations,
+    Cache,
+    Decaying,
+    Logits,
+    Mixer,
+    Places,
+    Positions,
+    Split,
+    States,
+    Tokens,
+    built,
+    flops_of,
+)
+from evalkit.models.layers.modules import GatedMLP, NoDecay, RMSNorm, product_transposed
 from evalkit.models.layers.shares import SUM, axes_of, shared, summed
 
 # Up to this vocabulary a product with one-hot rows is faster than a gather, whose gradient is a slow scatter-add.

@@ -11,9 +11,8 @@ from flax import nnx
 from jaxtyping import Float
 
 from evalkit.checks import refuse_below_1, refuse_other
-from evalkit.models.layers.mixer import Cache, Mixer
+from evalkit.models.layers.mixer import Cache, Mixer, Places, Positions, PRNGKey, States, Tokens
 from evalkit.models.layers.modules import NoDecay
-from evalkit.models.layers.shapes import Places, Positions, PRNGKey, States, Tokens
 from evalkit.models.lm import LanguageModel
 from evalkit.models.parts import Part, parts_of
 

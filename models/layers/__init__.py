@@ -8,10 +8,15 @@ A mixer of your own is a class with the methods of `Mixer`, made of these:
 `evalkit/models/mixers/lru.py` is a short one to start from.
 """
 
+from evalkit.models.layers.mixer import Activations as Activations
 from evalkit.models.layers.mixer import Cache as Cache
 from evalkit.models.layers.mixer import Counted as Counted
 from evalkit.models.layers.mixer import Decaying as Decaying
 from evalkit.models.layers.mixer import Mixer as Mixer
+from evalkit.models.layers.mixer import Positions as Positions
+from evalkit.models.layers.mixer import Rows as Rows
+from evalkit.models.layers.mixer import States as States
+from evalkit.models.layers.mixer import Tokens as Tokens
 from evalkit.models.layers.modules import BlockDiagonalLinear as BlockDiagonalLinear
 from evalkit.models.layers.modules import CausalConv1D as CausalConv1D
 from evalkit.models.layers.modules import GatedMLP as GatedMLP
@@ -27,11 +32,6 @@ from evalkit.models.layers.positions import scanned as scanned
 from evalkit.models.layers.positions import selective_scanned as selective_scanned
 from evalkit.models.layers.recurrent import Recurrent as Recurrent
 from evalkit.models.layers.recurrent import RecurrentCache as RecurrentCache
-from evalkit.models.layers.shapes import Activations as Activations
-from evalkit.models.layers.shapes import Positions as Positions
-from evalkit.models.layers.shapes import Rows as Rows
-from evalkit.models.layers.shapes import States as States
-from evalkit.models.layers.shapes import Tokens as Tokens
 from evalkit.models.layers.shares import TERM as TERM
 from evalkit.models.layers.shares import Division as Division
 from evalkit.models.layers.shares import into as into

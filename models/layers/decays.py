@@ -13,8 +13,8 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from evalkit.models.layers.mixer import Activations
 from evalkit.models.layers.modules import BiasedLater, Linear, NoDecay, add_bias
-from evalkit.models.layers.shapes import Activations
 
 RATES = (1.0, 16.0)
 STEPS = (0.001, 0.1)

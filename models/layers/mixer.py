@@ -1,4 +1,7 @@
-"""The contract of a temporal mixer: one call serves training, prefill, chunked prefill and decoding."""
+"""The contract of a temporal mixer: one call serves training, prefill, chunked prefill and decoding.
+
+Shapes: b batch, t time, d width, r recurrent width, n heads, h head width, s stored keys, v vocabulary.
+"""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -10,8 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jaxtyping import Float, Int, Key
 
-from evalkit.models.layers.shapes import Activations, Positions, States
+Tokens = Int[Array, "b t"]
+Positions = Int[Array, "b t"]
+PositionsOfAll = Int[Array, "#b t"]  # a single row where all rows have the same positions
+Places = Int[Array, "b n"]  # indices along t
+Activations = Float[Array, "b t d"]
+States = Float[Array, "b t r"]
+Logits = Float[Array, "b t v"]
+Queries = Float[Array, "b t n h"]
+Keys = Float[Array, "b s h"]
+Rows = Int[Array, " b"]
+PRNGKey = Key[Array, ""]
 
 NO_CONTAINERS = (nnx.Pytree, nnx.Variable, jax.Array, np.ndarray, str, bytes, range)
 """What has a length and is no container of layers, or is one that Flax sees."""

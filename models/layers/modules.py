@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from evalkit.checks import refuse_below_1
 from evalkit.kernels import across
-from evalkit.models.layers.products import product
-from evalkit.models.layers.shapes import Activations, Positions
+from evalkit.models.layers.mixer import Activations, Positions
 from evalkit.models.layers.shares import Division, into, out_of
 from evalkit.platforms import by_platform
 
@@ -21,6 +21,9 @@ lecun = nnx.initializers.lecun_normal()
 
 # Up to this width a block-diagonal product is faster as one dense product: 16 blocks of 4 x 4 fill no vector unit.
 DENSE_UP_TO = 256
+# Of products with large bfloat16 matrices, which are made in blocks on a CPU.
+BLOCK = 1280  # columns; divides the sizes of RecurrentGemma's and Gemma's matrices, and their 256,000 tokens
+LARGE = 2**22  # entries: a smaller matrix costs little memory in float32
 
 
 GELU_TIMES = 9
@@ -29,6 +32,40 @@ GELU_TIMES = 9
 
 class NoDecay(nnx.Param):
     """A parameter without weight decay: Λ, biases, norms, the embedding."""
+
+
+def product(x: Float[Array, "n i"], weight: Float[Array, "i o"], dtype: DTypeLike) -> Float[Array, "n o"]:
+    """Returns `x @ weight` in `dtype`."""
+    return _product(x, weight, dtype, axis=1)
+
+
+def product_transposed(x: Float[Array, "n i"], weight: Float[Array, "o i"], dtype: DTypeLike) -> Float[Array, "n o"]:
+    """Returns `x @ weightᵀ` in `dtype`."""
+    return _product(x, weight, dtype, axis=0)
+
+
+def _product(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
+    whole = partial(_whole, dtype=dtype, axis=axis)
+    if weight.dtype != jnp.bfloat16 or weight.size < LARGE or weight.shape[axis] % BLOCK:
+        return whole(x, weight)
+    return by_platform(x, weight, cpu=partial(_in_blocks, dtype=dtype, axis=axis), default=whole)
+
+
+def _whole(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
+    return jax.lax.dot_general(x, weight, (((1,), (1 - axis,)), ((), ())), preferred_element_type=dtype)
+
+
+def _in_blocks(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
+    # The loop reads integers, because XLA for the CPU converts whole bfloat16 arrays to float32 before any loop.
+    # A bfloat16 is the upper half of a float32.
+    bits = jax.lax.bitcast_convert_type(weight, jnp.uint16)
+
+    def block(start: Array) -> Array:
+        part = jax.lax.dynamic_slice_in_dim(bits, start, BLOCK, axis).astype(jnp.uint32) << 16
+        return _whole(x.astype(jnp.float32), jax.lax.bitcast_convert_type(part, jnp.float32), jnp.float32, axis)
+
+    columns = jax.lax.map(block, jnp.arange(0, weight.shape[axis], BLOCK)).astype(dtype)
+    return jnp.moveaxis(columns, 0, 1).reshape(x.shape[0], weight.shape[axis])
 
 
 def matmul(x: Float[Array, "... i"], weight: Float[Array, "i o"]) -> Float[Array, "... o"]:

@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Shaped
 
 from evalkit.kernels import across, is_split, linear_scan, linear_state, selective_scan, split_scan
-from evalkit.models.layers.shapes import Activations, Positions, PositionsOfAll, Rows
+from evalkit.models.layers.mixer import Activations, Positions, PositionsOfAll, Rows
 
 UNITS = 2**24
 """Parts of a turn: float32 has each of them, and sums of whole numbers that pass 2³¹ lose whole turns alone."""

@@ -7,9 +7,9 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from evalkit.models.layers.mixer import Activations, Positions, Rows
 from evalkit.models.layers.modules import CausalConv1D
 from evalkit.models.layers.positions import after, after_all
-from evalkit.models.layers.shapes import Activations, Positions, Rows
 
 
 class RecurrentCache(NamedTuple):

@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 
 from evalkit.checks import refuse_other
 from evalkit.kernels import across, is_split
+from evalkit.models.layers.mixer import Activations, Keys, Positions, PositionsOfAll, Queries
 from evalkit.models.layers.modules import Linear, side_by_side
 from evalkit.models.layers.positions import continued
-from evalkit.models.layers.shapes import Activations, Keys, Positions, PositionsOfAll, Queries
 from evalkit.models.layers.shares import TERM, Division, into, out_of
 from evalkit.models.mixers.attention_cache import (
     AttentionCache,

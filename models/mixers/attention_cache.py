@@ -12,8 +12,8 @@ from jax import Array
 from jax.core import Tracer
 from jaxtyping import Float, Int
 
+from evalkit.models.layers.mixer import Keys, Positions, PositionsOfAll, Queries, Rows
 from evalkit.models.layers.positions import after, after_all
-from evalkit.models.layers.shapes import Keys, Positions, PositionsOfAll, Queries, Rows
 
 
 class AttentionCache(NamedTuple):

@@ -14,8 +14,8 @@ from evalkit.kernels import cglru
 from evalkit.kernels.dispatch import IMPLEMENTATIONS
 from evalkit.kernels.gates import CLOSED, GATES, TURN
 from evalkit.models.layers.decays import first_decays
+from evalkit.models.layers.mixer import Activations, Positions
 from evalkit.models.layers.modules import BlockDiagonalLinear, NoDecay
-from evalkit.models.layers.shapes import Activations, Positions
 from evalkit.models.mixers.rglru import C, TwoBranches
 
 

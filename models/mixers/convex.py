@@ -8,8 +8,8 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from evalkit.models.layers.mixer import Activations, Positions
 from evalkit.models.layers.positions import scanned
-from evalkit.models.layers.shapes import Activations, Positions
 from evalkit.models.mixers.rglru import RGLRU, TwoBranches
 
 

@@ -4,9 +4,9 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float
 
+from evalkit.models.layers.mixer import Activations, Positions
 from evalkit.models.layers.modules import CausalConv1D, Linear
 from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
-from evalkit.models.layers.shapes import Activations, Positions
 
 
 class BaseConv(Recurrent):

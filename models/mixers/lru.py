@@ -9,8 +9,8 @@ from jax import Array
 from jaxtyping import Float
 
 from evalkit.models.layers.decays import first_decays
+from evalkit.models.layers.mixer import Activations, Positions
 from evalkit.models.layers.positions import scanned
-from evalkit.models.layers.shapes import Activations, Positions
 from evalkit.models.layers.shares import Division
 from evalkit.models.mixers.rglru import TwoBranches
 

@@ -7,10 +7,10 @@ from jax import Array
 from jaxtyping import Float
 
 from evalkit.checks import refuse_below_1
+from evalkit.models.layers.mixer import Activations, Positions
 from evalkit.models.layers.modules import Linear, matmul
 from evalkit.models.layers.positions import looped
 from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
-from evalkit.models.layers.shapes import Activations, Positions
 
 
 class LSTMBlock(Recurrent):

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from evalkit.checks import refuse_below_1, refuse_other
 from evalkit.kernels.matrix.linear_state import IMPLEMENTATIONS
 from evalkit.models.layers.decays import HeadDecay
+from evalkit.models.layers.mixer import Activations, Positions
 from evalkit.models.layers.modules import CausalConv1D, Linear, NoDecay, RMSNorm, side_by_side
 from evalkit.models.layers.positions import matrix_scanned
 from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
-from evalkit.models.layers.shapes import Activations, Positions
 
 
 class Mamba2Block(Recurrent):

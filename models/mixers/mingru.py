@@ -8,10 +8,10 @@ from jaxtyping import Float
 
 from evalkit.checks import refuse_below_1
 from evalkit.models.layers.decays import SOFTPLUS
+from evalkit.models.layers.mixer import Activations, Positions, States
 from evalkit.models.layers.modules import CausalConv1D, Linear, side_by_side
 from evalkit.models.layers.positions import scanned
 from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
-from evalkit.models.layers.shapes import Activations, Positions, States
 
 
 class MinGRUBlock(Recurrent):

@@ -15,7 +15,7 @@ from evalkit.kernels import gated_input, rglru
 from evalkit.kernels.dispatch import IMPLEMENTATIONS
 from evalkit.kernels.gates import CLOSED, GATES
 from evalkit.models.layers.decays import first_decays
-from evalkit.models.layers.mixer import Split
+from evalkit.models.layers.mixer import Activations, Positions, Split, States
 from evalkit.models.layers.modules import (
     DENSE_UP_TO,
     GELU_TIMES,
@@ -29,7 +29,6 @@ from evalkit.models.layers.modules import (
 )
 from evalkit.models.layers.positions import continued
 from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
-from evalkit.models.layers.shapes import Activations, Positions, States
 from evalkit.models.layers.shares import Divided, Division, into, out_of
 
 C = 8.0  # the constant c of eq. 3

@@ -12,10 +12,10 @@ from evalkit.checks import refuse_below_1
 from evalkit.kernels import linear_scan
 from evalkit.kernels.selective import entering
 from evalkit.models.layers.decays import SOFTPLUS
+from evalkit.models.layers.mixer import Activations, Positions, States
 from evalkit.models.layers.modules import CausalConv1D, Linear, NoDecay, side_by_side
 from evalkit.models.layers.positions import selective_scanned
 from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
-from evalkit.models.layers.shapes import Activations, Positions, States
 
 
 class S6Block(Recurrent):
