@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.__main__ import main
-from evalkit.claims import claims, page, shown, strips
+from evalkit.claims import claims, page, shown
 from evalkit.claims.claims import Claim
 from evalkit.claims.measures import NoRows
 from evalkit.claims.parts import Finding, Part, find, finding_of
@@ -132,7 +132,7 @@ def test_a_ratio_of_what_neither_reached_decides_nothing() -> None:
     slower = Part.read({"ratio": [{"run": "a"}, {"run": "b"}], "says": "", "meets": ">= 2", "fails": "< 1.5"})
     never = {0: float("inf"), 1: float("inf")}
     finding = finding_of(slower, [never, never])
-    assert finding.side == "open" and shown.finding(finding).startswith("undefined") and strips.strip(finding) == ""
+    assert finding.side == "open" and shown.finding(finding).startswith("undefined") and page.strip(finding) == ""
     assert finding_of(slower, [never, {0: 900, 1: 800}]).side == "meets"
 
 
@@ -338,9 +338,9 @@ def test_the_page_needs_no_other_file_and_shows_every_claim(sheet: Mapping[str, 
 
 @given(st.lists(st.floats(-1e4, 1e4) | st.just(float("inf")), min_size=1, max_size=6).filter(lambda x: min(x) < 1e9))
 def test_the_small_figure_keeps_within_its_edges(numbers: list[float]) -> None:
-    svg = strips.strip(measured(*numbers, of=part("> 0.5", "< 0.1")))
+    svg = page.strip(measured(*numbers, of=part("> 0.5", "< 0.1")))
     across = [float(x) for x in re.findall(r' (?:x|x1|x2|cx)="([\d.-]+)"', svg)]
-    assert across and all(0 <= x <= strips.WIDTH for x in across)
+    assert across and all(0 <= x <= page.WIDTH for x in across)
 
 
 OF_THE_README = {
