@@ -10,8 +10,8 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.bench import matrix_state, recurrence, stopwatch
-from evalkit.bench.operations import product_flops
 from evalkit.bench.stopwatch import spread, times
+from evalkit.bench.training import product_flops
 from evalkit.configuration.spec import Spec
 from support.shrunk import overrides_of
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evalkit.bench.operations import product_flops
+from evalkit.bench.training import product_flops
 from evalkit.kernels import linear_state
 from evalkit.kernels.matrix.linear_state import Given, check
 from support import matrix_oracle
