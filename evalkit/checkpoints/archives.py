@@ -1,7 +1,10 @@
 """A run small enough to be kept beside its results: its record, figures and last parameters."""
 
 import shutil
-from collections.abc import Sequence
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evalkit.checkpoints import arrays
 from evalkit.configuration.experiment import Experiment
 from evalkit.core import studies
 from evalkit.core.errors import UserError, writing
@@ -26,6 +28,20 @@ PARAMETERS = "parameters"
 STEP, EVALUATED = "step", "evaluated"
 SUMMED = "summed"
 """What parameters that were written with sums have beside them: without the sums they are damaged."""
+LONGEST_WORD = 256
+# What zipfile, zlib and NumPy raise of files that are damaged, packed in ways that they do not know, or encrypted.
+UNREADABLE = (
+    OSError,
+    EOFError,
+    KeyError,
+    ValueError,
+    TypeError,
+    NotImplementedError,
+    RuntimeError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def write(folder: Path, run: Path, experiment: Experiment, state: TrainState, step: int) -> None:
@@ -86,10 +102,10 @@ def read(experiment: Experiment, folder: Path) -> tuple[TrainState, int]:
     for seed in experiment.all_seeds:
         path = folder / PARAMETERS / f"seed-{seed}.npz"
         try:
-            if not summed and arrays.has(path, SUMMED):
+            if not summed and has_array(path, SUMMED):
                 raise ValueError(f"{sums.FILE} is missing")
             words = (EVALUATED,) if training.average is not None else ()
-            held = arrays.read(path, {STEP: (), **{_name(place): leaf.shape for place, leaf in leaves}}, words)
+            held = read_arrays(path, {STEP: (), **{_name(place): leaf.shape for place, leaf in leaves}}, words)
             step = int(held[STEP])
         except ValueError as error:
             raise UserError(f"{path} cannot be read ({error}); take the run itself, or archive it again") from error
@@ -105,3 +121,41 @@ def read(experiment: Experiment, folder: Path) -> tuple[TrainState, int]:
 
 def _name(path: Sequence[object]) -> str:
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
+
+
+def read_arrays(path: Path, shapes: Mapping[str, tuple[int, ...]], words: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """The arrays of numbers of these names and `shapes` in an `.npz`, and the short text under each of `words`.
+
+    Raises ValueError, before memory is taken for it, for an array that is missing, damaged or of another shape.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            for name, shape in shapes.items():
+                stored, dtype = _array_header(arrays.zip, name)
+                if stored != shape or dtype.kind not in "biuf":
+                    raise ValueError(f"{name} is of {dtype} {stored}, and should be of numbers {shape}")
+            for name in words:
+                stored, dtype = _array_header(arrays.zip, name)
+                if stored != () or dtype.kind != "U" or dtype.itemsize > LONGEST_WORD:
+                    raise ValueError(f"{name} is of {dtype} {stored}, and should be a word")
+            return {name: arrays[name] for name in (*shapes, *words)}
+    except UNREADABLE as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def has_array(path: Path, name: str) -> bool:
+    """Whether an `.npz` has something of this name; raises ValueError for a file that cannot be read."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return f"{name}.npy" in file.namelist()
+    except UNREADABLE as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def _array_header(file: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of one array, of which only the first bytes are read."""
+    with file.open(f"{name}.npy") as member:
+        version = np.lib.format.read_magic(member)
+        read_rest = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_rest(member)
+    return shape, dtype

@@ -2,27 +2,35 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evalkit.checkpoints import hub as hub_checkpoints
-from evalkit.checkpoints import tokenizer_files
+from evalkit.checkpoints import archives, tokenizer_files
 from evalkit.checkpoints.loading import restore
 from evalkit.configuration.saved import checkpoint_of, plain_of
 from evalkit.configuration.schema import settings_of
 from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import Params, Pretrained, Unread
-from evalkit.core.errors import UserError, typed_path
+from evalkit.core.errors import UserError, first_line, typed_path, writing
+from evalkit.core.network import Refused, Silent, ask_hub
+from evalkit.models.formats import export as hugging_face
 from evalkit.models.formats import released
 from evalkit.tasks.text.tokenizers import Bytes, Numbers
 from evalkit.training.state import params_of
 
 PUBLISHED_VOCABULARY, PUBLISHED_TRAIN_LENGTH = 256_000, 8192  # of RecurrentGemma and Gemma v1 alike
+ANSWER_SECONDS = 2.0
+NAME = re.compile(r"[\w.-]+/[\w.-]+")
+# Other formats of the same weights, which nothing here reads.
+NOT_NEEDED = ["*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx"]
 
 
 def load(
@@ -44,7 +52,7 @@ def find(
     """As `load`, up to where the weights would be read."""
     folder = typed_path(checkpoint)
     if not folder.is_dir():
-        folder = hub_checkpoints.download(checkpoint)
+        folder = download(checkpoint)
     with _named(checkpoint):
         if (folder / "config.yaml").is_file():
             unread = _run(folder, checkpoint, dtype, allow_targets, cache_dtype)
@@ -126,3 +134,55 @@ def _theirs(folder: Path, checkpoint: str, dtype: str, cache_dtype: str | None) 
         return Pretrained(theirs.model, params, tokenizer, checkpoint, digest(params), length, settings, chat)
 
     return Unread(theirs.model, tokenizer, None, read, checkpoint, chat)
+
+
+def download(name: str) -> Path:
+    """Returns the folder with the files of `name` (owner/model): downloaded, or from the cache if the hub is silent.
+
+    Raises UserError for a malformed, gated or unknown name, and for a silent hub without a copy in the cache.
+    """
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"checkpoint {name} does not exist; give the folder of a run or a model, or owner/name on the hub"
+        )
+    cached = _cached(name)
+    try:
+        ask_hub(name, "model", ANSWER_SECONDS)
+    except Refused as refusal:
+        if cached is not None and refusal.is_passing:
+            return cached
+        raise UserError(f"checkpoint {name} is no folder here and {refusal}") from refusal
+    except Silent as error:
+        if cached is not None:
+            return cached
+        raise UserError(
+            f"checkpoint {name} is no folder here, and {error}; give a folder with a copy of it, or the cache of a "
+            "machine that has it (HF_HOME)"
+        ) from error
+    try:
+        return Path(huggingface_hub.snapshot_download(name, ignore_patterns=NOT_NEEDED))
+    except Exception as error:  # of many types, which change from version to version
+        raise UserError(f"checkpoint {name} cannot be downloaded: {first_line(error)[:200]}; try again") from error
+
+
+def _cached(name: str) -> Path | None:
+    """The folder with the files of `name` that were downloaded before, None if there is none."""
+    try:
+        return Path(huggingface_hub.snapshot_download(name, ignore_patterns=NOT_NEEDED, local_files_only=True))
+    except Exception:  # as in download
+        return None
+
+
+def export(run: str, folder: Path) -> None:
+    """Writes the run's first seed as a RecurrentGemma folder, with a tokenizer of bytes. Raises UserError."""
+    archives.refuse_used(folder)
+    trained = load(run)
+    model: Any = trained.model  # built by `models`, as what `conf/model/` names is
+    tokenizer = trained.tokenizer
+    with writing(folder):
+        try:
+            hugging_face.write(folder, model, trained.params, tokenizer.bos, tokenizer.eos)
+        except ValueError as error:
+            raise UserError(f"{run}: {error}") from error
+        if isinstance(tokenizer, Bytes):
+            tokenizer_files.write_bytes(folder)

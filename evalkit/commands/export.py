@@ -16,7 +16,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("run", help="the folder of a run")
     parser.add_argument("folder", type=typed_path, help="where to write; made if it is not there")
     parsed = parser.parse_args(arguments)
-    from evalkit.checkpoints.export import export
+    from evalkit.checkpoints.pretrained import export
 
     export(parsed.run, parsed.folder)
     print(f"written to {parsed.folder}; transformers.RecurrentGemmaForCausalLM.from_pretrained reads it")

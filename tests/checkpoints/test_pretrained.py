@@ -18,7 +18,6 @@ import orbax.checkpoint as ocp
 import pytest
 
 from evalkit.__main__ import main
-from evalkit.checkpoints import hub as hub_checkpoints
 from evalkit.checkpoints import pretrained, tokenizer_files
 from evalkit.core.errors import UserError
 from evalkit.models.formats import export, gemma, recurrentgemma, recurrentgemma_flax, released, safetensors
@@ -408,15 +407,15 @@ def test_a_name_that_is_nothing_is_one_line(tmp_path: Path) -> None:
 
 def test_a_silent_hub_is_waited_for_three_seconds_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something that takes connections and never answers: worse than no network."""
-    assert hub_checkpoints.ANSWER_SECONDS <= 3
-    monkeypatch.setattr(hub_checkpoints, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(hub_checkpoints, "_cached", lambda name: None)
+    assert pretrained.ANSWER_SECONDS <= 3
+    monkeypatch.setattr(pretrained, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(pretrained, "_cached", lambda name: None)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
         with pytest.raises(UserError) as refusal:
-            hub_checkpoints.download("google/recurrentgemma-2b")
+            pretrained.download("google/recurrentgemma-2b")
     message = str(refusal.value)
     assert endpoint in message and "does not answer" in message and "\n" not in message
 
@@ -437,5 +436,5 @@ def test_a_hub_that_says_no_is_one_line(error: str, words: str, monkeypatch: pyt
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "auth_check", refuse)
     with pytest.raises(UserError, match=words):
-        hub_checkpoints.download("google/recurrentgemma-2b")
+        pretrained.download("google/recurrentgemma-2b")
     assert asked == ["google/recurrentgemma-2b"]

@@ -15,7 +15,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
-from evalkit.checkpoints import hub as hub_checkpoints
+from evalkit.checkpoints import pretrained
 from evalkit.core import network
 from evalkit.core.contracts import SinkEnd
 from evalkit.core.network import Refused, Silent, ask_hub, within
@@ -86,7 +86,7 @@ def test_what_waits_for_a_server_waits_so_long_and_no_longer(hub: Server, monkey
     ask_hub(NAME, "model", LIMIT)
     network.answers(hub.url, LIMIT)
     assert waits == [LIMIT, LIMIT]
-    assert max(hub_checkpoints.ANSWER_SECONDS, sink.ANSWER_SECONDS) <= LIMIT
+    assert max(pretrained.ANSWER_SECONDS, sink.ANSWER_SECONDS) <= LIMIT
 
 
 DOORS = {

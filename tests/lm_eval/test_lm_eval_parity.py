@@ -9,7 +9,7 @@ import pytest
 from lm_eval.api.model import LM
 from lm_eval.api.registry import get_model
 
-from evalkit.checkpoints import export
+from evalkit.checkpoints.pretrained import export
 from evalkit.core.rows import read
 from evalkit.evaluations.downstream import data_sets as hub
 from evalkit.lm_eval.model import EvalkitLM
@@ -52,7 +52,7 @@ def trained_checkpoint(folder: Path) -> Path:
     assert tiny.start(folder / "run", of=overrides) == 0
     losses = [entry["total"] / entry["count"] for entry in read(folder / "run").rows if entry["split"] == "train"]
     assert losses[-1] < 0.6 * losses[0]
-    export.export(str(folder / "run"), folder / "exported")
+    export(str(folder / "run"), folder / "exported")
     return folder / "exported"
 
 
