@@ -10,11 +10,10 @@ import pytest
 
 from evalkit.commands import run
 from evalkit.configuration import catalogue
-from evalkit.configuration.complete import completed
 from evalkit.configuration.composition import CHECKPOINT
 from evalkit.configuration.experiment import SETTINGS, Experiment
 from evalkit.configuration.request import VERBS
-from evalkit.configuration.schema import INSTRUCTIONS, annotations
+from evalkit.configuration.schema import INSTRUCTIONS, annotations, completed
 from evalkit.configuration.spec import Spec
 from evalkit.core import studies
 from evalkit.core.moved import renamed

@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import yaml
 
-from evalkit.configuration.complete import completed
 from evalkit.configuration.models import Sized
 from evalkit.configuration.positions import refuse_beyond_positions
-from evalkit.configuration.schema import settings_of
+from evalkit.configuration.schema import completed, settings_of
 from evalkit.core.contracts import LanguageModel
 from evalkit.core.errors import UserError
 from evalkit.numerics import random_key

@@ -25,8 +25,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from evalkit.checks import fits
 from evalkit.configuration import catalogue, hydra_private, recipes
-from evalkit.configuration.complete import completed
-from evalkit.configuration.schema import INSTRUCTIONS, settings_of, unknown
+from evalkit.configuration.schema import INSTRUCTIONS, completed, settings_of, unknown
 from evalkit.core.errors import UserError, first_line, typed_path
 
 GROUPS = ("task", "model", "scale", "preset", "eval", "experiment", "recipe", "on_checkpoint")

@@ -8,10 +8,9 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from evalkit.configuration import composition
-from evalkit.configuration.complete import completed
 from evalkit.configuration.composition import ALLOW, NAMES, SEARCHPATH
 from evalkit.configuration.experiment import SETTINGS, Experiment, admitted, build
-from evalkit.configuration.schema import verify
+from evalkit.configuration.schema import completed, verify
 from evalkit.core import studies, trust
 from evalkit.core.errors import UserError, first_line
 from evalkit.core.moved import renamed

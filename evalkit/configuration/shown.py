@@ -6,9 +6,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from evalkit.configuration.complete import completed
 from evalkit.configuration.composition import one_line, paths, plain
-from evalkit.configuration.schema import unknown
+from evalkit.configuration.schema import completed, unknown
 from evalkit.core.errors import UserError
 
 

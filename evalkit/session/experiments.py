@@ -14,10 +14,10 @@ from rich.text import Text
 
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration.account import completed
-from evalkit.configuration.complete import completed as with_defaults
 from evalkit.configuration.recipes import GROUPS
 from evalkit.configuration.request import Request
 from evalkit.configuration.saved import EVALUABLE, FILE, begun_with_other, plain_of
+from evalkit.configuration.schema import completed as with_defaults
 from evalkit.configuration.schema import unknown
 from evalkit.configuration.spec import Spec
 from evalkit.contract.experiment import hold_model, is_ours

@@ -12,8 +12,8 @@ from rich.console import Console
 from evalkit.checkpoints.archives import is_archive
 from evalkit.checkpoints.loading import trainer_of
 from evalkit.configuration import saved
-from evalkit.configuration.complete import completed
 from evalkit.configuration.experiment import build, written
+from evalkit.configuration.schema import completed
 from evalkit.configuration.spec import Spec, refuse_rare_looks
 from evalkit.core.batches import feed_of
 from evalkit.core.errors import UserError, refuse_bytes

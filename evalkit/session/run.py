@@ -17,7 +17,7 @@ from rich.console import Console
 
 from evalkit.checkpoints import archives
 from evalkit.checkpoints.loading import restore
-from evalkit.configuration.notes import notes_of
+from evalkit.configuration.account import notes_of
 from evalkit.configuration.saved import FILE, begun_with_other, save
 from evalkit.configuration.spec import Spec
 from evalkit.contract.experiment import hold

@@ -10,9 +10,8 @@ import jax
 import numpy as np
 
 from evalkit.checkpoints.pretrained import load_for_text
-from evalkit.configuration.account import account
+from evalkit.configuration.account import account, notes_of
 from evalkit.configuration.experiment import Experiment, build, written
-from evalkit.configuration.notes import notes_of
 from evalkit.configuration.saved import FILE, plain_of
 from evalkit.core import trust
 from evalkit.core.batches import feed_of

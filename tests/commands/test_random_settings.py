@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from evalkit.checkpoints.loading import trainer_of
-from evalkit.configuration import complete
+from evalkit.configuration.schema import completed
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.session import run
@@ -21,7 +21,7 @@ LONG = {"train.validation_sequences", "eval.sequences", "eval.long_sequences", "
 
 def _shown() -> dict[str, Any]:
     plain = Spec.of(BASE).plain
-    return {key: value for key, value in leaves(complete.completed(plain)) if key != "wandb.mode"}
+    return {key: value for key, value in leaves(completed(plain)) if key != "wandb.mode"}
 
 
 SHOWN = _shown()

@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from evalkit.__main__ import main
 from evalkit.configuration import catalogue
 from evalkit.configuration.account import completed
-from evalkit.configuration.complete import completed as with_defaults
 from evalkit.configuration.saved import save
+from evalkit.configuration.schema import completed as with_defaults
 from evalkit.core.errors import UserError
 from evalkit.core.moved import RECALL
 from evalkit.core.rows import Record, row

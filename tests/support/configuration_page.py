@@ -15,10 +15,9 @@ from omegaconf import OmegaConf
 
 from evalkit.commands import run
 from evalkit.configuration import catalogue, recipes
-from evalkit.configuration.complete import completed
 from evalkit.configuration.composition import paths
 from evalkit.configuration.experiment import SETTINGS, Experiment
-from evalkit.configuration.schema import annotations, constructor, describe, settings_of
+from evalkit.configuration.schema import annotations, completed, constructor, describe, settings_of
 from evalkit.tasks.text import Text
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
