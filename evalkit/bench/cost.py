@@ -17,7 +17,7 @@ from evalkit.configuration.schema import completed, settings_of
 from evalkit.core.contracts import LanguageModel
 from evalkit.core.errors import UserError
 from evalkit.numerics import random_key
-from evalkit.parallel.layouts.sizes import Sizes, sizes_of
+from evalkit.parallel.layouts.mesh import Sizes, sizes_of
 from evalkit.training import memory
 from evalkit.training.settings import GATHERS
 

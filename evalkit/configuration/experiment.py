@@ -25,7 +25,7 @@ from evalkit.evaluations.during import Benchmarked, LookedUp
 from evalkit.evaluations.look import Look
 from evalkit.numerics import random_key
 from evalkit.parallel.layouts import connection
-from evalkit.parallel.layouts.sizes import sizes_of
+from evalkit.parallel.layouts.mesh import sizes_of
 from evalkit.tasks.text import Text
 from evalkit.training.passing import check_bounded
 from evalkit.training.settings import Training

@@ -19,8 +19,7 @@ from evalkit.checks import at_least
 from evalkit.core.contracts import Cache, LanguageModel, Params
 from evalkit.core.errors import UserError
 from evalkit.inference.prefill import empty_cache
-from evalkit.parallel.devices import by_rows, copied, mesh_sharing, split
-from evalkit.parallel.microbatches import in_parts, microbatch, together
+from evalkit.parallel.devices import by_rows, copied, in_parts, mesh_sharing, microbatch, split, together
 
 # Of lengths and rooms, so that few programs serve many.
 MULTIPLE, SPARE = 8, 1 / 8

@@ -8,8 +8,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from evalkit.core.contracts import LanguageModel
 from evalkit.parallel.devices import AXIS, MODEL_AXIS, bytes_of
-from evalkit.parallel.layouts.mesh import layout_of
-from evalkit.parallel.layouts.sizes import Sizes
+from evalkit.parallel.layouts.mesh import Sizes, layout_of
 from evalkit.training.trainer import Trainer
 
 FLOAT = 4  # bytes of a parameter, and of each of its two moments

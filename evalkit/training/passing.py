@@ -10,8 +10,7 @@ from jax.typing import ArrayLike
 
 from evalkit.core import streams
 from evalkit.core.contracts import LONGEST, Cache, Feed, LanguageModel, Params
-from evalkit.parallel.devices import own
-from evalkit.parallel.microbatches import in_parts, together
+from evalkit.parallel.devices import in_parts, own, together
 
 
 def check_bounded(model: LanguageModel) -> None:

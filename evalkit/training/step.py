@@ -10,9 +10,8 @@ from jax import Array, lax
 from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
 from evalkit.core.objective import scored_only, tally
 from evalkit.numerics import random_key
-from evalkit.parallel.layouts.mesh import layout_of, share_of
-from evalkit.parallel.layouts.sizes import Sizes
-from evalkit.parallel.microbatches import in_parts, microbatch
+from evalkit.parallel.devices import in_parts, microbatch
+from evalkit.parallel.layouts.mesh import Sizes, layout_of, share_of
 from evalkit.tasks import Example
 from evalkit.training import optimizer
 from evalkit.training.passing import Drawn, StatePassing, copied_to

@@ -18,8 +18,8 @@ from evalkit.core.batches import feed_of
 from evalkit.core.contracts import LanguageModel, Task
 from evalkit.numerics import for_threads
 from evalkit.parallel.devices import COPIED_BYTES, RUNS_ONCE, bytes_of, on_host
+from evalkit.parallel.layouts.mesh import AUTO, Setting, sizes_of
 from evalkit.parallel.layouts.placement import Placement
-from evalkit.parallel.layouts.sizes import AUTO, Setting, sizes_of
 from evalkit.tasks import Example
 from evalkit.tasks.text import Text
 from evalkit.training.settings import Stage, Training

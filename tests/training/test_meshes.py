@@ -28,7 +28,7 @@ from evalkit.models.layers import Division, Linear, into, out_of, scanned
 from evalkit.models.mixers.attention import MQA
 from evalkit.models.mixers.rglru import RecurrentBlock
 from evalkit.parallel.layouts import mesh
-from evalkit.parallel.layouts.sizes import Sizes, refuse_undivided
+from evalkit.parallel.layouts.mesh import Sizes, refuse_undivided
 from evalkit.training import finite
 from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.memory import bytes_a_device

@@ -14,8 +14,8 @@ from evalkit.core.objective import Tally
 from evalkit.core.rows import Row
 from evalkit.core.statistics import LOOK_EVERY, is_narrow
 from evalkit.inference.streaming import MOST_ROWS, least_rows, rows_at_once, stream_tallies, stream_tally
+from evalkit.parallel.layouts.mesh import AUTO
 from evalkit.parallel.layouts.sequences import ROWS, SEQUENCE, SHARED, refuse_unsplit, split_tallies
-from evalkit.parallel.layouts.sizes import AUTO
 from evalkit.tasks import Example
 
 

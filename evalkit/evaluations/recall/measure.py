@@ -19,7 +19,7 @@ from evalkit.evaluations.recall.planting import planted
 from evalkit.evaluations.recall.rows import RECALLED
 from evalkit.inference.reader import Reader
 from evalkit.inference.streaming import least_rows, rows_at_once
-from evalkit.parallel.layouts.sizes import AUTO
+from evalkit.parallel.layouts.mesh import AUTO
 
 NEAREST = 2  # the fact's answer stands between the fact and the question
 

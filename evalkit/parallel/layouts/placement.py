@@ -12,7 +12,7 @@ from evalkit.core.contracts import Rows
 from evalkit.core.errors import UserError
 from evalkit.parallel import peers
 from evalkit.parallel.devices import AXIS, MODEL_AXIS, mesh_for
-from evalkit.parallel.layouts.sizes import Sizes, refuse_undivided
+from evalkit.parallel.layouts.mesh import Sizes, refuse_undivided
 from evalkit.parallel.layouts.vectors import Layout, State
 
 
