@@ -26,8 +26,7 @@ from evalkit.parallel.devices import accelerator_bytes, bytes_of, cores, memory_
 from evalkit.record import environment
 from evalkit.record.files import write_text
 from evalkit.reports.curves import COLOURS, Frame, save, seed_figure
-from evalkit.reports.numbers import grouped
-from evalkit.reports.points import Curve, Point
+from evalkit.reports.numbers import Curve, Point, grouped
 
 Log = Callable[[str], None]
 COPIES = 3

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from evalkit.core import studies
 from evalkit.core.errors import UserError
-from evalkit.reports.points import Curve
+from evalkit.reports.numbers import Curve
 from evalkit.reports.pooling import STEPS, Line, Run
 
 WORDS = {

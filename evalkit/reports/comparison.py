@@ -16,8 +16,7 @@ from evalkit.record import variables
 from evalkit.record.files import write_text
 from evalkit.reports import page
 from evalkit.reports.kinds import Costed, Drawing, Kind, explained, kind_of
-from evalkit.reports.notes import notes_of
-from evalkit.reports.pooling import STEPS, Line, Run, find_runs, inner_runs, load, pool
+from evalkit.reports.pooling import STEPS, Line, Run, find_runs, inner_runs, load, notes_of, pool
 from evalkit.reports.writer import print_report, say, sections
 
 SCHEMA = 1

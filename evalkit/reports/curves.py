@@ -33,7 +33,7 @@ from evalkit.reports.canvas import (
     shifted,
     step_axis,
 )
-from evalkit.reports.points import Curve, Point
+from evalkit.reports.numbers import Curve, Point
 
 LINE = 9.5
 """What a line of a small label takes, in points."""

@@ -6,7 +6,7 @@ from evalkit.core.during import curves
 from evalkit.reports.along import WORDS, along, omitted
 from evalkit.reports.curves import COLOURS, Frame, seed_figure
 from evalkit.reports.kinds import Drawing, Table, by_column
-from evalkit.reports.points import Curve, Point
+from evalkit.reports.numbers import Curve, Point
 from evalkit.reports.pooling import Line
 
 HEADING = "Evaluated while training"

@@ -10,8 +10,7 @@ from evalkit.core.contracts import Feed
 from evalkit.core.errors import UserError
 from evalkit.core.objective import METRICS
 from evalkit.core.rows import Row, value
-from evalkit.reports.numbers import grouped
-from evalkit.reports.points import Curve, Point
+from evalkit.reports.numbers import Curve, Point, grouped
 
 SPLITS = {"validation": "validation", "extrapolation": "test"}
 """The parts that may be named, and the splits of their rows."""

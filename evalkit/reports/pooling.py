@@ -1,4 +1,7 @@
-"""Which runs are repetitions of one another: they differ in nothing but the seed, and become one line of a figure."""
+"""Which runs are repetitions of one another, and become one line of a figure; and what to know before trusting a line.
+
+Repetitions differ in nothing but the seed. Notes tell what the runs say of themselves, and what was left out.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +35,8 @@ LATER = {
 BUDGET = ("steps", "train.steps", "extended", "measured")
 SHOWN = 3
 STEPS = "steps"
+COMPARED = (("training length", "train_length"), ("chance", "chance"), ("preset", "preset"))
+"""What a note tells of where it differs from line to line, and its field of the header."""
 
 
 @dataclass(frozen=True)
@@ -203,3 +208,46 @@ def _flatten(name: str, value: Any) -> list[tuple[str, str]]:
         return [pair for key in value for pair in _flatten(f"{name}.{key}", value[key])]
     # A list as it is typed: it may stand in a label.
     return [(name, f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value))]
+
+
+def notes_of(lines: Sequence[Line]) -> list[str]:
+    """Where the lines were not made alike; what all their runs say of themselves; what some of them say."""
+    notes = []
+    known = ((line.label, line.header.text) for line in lines if line.header.text)
+    texts = grouped((text.get("held_out", text["digest"]), label) for label, text in known)
+    if len(texts) > 1:
+        names = "; ".join(map(", ".join, texts.values()))
+        notes.append(f"The held-out texts differ, so the lines do not compare: {names}.")
+    for name, field in COMPARED:
+        values = {line.label: getattr(line.header, field) for line in lines}
+        if len(set(values.values())) > 1:
+            shown = ", ".join(f"{label} {_show(value)}" for label, value in values.items())
+            notes.append(f"The {name} differs: {shown}.")
+    if len({line.header.steps for line in lines}) > 1:  # the labels say how many
+        notes.append("The number of training steps differs.")
+    shared = [note for note in lines[0].header.notes if all(note in line.header.notes for line in lines)]
+    own = grouped((note, line.label) for line in lines for note in line.header.notes if note not in shared)
+    return [*notes, *shared, *(f"{', '.join(labels)}: {note}" for note, labels in own.items())]
+
+
+def left_out(line: Line) -> list[str]:
+    """One line a reason: the lengths or documents that were not evaluated, unless a later evaluation has them."""
+    measured, reasons = set(), {}
+    for entry in line.record.rows:
+        if entry["split"] == "test":
+            what = entry["metric"], entry["length"], entry["extra"].get("document")
+            if entry["count"]:
+                measured.add(what)
+            elif "not_run" in entry["extra"]:
+                reasons[what] = entry["extra"]["not_run"]
+    by_reason: dict[str, dict[str, None]] = {}  # in order, each once
+    for (metric, length, document), reason in sorted(reasons.items(), key=str):
+        if (metric, length, document) not in measured:
+            by_reason.setdefault(reason, {})[document or f"{length:,}"] = None
+    return [f"not run ({reason}): {'; '.join(names)}" for reason, names in by_reason.items()]
+
+
+def _show(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or "unknown"
+    return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}"

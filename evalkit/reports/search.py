@@ -17,8 +17,7 @@ from evalkit.reports import page
 from evalkit.reports.canvas import INK, STYLE, canvas, finish, fit
 from evalkit.reports.curves import COLOURS, Frame, seed_figure
 from evalkit.reports.kinds import Drawing, Table
-from evalkit.reports.numbers import shown
-from evalkit.reports.points import Curve
+from evalkit.reports.numbers import Curve, shown
 from evalkit.reports.writer import print_report, say, sections
 
 PAGE, CSV = "search.html", "search.csv"

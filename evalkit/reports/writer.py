@@ -15,9 +15,8 @@ from evalkit.record.files import write_results, write_text
 from evalkit.reports import page
 from evalkit.reports.curves import save, svg
 from evalkit.reports.kinds import Drawing, Table, kind_of, last_step
-from evalkit.reports.notes import left_out, notes_of
 from evalkit.reports.numbers import grouped
-from evalkit.reports.pooling import Line, Run
+from evalkit.reports.pooling import Line, Run, left_out, notes_of
 from evalkit.reports.terminal import print_table
 
 PAGE = "report.html"

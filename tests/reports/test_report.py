@@ -24,7 +24,7 @@ from evalkit.evaluations.extrapolation.summary import extrapolation_curve, learn
 from evalkit.reports import page
 from evalkit.reports.canvas import length_label, settle
 from evalkit.reports.curves import Frame, length_figure, save, seed_figure, svg
-from evalkit.reports.points import Curve, Point
+from evalkit.reports.numbers import Curve, Point
 from evalkit.reports.pooling import Line, Run
 from evalkit.reports.writer import report
 from support.made_up_runs import LADDER, SEQUENCES, STEPS, falls, learns, run_record, scores, write_run

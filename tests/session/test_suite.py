@@ -21,9 +21,7 @@ from evalkit.record.history import Work
 from evalkit.reports.kinds import COSTS
 from evalkit.reports.suite import cells as suite_cells
 from evalkit.reports.suite.cells import Cell, Measured, Trial, as_json, beside, found_in, from_json
-from evalkit.reports.suite.figures import figures
-from evalkit.reports.suite.report import trained_otherwise
-from evalkit.reports.suite.tables import of_seeds, tables
+from evalkit.reports.suite.report import figures, of_seeds, tables, trained_otherwise
 from evalkit.session import experiments, plan, run, suite
 from evalkit.session.outcome import Outcome
 from evalkit.training.finite import NotFinite

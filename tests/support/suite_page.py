@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evalkit.reports.kinds import Table
 from evalkit.reports.suite.cells import kept
-from evalkit.reports.suite.tables import LEGEND, tables
+from evalkit.reports.suite.report import LEGEND, tables
 
 PAGE = Path(__file__).parents[2] / "studies" / "suite" / "suite.md"
 BEGIN, END = "<!-- begin: tables of the kept cells -->\n", "<!-- end -->\n"

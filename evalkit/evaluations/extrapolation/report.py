@@ -16,8 +16,7 @@ from evalkit.reports.along import WORDS, along, omitted
 from evalkit.reports.canvas import length_label
 from evalkit.reports.curves import cost_figure, frame_of, length_figure, seed_figure
 from evalkit.reports.kinds import COSTS, Drawing, Table, by_column, costs_of
-from evalkit.reports.numbers import DASH, between, grouped, shown
-from evalkit.reports.points import Curve
+from evalkit.reports.numbers import DASH, Curve, between, grouped, shown
 from evalkit.reports.pooling import Line
 
 LEVEL = "0.99"

@@ -10,8 +10,7 @@ from evalkit.core.rows import Record, Row, value
 from evalkit.core.statistics import censored_spread, spread
 from evalkit.evaluations.extrapolation.effective import KEPT, Effective, Tally, effective_length
 from evalkit.reports.kinds import facts_of, last_step
-from evalkit.reports.numbers import finite, grouped, interval
-from evalkit.reports.points import Curve, Point, point_of
+from evalkit.reports.numbers import Curve, Point, finite, grouped, interval, point_of
 
 SCHEMA = 1
 LEVELS = (0.5, 0.7, 0.9, 0.99, 1.0)

@@ -9,8 +9,7 @@ from evalkit.reports.canvas import length_label
 from evalkit.reports.curves import frame_of, length_figure
 from evalkit.reports.heat import heat_figure
 from evalkit.reports.kinds import Drawing, Table, by_column
-from evalkit.reports.numbers import grouped, shown
-from evalkit.reports.points import Curve, Point
+from evalkit.reports.numbers import Curve, Point, grouped, shown
 from evalkit.reports.pooling import Line
 
 HEADING, BY_DEPTH = "Hidden values found by length", "Hidden values found by length and depth"

@@ -7,8 +7,7 @@ from evalkit.core.rows import Record, Row, value
 from evalkit.evaluations.phonebook.rows import ALL, INSIDE, OUTSIDE
 from evalkit.reports.curves import frame_of, length_figure
 from evalkit.reports.kinds import Drawing, Table, by_column
-from evalkit.reports.numbers import grouped, interval, shown
-from evalkit.reports.points import Curve, Point, point_of
+from evalkit.reports.numbers import Curve, Point, grouped, interval, point_of, shown
 from evalkit.reports.pooling import Line
 
 LABELS = {ALL: "all prompts", INSIDE: "answer inside the window", OUTSIDE: "answer outside it"}

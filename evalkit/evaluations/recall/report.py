@@ -10,8 +10,7 @@ from evalkit.evaluations.recall.summary import channels, decayed
 from evalkit.evaluations.recall.summary import summarise as summarise
 from evalkit.reports.curves import COLOURS, Frame, frame_of, length_figure, seed_figure
 from evalkit.reports.kinds import COSTS, Drawing, Table, costs_of
-from evalkit.reports.numbers import between, grouped, shown
-from evalkit.reports.points import Curve, Point
+from evalkit.reports.numbers import Curve, Point, between, grouped, shown
 from evalkit.reports.pooling import Line
 
 Entry = Mapping[str, Any]

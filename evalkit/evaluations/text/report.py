@@ -24,8 +24,7 @@ from evalkit.reports.along import WORDS, along, omitted
 from evalkit.reports.canvas import MUTED
 from evalkit.reports.curves import Frame, frame_of, length_figure, seed_figure
 from evalkit.reports.kinds import Drawing, Table, by_column
-from evalkit.reports.numbers import DASH, between
-from evalkit.reports.points import Curve, Point
+from evalkit.reports.numbers import DASH, Curve, Point, between
 from evalkit.reports.pooling import Line
 
 POSITIONS, CONTEXT, TRAINING = "Loss by token position", "What more context changes", "While training"

@@ -11,7 +11,7 @@ from evalkit.core.rows import read, record_file
 from evalkit.evaluations.extrapolation.summary import summarise
 from evalkit.record import history
 from evalkit.record.files import RESULTS
-from evalkit.reports.points import Point
+from evalkit.reports.numbers import Point
 
 KEPT = Path(__file__).with_name("kept.json")
 FINAL, TRIAL = "final", "rate_"

@@ -1,8 +1,13 @@
-"""The report of a suite's folder: `suite.html`, its figures, `suite.csv`, `suite.json`, and the tables printed."""
+"""The report of a suite's folder: `suite.html`, its figures and tables, `suite.csv`, `suite.json`.
+
+Figures show accuracy against state, by length or position with chance, and by learning rate. Tables have the accuracy
+of every model in every task, beyond the training length, and by rate; they are printed, too.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -11,12 +16,22 @@ from evalkit.core.errors import writing
 from evalkit.core.tidy import as_csv
 from evalkit.record.files import write_text
 from evalkit.reports import page
-from evalkit.reports.suite.cells import Cell, as_json, beside, found_in
-from evalkit.reports.suite.figures import figures
-from evalkit.reports.suite.tables import LEGEND, tables
+from evalkit.reports.curves import Frame, cost_figure, length_figure, rate_figure
+from evalkit.reports.kinds import COSTS, Drawing, Table
+from evalkit.reports.numbers import DASH, Curve, Point, grouped, shown
+from evalkit.reports.suite.cells import SOLVED, Cell, as_json, beside, found_in
 from evalkit.reports.writer import print_report, say, sections
 
 TITLE = "Suite"
+STATES, RATES = "Accuracy against the size of the state", "Accuracy by learning rate"
+LENGTHS, POSITIONS = "Accuracy by length", "Accuracy by position"
+SPREAD = "Median and range over seeds; a single seed with its 95% interval."
+MARK = " ✓"
+EDGE = " (edge)"
+LEGEND = (
+    f"Median of the seeds (lowest – highest);{MARK} where there are several, and every one has {SOLVED:g} or more. "
+    f"A rate with{EDGE} is the lowest or the highest of its grid: one beyond it may be better."
+)
 
 
 def write(folder: Path, preset: str, console: Console, others: Sequence[Cell]) -> list[Cell]:
@@ -30,15 +45,15 @@ def write(folder: Path, preset: str, console: Console, others: Sequence[Cell]) -
     if len(cells) > len(own):
         notes.append(f"{len(cells) - len(own)} of {len(cells)} cells are results that were kept, not of {folder}.")
     notes += trained_otherwise(own, cells)
-    shown, drawn = tables(cells), figures(cells)
+    listed, drawn = tables(cells), figures(cells)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     lead = f"{len({cell.task for cell in cells})} tasks, {len({cell.model for cell in cells})} models, preset={preset}"
-    parts = [page.notes(notes), *sections(drawn, folder, shown)]
+    parts = [page.notes(notes), *sections(drawn, folder, listed)]
     write_text(folder / "suite.html", page.page(TITLE, lead, parts, [asdict(cell) for cell in cells]))
     write_text(folder / "suite.csv", as_csv(list(_records(cells))))
     write_text(folder / "suite.json", as_json(own))
-    print_report(console, TITLE, notes, shown, lead)
+    print_report(console, TITLE, notes, listed, lead)
     say(console, f"wrote {folder / 'suite.html'}, suite.csv, suite.json and {len(drawn)} figures")
     return cells
 
@@ -74,3 +89,147 @@ def _records(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
             yield {**shared, "trial": False, **measurement}
         for trial in trials:
             yield {**shared, "trial": True, **trial, "length": cell.train_length}
+
+
+def figures(cells: Sequence[Cell]) -> dict[str, Drawing]:
+    """By file name: `<task>-state`, `-length` or `-position`, and `-rate`, where there is something to draw."""
+    drawn: dict[str, Drawing] = {}
+    for task, own in grouped((cell.task, cell) for cell in cells).items():
+        models = [cell for cell in own if cell.size is None]
+        if any(cell.size is not None for cell in own):
+            drawn[f"{task}-state"] = _against_state(task, own)
+        if any(one.last is not None for cell in models for one in cell.measured):
+            drawn[f"{task}-position"] = _by_position(task, models)
+        elif len({one.length for cell in models for one in cell.measured}) > 1:
+            drawn[f"{task}-length"] = _by_length(task, models)
+        if any(cell.trials for cell in models):
+            drawn[f"{task}-rate"] = _by_rate(task, models)
+    return drawn
+
+
+def _against_state(task: str, cells: Sequence[Cell]) -> Drawing:
+    seeds: dict[str, list[tuple[int, Point]]] = {}
+    for cell in cells:
+        own = [one for one in cell.measured if (one.length, one.last) == (cell.train_length, None)]
+        points = [(one.seed, one.point(cell.state_bytes)) for one in own if cell.state_bytes is not None]
+        seeds.setdefault(cell.model, []).extend(points)
+    curves = [Curve(model, grouped(points)) for model, points in seeds.items()]
+    length = f"{cells[0].train_length:,} tokens"
+    frame = Frame(f"state of one sequence of {length}", f"accuracy at {length}", chance=_chance(cells))
+    return Drawing(STATES, f"{task}: {SPREAD}", cost_figure(curves, frame, "B", task))
+
+
+def _by_position(task: str, cells: Sequence[Cell]) -> Drawing:
+    """Of the longest sequences, at each span's last position: a mean over all would hide where chance begins."""
+    longest = max(one.length for cell in cells for one in cell.measured)
+    curves = []
+    for cell in cells:
+        own = [one for one in cell.measured if one.length == longest]
+        curves.append(Curve(cell.model, grouped((one.seed, one.point(one.last)) for one in own if one.last)))
+    where = f"position in a sequence of {longest:,} tokens"
+    frame = Frame(where, trained=[cells[0].train_length], chance=_chance(cells))
+    return Drawing(POSITIONS, f"{task}: {SPREAD}", length_figure(curves, frame, task))
+
+
+def _by_length(task: str, cells: Sequence[Cell]) -> Drawing:
+    curves = [
+        Curve(cell.model, grouped((one.seed, one.point(one.length)) for one in cell.measured if one.last is None))
+        for cell in cells
+    ]
+    frame = Frame(trained=[cells[0].train_length], chance=_chance(cells))
+    return Drawing(LENGTHS, f"{task}: {SPREAD}", length_figure(curves, frame, task))
+
+
+def _by_rate(task: str, cells: Sequence[Cell]) -> Drawing:
+    rates = sorted({trial.rate for cell in cells for trial in cell.trials})
+    curves = [
+        Curve(cell.model, {0: [Point(rates.index(t.rate), t.accuracy) for t in cell.trials if t.accuracy is not None]})
+        for cell in cells
+    ]
+    frame = Frame("learning rate", f"accuracy at {cells[0].train_length:,} tokens", chance=_chance(cells))
+    caption = f"{task}: one seed of a search at each rate, a share of the steps."
+    return Drawing(RATES, caption, rate_figure(curves, frame, rates, task))
+
+
+def _chance(cells: Sequence[Cell]) -> float | None:
+    chances = {cell.chance for cell in cells}
+    return chances.pop() if len(chances) == 1 else None
+
+
+def tables(cells: Sequence[Cell]) -> list[Table]:
+    """Those that have something to show."""
+    own = [cell for cell in cells if cell.size is None]
+    return [table for table in (_at_training_length(own), *_beyond(own), _states(cells), _rates(own)) if table.lines]
+
+
+def of_seeds(values: Sequence[float]) -> str:
+    """The median with the range, and a mark where there are several and all are solved; a dash for none."""
+    if not values:
+        return DASH
+    low, high = min(values), max(values)
+    spread = "" if len(values) == 1 else f" ({low:.3f} – {high:.3f})"
+    return f"{median(values):.3f}{spread}{MARK if len(values) > 1 and low >= SOLVED else ''}"
+
+
+def _at_training_length(cells: Sequence[Cell]) -> Table:
+    tasks = list(dict.fromkeys(cell.task for cell in cells))
+    lines = []
+    for model, own in grouped((cell.model, cell) for cell in cells).items():
+        by_task = {cell.task: of_seeds(cell.trained) for cell in own}
+        lines.append([model, *_costs(own), *(by_task.get(task, DASH) for task in tasks)])
+    return Table("Accuracy at the training length", ["model", *COSTS, *tasks], lines)
+
+
+def _costs(cells: Sequence[Cell]) -> list[str]:
+    """The cells below `COSTS`: from the least to the most where tasks differ, in vocabulary or length."""
+    costs = []
+    for name in ("parameters", "state_bytes", "flops_per_token"):
+        numbers = {number for cell in cells if (number := getattr(cell, name)) is not None}
+        ends = sorted({min(numbers), max(numbers)}) if numbers else []
+        costs.append(" – ".join(f"{number:,}" for number in ends) or DASH)
+    return costs
+
+
+def _beyond(cells: Sequence[Cell]) -> Iterator[Table]:
+    """A table a task that was asked beyond its training length: lengths, and spans of the longest."""
+    for task, own in grouped((cell.task, cell) for cell in cells).items():
+        places = sorted(
+            {(m.length, m.last) for cell in own for m in cell.measured}, key=lambda p: (p[1] is not None, p)
+        )
+        longer = [at for at in places if at != (own[0].train_length, None) and _is_shown(at, places, own[0])]
+        if longer:
+            first = {m.last: m.first for cell in own for m in cell.measured}
+            names = [f"{length:,}" if last is None else f"at {first[last]}–{last}" for length, last in longer]
+            lines = [[cell.model, *_costs([cell]), *(of_seeds(cell.at(*place)) for place in longer)] for cell in own]
+            heading = f"{task}: beyond the training length, {own[0].train_length:,}"
+            yield Table(heading, ["model", *COSTS, *names], lines)
+
+
+def _is_shown(place: tuple[int, int | None], places: Sequence[tuple[int, int | None]], cell: Cell) -> bool:
+    """Whether it is a length, or of the longest its last positions or those up to four times the training length."""
+    length, last = place
+    ends = (4 * cell.train_length, max(end or 0 for _, end in places))
+    return last is None or (length == max(longest for longest, _ in places) and last in ends)
+
+
+def _states(cells: Sequence[Cell]) -> Table:
+    several = {cell.task for cell in cells if cell.size is not None}
+    lines = [
+        [f"{cell.task} · {cell.model}", *_costs([cell]), of_seeds(cell.trained)]
+        for cell in sorted(cells, key=lambda cell: (cell.task, cell.model, cell.state_bytes or 0))
+        if cell.task in several
+    ]
+    return Table("Accuracy by the size of the state", ["task and model", *COSTS, "accuracy"], lines)
+
+
+def _rates(cells: Sequence[Cell]) -> Table:
+    rates = sorted({trial.rate for cell in cells for trial in cell.trials})
+    lines = []
+    for cell in cells:
+        by_rate = {trial.rate: trial for trial in cell.trials}
+        if by_rate:
+            numbers = [shown(by_rate[rate].accuracy if rate in by_rate else None) for rate in rates]
+            edge = EDGE if len(by_rate) > 1 and cell.rate in (min(by_rate), max(by_rate)) else ""
+            lines.append([f"{cell.task} · {cell.model}", *numbers, f"{cell.rate:g}{edge}"])
+    header = ["task and model", *(f"rate {rate:g}" for rate in rates), "chosen"]
+    return Table("Accuracy of the trials, one seed, by learning rate", header, lines)
