@@ -29,7 +29,7 @@ from evalkit.reports.along import WORDS
 from evalkit.reports.pooling import find_runs
 from evalkit.session import run as session
 from evalkit.session.gates import refuse_run_in
-from evalkit.session.outcome import Outcome
+from evalkit.session.session import Outcome
 
 Folder = str | os.PathLike[str]
 """A folder; a `Run` is one too."""

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 
 from evalkit.checkpoints.archives import is_archive
@@ -19,18 +20,21 @@ from evalkit.core.batches import feed_of
 from evalkit.core.errors import UserError, refuse_bytes
 from evalkit.core.rows import Row, read, record_file
 from evalkit.core.trust import refuse_elsewhere
+from evalkit.disk.places import free, used
 from evalkit.parallel import peers
 from evalkit.parallel.layouts import connection
 from evalkit.record import history
 from evalkit.record.files import RESULTS
 from evalkit.record.history import pasteable
 from evalkit.session.hints import near
-from evalkit.session.space import refuse_full
-from evalkit.training.checkpoints import Checkpoints
+from evalkit.training.checkpoints import FOLDER, KEPT, Checkpoints
+from evalkit.training.settings import Training
 from evalkit.training.trainer import Trainer
 
 Judge = Callable[[Sequence[Row]], bool]
 """Gets the rows of each validation; says whether training is to be given up."""
+RECORD_BYTES = 2**24
+"""What a run writes besides its checkpoints: rows, logs, figures and the report."""
 
 
 class Launch:
@@ -129,6 +133,33 @@ def refuse_small_disk(launch: Launch) -> None:
     """The disk has room for checkpoints and rows."""
     if launch.experiment.checkpoint is None:
         refuse_full(launch.folder, launch.trainer)
+
+
+def refuse_full(folder: Path, trainer: Trainer) -> None:
+    """Raises UserError, with the bytes that are missing, if the run in `folder` would fill the disk."""
+    one, count = state_bytes(trainer), most_checkpoints(trainer.training)
+    needed = one * count + RECORD_BYTES - used(folder / FOLDER)
+    room = free(folder)
+    if room < needed:
+        raise UserError(
+            f"{folder} has room for {_size(room)}, but the run writes about {_size(needed)}, with {count} checkpoints "
+            f"of {_size(one)}; free space, choose another folder, or give a larger train.keep_every"
+        )
+
+
+def state_bytes(trainer: Trainer) -> int:
+    """The bytes of what one checkpoint holds."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(trainer.abstract))
+
+
+def most_checkpoints(training: Training) -> int:
+    """How many checkpoints there are at most at one time: those that are kept, and one that is being written."""
+    forever = 0 if training.keep_every is None else training.steps // training.keep_every
+    return KEPT + 1 + forever
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
 
 
 def refuse_foreign_folders(launch: Launch) -> None:

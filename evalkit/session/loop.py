@@ -1,8 +1,10 @@
-"""The training loop: from fresh parameters, or a checkpoint, to the last step."""
+"""The training loop: from fresh parameters, or a checkpoint, to the last step, and what looks on the way cost."""
 
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -15,7 +17,6 @@ from evalkit.parallel import peers
 from evalkit.record.progress import Progress
 from evalkit.session import subjects
 from evalkit.session.ahead import VALIDATION
-from evalkit.session.looks import Costs
 from evalkit.session.session import GivenUp, Session
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.finite import refuse_non_finite
@@ -25,6 +26,63 @@ from evalkit.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 SOLVED = 1.0
+MOST = 0.2
+"""The largest share of the time that looks may take before a line says what to change."""
+WORTH_SAYING = 10.0
+"""Seconds that the looks of one setting took together, before anything is said of them."""
+
+
+@dataclass
+class Looked:
+    """The last look of one setting: its step, the second it ended at, and the seconds of all so far."""
+
+    step: int
+    ended: float
+    seconds: float
+
+
+@dataclass
+class LookCosts:
+    """The cost of looks by the setting that says how often they are made, such as `eval.during.every`.
+
+    Models are validated every `eval_every` steps. `clock` gives seconds. The first look of each setting is not judged,
+    because it compiles.
+    """
+
+    say: Callable[[str], None]
+    eval_every: int
+    clock: Callable[[], float] = time.perf_counter
+    looked: dict[str, Looked] = field(default_factory=dict)
+    said: set[str] = field(default_factory=set)
+
+    @property
+    def seconds(self) -> float:
+        """What all looks took."""
+        return sum(each.seconds for each in self.looked.values())
+
+    def timed(self, setting: str, rows: Iterable[Row], step: int) -> list[Row]:
+        """The rows of a look after so many steps; one without rows was not due."""
+        began = self.clock()
+        made = list(rows)
+        if made:
+            ended = self.clock()
+            before = self.looked.get(setting, Looked(step, began, 0.0))
+            now = self.looked[setting] = Looked(step, ended, before.seconds + ended - began)
+            if setting not in self.said and now.seconds > WORTH_SAYING:
+                self._judge(setting, now.step - before.step, began - before.ended, ended - began)
+        return made
+
+    def _judge(self, setting: str, steps: int, between: float, seconds: float) -> None:
+        """Says what to change if a look of so many `seconds` takes too much, `steps` after the one before."""
+        share = seconds / (between + seconds)
+        if steps and share > MOST:
+            self.said.add(setting)
+            enough = seconds * (1 - MOST) / MOST * steps / between
+            every = math.ceil(enough / self.eval_every) * self.eval_every
+            self.say(
+                f"a look while training takes {seconds:.1f} s, {share:.0%} of the time; {setting}={every} makes it "
+                f"{MOST:.0%}, or let it read less"
+            )
 
 
 def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: Restored | TrainState) -> TrainState:
@@ -45,7 +103,7 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
         Progress(session.console, training.steps, "training") as progress,
     ):
         began = time.perf_counter()
-        costs, looks_before = Costs(session.say, training.eval_every), session.timing.get("looks", 0.0)
+        costs, looks_before = LookCosts(session.say, training.eval_every), session.timing.get("looks", 0.0)
         for stage in training.stages(task.length):
             while step < stage.stop and not _is_solved(trainer, solved):
                 # One dispatch: the device takes `log_every` steps, data included, before Python hears of them.
@@ -81,7 +139,7 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
     return state
 
 
-def validate(session: Session, state: TrainState, step: int, costs: Costs) -> list[Row]:
+def validate(session: Session, state: TrainState, step: int, costs: LookCosts) -> list[Row]:
     """Writes validation at the training length, and what looks at the model find; returns both, in this order."""
     experiment = session.experiment
     subject = subjects.uninterrupted(experiment, session.folder, state, step)

@@ -37,8 +37,7 @@ from evalkit.session.gates import Judge, Launch, pass_all
 from evalkit.session.hints import after_evaluation, near, next_commands
 from evalkit.session.lock import alone
 from evalkit.session.loop import train
-from evalkit.session.outcome import Outcome
-from evalkit.session.session import Session
+from evalkit.session.session import Outcome, Session
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.state import TrainState, params_of
 

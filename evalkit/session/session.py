@@ -1,13 +1,14 @@
-"""One process's work on one run: where its rows go, what its user sees, and its signals."""
+"""One process's work on one run: where its rows go, what its user sees, its signals, and how it ended."""
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalkit.core.contracts import SinkEnd, Verdict
 from evalkit.core.errors import UserError, first_line, place_of
@@ -23,10 +24,34 @@ from evalkit.reports.writer import report
 from evalkit.session import logs
 from evalkit.session.gates import Launch
 from evalkit.session.hints import next_commands, resume_hint
-from evalkit.session.outcome import Outcome
 
 TIMES = "timing.json"
 logger = logging.getLogger(__name__)
+
+
+class Outcome(NamedTuple):
+    """A run's folder, its `results.json` (empty where it was stopped), the signal that stopped it, and the verdict.
+
+    `given_up`: a judge ended its training early.
+    """
+
+    folder: Path
+    summary: Mapping[str, Any] = {}
+    stopped_by: int | None = None
+    verdict: Verdict = Verdict()
+    given_up: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command: a signal's own, or what the evaluation's verdict says."""
+        return self.verdict.exit_code if self.stopped_by is None else 128 + self.stopped_by
+
+    def shown(self, format: str) -> int:
+        """Prints the last line of `format=json`, if there are numbers to print; returns the exit code."""
+        if format == "json" and self.summary:
+            sys.stdout.write(json.dumps({**self.summary, "folder": str(self.folder)}, allow_nan=False) + "\n")
+            sys.stdout.flush()
+        return self.exit_code
 
 
 class GivenUp(Exception):

@@ -24,7 +24,7 @@ from evalkit.checkpoints.loading import named_folder
 from evalkit.core import streams
 from evalkit.core.contracts import Verdict
 from evalkit.core.errors import UserError
-from evalkit.session.outcome import Outcome
+from evalkit.session.session import Outcome
 from evalkit.tasks.text.tokenizers import Numbers
 from support import tiny
 

@@ -24,7 +24,7 @@ from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import Verdict
 from evalkit.core.errors import UserError
 from evalkit.session.gates import refuse_run_in
-from evalkit.session.outcome import Outcome
+from evalkit.session.session import Outcome
 from support.shrunk import sampled
 from support.words import leaves, typed
 

@@ -16,7 +16,7 @@ from evalkit.core.contracts import Verdict
 from evalkit.disk.files import write_whole
 from evalkit.session import run
 from evalkit.session.lock import alone
-from evalkit.session.outcome import Outcome
+from evalkit.session.session import Outcome
 from evalkit.tasks.text import corpus
 from support import faults, tiny
 

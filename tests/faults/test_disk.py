@@ -14,7 +14,7 @@ from evalkit.__main__ import main
 from evalkit.checkpoints import loading
 from evalkit.core.rows import read
 from evalkit.disk import places
-from evalkit.session import space as session_space
+from evalkit.session import gates
 from evalkit.training.checkpoints import Checkpoints
 from support import faults, tiny
 from support.faults import one_line
@@ -179,6 +179,6 @@ def test_a_run_that_would_fill_the_disk_is_refused_before_anything_is_written(
 
 def test_what_a_run_writes_is_not_more_than_was_estimated(tiny_run: Path) -> None:
     trainer = loading.trainer_of(tiny.experiment())
-    count = session_space.checkpoints(trainer.training)
+    count = gates.most_checkpoints(trainer.training)
     assert len(list((tiny_run / "checkpoints").iterdir())) < count
-    assert places.used(tiny_run) < count * session_space.state_bytes(trainer) + session_space.RECORD
+    assert places.used(tiny_run) < count * gates.state_bytes(trainer) + gates.RECORD_BYTES

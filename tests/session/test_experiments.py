@@ -15,7 +15,7 @@ from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
 from evalkit.session import experiments, plan, run
-from evalkit.session.outcome import Outcome
+from evalkit.session.session import Outcome
 from evalkit.training.finite import NotFinite
 from support import studies, tiny
 

@@ -7,7 +7,7 @@ import pytest
 
 from evalkit.core.during import DURING, curves, name_of
 from evalkit.core.rows import Row, row
-from evalkit.session.looks import MOST, Costs
+from evalkit.session.loop import MOST, LookCosts
 
 
 def test_a_curve_is_a_mean_over_documents_whatever_they_weigh() -> None:
@@ -22,7 +22,7 @@ def test_a_curve_is_a_mean_over_documents_whatever_they_weigh() -> None:
 @pytest.mark.parametrize(("of_look", "of_training"), [(1.0, 4.0), (3.0, 2.9), (5.0, 0.5), (30.0, 10.0)])
 def test_a_look_that_takes_too_much_is_told_with_what_would_do(of_look: float, of_training: float) -> None:
     said, now = list[str](), [0.0]
-    costs = Costs(said.append, eval_every=50, clock=lambda: now[0])
+    costs = LookCosts(said.append, eval_every=50, clock=lambda: now[0])
 
     def look(seconds: float) -> Iterator[Row]:
         now[0] += seconds
@@ -48,5 +48,5 @@ def test_a_look_that_takes_too_much_is_told_with_what_would_do(of_look: float, o
 
 
 def test_a_look_that_was_not_due_costs_nothing() -> None:
-    costs = Costs(print, eval_every=1)
+    costs = LookCosts(print, eval_every=1)
     assert costs.timed("eval.during.every", iter(()), 3) == [] and costs.seconds == 0

@@ -15,7 +15,7 @@ from evalkit.configuration import composition, hydra_private
 from evalkit.configuration import experiment as configuration
 from evalkit.core.rows import read
 from evalkit.session import run
-from evalkit.session.outcome import Outcome
+from evalkit.session.session import Outcome
 from evalkit.tasks.induction_heads import InductionHeads
 from support import tiny
 

@@ -23,7 +23,7 @@ from evalkit.reports.suite import cells as suite_cells
 from evalkit.reports.suite.cells import Cell, Measured, Trial, as_json, beside, found_in, from_json
 from evalkit.reports.suite.report import figures, of_seeds, tables, trained_otherwise
 from evalkit.session import experiments, plan, run, suite
-from evalkit.session.outcome import Outcome
+from evalkit.session.session import Outcome
 from evalkit.training.finite import NotFinite
 from support import tiny
 

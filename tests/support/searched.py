@@ -17,7 +17,7 @@ from evalkit.core.rows import Record, RowLog
 from evalkit.evaluations.extrapolation.measure import Extrapolation
 from evalkit.session import search
 from evalkit.session.gates import Judge
-from evalkit.session.outcome import Outcome
+from evalkit.session.session import Outcome
 from support.made_up_runs import run_record, scores
 
 STEPS, EVERY, LENGTH, BEST_RATE = 1000, 250, 256, 1e-3
