@@ -76,7 +76,7 @@ class RegularLanguage(Synthetic):
     def chance(self) -> float:
         """Returns the accuracy of always giving the most frequent answer of the training length, computed exactly."""
         machine = automaton(self.language)
-        states = _distribution(machine, self.length - self._unused(self.length))
+        states = _distribution(machine, self.length - (self.length - 1) % self._period)
         return float(np.bincount(machine.answers, states).max())
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
@@ -97,7 +97,7 @@ class RegularLanguage(Synthetic):
 
     def cut(self, example: Example, length: Int[Array, ""]) -> Example:
         """Returns the example of a shorter word: the question stands after it. `targets` has the answers everywhere."""
-        end = length - self._unused(length)
+        end = length - (length - 1) % self._period
         place = jnp.arange(example.tokens.shape[-1])
         tokens = jnp.where(place < end, example.tokens, jnp.where(place == end, self.question, 0))
         return example._replace(tokens=tokens, mask=place == end)
@@ -113,9 +113,10 @@ class RegularLanguage(Synthetic):
         """Returns the letter of the language, or `=` for the question."""
         return "=" if token == self.question else automaton(self.language).letters[token]
 
-    def _unused(self, length: int | Array) -> int | Array:
-        """Returns how many tokens fewer a word has than `length` allows."""
-        return (length - 1) % len(automaton(self.language).drawn)
+    @property
+    def _period(self) -> int:
+        """Returns in steps of how many tokens words grow, from one token on."""
+        return len(automaton(self.language).drawn)
 
 
 def value_of(expression: list[int]) -> int:

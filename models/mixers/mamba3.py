@@ -11,10 +11,10 @@ from jaxtyping import Float
 from evalkit.checks import refuse_below_1, refuse_other
 from evalkit.kernels.matrix.linear_state import IMPLEMENTATIONS
 from evalkit.models.layers.decays import SOFTPLUS, first_steps
+from evalkit.models.layers.mixer import Activations, Positions
 from evalkit.models.layers.modules import Linear, NoDecay, RMSNorm
 from evalkit.models.layers.positions import matrix_scanned, preceding, turned
 from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
-from evalkit.models.layers.shapes import Activations, Positions
 
 STRONGEST = 1e-4
 """The least −A, as published."""
