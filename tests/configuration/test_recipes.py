@@ -9,11 +9,11 @@ import pytest
 from evalkit.configuration import catalogue, recipes
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
-from support import studies
+from support.words import EXPERIMENTS
 
 CONF = catalogue.directory()
 FILES = sorted((CONF / "recipe").glob("*.yaml"))
-PLANNED = [recipes.experiment(str(path), None) for path in studies.EXPERIMENTS]
+PLANNED = [recipes.experiment(str(path), None) for path in EXPERIMENTS]
 
 
 def composed(*overrides: str) -> Mapping[str, Any]:

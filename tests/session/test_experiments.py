@@ -17,7 +17,8 @@ from evalkit.core.rows import read
 from evalkit.session import experiments, plan, run
 from evalkit.session.session import Outcome
 from evalkit.training.finite import NotFinite
-from support import studies, tiny
+from support import tiny
+from support.words import EXPERIMENTS
 
 pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
 
@@ -251,7 +252,7 @@ def test_a_figure_with_recipes_of_its_own_takes_no_other(capsys: pytest.CaptureF
         assert "; give preset=cpu with model=griffin or hawk or" in said
 
 
-PLANNED = [recipes.experiment(str(path), None) for path in studies.EXPERIMENTS]
+PLANNED = [recipes.experiment(str(path), None) for path in EXPERIMENTS]
 
 
 @pytest.mark.slow

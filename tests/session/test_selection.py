@@ -13,7 +13,7 @@ from evalkit.core.rows import read, value, with_records
 from evalkit.session.plan import tokens
 from evalkit.session.selection import Trial, ranked, select
 from support import tiny
-from support.studies import studied
+from support.words import studied
 
 pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
 

@@ -1,7 +1,16 @@
-"""A setting as it is typed, in Hydra's grammar."""
+"""Words of a command line: a setting in Hydra's grammar, and the experiments of figures and of studies."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+from evalkit.configuration import catalogue
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = [
+    *sorted((catalogue.directory() / "experiment").glob("*.yaml")),
+    *sorted((ROOT / "studies").glob("*/experiments/*.yaml")),
+]
 
 
 def typed(value: Any) -> str:
@@ -24,3 +33,9 @@ def leaves(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
             yield from leaves(value, key)
         elif key not in ("task_name", "model_name"):
             yield key, value
+
+
+def studied(name: str) -> str:
+    """The word that names an experiment of a study."""
+    (path,) = (path for path in EXPERIMENTS if path.stem == name)
+    return f"experiment={path}"
