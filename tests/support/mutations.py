@@ -1,10 +1,12 @@
-"""Twenty wrong programs, five a package: the tests must tell each from the right one.
+"""Wrong programs, five a package and one for each area of faults: the tests must tell each from the right one.
 
-They were chosen from the code alone, before tests were merged in 2026-11. `python tests/support/mutations.py` copies
-the repository, puts one mistake at a time into the copy and runs the tests of that subject until one fails:
+The twenty of the packages were chosen from the code alone, before tests were merged in 2026-11.
+`python tests/support/mutations.py` copies the repository, puts one mistake at a time into the copy and runs the tests
+of that subject until one fails:
 
-    python tests/support/mutations.py                  # all twenty, two at a time
+    python tests/support/mutations.py                  # the twenty, two at a time
     python tests/support/mutations.py wrong_window     # some, by name
+    python tests/support/mutations.py --faults         # those of the campaign of faults, all or some by name
 
 It ends with 1 if a mistake is not found.
 """
@@ -175,6 +177,77 @@ MUTATIONS = (
     ),
 )
 
+PLANTED: tuple[Mutation, ...] = (
+    Mutation(
+        "a_package_that_names_itself",
+        "evalkit/configuration/saved.py",
+        'admitted(plain, packages, f"{path}: ")',
+        'admitted(plain, [*packages, *plain[ALLOW]], f"{path}: ")',
+        "tests/faults/test_trust.py",
+    ),
+    Mutation(
+        "a_tensor_before_its_file",
+        "models/formats/safetensors.py",
+        "if all(map(described.whole, numbers)) and last - first ==",
+        "if last - first ==",
+        "tests/faults/test_hostile_files.py",
+    ),
+    Mutation(
+        "rows_of_a_killed_attempt_stay",
+        "evalkit/core/rows.py",
+        "self.offset = _complete(data[:offset])",
+        "self.offset = _complete(data)",
+        "tests/faults/test_kill.py",
+    ),
+    Mutation(
+        "sums_are_not_looked_at",
+        "evalkit/training/checkpoints.py",
+        "summed = _summed(folder)",
+        "summed = True",
+        "tests/faults/test_rot.py",
+    ),
+    Mutation(
+        "older_checkpoints_go_first",
+        "evalkit/training/checkpoints.py",
+        "            self.tidy()\n            with _SAVING",
+        "            self.tidy()\n            [self._remove(old) for old in self.steps]\n            with _SAVING",
+        "tests/faults/test_disk.py",
+    ),
+    Mutation(
+        "nobody_waits_for_tokens",
+        "tasks/text/corpus.py",
+        'waiting for it", place)\n        lock.acquire()',
+        'waiting for it", place)',
+        "tests/faults/test_at_once.py",
+    ),
+    Mutation(
+        "a_handle_for_every_checkpoint",
+        "evalkit/core/rows.py",
+        "os.fsync(self._file.fileno())",
+        "os.fsync(os.dup(self._file.fileno()))",
+        "tests/faults/test_soak.py",
+    ),
+    Mutation(
+        "a_hub_that_refuses_is_silent",
+        "evalkit/core/network.py",
+        "    except (RepositoryNotFoundError, HfHubHTTPError) as error:\n",
+        "    except RepositoryNotFoundError as error:\n",
+        "tests/faults/test_network.py",
+    ),
+    Mutation(
+        "a_skipped_step_is_taken",
+        "evalkit/training/step.py",
+        "jnp.where(bad, old, new)",
+        "jnp.where(bad, new, new)",
+        "tests/faults/test_numbers.py",
+    ),
+)
+"""Of the campaign of faults, one an area: the tests of an area lie in `tests/faults/`.
+
+Every one is marked `fault`. One that is too expensive for the default suite is marked `slow` and `exhaustive` too:
+`-m fault` runs it, and the default suite a smaller case of the same property.
+"""
+
 
 WITH_SLOW = "not kernels and not exhaustive"
 
@@ -225,4 +298,5 @@ def main(mutations: Sequence[Mutation], names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(MUTATIONS, sys.argv[1:]))
+    words = [word for word in sys.argv[1:] if word != "--faults"]
+    sys.exit(main(PLANTED if "--faults" in sys.argv else MUTATIONS, words))
