@@ -15,7 +15,7 @@ import pytest
 
 from evalkit.core.rows import read
 from evalkit.record import history
-from support import slurm, tiny
+from support import tiny
 
 pytestmark = pytest.mark.slow
 needs_submitit = pytest.mark.skipif(find_spec("submitit") is None, reason="needs hydra-submitit-launcher")
@@ -36,6 +36,55 @@ WORDS = (
     f"train.checkpoint_every={STEPS}",
     "train.eval_every=20",
 )
+
+COMMANDS = {
+    # The shell script and its array; `$SLURM_FOLDER` keeps the script, the process of each task, and what is requeued.
+    "sbatch": """
+cp "$1" "$SLURM_FOLDER/script.sh"
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$1")
+export SLURM_JOB_ID=100 SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
+(
+    for task in $(seq 0 "${last:-0}"); do
+        if [ -n "$last" ]; then export SLURM_ARRAY_JOB_ID=100 SLURM_ARRAY_TASK_ID=$task; fi
+        echo "$task" >> "$SLURM_FOLDER/started"
+        bash "$SLURM_FOLDER/script.sh"
+        while [ -e "$SLURM_FOLDER/requeue" ]; do
+            rm "$SLURM_FOLDER/requeue"
+            echo "$task" >> "$SLURM_FOLDER/started"
+            bash "$SLURM_FOLDER/script.sh"
+        done
+    done
+    touch "$SLURM_FOLDER/ended"
+) > "$SLURM_FOLDER/output" 2>&1 &
+echo "Submitted batch job 100"
+""",
+    "srun": """
+while [ "${1#--}" != "$1" ]; do
+    case "$1" in
+        --output) out=$2; shift 2;;
+        --error) err=$2; shift 2;;
+        *) shift;;
+    esac
+done
+name() { echo "${1:-/dev/stdout}" | sed "s/%A/100/g; s/%a/$SLURM_ARRAY_TASK_ID/g; s/%j/100/g; s/%t/0/g"; }
+echo $$ > "$SLURM_FOLDER/process"
+exec "$@" >> "$(name "$out")" 2>> "$(name "$err")"
+""",
+    "scontrol": 'echo "$@" >> "$SLURM_FOLDER/scontrol"\ntouch "$SLURM_FOLDER/requeue"\n',
+    "sacct": 'echo "JobID|State|NodeList"\n',
+}
+"""Stand-ins for Slurm's: jobs of an array run here one after the other, a requeued one again."""
+
+
+def slurm_in(folder: Path) -> dict[str, str]:
+    """Writes the commands into `folder/bin`, and returns the environment that finds them."""
+    (folder / "bin").mkdir(parents=True)
+    for name, script in COMMANDS.items():
+        command = folder / "bin" / name
+        command.write_text(f"#!/bin/bash\n{script}")
+        command.chmod(0o755)
+    environment = tiny.environment()
+    return environment | {"SLURM_FOLDER": str(folder), "PATH": f"{folder / 'bin'}:{environment['PATH']}"}
 
 
 def until(happened: Callable[[], bool]) -> None:
@@ -70,7 +119,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Where a sweep over two seeds ran, of which the first was preempted, and what its command printed."""
     cluster = tmp_path_factory.mktemp("cluster")
     command = tiny.command(*SWEEP, *WORDS, "seed=0,1", "hydra.sweep.dir=sweep")
-    environment, out = slurm.installed(cluster / "slurm"), subprocess.PIPE
+    environment, out = slurm_in(cluster / "slurm"), subprocess.PIPE
     with subprocess.Popen(command, env=environment, cwd=cluster, stdout=out, stderr=out, text=True) as sweep:
         warn(cluster, "sweep/*/*/*_0/metrics.jsonl", signal.SIGUSR2)
         printed, errors = sweep.communicate(timeout=tiny.HANGS)
@@ -108,7 +157,7 @@ def test_the_script_of_the_page_requeues_a_run_that_is_out_of_time(tmp_path: Pat
         assert theirs in script
         script = script.replace(theirs, mine)
     (tmp_path / "job.sh").write_text(script)
-    environment = slurm.installed(tmp_path / "slurm")
+    environment = slurm_in(tmp_path / "slurm")
     subprocess.run(["sbatch", "job.sh"], env=environment, cwd=tmp_path, check=True)
     warn(tmp_path, "runs/*/*/100/metrics.jsonl", signal.SIGUSR1)
     until((tmp_path / "slurm" / "ended").exists)
