@@ -1,10 +1,11 @@
-"""Every number in a table of `studies/` is what the rows that are kept say, rounded to the digits shown."""
+"""Every number in a table of `studies/` is what the rows and cells that are kept say, rounded to the digits shown."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from support.kept_tables import Cell, Table, Wrong, changed, tables_of
+from support.suite_page import PAGE, written
 
 RESULTS = Path(__file__).parent.parent / "studies"
 # What was decided before the runs has no result.
@@ -40,3 +41,8 @@ def _passes(cell: Cell) -> bool:
         return bool(cell.check())
     except Wrong:
         return False
+
+
+def test_the_tables_are_those_of_the_cells_that_are_kept() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == written(text), "write them anew: python -m tests.support.suite_page"

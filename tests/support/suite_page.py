@@ -12,7 +12,7 @@ from evalkit.reports.suite.report import LEGEND, tables
 
 PAGE = Path(__file__).parents[2] / "studies" / "suite" / "suite.md"
 BEGIN, END = "<!-- begin: tables of the kept cells -->\n", "<!-- end -->\n"
-MARK = "<!-- not rows: tables of the suite, held to the kept cells by tests/reports/test_suite_page.py -->"
+MARK = "<!-- not rows: tables of the suite, held to the kept cells by tests/test_results.py -->"
 
 
 def written(text: str) -> str:
