@@ -1,6 +1,6 @@
 """What lm-eval has no public way for: the parsers of its command, and functions that the command calls by name.
 
-Everything private of lm-eval's is in this file; `tests/lm_eval/test_private.py` fails where a new version moved it.
+Everything private of lm-eval's is in this file; `tests/lm_eval/test_command.py` fails where a new version moved it.
 """
 
 import sys

@@ -1,15 +1,19 @@
-"""lm-eval's command, all of it: flags by version, chat templates, ways to draw, what is refused before weights."""
+"""lm-eval's command, all of it: flags by version, chat templates, ways to draw, what is refused, what is private."""
 
 import re
+from argparse import Namespace
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import lm_eval
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lm_eval.api.task import Task
+from lm_eval.config.evaluate_config import EvaluatorConfig
 from packaging.version import Version
 from yaml import YAMLError
 
@@ -343,3 +347,19 @@ def test_tasks_that_are_not_found_or_read_are_one_line(error: Exception) -> None
         pytest.raises(UserError, match=r"^--tasks: (Tasks not found|mapping values)"),
     ):
         configuration.process_tasks({})
+
+
+def test_each_verb_has_a_parser_and_reads_its_words() -> None:
+    harness = private.HarnessCLI()
+    assert {"", "run", "ls"} <= set(private.parsers(harness))
+    assert private.parsed(harness, ["ls", "tasks"]).command == "ls"
+
+
+def test_what_is_put_in_place_of_a_function_is_taken_back() -> None:
+    evaluate, build, configuration = lm_eval.simple_evaluate, Task.build_all_requests, EvaluatorConfig()
+    with private.configured_by(configuration):
+        assert EvaluatorConfig.from_cli(Namespace()) is configuration
+    assert EvaluatorConfig.from_cli(Namespace(tasks=["piqa"])).tasks == ["piqa"]
+    with private.evaluating_by(dict), private.building_requests_by(lambda original: lambda *_: original(*_)):
+        assert lm_eval.simple_evaluate is dict and Task.build_all_requests is not build
+    assert lm_eval.simple_evaluate is evaluate and Task.build_all_requests is build
