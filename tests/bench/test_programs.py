@@ -1,6 +1,9 @@
-"""The table of programs: what a process compiles is in it under the name of its function, once for each time."""
+"""What is compiled: each program is in the table, a run has few, and threads compile ahead what it would have."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +11,11 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.bench.programs import PREFIX, Program, programs, read, table, totals
+from evalkit.configuration.spec import Spec
+from evalkit.core import rows
+from evalkit.session import ahead
+from evalkit.session.gates import Launch
+from support import tiny
 from support.shrunk import overrides_of
 
 
@@ -48,3 +56,58 @@ def test_bench_start_lists_the_programs_of_the_first_step(capsys: pytest.Capture
     assert result["command_to_first_step_s"] > 0
     assert sum(row["times"] for row in result["rows"]) == result["programs"] > 0
     assert "_dispatch" in {row["program"] for row in result["rows"]}
+
+
+@pytest.mark.slow
+def test_a_run_compiles_twelve_programs_at_most_and_an_evaluation_four(tmp_path: Path) -> None:
+    """Three stages of a curriculum, validation, looks and seven lengths; then nine others, of the finished run."""
+    stages = "train.curriculum=[{length: 8, steps: 2, batch_size: 4}, {length: 16, steps: 2, batch_size: 4}]"
+    lengths = "eval.lengths=[8,16,32,64,128,256,512]"
+    jax.clear_caches()
+    with programs() as compiled:
+        words = [stages, lengths, "eval.during=[64,128]", "train.state_passing=0.5", "train.average=0.9"]
+        assert tiny.start(tmp_path / "run", tiny.TWO_BLOCKS, "train.schedule=constant", *words) == 0
+    assert len(compiled) <= 12, compiled
+    jax.clear_caches()
+    with programs() as compiled:
+        assert tiny.evaluate(tmp_path / "run", ["eval.lengths=[8,16,24,32,48,64,96,128,256]"]) == 0
+    assert len(compiled) <= 4, compiled
+
+
+STAGES = "train.curriculum=[{length: 8, steps: 2, batch_size: 4}]"
+
+
+def values(folder: Path) -> list[tuple[Any, ...]]:
+    """What was measured; the folders' names differ."""
+    return [(row["metric"], row["step"], row["split"], row["length"], row["total"]) for row in rows.read(folder).rows]
+
+
+def test_a_run_whose_later_stages_are_compiled_ahead_has_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "ENOUGH_CORES", 1)
+    one = tiny.trained(tmp_path / "ahead", STAGES)
+    monkeypatch.setattr(ahead, "ENOUGH_CORES", 10**6)
+    assert values(one) == values(tiny.trained(tmp_path / "alone", STAGES))
+
+
+class Kept(ThreadPoolExecutor):
+    """Threads that keep what they are given, and do it when they are asked."""
+
+    def __init__(self) -> None:
+        self.works: list[Any] = []
+
+    def submit(self, *work: Any) -> Any:
+        self.works.append(work[0])
+
+
+def test_an_accelerator_reads_a_sequence_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    launch, pool = Launch(Spec.of([*tiny.OVERRIDES, STAGES], folder=tmp_path)), Kept()
+    state = launch.trainer.init()
+    ahead.compile_next(pool, launch, state, 0)
+    stages = len(pool.works)
+    with monkeypatch.context() as patched:
+        patched.setattr(jax, "default_backend", lambda: "gpu")
+        ahead.compile_next(pool, launch, state, 0)
+    [reading] = pool.works[stages:]
+    assert stages == 1 and {row["split"] for row in reading()} == {"validation"}
