@@ -1,4 +1,4 @@
-"""The study `scaling` draws made-up runs: a line is the law that made them, the best rate counts."""
+"""Programs of studies that draw: modules' gates are the closed forms, made-up runs lie on the law that made them."""
 
 import csv
 import importlib.util
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from evalkit.core.errors import UserError
@@ -14,9 +15,9 @@ from evalkit.core.rows import Header, RowLog, row
 ROOT = Path(__file__).parents[2]
 
 
-def script(name: str) -> ModuleType:
-    """A program of the study as a module, which the next one may import."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "studies" / "scaling" / "figures" / f"{name}.py")
+def script(study: str, name: str) -> ModuleType:
+    """A program of a study as a module, which the next one may import."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "studies" / study / "figures" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -24,8 +25,38 @@ def script(name: str) -> ModuleType:
     return module
 
 
-compute = script("compute")
-windows = script("windows")
+gates = script("synthetic", "gates")
+C, DECAYS = gates.C, gates.DECAYS
+R = gates.RATES.astype(np.float64)
+CLOSED = {
+    "RG-LRU": lambda a: (a ** (C * R), np.sqrt(1 - a ** (2 * C * R))),
+    "LRU, a": lambda a: (np.full(R.shape, a), np.full(R.shape, np.sqrt(1 - a**2))),
+    "LRU, a^c": lambda a: (np.full(R.shape, a**C), np.full(R.shape, np.sqrt(1 - a ** (2 * C)))),
+    "GRU": lambda a: (1 - R, R),
+    "Mamba": lambda a: ((1 - R) ** a, -np.log1p(-R)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", gates.GATES)
+@pytest.mark.parametrize("a", DECAYS)
+def test_modules_are_the_closed_forms(name: str, a: float) -> None:
+    found, (keeps, enters) = gates.GATES[name](a), CLOSED[name](a)
+    np.testing.assert_allclose(found.keeps, keeps, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(found.enters, enters, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.slow  # of the same modules
+def test_the_figure_and_its_rows_are_written(tmp_path: Path) -> None:
+    gates.main(tmp_path)
+    assert (tmp_path / "gates.png").stat().st_size > 10_000
+    header, *lines = (tmp_path / "rows.csv").read_text(encoding="utf-8").splitlines()
+    assert header == "gate,a,r,keeps,enters"
+    assert len(lines) == len(gates.GATES) * len(DECAYS) * R.size
+
+
+compute = script("scaling", "compute")
+windows = script("scaling", "windows")
 STEPS, BATCH, LENGTH = 10, 4, 8
 
 
