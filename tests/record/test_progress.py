@@ -1,12 +1,15 @@
-"""The terminal shows a bar with rates that leave compilation out; a file gets a few plain lines."""
+"""What is told of a run: a bar on a terminal, plain lines in a file, and a warning once, which each run's log has."""
 
 import io
+import logging
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from evalkit.record.progress import EvaluationProgress, Progress
+from evalkit.session import logs
 
 
 class Clock:
@@ -129,3 +132,21 @@ def test_nothing_is_printed_where_nothing_was_done() -> None:
     with Progress(out, 10, "training", clock=clock):
         pass
     assert text.getvalue() == ""
+
+
+def test_a_warning_is_shown_once_and_kept_by_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logger, console = logging.getLogger("evalkit.record.wandb"), Console(file=io.StringIO(), width=100)
+    root = logging.StreamHandler()  # as a library adds one
+    logging.getLogger().addHandler(root)
+    try:
+        with logs.shown(console):
+            for name in "ab":
+                with logs.shown(console), logs.kept(tmp_path / name):
+                    logger.warning("W&B logs offline: no API key")
+    finally:
+        logging.getLogger().removeHandler(root)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().count("W&B logs offline") == 1
+    assert all((tmp_path / name).read_text().count("W&B logs offline") == 1 for name in "ab")
+    assert capsys.readouterr().err == ""
+    assert logging.getLogger("evalkit").propagate
