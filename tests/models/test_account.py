@@ -1,4 +1,4 @@
-"""What a model says that it keeps and computes: held to its real cache, and to what XLA counts."""
+"""What a model says that it keeps and computes is what its cache and XLA have; large products go a block at a time."""
 
 from functools import partial
 from itertools import pairwise
@@ -10,8 +10,9 @@ import pytest
 from flax import nnx
 
 from evalkit.models import build, lm
-from evalkit.models.layers import modules
+from evalkit.models.layers import modules, products
 from evalkit.models.layers.mixer import Counted
+from evalkit.models.layers.modules import BLOCK, product, product_transposed
 from evalkit.models.mixers import rglru
 from evalkit.models.mixers.attention import MQA
 from evalkit.models.mixers.lru import UngatedRecurrentBlock
@@ -112,3 +113,22 @@ def test_a_mixer_that_does_not_say_what_it_computes_is_counted_by_xla() -> None:
     )
     assert not isinstance(Unsaid(8, rngs=nnx.Rngs(0)), Counted)
     assert counted == pytest.approx(said, rel=0.05) and counted != said
+
+
+@pytest.mark.parametrize("function", [product, product_transposed])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_blocks_give_the_whole_product(function, dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "LARGE", 1)
+    x = jax.random.normal(jax.random.key(0), (5, 48), jnp.bfloat16)
+    weight = jax.random.normal(jax.random.key(1), (48, 2 * BLOCK), jnp.bfloat16)
+    exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
+    y = jax.jit(lambda x, w: function(x, w, dtype))(x, weight if function is product else weight.T)
+    assert y.dtype == dtype
+    np.testing.assert_allclose(np.asarray(y, np.float64), exact, atol=1e-5 if dtype == jnp.float32 else 0.1)
+
+
+def test_no_copy_in_float32_is_made() -> None:
+    x, weight = jnp.zeros((2, 2048), jnp.bfloat16), jnp.zeros((2048, 4 * BLOCK), jnp.bfloat16)
+    assert weight.size >= products.LARGE
+    stats = jax.jit(lambda x, w: product(x, w, x.dtype)).lower(x, weight).compile().memory_analysis()
+    assert stats is not None and stats.temp_size_in_bytes < 1.8 * weight.nbytes  # in float32 it alone is 2

@@ -1,4 +1,4 @@
-"""The mixers of a matrix state and minGRU: their equations written out in float64, and what follows from them."""
+"""Mixers of a matrix state, minGRU, the short convolution: their equations in float64, and what follows from them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +18,7 @@ from evalkit.configuration.spec import Spec
 from evalkit.models.layers.decays import ChannelDecay, HeadDecay
 from evalkit.models.layers.mixer import Decaying
 from evalkit.models.layers.positions import turned
+from evalkit.models.mixers.convolution import BaseConv
 from evalkit.models.mixers.linear_state import MatrixStateBlock
 from evalkit.models.mixers.mamba2 import Mamba2Block
 from evalkit.models.mixers.mamba3 import Mamba3Block, Steps, trapezoidal
@@ -380,3 +381,35 @@ def test_in_bfloat16_the_bias_of_a_step_is_not_rounded(kind: Any) -> None:
     assert rounded.dtype == jnp.float32
     off = np.asarray((rounded / exact - 1).reshape(512, -1)).mean(axis=0)
     assert np.abs(off).max() < 2e-3
+
+
+def test_it_is_the_published_formula_in_float64() -> None:
+    block = BaseConv(6, rngs=nnx.Rngs(0), conv_width=3)
+    rng = np.random.default_rng(1)
+    graph, state = nnx.split(block)
+    block = nnx.merge(graph, jax.tree.map(lambda leaf: jnp.float32(rng.normal(size=leaf.shape)), state))
+    x = rng.normal(size=(2, 9, 6))
+    y, _ = block(jnp.float32(x), None, None)
+    of = {
+        name: np.asarray(leaf, np.float64)
+        for name, leaf in {
+            "taps": block.conv.kernel[...],
+            "shift": block.conv.bias[...],
+            "kernel": block.gate.kernel[...],
+            "bias": block.gate.bias[...],
+        }.items()
+    }
+    padded = np.pad(x, ((0, 0), (2, 0), (0, 0)))
+    convolved = sum(of["taps"][tap] * padded[:, tap : tap + 9] for tap in range(3)) + of["shift"]
+    np.testing.assert_allclose(y, (x @ of["kernel"] + of["bias"]) * convolved, rtol=0, atol=4e-6)
+
+
+def test_the_model_has_250k_parameters_and_the_cache_of_three_layers_of_attention() -> None:
+    models = {name: Spec.of(["task=induction_heads", f"model={name}"]).experiment.model for name in ("mqa", "mqa_conv")}
+    model, attention = models["mqa_conv"], models["mqa"]
+    assert model is not None and attention is not None
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    count = sum(leaf.size for leaf in jax.tree.leaves(params)) - params["embedding"]["table"].size
+    assert abs(count / PARAMETERS - 1) < 0.02, count
+    grown = [one.cache_bytes(1, 512) - one.cache_bytes(1, 256) for one in (model, attention)]
+    assert grown[0] == pytest.approx(3 / 5 * grown[1])
