@@ -1,4 +1,4 @@
-"""Training: every combination takes a step, the schedule is what it says, and what is scored is what counts."""
+"""Training: every combination takes a step, schedules are as they say, what is scored counts, threads save at once."""
 
 import dataclasses
 import json
@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from evalkit.core import streams
 from evalkit.core.objective import Tally, tally
 from evalkit.tasks import Example
 from evalkit.tasks.selective_copying import SelectiveCopying
+from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.settings import Stage, Training
 from evalkit.training.state import Sums, TrainState
 from evalkit.training.trainer import Trainer
@@ -288,3 +290,17 @@ def test_seeds_side_by_side_train_as_one_by_one(model: str, monkeypatch: pytest.
     np.testing.assert_allclose(sums.loss, wanted_sums.loss, rtol=1e-5)
     # AdamW divides rounding by rounding where a gradient is nearly nothing.
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), state.params, wanted.params)
+
+
+def test_threads_save_at_once(tmp_path: Path) -> None:
+    state = TrainState(params={"kernel": jnp.ones(4)}, optimizer=(), step=jnp.ones(1, jnp.int32))
+
+    def saved(folder: Path) -> list[int]:
+        with closing(Checkpoints(folder)) as checkpoints:
+            for step in range(1, 6):
+                checkpoints.save(state, step, {"rows": step})
+            return checkpoints.steps
+
+    with ThreadPoolExecutor(4) as threads:
+        kept = list(threads.map(saved, [tmp_path / str(number) for number in range(4)]))
+    assert kept == [[5, 4]] * 4
