@@ -1,6 +1,7 @@
-"""The package of a user's own in docs/extending.md, made and used as the page says it."""
+"""The package of a user's own in docs/extending.md, made and used as the page says it, its evaluation included."""
 
 import csv
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 SHORT = [*tiny.TRAIN, "eval.lengths=[64]", "eval.sequences=4", "wandb.mode=disabled"]
+SETTINGS = [text for text in tiny.OVERRIDES if not text.startswith("eval.")]
 # One small block.
 SMALL = {
     "model=qrnn": ["model.width=8", "model.pattern=[qrnn]"],
@@ -101,3 +103,39 @@ def test_every_promise_is_explained() -> None:
     rows = re.findall(r"^\| ([^|]+) \|", PAGE, flags=re.MULTILINE)
     explained = {name.strip() for row in rows for name in row.split(",")} | {"causality by gradients"}
     assert {promise.name for group in groups for promise in group} <= explained
+
+
+def test_it_takes_three_files_of_at_most_80_lines() -> None:
+    """The evaluation, here and in what follows."""
+    assert (
+        sum(len(FILES[name].splitlines()) for name in ("mine/measure.py", "mine/report.py", "conf/eval/sureness.yaml"))
+        <= 80
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared")
+def test_what_its_code_raises_is_one_line_with_its_place(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After training, whose state is kept."""
+    report = package / "mine" / "report.py"
+    report.write_text(report.read_text().replace('row["metric"] == "sureness"', 'row["metrik"] == "sureness"'))
+    assert main(["--config-dir", "conf", "eval=sureness", *SETTINGS, "hydra.run.dir=out"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("evalkit: KeyError: 'metrik' (report.py:8); mend it, then go on with: python -m evalkit")
+    assert printed.count("\n") == 1 and "Traceback" in (package / "out" / "evalkit.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("shared")
+def test_it_is_reported_and_compared(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (0, 1):
+        given = ["--config-dir", "conf", "eval=sureness", *SETTINGS, f"seed={seed}", f"hydra.run.dir=out/{seed}"]
+        assert main(given) == 0
+        assert "Sureness" in capsys.readouterr().out
+        seeds = json.loads((package / "out" / str(seed) / "results.json").read_text())["seeds"]
+        assert [record["seed"] for record in seeds] == [seed] and seeds[0]["sureness"] < 0
+        assert "log-probability" in (package / "out" / str(seed) / "report.html").read_text()
+    assert main(["compare", "out/0", "out/1", "--out", "together"]) == 0
+    assert "Sureness" in capsys.readouterr().out
+    assert len((package / "together" / "compare.csv").read_text().splitlines()) == 1 + 2
+    assert "Sureness" in (package / "together" / "compare.html").read_text()
