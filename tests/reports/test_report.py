@@ -1,4 +1,4 @@
-"""What a report says is what the rows hold: the summary, the files and the table, whatever part of a run is missing."""
+"""What a report says is what the rows hold, whatever part of a run is missing; terminals show every word of a table."""
 
 import io
 import json
@@ -26,6 +26,7 @@ from evalkit.reports.canvas import length_label, settle
 from evalkit.reports.curves import Frame, length_figure, save, seed_figure, svg
 from evalkit.reports.numbers import Curve, Point
 from evalkit.reports.pooling import Line, Run
+from evalkit.reports.terminal import print_table
 from evalkit.reports.writer import report
 from support.made_up_runs import LADDER, SEQUENCES, STEPS, falls, learns, run_record, scores, write_run
 
@@ -329,3 +330,57 @@ def test_tasks_are_titled_as_people_write_them(task: str, title: str) -> None:
 )
 def test_lengths_are_labelled_as_people_say_them(length: int, label: str) -> None:
     assert length_label(length) == label
+
+
+HEADER = ["control", "to", "difference", "95% interval", "documents"]
+LINES = [
+    ["far context from another document, minus its own", "8,192", "+0.0007", "-0.0042 – +0.0055", "10"],
+    ["tokens that long context helps most (chosen by the same losses)", "8,192", "-0.3059", "–", "10"],
+]
+STEPS_TO = ["seed", "steps to 90%", "steps to 99%", "steps to 100%", "last accuracy", "last loss", "at step"]
+
+
+def wrapped(width: int, header: list[str], lines: list[list[str]], heading: str | None = None) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_table(console, header, lines, heading)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_every_word_of_every_cell_is_printed_whole(width: int) -> None:
+    text = wrapped(width, HEADER, LINES)
+    assert "…" not in text
+    for word in " ".join([*HEADER, *LINES[0], *LINES[1]]).split():
+        assert word in text, word
+
+
+def test_words_are_wrapped_before_columns_go_elsewhere() -> None:
+    assert wrapped(80, HEADER, LINES).count("control") == 1
+    assert wrapped(60, HEADER, LINES).count("control") == 2
+
+
+def test_a_table_that_fits_is_not_wrapped() -> None:
+    assert LINES[0][0] in wrapped(200, HEADER, LINES)
+
+
+def test_a_name_is_never_broken() -> None:
+    name = "induction_heads_griffin_long"
+    assert wrapped(40, ["run", *"abcdefgh"], [[name, *["0.5000"] * 8]]).count(name) > 1
+
+
+def test_words_of_the_header_are_wrapped_before_columns_go_elsewhere() -> None:
+    text = wrapped(80, STEPS_TO, [["0", "> 1,500", "> 1,500", "> 1,500", "0.000", "2.69", "1,500"]], "While training")
+    assert text.count("While training") == 1 and "to 100%" in text and "steps to 100%" not in text
+    wide = wrapped(120, STEPS_TO, [["0", "> 1,500", "> 1,500", "> 1,500", "0.000", "2.69", "1,500"]])
+    assert all(name in wide for name in STEPS_TO)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_no_table_is_without_a_heading_or_wider_than_the_terminal(width: int) -> None:
+    header = ["model", *[f"{2**power}K" for power in range(20)]]
+    text = wrapped(width, header, [["griffin · 1,500 steps", *["0.500"] * 20]], "Accuracy")
+    assert max(map(len, text.splitlines())) <= width
+    tables = text.strip().split("\n\n")
+    assert len(tables) > 1
+    assert [table.splitlines()[0] for table in tables] == ["Accuracy", *["Accuracy (continued)"] * (len(tables) - 1)]
