@@ -26,7 +26,7 @@ SHARED = [text for text in tiny.OVERRIDES if not text.startswith(("task=", "mode
 HAWK = ["model.width=16", "model.mlp_expansion=1", "model.pattern=[recurrent]"]
 HAWK += ["model.mixers.recurrent.width_rnn=16", "model.mixers.recurrent.gate_blocks=4"]
 SMALL = {
-    "model=griffin": [*SHARED, *HAWK],  # its attention is in tests/test_quickstart.py
+    "model=griffin": [*SHARED, *HAWK],  # its attention is in tests/test_docs.py
     "model=hawk": [*SHARED, *HAWK],
     "evaluate": ["eval.lengths=[16,24]"],
 }
