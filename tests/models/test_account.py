@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from evalkit.models import build, lm
-from evalkit.models.layers import modules, products
+from evalkit.models.layers import modules
 from evalkit.models.layers.mixer import Counted
 from evalkit.models.layers.modules import BLOCK, product, product_transposed
 from evalkit.models.mixers import rglru
@@ -118,7 +118,7 @@ def test_a_mixer_that_does_not_say_what_it_computes_is_counted_by_xla() -> None:
 @pytest.mark.parametrize("function", [product, product_transposed])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_blocks_give_the_whole_product(function, dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "LARGE", 1)
+    monkeypatch.setattr(modules, "LARGE", 1)
     x = jax.random.normal(jax.random.key(0), (5, 48), jnp.bfloat16)
     weight = jax.random.normal(jax.random.key(1), (48, 2 * BLOCK), jnp.bfloat16)
     exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
@@ -129,6 +129,6 @@ def test_blocks_give_the_whole_product(function, dtype, monkeypatch: pytest.Monk
 
 def test_no_copy_in_float32_is_made() -> None:
     x, weight = jnp.zeros((2, 2048), jnp.bfloat16), jnp.zeros((2048, 4 * BLOCK), jnp.bfloat16)
-    assert weight.size >= products.LARGE
+    assert weight.size >= modules.LARGE
     stats = jax.jit(lambda x, w: product(x, w, x.dtype)).lower(x, weight).compile().memory_analysis()
     assert stats is not None and stats.temp_size_in_bytes < 1.8 * weight.nbytes  # in float32 it alone is 2
