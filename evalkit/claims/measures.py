@@ -109,7 +109,7 @@ def measured(folder: Path, of: str, **parameters: Any) -> Numbers:
         less = measured(folder, of, **{**parameters, "run": other})
         return {seed: number - less[seed] for seed, number in measured(folder, of, **parameters).items()}
     if of == "timing":
-        numbers = timing(_timings(folder / parameters.pop("file")), **parameters)
+        numbers = timing(_timings(folder / parameters.pop("file"), parameters.pop("record")), **parameters)
     elif of in MEASURES:
         runs = [_kept(place) for place in _places(folder / parameters.pop("run"))]
         numbers = {seed: x for kept in runs for seed, x in MEASURES[of](kept, **parameters).items()}
@@ -159,10 +159,12 @@ def _read(place: Path, _: float) -> Kept:
     return Kept(read(place))
 
 
-def _timings(path: Path) -> Sequence[Mapping[str, Any]]:
-    if not path.is_file():
-        raise NoRows(f"no timing is kept as {'/'.join(path.parts[-2:])}")
-    return json.loads(path.read_text(encoding="utf-8"))["rows"]
+def _timings(path: Path, record: str) -> Sequence[Mapping[str, Any]]:
+    """The rows of one record of a file, which has a record of `bench` by each name. Raises NoRows where there is none."""
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if record not in kept:
+        raise NoRows(f"no timing {record} is kept in {'/'.join(path.parts[-2:])}")
+    return kept[record]["rows"]
 
 
 def _at(position: int, estimates: Iterable[texts.Estimate]) -> texts.Estimate | None:
