@@ -168,7 +168,7 @@ def test_results_of_another_model_are_checked(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_the_page_lists_what_the_command_checks() -> None:
-    page = (tiny.ROOT / "studies" / "performance" / "calibration.md").read_text(encoding="utf-8")
+    page = (tiny.ROOT / "studies" / "performance" / "checkpoints.md").read_text(encoding="utf-8")
     for name, published in calibration.PUBLISHED.items():
         (line,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
         cells = [cell.strip() for cell in line.split("|")[2:8]]
