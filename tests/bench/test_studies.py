@@ -2,7 +2,7 @@
 
 import csv
 import importlib.util
-import sys
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -16,11 +16,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def script(study: str, name: str) -> ModuleType:
-    """A program of a study as a module, which the next one may import."""
+    """A program of a study as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "studies" / study / "figures" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -55,8 +54,7 @@ def test_the_figure_and_its_rows_are_written(tmp_path: Path) -> None:
     assert len(lines) == len(gates.GATES) * len(DECAYS) * R.size
 
 
-compute = script("scaling", "compute")
-windows = script("scaling", "windows")
+draw = script("scaling", "draw")
 STEPS, BATCH, LENGTH = 10, 4, 8
 
 
@@ -88,7 +86,7 @@ def test_the_law_that_made_the_runs_is_found(tmp_path: Path, capsys: pytest.Capt
         for size in (1000, 3000, 9000):
             run(tmp_path / "runs" / f"{family}_{size}", family, size, 2e-3, exponent=exponent)
             run(tmp_path / "runs" / f"{family}_{size}_worse", family, size, 8e-3, worse=1.5, exponent=exponent)
-    compute.main(tmp_path / "runs", tmp_path / "out")
+    draw.draw_compute(tmp_path / "runs", tmp_path / "out")
     assert "hawk: loss falls as compute to the −0.100 (0.100 to 0.100)" in capsys.readouterr().out
     with (tmp_path / "out" / "compute.csv").open(encoding="utf-8") as file:
         found = list(csv.DictReader(file))
@@ -105,7 +103,7 @@ def test_a_best_rate_at_an_edge_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     unfinished = tmp_path / "runs" / "9000_0.008"
     lines = (unfinished / "metrics.jsonl").read_text().splitlines()
     (unfinished / "metrics.jsonl").write_text("\n".join(lines[:-1]) + "\n")
-    compute.main(tmp_path / "runs", tmp_path / "out")
+    draw.draw_compute(tmp_path / "runs", tmp_path / "out")
     said = capsys.readouterr().out
     assert "left out: " in said and "9000_0.008 has no validation at its last step" in said
     assert "hawk of 3,000 parameters: the best rate, 0.008, is at an edge of its grid" in said
@@ -113,11 +111,11 @@ def test_a_best_rate_at_an_edge_is_told(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_an_interval_says_how_far_points_are_from_a_line() -> None:
-    points = [compute.Trained("hawk", n, 1e-3, 0, 10.0**n, 2.0 * (1 + 0.02 * (-1) ** n)) for n in range(6, 10)]
-    found = compute.fit(points)
+    points = [draw.Trained("hawk", n, 1e-3, 0, 10.0**n, 2.0 * (1 + 0.02 * (-1) ** n)) for n in range(6, 10)]
+    found = draw.fit(points)
     assert found.low < found.exponent < found.high and found.high - found.low > 0.01
     with pytest.raises(ValueError, match="needs 3"):
-        compute.fit(points[:2])
+        draw.fit(points[:2])
 
 
 def test_a_run_that_is_not_finished_is_named(tmp_path: Path) -> None:
@@ -125,23 +123,35 @@ def test_a_run_that_is_not_finished_is_named(tmp_path: Path) -> None:
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     with pytest.raises(ValueError, match="no validation at its last step"):
-        compute.trained(tmp_path / "run")
+        draw.trained(tmp_path / "run")
 
 
 def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give folders of runs"):
-        compute.main(tmp_path, tmp_path / "out")
+        draw.draw_compute(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_page_shows_the_fits_of_the_kept_runs() -> None:
+    study = ROOT / "studies" / "scaling"
+    chosen = draw.best(draw.finished(study / "fig1a", draw.trained))
+    page = (study / "scaling.md").read_text(encoding="utf-8")
+    shown = re.search(r"\| power laws \| exponents (.*?);", page)
+    assert shown is not None
+    fits = {name: draw.fit([run for run in chosen if run.family == name]) for name in ("griffin", "hawk", "mqa")}
+    assert shown[1] == ", ".join(
+        f"{fit.exponent:.2f} ({fit.low:.2f} to {fit.high:.2f}) for {draw.named(name)}" for name, fit in fits.items()
+    )
 
 
 def test_every_window_of_every_family_has_its_line(tmp_path: Path) -> None:
     for family in ("griffin", "mqa"):
         for size in (1000, 3000):
             run(tmp_path / "runs" / f"{family}_{size}", family, size, 2e-3)
-    windows.main(tmp_path / "runs", tmp_path / "out")
+    draw.draw_windows(tmp_path / "runs", tmp_path / "out")
     with (tmp_path / "out" / "windows.csv").open(encoding="utf-8") as file:
         found = [(line["family"], line["window"], line["length"]) for line in csv.DictReader(file)]
     assert found == [(family, window, str(LENGTH)) for family in ("griffin", "mqa") for window in ("1", "3")]
     assert (tmp_path / "out" / "windows.png").is_file()
-    labels = [windows.Measured(*run, LENGTH, 1.0).label for run in (("griffin", 64), ("mqa", 64), ("mqa", None))]
+    labels = [draw.Measured(*run, LENGTH, 1.0).label for run in (("griffin", 64), ("mqa", 64), ("mqa", None))]
     assert labels == ["Griffin, window 64", "MQA, window 64 alone", "MQA, global"]

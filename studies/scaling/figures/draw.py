@@ -1,18 +1,26 @@
-"""Draws figure 1a: validation loss against training compute, a line a family, from the runs of `experiment=fig1a`.
+"""Draws figures 1a and 9 from the runs of `experiment=fig1a` and `experiment=fig9`, and writes their tables as CSV.
 
     python -m evalkit experiment=fig1a data.path=FOLDER
-    python studies/scaling/figures/compute.py runs/fig1a/cpu studies/scaling/figures
+    python studies/scaling/figures/draw.py compute runs/fig1a/cpu studies/scaling/figures
+    python -m evalkit experiment=fig9 data.path=FOLDER
+    python studies/scaling/figures/draw.py windows runs/fig9/cpu studies/scaling/figures
 
-Training takes three times the forward pass, backwards included. The loss is the last validation's, on the ends of the
-training books, which no training window touches. Of each size the rate with the least loss counts; where that is the
-lowest or the highest of its grid, a line says so, since a better one may lie outside. A run that is not finished, or
-whose loss was not finite, is left out by name. A line is `log L = a − b log C` by least squares, and b has its 95 %
-interval by Student's t. It says how far the points are from a line, and nothing of other seeds or rates.
+The loss is the last validation's, on the ends of the training books, which no training window touches. A run that is
+not finished, or whose loss was not finite, is left out by name.
+
+Figure 1a (`compute`) is validation loss against training compute, a line a family. Training takes three times the
+forward pass, backwards included. Of each size the rate with the least loss counts; where that is the lowest or the
+highest of its grid, a line says so, since a better one may lie outside. A line is `log L = a − b log C` by least
+squares, and b has its 95 % interval by Student's t. It says how far the points are from a line, and nothing of other
+seeds or rates.
+
+Figure 9 (`windows`) is validation loss by training length, a line a family and window. The loss is at the length
+trained on, so a longer length also means more context. MQA with a window has local attention alone.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +36,8 @@ from evalkit.core.errors import UserError
 from evalkit.core.rows import Header, read, value
 from evalkit.core.tidy import as_csv
 from evalkit.reports.canvas import GRID, STYLE
-from evalkit.reports.curves import COLOURS, save
+from evalkit.reports.curves import COLOURS, DASHES, MARKERS, save
+from evalkit.reports.numbers import grouped
 from evalkit.reports.pooling import find_runs
 
 BACKWARD_TOO = 3
@@ -44,6 +53,23 @@ class Trained(NamedTuple):
     seed: int
     flops: float
     loss: float
+
+
+class Measured(NamedTuple):
+    """One run: its family, the window of its attention (None: global), and its loss in nats a token."""
+
+    family: str
+    window: int | None
+    length: int
+    loss: float
+
+    @property
+    def label(self) -> str:
+        """As the legend says it."""
+        name = named(self.family)
+        if self.window is None:
+            return f"{name}, global"
+        return f"{name}, window {self.window}" + (" alone" if self.family == "mqa" else "")
 
 
 class Fit(NamedTuple):
@@ -79,6 +105,14 @@ def trained(folder: Path) -> Trained:
     tokens = header.steps * train["batch_size"] * header.train_length
     flops = float(BACKWARD_TOO * header.flops_per_token * tokens)
     return Trained(header.model, header.parameters, train["learning_rate"], config["seed"], flops, loss)
+
+
+def measured(folder: Path) -> Measured:
+    """What the record of a finished run says; raises ValueError for one without a validation at its last step."""
+    header, loss = last_validation(folder)
+    if header.train_length is None:
+        raise ValueError(f"{folder} does not say its training length; train it with this version")
+    return Measured(header.model, header.window, header.train_length, loss)
 
 
 def named(family: str) -> str:
@@ -125,8 +159,8 @@ def fit(runs: Sequence[Trained]) -> Fit:
     return Fit(float(line.intercept), -float(line.slope), -float(line.slope) - width, -float(line.slope) + width)
 
 
-def main(runs: Path, out: Path) -> None:
-    """Writes every run and the fits as CSV, and the figure; prints the fits. Raises UserError if there are no runs."""
+def draw_compute(runs: Path, out: Path) -> None:
+    """Writes every run and the fits as CSV, and figure 1a; prints the fits. Raises UserError if there are no runs."""
     every = finished(runs, trained)
     chosen = best(every)
     edges = at_an_edge(chosen, every)
@@ -141,10 +175,10 @@ def main(runs: Path, out: Path) -> None:
     (out / "compute_fits.csv").write_text(as_csv([{"family": k, **f._asdict()} for k, f in fits.items()]), "utf-8")
     for name, found in fits.items():
         print(f"{name}: loss falls as compute to the −{found.exponent:.3f} ({found.low:.3f} to {found.high:.3f})")
-    save(_figure(families, fits), out / "compute.png")
+    save(_by_compute(families, fits), out / "compute.png")
 
 
-def _figure(families: dict[str, list[Trained]], fits: dict[str, Fit]) -> Figure:
+def _by_compute(families: dict[str, list[Trained]], fits: dict[str, Fit]) -> Figure:
     """Points of the best rate, and the line of each family."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
@@ -164,17 +198,52 @@ def _figure(families: dict[str, list[Trained]], fits: dict[str, Fit]) -> Figure:
         return figure
 
 
-def command(about: str | None, main: Callable[[Path, Path], None]) -> None:
-    """Calls `main` with the two folders of the command line; what cannot be is one line."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+def draw_windows(runs: Path, out: Path) -> None:
+    """Writes every run as CSV, and figure 9. Raises UserError if there are no runs."""
+    found = sorted(finished(runs, measured), key=lambda run: (run.family, run.window or 1 << 30, run.length))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "windows.csv").write_text(as_csv([run._asdict() for run in found]), "utf-8")
+    save(_by_length(found), out / "windows.png")
+
+
+def _by_length(found: Sequence[Measured]) -> Figure:
+    """A colour and a dash a family, a marker a window."""
+    lines = grouped((run.label, run) for run in found)
+    families = sorted({run.family for run in found})
+    windows = sorted({run.window or 1 << 30 for run in found})
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        for label, points in lines.items():
+            family, window = families.index(points[0].family), windows.index(points[0].window or 1 << 30)
+            style = {"color": COLOURS[family], "marker": MARKERS[window], "linestyle": DASHES[family]}
+            axes.plot([run.length for run in points], [run.loss for run in points], ms=5, label=label, **style)
+        lengths = sorted({run.length for run in found})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.minorticks_off()
+        axes.set(xlabel="training length (tokens)", ylabel="validation loss (nats a token)")
+        axes.grid(color=GRID, linewidth=0.6)
+        figure.legend(loc="outside upper center", ncols=2, borderaxespad=1, handlelength=3.5)
+        return figure
+
+
+FIGURES: Mapping[str, Callable[[Path, Path], None]] = {"compute": draw_compute, "windows": draw_windows}
+
+
+def main() -> None:
+    """Draws the figure that the command line names; what cannot be is one line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figure", choices=FIGURES)
     parser.add_argument("runs", type=Path, help="the folder of the experiment's runs")
     parser.add_argument("out", type=Path, help="where the tables and the figure are written")
     given = parser.parse_args()
     try:
-        main(given.runs, given.out)
+        FIGURES[given.figure](given.runs, given.out)
     except (UserError, ValueError) as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
 
 
 if __name__ == "__main__":
-    command(__doc__, main)
+    main()
