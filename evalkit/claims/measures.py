@@ -160,7 +160,7 @@ def _read(place: Path, _: float) -> Kept:
 
 
 def _timings(path: Path, record: str) -> Sequence[Mapping[str, Any]]:
-    """The rows of one record of a file, which has a record of `bench` by each name. Raises NoRows where there is none."""
+    """The rows of one record of a file that has several by name. Raises NoRows where there is none."""
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if record not in kept:
         raise NoRows(f"no timing {record} is kept in {'/'.join(path.parts[-2:])}")
