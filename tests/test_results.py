@@ -21,6 +21,7 @@ def test_every_table_says_where_its_numbers_come_from() -> None:
     assert [f"{table.page.name}:{table.line}: {MARK}" for table in _tables() if table.source is None] == []
 
 
+@pytest.mark.slow
 def test_pages_show_what_the_rows_say_and_a_wrong_last_digit_is_found() -> None:
     """Each number of each table in turn; most numbers are held to rows, not excused from it."""
     wrong, held, missed = list[str](), 0, 0

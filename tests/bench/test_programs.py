@@ -82,6 +82,7 @@ def values(folder: Path) -> list[tuple[Any, ...]]:
     return [(row["metric"], row["step"], row["split"], row["length"], row["total"]) for row in rows.read(folder).rows]
 
 
+@pytest.mark.slow
 def test_a_run_whose_later_stages_are_compiled_ahead_has_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

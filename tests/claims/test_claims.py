@@ -397,6 +397,7 @@ def test_the_page_is_written_where_it_is_wanted(tmp_path: Path, capsys: pytest.C
     assert "written to" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_archive_gives_the_same_sheet_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["reproduce", f"studies={STUDIES}", "format=json"]
     for name in ("one.tar.gz", "other.tgz"):

@@ -123,6 +123,7 @@ def test_another_word_for_ones_own_mixer_says_which_is_right(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_whose_code_was_changed_since_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

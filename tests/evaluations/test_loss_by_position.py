@@ -108,6 +108,7 @@ def rows_of(evaluation: LossByPosition, documents: list[Span], losses: Any) -> l
     )
 
 
+@pytest.mark.slow
 def test_the_bins_of_a_window_sum_to_its_mean() -> None:
     documents = [Span(tokens_of(300, 1), 600, "a/one.txt"), Span(tokens_of(260, 2), 260, "two.txt")]
     held = pretrained("griffin")

@@ -66,6 +66,7 @@ def test_part_of_the_values_is_part_of_the_score() -> None:
     assert 0.2 < part < 0.8 and whole == 0
 
 
+@pytest.mark.slow
 def test_nobody_finds_them_by_luck() -> None:
     assert all(
         value(entry) == 0 for entry in rows_of(tiny_pretrained("griffin"), Needle(), lengths=[300], depths=[0.5])

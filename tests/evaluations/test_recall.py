@@ -205,6 +205,7 @@ def test_the_drift_is_the_way_of_what_a_pair_has_in_common_in_its_differences() 
         assert value(entry) == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_every_answer_is_asked_with_each_part_of_the_state_put_back() -> None:
     trained, every = forgotten()
     rows = [entry for entry in every if entry["metric"] == RESTORED]

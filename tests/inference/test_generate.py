@@ -124,6 +124,7 @@ def test_a_text_ends_before_a_stop_string(stop: list[str]) -> None:
     assert texts_of(said) == [text[:end] for text, end in zip(texts, cut, strict=True)]
 
 
+@pytest.mark.slow
 def test_a_text_ends_before_the_end_token() -> None:
     texts = expected("griffin", 0.0)
     eos = texts[1][3]

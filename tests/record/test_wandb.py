@@ -254,6 +254,7 @@ def test_the_end_names_every_folder_that_is_still_to_be_uploaded(folder: Path) -
     assert paths[0] not in left and paths[1] in left
 
 
+@pytest.mark.slow
 def test_w_and_b_as_a_whole_stays_as_it_was(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

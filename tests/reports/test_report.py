@@ -246,6 +246,7 @@ def test_a_folder_without_rows_is_named(tmp_path: Path) -> None:
         printed(tmp_path)
 
 
+@pytest.mark.slow
 def test_figures_are_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     """In this one, which has drawn others before, and in a fresh one."""
     program = (

@@ -186,6 +186,7 @@ def test_a_run_says_what_its_model_costs(tiny_run: Path) -> None:
     assert f"{costs['flops_per_token']:,} FLOPs a token" in page
 
 
+@pytest.mark.slow
 def test_the_times_of_all_sessions_add_up(tiny_run: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_run, tmp_path / "run"))
     first = json.loads((folder / "timing.json").read_text())

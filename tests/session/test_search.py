@@ -52,6 +52,7 @@ def best_of(folder: Path) -> Any:
     return optuna.load_study(study_name=study.NAME, storage=f"sqlite:///{folder / study.FILE}").best_trial
 
 
+@pytest.mark.slow
 def test_killed_trials_go_on_and_none_is_trained_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     undisturbed = Trainings()
     assert worked(tmp_path / "whole", monkeypatch, undisturbed, trials=4) == 0

@@ -227,6 +227,7 @@ class Documents(InductionHeads):
         return super().sample(key, length)._replace(positions=jnp.arange(length) % (length // 2))
 
 
+@pytest.mark.slow
 def test_positions_of_a_shorter_sequence_stay_and_padding_is_told() -> None:
     positions = streams.train_batch(Documents(vocab_size=8, length=16), 0, 0, 8, 16, 8).positions
     assert positions is not None

@@ -318,6 +318,7 @@ def test_what_a_data_set_refuses_is_one_line(server: Server, settings: dict[str,
     assert words in refusal(Text(length=20, hub=replace(REMOTE, **settings)))
 
 
+@pytest.mark.slow
 def test_a_data_set_without_network_is_one_line() -> None:
     """In a process of its own: `datasets` reads the switch when it is imported."""
     pytest.importorskip("datasets")

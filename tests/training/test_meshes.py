@@ -351,6 +351,7 @@ def test_parameters_in_bfloat16_are_gathered_as_such_and_kept_in_float32() -> No
     assert {leaf.dtype for leaf in jax.tree.leaves(half.abstract.params)} == {jnp.dtype("float32")}
 
 
+@pytest.mark.slow
 def test_a_step_in_bfloat16_sees_no_more_of_a_matrix() -> None:
     """A change below bfloat16's last bit changes no loss if it is of a matrix, and does if it is of a norm."""
     run = trainer("a", "auto", parameter_dtype="bfloat16")

@@ -146,6 +146,7 @@ def test_micro_batches_change_nothing() -> None:
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_only_scored_positions_are_computed_and_the_step_is_the_same() -> None:
     """Against the loss over the logits of all positions, its gradient included: the first Adam step shows its sign."""
     everything = ScoringUnknown(length=32, data_tokens=4)
