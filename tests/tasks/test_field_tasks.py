@@ -19,7 +19,9 @@ from evalkit.tasks.mad.memorisation import Memorisation
 from evalkit.tasks.mad.noisy_recall import NoisyRecall
 from evalkit.tasks.mqar import MQAR
 from evalkit.tasks.ngram_lookup import NgramLookup
+from evalkit.tasks.palindrome import Palindrome
 from evalkit.tasks.regular_language import LANGUAGES, MODULUS, RegularLanguage, automaton
+from evalkit.tasks.stack import Stack
 from evalkit.tasks.state_tracking import GROUPS, StateTracking, elements, table_of
 
 # int16 copies of batches that zoology (d88d6f5) and mad-lab (0f49a45) drew; -100 is not scored.
@@ -288,3 +290,35 @@ def test_a_shorter_word_of_a_language_has_its_own_answer(language: str) -> None:
         wanted, scored = task.solve(tokens)
         np.testing.assert_array_equal(mask, scored)
         assert targets[end] == wanted[end] and tokens[end] == task.question and not tokens[end + 1 :].any()
+
+
+def test_a_palindrome_reads_the_same_from_both_ends() -> None:
+    """With the last letter, which is due at the end; letters are equally frequent."""
+    batch = jax.device_get(streams.held_out_batch(Palindrome(), streams.TEST, 0, 200, 64))
+    whole = np.append(batch.tokens, batch.targets[:, -1:], axis=1)
+    np.testing.assert_array_equal(whole, whole[:, ::-1])
+    assert (batch.mask.sum(axis=1) == 32).all() and set(batch.tokens[:, 32]) == {26}
+    assert chisquare(np.bincount(batch.tokens[:, :32].reshape(-1))).pvalue > UNLIKELY
+
+
+def test_operations_on_stacks_follow_their_law() -> None:
+    """Any stack, any element, and a pop half of the time where there is something; the last operation is a pop."""
+    task = Stack(stacks=4, elements=5)
+    tokens, _, mask, _ = jax.device_get(streams.held_out_batch(task, streams.TEST, 0, 500, 122))
+    operations = tokens[:, :120].reshape(500, 40, 3)
+    assert not tokens[:, 120:].any() and not mask[:, 120:].any()
+    assert chisquare(np.bincount(operations[:, :-1, 1].reshape(-1) - 5)).pvalue > UNLIKELY
+    pushed = operations[..., 0] == task.push
+    assert chisquare(np.bincount(operations[..., 2][pushed])).pvalue > UNLIKELY
+    depth = np.zeros((500, 4), int)
+    could, did = 0, 0
+    for t in range(40):
+        stack, rows = operations[:, t, 1] - 5, np.arange(500)
+        filled = depth[rows, stack] > 0
+        assert pushed[~filled, t].all()
+        if t < 39:
+            could, did = could + filled.sum(), did + (~pushed[:, t]).sum()
+        else:
+            assert (pushed[:, t] == ~depth.any(axis=1)).all()
+        depth[rows, stack] += np.where(pushed[:, t], 1, -1)
+    assert abs(did / could - 0.5) < 0.02

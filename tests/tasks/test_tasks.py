@@ -22,8 +22,10 @@ from evalkit.tasks.mad.memorisation import Memorisation
 from evalkit.tasks.mad.noisy_recall import NoisyRecall
 from evalkit.tasks.mqar import MQAR
 from evalkit.tasks.ngram_lookup import NgramLookup
+from evalkit.tasks.palindrome import Palindrome
 from evalkit.tasks.regular_language import RegularLanguage
 from evalkit.tasks.selective_copying import NOISE, SelectiveCopying
+from evalkit.tasks.stack import Stack
 from evalkit.tasks.state_tracking import StateTracking
 from support.shrunk import DRAWN
 
@@ -50,6 +52,7 @@ VARIANTS = {
     "language-cycle": RegularLanguage(language="cycle_navigation"),
     "language-arithmetic": RegularLanguage(language="modular_arithmetic"),
     "brackets-sums": BracketArithmetic(multiplication=False),
+    "stack-one": Stack(stacks=1, elements=2),
     "ngram-prefix": NgramLookup(vocab_size=4, key="prefix", ngram=2, answer=2),  # an n-gram stands at several places
     "noisy-answers": NoisyRecall(loss="answer"),
     "noisy-one-query": NoisyRecall(multi_query=False, frac_noise=0.9),
@@ -188,6 +191,11 @@ def test_the_first_batch_is_what_it_always_was(name: str) -> None:
             lambda: RegularLanguage(language="stack"),
             "'stack'; allowed: parity, even_pairs, cycle_navigation, modular_a",
         ),
+        (lambda: Palindrome(length=33), "length=33; allowed: even, at least 2"),
+        (lambda: Palindrome(vocab_size=2), "vocab_size=2; allowed: at least 3"),
+        (lambda: Stack(length=5), "length=5; allowed: at least 6"),
+        (lambda: Stack(stacks=0), "stacks=0; allowed: 1 or more"),
+        (lambda: Stack(elements=1), "elements=1; allowed: 2 or more"),
         (lambda: RegularLanguage(length=0), "length=0; allowed: 1 or more"),
         (lambda: BracketArithmetic(length=0), "length=0; allowed: 1 or more"),
         (lambda: Copying(length=33), "length=33; allowed: even, at least 4"),
