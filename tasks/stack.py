@@ -33,8 +33,8 @@ class Stack(Synthetic):
 
     Each operation is of a random stack. It is a push where that stack is empty, else a push or a pop with equal
     chance; the last one is a pop wherever there is something to take off. So a model must keep the order of what it
-    holds, and forget what was taken off. Published are 64 stacks; elements and proportions are ours. Where `length` is no
-    multiple of 3, up to two tokens at the end belong to no operation.
+    holds, and forget what was taken off. Published are 64 stacks; elements and proportions are ours. Where `length` is
+    no multiple of 3, up to two tokens at the end belong to no operation.
 
     Options:
       stacks (stacks): how many stacks there are.
