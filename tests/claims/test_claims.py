@@ -445,6 +445,7 @@ def test_a_claim_is_judged_by_runs_that_are_made_anew(
     assert left_out == ["~runs.griffin", "~controls.griffin_lm", "~controls.hawk_lm", "~controls.mqa_lm"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "choice"), [([], "model=gla"), (["--config-dir", "OWN"], "+mixer=mine")])
 def test_a_model_of_ones_own_is_trained_as_the_family_whose_place_it_takes(
     own: list[str], choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

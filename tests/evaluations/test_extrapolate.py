@@ -138,6 +138,7 @@ def test_longer_lengths_are_looked_at_now_and_then() -> None:
         assert all(entry["split"] == "validation" for entry in found)
 
 
+@pytest.mark.slow
 def test_a_ladder_that_stops_early_has_the_rows_of_a_shorter_one() -> None:
     held = tiny("hawk", "induction_heads")  # untrained: at chance, so soon decided
     settings = {"lengths": [40], "chunk": 40, "batch_size": 24}

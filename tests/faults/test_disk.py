@@ -155,6 +155,7 @@ def test_a_folder_that_becomes_read_only_is_one_line_and_the_run_goes_on(
         assert_goes_on(folder, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_folder_that_may_not_be_written_is_one_line(shut: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shut.joinpath("closed").mkdir(mode=0o555)
     with faults.no_programs_kept():

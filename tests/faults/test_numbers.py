@@ -85,6 +85,7 @@ def test_a_parameter_that_is_no_number_is_named(trainer: Trainer, params: Any, e
         assert finite.first_in(trainer, broken, example) == f"the parameter {name} was so before it"
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_no_number_is_named(
     trainer: Trainer, params: Any, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:

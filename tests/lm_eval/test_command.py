@@ -52,6 +52,7 @@ def test_the_table_of_flags_is_lm_evals_own() -> None:
     assert len(rows) == len({flag for flag, _ in rows})
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.fixed_dictionaries(

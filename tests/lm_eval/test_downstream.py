@@ -187,6 +187,7 @@ def test_averages_are_shown_as_the_paper_prints_them() -> None:
     assert [line.split("|")[-2].strip() for line in shown] == printed
 
 
+@pytest.mark.slow
 def test_a_calibration_that_fails_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = benchmark_data.write(tmp_path / "data")
     calibrated = ("task.names=[hellaswag,piqa,winogrande]", "eval.calibrate=recurrentgemma-2b-deltanet")

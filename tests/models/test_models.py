@@ -308,6 +308,7 @@ def test_attention_and_its_gradient_are_the_plain_softmax(
         np.testing.assert_allclose(one, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [128, 150, 200])
 def test_blocks_of_queries_together_give_what_each_gives_by_itself(stored: int) -> None:
     """On an accelerator all blocks are one: bands that reach before the first key, and keys before the first band."""

@@ -28,6 +28,7 @@ def test_large_parameters_stay_on_one_cpu_device(monkeypatch: pytest.MonkeyPatch
     assert asked == [(4, 6), (1,)]
 
 
+@pytest.mark.slow
 def test_xla_is_told_once_to_spare_memory_and_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     devices.spare_memory()

@@ -524,6 +524,7 @@ def test_bad_settings_name_what_is_allowed(make: Callable[[], Wandb], named: str
     assert named in str(error.value)
 
 
+@pytest.mark.slow
 def test_wandb_is_imported_only_by_a_run_that_uses_it() -> None:
     code = "import sys, evalkit.record.wandb; sys.exit('wandb' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

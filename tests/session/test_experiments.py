@@ -132,6 +132,7 @@ def test_what_a_step_takes_is_measured() -> None:
     assert math.isfinite(seconds) and seconds > 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_names_the_command_that_goes_on_with_all(
     experiment: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,6 +216,7 @@ def test_data_that_is_not_there_ends_the_whole_experiment(tmp_path: Path, capsys
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_does_not_keep_the_others_from_running(
     experiment: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

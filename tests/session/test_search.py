@@ -120,6 +120,7 @@ def test_what_is_named_is_judged(
     assert '"split":"test","length":256' in rows and '"length":1024' not in rows
 
 
+@pytest.mark.slow
 def test_it_ends_with_a_table_figures_and_words_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     early = {**MEDIAN, "n_startup_trials": 1}
     worked(tmp_path, monkeypatch, Trainings(), trials=5, pruner=early, by="extrapolation.accuracy@1024")
@@ -135,6 +136,7 @@ def test_it_ends_with_a_table_figures_and_words_to_type(tmp_path: Path, monkeypa
     assert given_up and all(line["extrapolation.accuracy@1024"] == "" for line in given_up)
 
 
+@pytest.mark.slow
 def test_fresh_seeds_of_the_best_are_a_run_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainings = Trainings()
     ran: list[Any] = []

@@ -116,6 +116,7 @@ def test_seeds_read_other_windows_and_a_resumed_step_the_same(data: Path) -> Non
     assert (whole.tokens[0] != whole.tokens[1]).any()
 
 
+@pytest.mark.slow
 def test_positions_are_read_only_where_a_document_begins(data: Path) -> None:
     """Told or not, the windows of one document are the same training."""
     experiment = Spec.of(overrides(data)).experiment
@@ -147,6 +148,7 @@ def test_dispatches_change_nothing(data: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_again_and_compared(trained: Path, tmp_path: Path) -> None:
     assert main([f"evaluate={trained}", "eval.length=32", "eval.contexts=[]", "eval.gaps=[]"]) == 0
     (again,) = (trained / "evaluate").iterdir()

@@ -185,6 +185,7 @@ def test_a_word_is_read_from_the_left() -> None:
     assert StateTracking(group="z60").solve(np.array([50, 15]))[0].tolist() == [50, 5]
 
 
+@pytest.mark.slow
 def test_what_is_held_out_scores_answers_alone() -> None:
     """MAD trains on every next token and tests on answers; the sequences of keys of one size are the same."""
     task = NoisyRecall(length=32)

@@ -492,6 +492,7 @@ def test_where_a_loss_on_a_mesh_is_no_number_is_told_from_its_checkpoint(tmp_pat
             finite.refuse_non_finite(bad, run, checkpoints, 1)
 
 
+@pytest.mark.slow
 def test_skipping_steps_is_of_a_mesh_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step whose loss is no number leaves parameters and moments as they were."""
     run = trainer("a", {"data": 1, "model": 1}, skip_nonfinite=True, log_every=2, eval_every=2, checkpoint_every=2)

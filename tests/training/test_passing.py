@@ -35,6 +35,7 @@ def after_three_steps(probability: float) -> tuple[Any, jax.Array]:
     return states, jnp.concatenate(read, axis=1)
 
 
+@pytest.mark.slow
 def test_a_stream_runs_on_from_step_to_step() -> None:
     """Three steps, two streams at a time, leave the state that all tokens leave when they are read at once."""
     built = experiment("griffin")
