@@ -36,6 +36,8 @@ class BracketArithmetic(Synthetic):
 
     An expression of length n is drawn as Delétang et al. 2023 draw it: `d`, `-d`, `(d)` or `(-d)` up to four tokens;
     longer ones are `(left ∘ right)`, where the length of the left one is any from 1 to n − 4, and the operation any.
+    With products 0 is the most frequent value, and more so in longer ones: 0.253 at 5 tokens, 0.292 at 40, 0.316 at
+    512. The chance that is reported is that of the training length.
 
     Options:
       length (tokens): the length of a training expression; `train.lengths` draws eight lengths up to it.

@@ -40,7 +40,7 @@ class RegularLanguage(Synthetic):
     odd), `even_pairs` (do the first and the last letter differ: is the number of `01` and `10` odd), `cycle_navigation`
     (where on a circle of five places a walk of steps −1, 0 and 1 ends) and `modular_arithmetic` (the value modulo 5 of
     sums, differences and products without brackets). An expression has an odd number of tokens: at an even length it is
-    one shorter, and padding follows the question. `task=state_tracking` asks for parity at every place.
+    one shorter, the shortest too, and padding follows the question. `task=state_tracking` asks parity at every place.
 
     Options:
       language: `parity`, `even_pairs`, `cycle_navigation` or `modular_arithmetic`.

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from support.kept_tables import Cell, Table, Wrong, changed, tables_of
 from support.suite_page import PAGE, written
 

@@ -129,7 +129,8 @@ def turned(
 
     They are summed as whole numbers of 2⁻²⁴ turns, so that any chunks give the same, however long the sequence is.
     """
-    whole = jnp.round(jax.lax.stop_gradient(turns) * UNITS).astype(jnp.int32)
+    part = jax.lax.stop_gradient(turns - jnp.round(turns))  # of a turn, exactly
+    whole = jnp.round(part * UNITS).astype(jnp.int32)
     if positions is not None:
         whole, turns = (_at_tokens(x, positions >= 0) for x in (whole, turns))
     start = jnp.round(before * UNITS).astype(jnp.int32)[:, None]

@@ -13,7 +13,10 @@ from evalkit.models.layers.positions import after, after_all
 
 
 class RecurrentCache(NamedTuple):
-    """The state after the tokens so far: `h`, and `conv`, the last inputs of the convolution; both always float32."""
+    """The state after the tokens so far, `h`, and what the next one needs of the last, `conv`; both always float32.
+
+    That is the last inputs of a convolution, where the mixer has one.
+    """
 
     h: Float[Array, "b *n"]
     conv: Float[Array, "b s c"]

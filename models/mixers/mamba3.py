@@ -16,8 +16,8 @@ from evalkit.models.layers.modules import Linear, NoDecay, RMSNorm
 from evalkit.models.layers.positions import matrix_scanned, preceding, turned
 from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
 
-STRONGEST = 1e-4
-"""The least −A, as published."""
+SLOWEST = 1e-4
+"""The least rate of decay −A, as published."""
 MOST_TURN = 0.5
 """Turns that a pair makes at most while Δ is 1, as published."""
 
@@ -38,10 +38,10 @@ class Mamba3Block(Recurrent):
     `α = exp(−Δ softplus(x W))` and a share `λ = σ(x W)` of each head,
     `S_t = α_t S_{t-1} + (1 − λ_t) Δ_t α_t v_{t-1} B_{t-1}ᵀ + λ_t Δ_t v_t B_tᵀ` and `y_t = S_t C_t + D v_t`. Keys and
     queries are `RMSNorm(x W)`, which heads share, plus a bias a head. Pairs of their channels are turned by the sum of
-    `Δ π tanh(x W)` since the sequence began: with them the state is one of complex numbers, whose phase a token can
+    `Δ π tanh(x W)` since the sequence began: that part of the state is one of complex numbers, whose phase a token can
     move, so that it can count modulo. The output is `y_t · SiLU(x W)`, through a linear map. There is no convolution:
     the previous token's share stands for it. As published, biases of B and C and D start at 1, and Δ log-uniform in
-    0.001 to 0.1. Raises ValueError for impossible settings.
+    0.001 to 0.1; the norms' ε is 1e-6, not 1e-5. Raises ValueError for impossible settings.
 
     Options:
       heads (heads): heads, each with a state of its own.
@@ -68,13 +68,8 @@ class Mamba3Block(Recurrent):
     ):
         refuse_below_1(heads=heads, head_dim=head_dim, states=states)
         refuse_other("implementation", implementation, IMPLEMENTATIONS)
-        pairs = states * rope_fraction / 2
-        if pairs != int(pairs) or not 0 < rope_fraction <= 1:
-            raise ValueError(
-                f"states={states} x rope_fraction={rope_fraction:g} = {2 * pairs:g} channels to turn; "
-                f"use an even number of 2 to {states}"
-            )
-        self.heads, self.head_dim, self.states, self.pairs = heads, head_dim, states, int(pairs)
+        self.heads, self.head_dim, self.states = heads, head_dim, states
+        self.pairs = _pairs(states, rope_fraction)
         self.implementation, self.conv = implementation, None
         inner = heads * head_dim
         self.sizes = [inner, inner, states, states, heads, heads, heads, self.pairs]
@@ -102,7 +97,8 @@ class Mamba3Block(Recurrent):
     def init_cache(self, batch: int, length: int) -> RecurrentCache:
         """Returns the zero state, and zeros for the key, value and weight of the token before, and for the angles."""
         of_head = self.states + self.head_dim + 1 + self.pairs
-        return super().init_cache(batch, length)._replace(conv=jnp.zeros((batch, 1, self.heads * of_head)))
+        zeros = jnp.zeros((batch, 1, self.heads * of_head), jnp.float32)
+        return super().init_cache(batch, length)._replace(conv=zeros)
 
     def flops(self, length: int) -> int:
         """See `Counted`: maps, norms, biases, steps and turns, the recurrence of each head, skip and gate.
@@ -110,7 +106,7 @@ class Mamba3Block(Recurrent):
         A number of state takes its decay, an outer product, a sum, and the product with the query.
         """
         n, p, r = self.states, self.head_dim, self.pairs
-        recurrence = 5 * n * p + n + p + 2 * n + 2 * p + 2 * p + 2 * p
+        recurrence = 5 * n * p + p + 2 * n + 2 * p + 2 * p + 2 * p
         of_head = 2 * n + 2 * (6 * r) + 3 * r + 2 * SOFTPLUS + 8 + recurrence
         parts = (self.input, self.output, self.key_norm, self.query_norm)
         return sum(part.flops(length) for part in parts) + length * self.heads * of_head
@@ -128,7 +124,7 @@ class Mamba3Block(Recurrent):
     ) -> Steps:
         step, rate, blend, turn = (each.astype(jnp.float32) for each in (step, rate, blend, turn))
         step = jax.nn.softplus(step + self.step_bias[...][None, None])
-        rate = jnp.maximum(jax.nn.softplus(rate), STRONGEST)
+        rate = jnp.maximum(jax.nn.softplus(rate), SLOWEST)
         turns = step[..., None] * (MOST_TURN * jnp.tanh(turn))[:, :, None]
         return Steps(step, -rate * step, jax.nn.sigmoid(blend), turns)
 
@@ -160,8 +156,9 @@ def trapezoidal(
     sizes = [each.shape[2] * each.shape[3] for each in now]
     key, value, share = jnp.split(previous, [sizes[0], sizes[0] + sizes[1]], axis=-1)
     write = jnp.exp(steps.log_decay) * (share + (1 - steps.blend) * steps.step)
-    if positions is not None:
-        write = jnp.where((positions == 0)[..., None], 0, write)
+    if positions is not None:  # the token before belongs to another sequence
+        begun = (positions == 0)[..., None]
+        key, value, write = (jnp.where(begun, 0, each) for each in (key, value, write))
     o, state = matrix_scanned(
         q,
         key.reshape(k.shape),
@@ -175,6 +172,17 @@ def trapezoidal(
     o = o + (own * (q * k).sum(-1))[..., None] * now[1]
     after = jnp.concatenate([last, last_angle.reshape(batch, 1, -1)], axis=-1)
     return o.astype(v.dtype), state, after
+
+
+def _pairs(states: int, rope_fraction: float) -> int:
+    """Returns how many pairs of channels turn; raises ValueError where the part is none of whole pairs."""
+    channels = states * rope_fraction
+    if not 0 < rope_fraction <= 1 or abs(channels - 2 * round(channels / 2)) > 1e-6 or round(channels) < 2:
+        raise ValueError(
+            f"states={states} x rope_fraction={rope_fraction:g} = {channels:g} channels to turn; "
+            f"use an even number of 2 to {states}"
+        )
+    return round(channels / 2)
 
 
 def _rotated(x: Float[Array, "b t h n"], angle: Float[Array, "b t h r"]) -> Float[Array, "b t h n"]:

@@ -102,7 +102,7 @@ def test_the_model_has_the_size_of_its_name() -> None:
     ["exact", "seeds", "reading", "kernels", "steps", "decoding", pytest.param("lanes", marks=pytest.mark.exhaustive)],
 )
 def test_a_part_has_its_rows_without_a_gpu(name: str) -> None:
-    """As `gpu.sh --small` tries it, in this process; README's command, the other part, is `test_quickstart`'s."""
+    """As `gpu.sh --small` tries it, in this process; README's command, the other part, is `test_docs`'s."""
     import gpu_parts
 
     rows = list(gpu_parts.PARTS[name](True))

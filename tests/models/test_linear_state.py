@@ -371,7 +371,31 @@ def test_an_impossible_block_is_refused(settings: dict[str, Any], words: str) ->
         MatrixStateBlock(WIDTH, rngs=nnx.Rngs(0), **{"heads": 2, "head_dim": 4, **settings})
 
 
-@pytest.mark.parametrize(("fraction", "channels"), [(0.3, "1.8"), (0.5, "3"), (0.0, "0"), (2.0, "12")])
+def test_mamba3_token_by_token_is_the_whole_with_resets_and_pads() -> None:
+    """What stood before a document changes nothing of it, even where it was no number."""
+    block, x = block_of("mamba3"), inputs()
+    places = [*range(6), -1, 6, 0, 1, -1, -1, *range(2, 9), -1, -1]
+    positions = jnp.array([places, places[::-1]]).at[1].set(jnp.array([-1, *range(LENGTH - 1)]))
+    step = jax.jit(lambda x, positions, cache: block(x, positions, cache))
+    whole, last = step(x, positions, block.init_cache(2, LENGTH))
+    cache, found = block.init_cache(2, LENGTH), []
+    for t in range(LENGTH):
+        y, cache = step(x[:, t : t + 1], positions[:, t : t + 1], cache)
+        found.append(y[:, 0])
+    valid = np.asarray(positions) >= 0
+    np.testing.assert_allclose(np.stack(found, axis=1)[valid], np.asarray(whole)[valid], atol=2e-6)
+    jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=2e-6), cache, last)
+    document = x[:1, 8:10]
+    alone = step(document, None, block.init_cache(1, 2))[0]
+    np.testing.assert_allclose(whole[:1, 8:10], alone, atol=2e-6)
+    spoilt = last._replace(conv=jnp.full_like(last.conv, jnp.nan))
+    after = step(x[:, :2], jnp.array([[0, 1]] * 2), spoilt)[0]
+    assert bool(jnp.isfinite(after).all())
+
+
+@pytest.mark.parametrize(
+    ("fraction", "channels"), [(0.3, "1.8"), (0.5, "3"), (0.0, "0"), (2.0, "12"), (float("nan"), "nan")]
+)
 def test_a_part_of_the_channels_that_cannot_turn_is_refused(fraction: float, channels: str) -> None:
     with pytest.raises(ValueError, match=f"= {channels} channels to turn; use an even number of 2 to 6"):
         Mamba3Block(WIDTH, heads=2, head_dim=4, states=6, rope_fraction=fraction, rngs=nnx.Rngs(0))

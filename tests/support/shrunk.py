@@ -17,7 +17,7 @@ TEXTS = ("arxiv", "books")
 DRAWN = [name for name in catalogue.options("task") if name not in TEXTS]
 """The tasks that are sampled, not read."""
 OFTEN = ("griffin", "mqa", "hawk_complex", "mamba", "mamba2", "mingru", "deltaproduct", "kda")
-"""Models of every mixer and every kind of cache; `-m exhaustive` looks at the others, whose settings these have too."""
+"""Models of most mixers and kinds of cache; others have tests of their own, and `-m exhaustive` looks at all."""
 WINDOW = 8
 SIZES = {"width": 16, "width_rnn": 16, "gate_blocks": 4, "head_dim": 4, "window": WINDOW}
 
