@@ -141,7 +141,11 @@ def test_it_is_the_linear_scan_of_the_gated_input(name):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-CLOSABLE = [("float32", name) for name in ALL] + [("bfloat16", name) for name in BFLOAT16]
+CLOSABLE = [
+    *(("float32", name) for name in FEW),
+    *(pytest.param("float32", name, marks=pytest.mark.exhaustive) for name in ALL if name not in FEW),
+    *(("bfloat16", name) for name in BFLOAT16),
+]
 
 
 @pytest.mark.slow

@@ -135,7 +135,6 @@ def test_a_disk_that_becomes_full_leaves_nothing_behind() -> None:
     assert hits() == 1
 
 
-@pytest.mark.slow
 def test_entries_that_are_not_whole_are_made_anew_or_passed_over(tmp_path: Path) -> None:
     keep_programs("auto")
     hits()
