@@ -49,7 +49,7 @@ class MatrixStateBlock(Recurrent):
       value_dim (channels): the width of a head's values; null: `head_dim`. A state has `head_dim · value_dim` numbers.
       conv_width (tokens): tokens that the convolution sees, the present one included; 0: no convolution.
       decay: how α comes: `none` (1); `head` or `channel` (`exp(−A softplus(x W + b))` for each); `sigmoid` (GLA's).
-      erasure (factor): the largest β; above 1 eigenvalues may be negative.
+      erasure (factor): the largest β; above 1 a sign can turn.
       delta_steps (steps): delta steps a token; above 1 only with erasure.
       gate: what the output is multiplied by: `none`, `silu`, or `low_rank` (a sigmoid).
       rank (channels): the width between the two maps of what is of low rank.
