@@ -93,6 +93,7 @@ def test_a_random_model_has_nothing_right() -> None:
     assert value(rows[300, "log_probability", "all"]) < -11 * np.log(10)
 
 
+@pytest.mark.slow
 def test_the_log_probability_is_that_of_the_whole_text() -> None:
     """Against one pass over prompt and answer together, row by row, the softmax in float64."""
     held, prompts = griffin(), [[256, *b"Ann Lee: 61\n"], [256, *b"x:"], [256, *b"Joe"]]

@@ -209,6 +209,7 @@ def test_ten_thousand_tokens_take_one_program_and_no_more_memory() -> None:
     assert len(programs) == 1 and max(live) <= looks[0][2]
 
 
+@pytest.mark.slow
 def test_pieces_of_texts_are_heard_as_they_come_and_make_up_the_texts() -> None:
     """What may become a stop string is held back until it is known; nothing of the string itself is heard."""
     texts = expected("griffin", 0.0)

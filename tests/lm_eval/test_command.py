@@ -257,6 +257,7 @@ def test_what_can_be_refused_is_refused_before_weights(
     assert said in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_conversation_is_what_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     """And texts are drawn from what top-k and top-p leave: with the single likeliest token as by taking it."""
     chatty = replace(fading(), chat=Chat({"default": TURNS}, {}))

@@ -375,6 +375,7 @@ def phonebook_of(metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch, wind
     )
 
 
+@pytest.mark.slow
 def test_the_phonebook_is_looked_up_by_any_model(monkeypatch: pytest.MonkeyPatch) -> None:
     found = phonebook_of({"entries": [5, 9], "prompts": 3}, monkeypatch, window=None)
     metrics = found["results"]["griffin_phonebook"]

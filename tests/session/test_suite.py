@@ -256,6 +256,7 @@ def test_a_misspelt_name_of_what_is_changed_is_one_line(
     assert said.startswith(f"evalkit: {word}: {told}") and "hawk" in said
 
 
+@pytest.mark.slow
 def test_a_task_is_found_wherever_its_word_stands() -> None:
     words = [
         "experiment=suite",

@@ -504,6 +504,7 @@ def test_skipping_steps_is_of_a_mesh_as_well(monkeypatch: pytest.MonkeyPatch) ->
     assert (int(after.step[0]), int(sums.bad_steps[0]), float(sums.loss[0])) == (1, 1, 0)
 
 
+@pytest.mark.slow
 def test_a_block_that_is_computed_again_has_the_same_gradient() -> None:
     """With `remat` alone."""
     task, plain = parts("a", "float32")

@@ -45,6 +45,7 @@ def test_a_stream_runs_on_from_step_to_step() -> None:
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), states, expected)
 
 
+@pytest.mark.slow
 def test_a_stream_that_begins_anew_has_read_nothing() -> None:
     states, _ = after_three_steps(ALWAYS)
     jax.tree.map(np.testing.assert_array_equal, states, experiment("griffin").model.init_cache(STREAMS, 64))
