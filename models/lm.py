@@ -19,6 +19,8 @@ from evalkit.models.layers.mixer import (
     Split,
     States,
     Tokens,
+    Values,
+    ValueSharing,
     built,
     flops_of,
 )
@@ -54,13 +56,15 @@ class ResidualBlock(nnx.Module):
         positions: Positions | None,
         cache: Cache | None,
         at: Places | None,
+        values: Values | None = None,
         axis: str | None = None,
-    ) -> tuple[Float[jax.Array, "b _ d"], Cache | None]:
+    ) -> tuple[Float[jax.Array, "b _ d"], Cache | None, Values | None]:
         """Applies the block; with `at`, the result has those positions only. The cache is the mixer's.
 
-        `axis` is that of the devices that share the block, as in `layers.shares`.
+        `values` are those of a block below, and those for the blocks above come back (`ValueSharing`). `axis` is that
+        of the devices that share the block, as in `layers.shares`.
         """
-        mixed, cache = self.mixer(shared(self.mixer_norm(x), axis), positions, cache)
+        mixed, cache, values = self.mixed(shared(self.mixer_norm(x), axis), positions, cache, values)
         if (mixed.shape, mixed.dtype) != (x.shape, x.dtype):
             raise ValueError(
                 f"{type(self.mixer).__name__} gives {mixed.dtype} {mixed.shape}; it is added to what it was given, so "
@@ -70,8 +74,16 @@ class ResidualBlock(nnx.Module):
         if at is not None:  # before the MLP, so that it is computed at these positions only
             x = jnp.take_along_axis(x, at[..., None], axis=1)
         if self.mlp is None or self.mlp_norm is None:
-            return x, cache
-        return x + summed(self.mlp(shared(self.mlp_norm(x), axis)), axis), cache
+            return x, cache, values
+        return x + summed(self.mlp(shared(self.mlp_norm(x), axis)), axis), cache, values
+
+    def mixed(
+        self, x: Activations, positions: Positions | None, cache: Cache | None, values: Values | None
+    ) -> tuple[Float[jax.Array, "..."], Cache | None, Values | None]:
+        """Returns what the mixer gives for a normed `x`, its cache, and the values that go on."""
+        if isinstance(self.mixer, ValueSharing):
+            return self.mixer.with_values(x, positions, cache, values)
+        return *self.mixer(x, positions, cache), values
 
 
 class Embedding(nnx.Module):
@@ -146,34 +158,33 @@ class LanguageModel(nnx.Module):
     ) -> tuple[Float[jax.Array, "b _ v"], tuple[Cache, ...] | None]:
         """Returns the logits at every position, or at the positions `at`, and the new cache if a cache is given."""
         x = self.embedding(tokens).astype(self.dtype)
-        caches = []
+        caches, values = [], None
         last = len(self.blocks) - 1
         for index, before in enumerate(cache or (None,) * len(self.blocks)):
             block = partial(self.blocks[index], axis=self.axis)
             if self.remat:
                 block = jax.checkpoint(block, policy=jax.checkpoint_policies.save_only_these_names(SUM))
-            x, after = block(x, positions, before, at if index == last else None)
+            x, after, values = block(x, positions, before, at if index == last else None, values)
             caches.append(after)
         return self.embedding.logits(self.norm(x)), None if cache is None else tuple(caches)
 
     def outputs(self, tokens: Tokens, positions: Positions | None) -> Iterator[tuple[str, jax.Array]]:
         """Yields what each part gives, in order, under its name: to find where a value went wrong."""
-        x = self.embedding(tokens).astype(self.dtype)
+        x, values = self.embedding(tokens).astype(self.dtype), None
         yield "embedding", x
         for index, block in enumerate(self.blocks):
-            mixed, _ = block.mixer(block.mixer_norm(x), positions, None)
-            yield f"blocks.{index}.mixer", mixed
-            x, _ = block(x, positions, None, None)
+            yield f"blocks.{index}.mixer", block.mixed(block.mixer_norm(x), positions, None, values)[0]
+            x, _, values = block(x, positions, None, None, values)
             yield f"blocks.{index}", x
         yield "the logits", self.embedding.logits(self.norm(x))
 
     def decays(self, tokens: Tokens) -> dict[int, tuple[States, States]]:
         """Returns the decays and states of each block whose mixer is `Decaying`, by the block's index."""
-        x, by_block = self.embedding(tokens).astype(self.dtype), {}
+        x, values, by_block = self.embedding(tokens).astype(self.dtype), None, {}
         for number, block in enumerate(self.blocks):
             if isinstance(block.mixer, Decaying):
                 by_block[number] = block.mixer.decays(block.mixer_norm(x))
-            x, _ = block(x, None, None, None)
+            x, _, values = block(x, None, None, None, values)
         return by_block
 
     def check_split(self, steps: int) -> None:

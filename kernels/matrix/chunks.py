@@ -35,8 +35,9 @@ matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 class Steps(NamedTuple):
     """The recurrence `H ← Diag(exp(log_decay)) H;  H ← H + k (v − eraseᵀ H)ᵀ;  o = Hᵀ q`, for `H [k, v]`.
 
-    q, k, erase `[..., k]`; v `[..., v]`; log_decay `[..., 1]` (a head's) or `[..., k]`; all before `[b, t, h]`, and
-    reset `[b, t]`.
+    With `along` what is erased lies along another key than k: `H ← H − along (eraseᵀ H)ᵀ + k vᵀ`.
+    q, k, erase, along `[..., k]`; v `[..., v]`; log_decay `[..., 1]` (a head's) or `[..., k]`; all before `[b, t, h]`,
+    and reset `[b, t]`.
     """
 
     q: Array
@@ -45,6 +46,7 @@ class Steps(NamedTuple):
     erase: Array | None
     log_decay: Array | None
     reset: Array | None
+    along: Array | None = None
 
 
 class Maps(NamedTuple):
@@ -65,6 +67,9 @@ def chunked(steps: Steps, h0: Array, size: int) -> tuple[Array, Array]:
 
     On a CPU, many steps are computed in segments, one after the other: what a segment needs stays in the caches.
     """
+    if steps.along is not None:
+        o, last = chunked(_in_two(steps), h0, size)
+        return o[:, 1::2], last
     length = steps.q.shape[1]
     size = min(size, max(2, 1 << (length - 1).bit_length()))
     segments = min(-(-length // size), -(-max(steps.q.size, steps.v.size) // SEGMENT))
@@ -72,6 +77,27 @@ def chunked(steps: Steps, h0: Array, size: int) -> tuple[Array, Array]:
         return _at_once(steps, h0, size)
     in_segments = partial(_in_segments, size=size, segments=segments)
     return by_platform(steps, h0, cpu=in_segments, default=partial(_at_once, size=size))
+
+
+def _in_two(steps: Steps) -> Steps:
+    """Twice as many steps, without `along`: one decays and erases along that key, one writes along k and is read."""
+
+    def first(one: Array | None) -> Array | None:
+        return None if one is None else _between(one, jnp.zeros_like(one))
+
+    return Steps(
+        q=_between(jnp.zeros_like(steps.q), steps.q),
+        k=steps.k if steps.along is None else _between(steps.along, steps.k),
+        v=_between(jnp.zeros_like(steps.v), steps.v),
+        erase=first(steps.erase),
+        log_decay=first(steps.log_decay),
+        reset=first(steps.reset),
+    )
+
+
+def _between(one: Array, other: Array) -> Array:
+    """Each step of `one` `[b, t, …]`, and after it that of `other`."""
+    return jnp.stack([one, other], axis=2).reshape(one.shape[0], -1, *one.shape[2:])
 
 
 def _in_segments(steps: Steps, h0: Array, size: int, segments: int) -> tuple[Array, Array]:

@@ -31,6 +31,7 @@ def linear_state(
     log_decay: Float[Array, "b t h"] | Float[Array, "b t h k"] | None = None,
     beta: Float[Array, "b t h"] | None = None,
     write: Float[Array, "b t h"] | None = None,
+    erased: tuple[Float[Array, "b t h k"], Float[Array, "b t h k"]] | None = None,
     reset: Bool[Array, "b t"] | None = None,
     implementation: str = "auto",
     chunk: int = CHUNK,
@@ -46,9 +47,14 @@ def linear_state(
     `h0` is the state before the first step (zero if None). Where `reset` is True the state before that step counts as
     zero. A step whose `log_decay`, `beta` and `write` are 0 leaves the state as it is.
 
+    With `erased = (a, b)` in place of `beta` the transition is the more general
+    `S_t = S_{t-1} (Diag(α_t) − a_t b_tᵀ) + w_t v_t k_tᵀ`: what `a` reads is taken away along `b`, and the key that is
+    written is another one. No step's `log_decay` may then be far below −10, as the reading is divided by `α`.
+
     Linear attention and GLA (arXiv 2312.06635) are β = 0. Mamba-2 (2405.21060) is β = 0, k = B, q = C, w = Δ. DeltaNet
     (2406.06484) is α = 1 and w = β. Gated DeltaNet (2412.06464) adds a decay of a head, and KDA (2510.26692) of a key
-    channel. Several delta steps a token are as many steps of time, of which one reads `o` at the last.
+    channel. RWKV-7 (2503.14456) is `erased`. Several delta steps a token are as many steps of time, of which one reads
+    `o` at the last.
 
     `implementation` "sequential" is one loop step per time step. "chunked" is one per `chunk` time steps, a power of
     two, with products of matrices within a chunk. "auto" is "chunked", except on a CPU where key channels decay and the
@@ -63,7 +69,7 @@ def linear_state(
     >>> erased.ravel().tolist(), added.ravel().tolist(), state.shape
     ([5.0, 7.0, 9.0], [5.0, 12.0, 9.0], (1, 1, 2, 1))
     """
-    given = Given(q, k, v, h0, log_decay, beta, write, reset)
+    given = Given(q, k, v, h0, log_decay, beta, write, *(erased or (None, None)), reset)
     check(given, implementation, chunk)
     wide = jnp.promote_types(jnp.result_type(q, k, v), jnp.float32)
     if h0 is None:
@@ -82,6 +88,8 @@ class Given(NamedTuple):
     log_decay: Array | None = None
     beta: Array | None = None
     write: Array | None = None
+    read: Array | None = None
+    along: Array | None = None
     reset: Array | None = None
 
 
@@ -95,6 +103,8 @@ def check(given: Given, implementation: str = "auto", chunk: int = CHUNK) -> Non
     batch, steps, heads, keys = given.q.shape
     if not steps:
         raise ValueError(f"a recurrence needs at least one step; q has shape {given.q.shape}")
+    if given.beta is not None and given.read is not None:
+        raise ValueError("beta and erased are two ways to erase; give one of them")
     each = (batch, steps, heads)
     allowed = {
         "k": [(*each, keys)],
@@ -103,6 +113,8 @@ def check(given: Given, implementation: str = "auto", chunk: int = CHUNK) -> Non
         "log_decay": [each, (*each, keys)],
         "beta": [each],
         "write": [each],
+        "read": [(*each, keys)],
+        "along": [(*each, keys)],
         "reset": [(batch, steps)],
     }
     for name, shapes in allowed.items():
@@ -122,7 +134,11 @@ def _steps(given: Given, dtype: jnp.dtype) -> Steps:
     decay = given.log_decay
     if decay is not None:
         decay = decay.astype(dtype).reshape(*q.shape[:3], -1)
-    return Steps(q, k, v, erase, decay, given.reset)
+    if given.read is None or given.along is None:
+        return Steps(q, k, v, erase, decay, given.reset)
+    erase = given.read.astype(dtype)
+    erase = erase if decay is None else erase * jnp.exp(-decay)  # it is read once the state has decayed
+    return Steps(q, k, v, erase, decay, given.reset, given.along.astype(dtype))
 
 
 def _over_time(steps: Steps, h0: Array, implementation: str, chunk: int) -> tuple[Array, Array]:
@@ -147,8 +163,10 @@ def _step(shared: tuple[()], state: Array, now: Steps, reset: Array | None) -> t
     if now.log_decay is not None:
         state = state * jnp.exp(now.log_decay)[..., None]
     value = now.v
-    if now.erase is not None:
+    if now.erase is not None and now.along is None:
         value = value - _read(state, now.erase)
+    elif now.erase is not None and now.along is not None:
+        state = state - now.along[..., None] * _read(state, now.erase)[..., None, :]
     state = state + now.k[..., None] * value[..., None, :]
     return state, _read(state, now.q)
 

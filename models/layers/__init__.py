@@ -17,6 +17,7 @@ from evalkit.models.layers.mixer import Positions as Positions
 from evalkit.models.layers.mixer import Rows as Rows
 from evalkit.models.layers.mixer import States as States
 from evalkit.models.layers.mixer import Tokens as Tokens
+from evalkit.models.layers.mixer import ValueSharing as ValueSharing
 from evalkit.models.layers.modules import BlockDiagonalLinear as BlockDiagonalLinear
 from evalkit.models.layers.modules import CausalConv1D as CausalConv1D
 from evalkit.models.layers.modules import GatedMLP as GatedMLP

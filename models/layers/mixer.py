@@ -1,6 +1,7 @@
 """The contract of a temporal mixer: one call serves training, prefill, chunked prefill and decoding.
 
-Shapes: b batch, t time, d width, r recurrent width, n heads, h head width, s stored keys, v vocabulary.
+Shapes: b batch, t time, d width, r recurrent width, n heads, h head width, s stored keys,
+c width of values, v vocabulary.
 """
 
 import re
@@ -21,6 +22,7 @@ PositionsOfAll = Int[Array, "#b t"]  # a single row where all rows have the same
 Places = Int[Array, "b n"]  # indices along t
 Activations = Float[Array, "b t d"]
 States = Float[Array, "b t r"]
+Values = Float[Array, "b t c"]
 Logits = Float[Array, "b t v"]
 Queries = Float[Array, "b t n h"]
 Keys = Float[Array, "b s h"]
@@ -133,6 +135,21 @@ class Split(Protocol):
 
     def check_split(self, steps: int) -> None:
         """Raises ValueError if it cannot, with `steps` tokens on each device."""
+        ...
+
+
+@runtime_checkable
+class ValueSharing(Protocol):
+    """Optional: a mixer whose values go on to the blocks of its kind above it, beside the residual stream.
+
+    Blocks of other mixers do not see them. The values are of the tokens of this call, so no cache keeps them, and they
+    are as causal as the mixer's output must be. RWKV-7 mixes those of its first block into each later one.
+    """
+
+    def with_values(
+        self, x: Activations, positions: Positions | None, cache: Cache | None, values: Values | None
+    ) -> tuple[Activations, Cache | None, Values]:
+        """Mixes `x` as `Mixer` says; `values` are what the last such block returned, None to the first of a model."""
         ...
 
 

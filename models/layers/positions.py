@@ -70,6 +70,7 @@ def matrix_scanned(
     log_decay: Float[Array, "b t h"] | Float[Array, "b t h k"] | None = None,
     beta: Float[Array, "b t h"] | None = None,
     write: Float[Array, "b t h"] | None = None,
+    erased: tuple[Float[Array, "b t h k"], Float[Array, "b t h k"]] | None = None,
     implementation: str = "auto",
 ) -> tuple[Float[Array, "b t h v"], Float[Array, "b h k v"]]:
     """Runs `kernels.linear_state` from `state`; position 0 resets, pads change nothing."""
@@ -79,8 +80,15 @@ def matrix_scanned(
         reset = positions == 0
         log_decay, beta = (None if x is None else _at_tokens(x, valid) for x in (log_decay, beta))
         write = _at_tokens(jnp.ones(k.shape[:3], jnp.float32) if write is None else write, valid)
+        erased = None if erased is None else (_at_tokens(erased[0], valid), erased[1])
     return linear_state(
-        q, k, v, state, log_decay=log_decay, beta=beta, write=write, reset=reset, implementation=implementation
+        *(q, k, v, state),
+        log_decay=log_decay,
+        beta=beta,
+        write=write,
+        erased=erased,
+        reset=reset,
+        implementation=implementation,
     )
 
 

@@ -22,6 +22,14 @@ class RecurrentCache(NamedTuple):
     conv: Float[Array, "b s c"]
     next_position: Rows
 
+    def followed(
+        self, h: Float[Array, "b *n"], conv: Float[Array, "b s c"], positions: Positions | None, steps: int
+    ) -> "RecurrentCache":
+        """Returns the cache after `steps` more tokens at `positions`, which left `h` and `conv`."""
+        following = self.next_position
+        following = after_all(following, steps) if positions is None else after(positions, following)
+        return RecurrentCache(h, conv.astype(self.conv.dtype), following)
+
 
 class Recurrent(nnx.Module):
     """A mixer that keeps a state, and the last inputs of a short convolution before it; `conv` is None without one.
@@ -38,11 +46,7 @@ class Recurrent(nnx.Module):
         """Mixes `x [b, t, d]`; see `Mixer` for positions and cache."""
         before = self.init_cache(x.shape[0], 0) if cache is None else cache
         y, h, conv = self.mixed(x, positions, before)
-        if cache is None:
-            return y, None
-        following = before.next_position
-        following = after_all(following, x.shape[1]) if positions is None else after(positions, following)
-        return y, RecurrentCache(h, conv.astype(before.conv.dtype), following)
+        return y, None if cache is None else before.followed(h, conv, positions, x.shape[1])
 
     def mixed(
         self, x: Activations, positions: Positions | None, before: RecurrentCache

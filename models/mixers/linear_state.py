@@ -148,8 +148,9 @@ class MatrixStateBlock(Recurrent):
         q = _at_step(q * jnp.asarray(self.head_dim**-0.5, q.dtype), n - 1, n)
         where = None if positions is None else _repeated(positions, n)
         decay = None if decay is None else _at_step(decay, 0, n)
-        weights = {"log_decay": decay, "beta": beta, "write": beta}
-        o, last = matrix_scanned(q, k, v, where, state, **weights, implementation=self.implementation)
+        o, last = matrix_scanned(
+            *(q, k, v, where, state), log_decay=decay, beta=beta, write=beta, implementation=self.implementation
+        )
         return o[:, n - 1 :: n], last
 
 

@@ -160,6 +160,81 @@ def test_others_own_recurrences_are_the_same(way: str) -> None:
         np.testing.assert_allclose(state, held[f"{name}_state"], rtol=0, atol=1e-5, err_msg=name)
 
 
+def general(length: int, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Arrays of a transition `Diag(α) − a bᵀ`, and where the state is reset."""
+    rng = np.random.default_rng(seed)
+    draw = {name: rng.normal(size=(2, length, HEADS, KEYS)) for name in ("q", "k", "read", "along")}
+    draw["v"], draw["h0"] = rng.normal(size=(2, length, HEADS, VALUES)), rng.normal(size=(2, HEADS, KEYS, VALUES))
+    draw["read"] /= np.linalg.norm(draw["read"], axis=-1, keepdims=True)
+    draw["along"] = draw["read"] * rng.uniform(size=draw["along"].shape)
+    draw["log_decay"] = -0.6 * rng.uniform(size=draw["q"].shape)
+    reset = rng.uniform(size=(2, length)) < 0.1
+    reset[0, [0, -1]] = True
+    return draw, reset
+
+
+def written_out(arrays: dict[str, np.ndarray], reset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`S_t = S_{t-1} (Diag(α) − a bᵀ) + v kᵀ` in float64, `S` as there `[v, k]`; the state comes back `[k, v]`."""
+    s, read = arrays["h0"].swapaxes(-1, -2), []
+    for t in range(reset.shape[1]):
+        q, k, a, b, v, g = (arrays[name][:, t] for name in ("q", "k", "read", "along", "v", "log_decay"))
+        s = np.where(reset[:, t, None, None, None], 0, s)
+        taken = np.einsum("bhvk,bhk->bhv", s, a)
+        s = s * np.exp(g)[:, :, None] - taken[..., None] * b[:, :, None] + v[..., None] * k[:, :, None]
+        read.append(np.einsum("bhvk,bhk->bhv", s, q))
+    return np.stack(read, axis=1), s.swapaxes(-1, -2)
+
+
+@pytest.mark.parametrize("way", IMPLEMENTATIONS)
+def test_what_is_erased_along_another_key_matches_float64(way: str) -> None:
+    """Values, and the slope of a weighted sum of them along a random direction, by differences in float64."""
+    arrays, reset = general(75)
+    rng = np.random.default_rng(5)
+    weights = [rng.normal(size=arrays[name].shape) for name in ("v", "h0")]
+    ways = {name: rng.normal(size=one.shape) for name, one in arrays.items()}
+
+    def called(arrays):
+        q, k, v, h0 = (arrays[name] for name in ("q", "k", "v", "h0"))
+        erased = (arrays["read"], arrays["along"])
+        return linear_state(
+            q,
+            k,
+            v,
+            h0,
+            log_decay=arrays["log_decay"],
+            erased=erased,
+            reset=jnp.asarray(reset),
+            implementation=way,
+            chunk=16,
+        )
+
+    def loss(arrays):
+        return sum((one * weight).sum() for one, weight in zip(called(arrays), weights, strict=True))
+
+    single = {name: jnp.float32(one) for name, one in arrays.items()}
+    found, slopes = jax.jit(lambda arrays: (called(arrays), jax.grad(loss)(arrays)))(single)
+    agree(found, written_out(arrays, reset))
+
+    def moved(by: float) -> float:
+        there = {name: one + by * ways[name] for name, one in arrays.items()}
+        return sum((one * weight).sum() for one, weight in zip(written_out(there, reset), weights, strict=True))
+
+    along = sum((np.asarray(slopes[name], np.float64) * one).sum() for name, one in ways.items())
+    size = sum(np.abs(np.asarray(slopes[name]) * one).sum() for name, one in ways.items())
+    assert abs(along - (moved(1e-6) - moved(-1e-6)) / 2e-6) < 1e-6 * size
+
+
+@pytest.mark.parametrize("way", IMPLEMENTATIONS)
+def test_others_general_delta_rule_is_the_same(way: str) -> None:
+    """flash-linear-attention 0.6.0, `dplr_recurrence`, in float32: its `b` is minus ours."""
+    with np.load(GOLDEN.with_name("rwkv7.npz")) as kept:
+        held = {name: kept[f"dplr.{name}"] for name in ("q", "k", "v", "a", "b", "g", "h0", "o", "state")}
+    q, k, v, a, b, g = (jnp.asarray(held[name].swapaxes(1, 2)) for name in ("q", "k", "v", "a", "b", "g"))
+    q = q / np.sqrt(q.shape[-1])  # inside, in theirs
+    o, state = linear_state(q, k, v, jnp.asarray(held["h0"]), log_decay=g, erased=(a, -b), implementation=way, chunk=8)
+    agree([o, state], [held["o"].swapaxes(1, 2), held["state"]], 1e-5)
+
+
 def test_any_split_that_carries_the_state_is_the_whole() -> None:
     given, reset = inputs("kda", "resets", steps=64)
     whole = matrix_oracle.values(given, reset)
@@ -289,6 +364,19 @@ def test_a_state_that_is_carried_over_65536_tokens_stays_finite(form: str) -> No
     assert 0 < largest < 5 * np.sqrt(65536)
 
 
+@pytest.mark.slow
+def test_so_does_one_that_is_erased_along_another_key() -> None:
+    call = jax.jit(linear_state)
+    state, largest = jnp.zeros((2, HEADS, KEYS, VALUES)), 0.0
+    for part in range(16):
+        arrays, _ = general(4096, seed=part)
+        q, k, v, a, b, g = (jnp.float32(arrays[name]) for name in ("q", "k", "v", "read", "along", "log_decay"))
+        o, state = call(q, k, v, state, log_decay=g, erased=(a, b))
+        assert np.isfinite(o).all()
+        largest = max(largest, float(jnp.abs(state).max()))
+    assert 0 < largest < 100  # it decays, too
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -300,6 +388,9 @@ def test_a_state_that_is_carried_over_65536_tokens_stays_finite(form: str) -> No
         ({"log_decay": (1, 3, 2, 6)}, "it must be (1, 3, 2) or (1, 3, 2, 4)"),
         ({"beta": (1, 3, 2, 1)}, "beta has shape"),
         ({"write": (1, 3)}, "write has shape"),
+        ({"read": (1, 3, 2, 5)}, "read has shape"),
+        ({"along": (1, 3, 2)}, "along has shape"),
+        ({"beta": (1, 3, 2), "read": (1, 3, 2, 4)}, "beta and erased are two ways to erase; give one of them"),
         ({"reset": (3,)}, "reset has shape (3,); with q (1, 3, 2, 4) it must be (1, 3)"),
     ],
 )

@@ -313,7 +313,7 @@ def test_an_erased_state_stays_small_where_a_plain_sum_grows() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*MATRIX, "mingru", "lstm", "gru"])
+@pytest.mark.parametrize("name", [*MATRIX, "rwkv7", "mingru", "lstm", "gru"])
 def test_it_has_250k_parameters_beside_the_embedding(name: str) -> None:
     model = Spec.of(["task=induction_heads", f"model={name}"]).experiment.model
     assert model is not None

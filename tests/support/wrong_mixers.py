@@ -50,6 +50,35 @@ class After(MinGRU):
         return self.spoilt(x, y), cache
 
 
+class Shares(MinGRU):
+    """A right one that gives its inputs to the next of its kind, which adds them; a model of it has two blocks."""
+
+    def with_values(self, x, positions, cache, values):
+        y, cache = self(x, positions, cache)
+        return y if values is None else y + values, cache, self.shared(x, positions)
+
+    def shared(self, x, positions):
+        return x
+
+
+@breaks("causality")
+class SharesTheNextToken(Shares):
+    def shared(self, x, positions):
+        return jnp.roll(x, -1, axis=1).at[:, -1].set(0)
+
+
+@breaks("batch")
+class SharesWithOtherRows(Shares):
+    def shared(self, x, positions):
+        return x + x.mean(axis=0, keepdims=True)
+
+
+@breaks("chunks")
+class SharesTheTokenBeforeWithoutACache(Shares):
+    def shared(self, x, positions):
+        return jnp.roll(x, 1, axis=1).at[:, 0].set(0)
+
+
 @breaks("causality")
 class SeesTheNextToken(After):
     def spoilt(self, x, y):
