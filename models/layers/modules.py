@@ -112,6 +112,30 @@ class RMSNorm(nnx.Module):
         return scaled(rows * inverse, self.scale[...]).reshape(x.shape).astype(x.dtype)
 
 
+class HeadNorm(nnx.Module):
+    """Layer norm of each head: its mean is taken away, its deviation is made 1; a learned scale, and a bias if asked.
+
+    `epsilon` is added to the variance. It is computed in float32.
+    """
+
+    def __init__(self, heads: int, head_dim: int, *, epsilon: float = 1e-6, bias: bool = False):
+        self.epsilon = epsilon
+        self.scale = NoDecay(jnp.ones((heads * head_dim,)))
+        self.bias = NoDecay(jnp.zeros((heads * head_dim,))) if bias else None
+
+    def flops(self, length: int) -> int:
+        """See `Counted`: mean, centring, squares and their mean, the quotient, scale and bias of each channel."""
+        return length * self.scale.shape[0] * (6 + (self.bias is not None))
+
+    def __call__(self, x: Float[Array, "b t h v"]) -> Float[Array, "b t c"]:
+        """Returns all heads side by side."""
+        wide = x.astype(jnp.float32)
+        centred = wide - wide.mean(axis=-1, keepdims=True)
+        variance = (centred * centred).mean(axis=-1, keepdims=True)
+        y = scaled((centred * jax.lax.rsqrt(variance + self.epsilon)).reshape(*x.shape[:2], -1), self.scale[...])
+        return (y if self.bias is None else add_bias(y, self.bias[...])).astype(x.dtype)
+
+
 def add_bias(x: Float[Array, "*n d"], bias: Float[Array, " d"]) -> Float[Array, "*n d"]:
     """`x + bias` over the last axis, in the dtype of `x`."""
     return x + bias.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))

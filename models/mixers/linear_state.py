@@ -51,7 +51,7 @@ class MatrixStateBlock(Recurrent):
       decay: how α comes: `none` (1); `head` or `channel` (`exp(−A softplus(x W + b))` for each); `sigmoid` (GLA's).
       erasure (factor): the largest β; above 1 a sign can turn.
       delta_steps (steps): delta steps a token; above 1 only with erasure.
-      gate: what the output is multiplied by: `none`, `silu`, or `low_rank` (a sigmoid).
+      gate: what multiplies the output.
       rank (channels): the width between the two maps of what is of low rank.
       implementation: how the recurrence is computed: `auto`, `sequential` or `chunked` (docs/kernels.md).
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from evalkit.checks import refuse_below_1, refuse_other
 from evalkit.kernels.matrix.linear_state import IMPLEMENTATIONS
 from evalkit.models.layers.mixer import Activations, Positions, Values
-from evalkit.models.layers.modules import Linear, NoDecay, add_bias, matmul, scaled
+from evalkit.models.layers.modules import HeadNorm, Linear, NoDecay, add_bias, matmul, scaled
 from evalkit.models.layers.positions import matrix_scanned, preceding
 from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
 
@@ -109,7 +109,7 @@ class TimeMixing(Recurrent):
         self.removal = NoDecay(0.71 - 0.1 * across)  # ξ
         self.replacement = NoDecay(jnp.full((inner,), 1.02))  # α
         self.bonus = NoDecay(jnp.full((heads, head_dim), -0.04))  # ρ
-        self.norm_scale, self.norm_bias = NoDecay(jnp.ones((inner,))), NoDecay(jnp.zeros((inner,)))
+        self.norm = HeadNorm(heads, head_dim, epsilon=EPSILON, bias=True)
         self.output = _drawn(rngs, inner, width, 0.0)
 
     def with_values(
@@ -142,9 +142,9 @@ class TimeMixing(Recurrent):
         adapters = [one for one in (self.decay, self.rate, self.gate, self.residual) if one is not None]
         maps = sum(part.flops(length) for part in (self.query, self.key, self.value, self.output, *adapters))
         shifts = width * (1 + 2 * len(SHIFTS))
-        # Value residual; log decay and rate; ξ and the length of κ; a ⊙ κ and k̃; norm; bonus; gate.
-        of_channel = 6 * (self.residual is not None) + 4 + 3 + 5 + 4 + 9 + 4 + 2
-        return maps + length * (shifts + self.heads * 9 * k * k + inner * of_channel)
+        # Value residual; log decay and rate; ξ and the length of κ; a ⊙ κ and k̃; bonus; gate.
+        of_channel = 6 * (self.residual is not None) + 4 + 3 + 5 + 4 + 4 + 2
+        return maps + self.norm.flops(length) + length * (shifts + self.heads * 9 * k * k + inner * of_channel)
 
     def _mixed(
         self, x: Activations, positions: Positions | None, before: RecurrentCache, values: Values | None
@@ -165,19 +165,11 @@ class TimeMixing(Recurrent):
             *(q, k, v, positions, before.h), log_decay=log_decay, erased=erased, implementation=self.implementation
         )
         agreed = (q * k * self.bonus[...].astype(q.dtype)[None, None]).sum(axis=-1, keepdims=True)
-        y = self._normed(o) + (agreed * v).reshape(*x.shape[:2], -1)
+        y = self.norm(o) + (agreed * v).reshape(*x.shape[:2], -1)
         return self.output(y * self.gate(shifted["gate"]).astype(y.dtype)), state, last, values
 
     def _in_heads(self, x: Float[Array, "b t c"]) -> Float[Array, "b t h k"]:
         return x.reshape(*x.shape[:2], self.heads, self.head_dim)
-
-    def _normed(self, o: Float[Array, "b t h v"]) -> Float[Array, "b t c"]:
-        """A norm of each head, with its mean taken away; in float32."""
-        wide = o.astype(jnp.float32)
-        centred = wide - wide.mean(axis=-1, keepdims=True)
-        variance = (centred * centred).mean(axis=-1, keepdims=True)
-        y = (centred * jax.lax.rsqrt(variance + EPSILON)).reshape(*o.shape[:2], -1)
-        return add_bias(scaled(y, self.norm_scale[...]), self.norm_bias[...]).astype(o.dtype)
 
 
 class ChannelMixing(Recurrent):

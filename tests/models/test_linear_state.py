@@ -30,6 +30,7 @@ MATRIX = (
     *("linear_attention", "gla", "deltanet", "gated_deltanet", "kda", "deltanet_negative"),
     *("deltaproduct", "gated_deltanet_negative", "mamba2", "mamba3"),
 )
+OTHERS = ("rwkv7", "mlstm", "kda_hybrid", "gated_deltanet_hybrid", "mamba2_hybrid")
 EXACT = 4e-6
 GOLDEN = Path(__file__).parents[1] / "golden" / "mamba3.npz"
 
@@ -313,7 +314,7 @@ def test_an_erased_state_stays_small_where_a_plain_sum_grows() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*MATRIX, "rwkv7", "mingru", "lstm", "gru"])
+@pytest.mark.parametrize("name", [*MATRIX, *OTHERS, "mingru", "lstm", "gru"])
 def test_it_has_250k_parameters_beside_the_embedding(name: str) -> None:
     model = Spec.of(["task=induction_heads", f"model={name}"]).experiment.model
     assert model is not None

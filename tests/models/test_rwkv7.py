@@ -23,7 +23,7 @@ ADAPTERS = {
     "gate": ("g1", "g2"),
     "residual": ("v1", "v2", "v0"),
 }
-VECTORS = {"removal": "k_k", "replacement": "k_a", "norm_scale": "ln_w", "norm_bias": "ln_b"}
+VECTORS = {"removal": "k_k", "replacement": "k_a"}
 
 
 def block(later: bool = False) -> TimeMixing:
@@ -49,6 +49,9 @@ def theirs(mixer: TimeMixing, held: dict[str, np.ndarray]) -> TimeMixing:
                 getattr(adapter, part).set_value(jnp.asarray(held[name]))
     for ours, name in VECTORS.items():
         getattr(mixer, ours).set_value(jnp.asarray(held[name]))
+    mixer.norm.scale.set_value(jnp.asarray(held["ln_w"]))
+    if mixer.norm.bias is not None:
+        mixer.norm.bias.set_value(jnp.asarray(held["ln_b"]))
     mixer.bonus.set_value(jnp.asarray(held["r_k"]).reshape(HEADS, HEAD_DIM))
     for ours, name in {"query": "receptance", "key": "key", "value": "value", "output": "output"}.items():
         getattr(mixer, ours).kernel.set_value(jnp.asarray(held[name]).T)
