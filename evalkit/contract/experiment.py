@@ -1,6 +1,6 @@
 """The promises of everything in one experiment."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -37,15 +37,17 @@ class Part(NamedTuple):
         return broken(self.name, self.groups, self.under_check)
 
 
-def hold(experiment: Experiment, params: Params | None = None) -> None:
+def hold(experiment: Experiment, params: Callable[[], Params]) -> None:
     """Raises BrokenPromise for the first promise that does not hold, of those that take a second to look at.
 
-    `params` are those of the model where they are known; else fresh ones are made. A model of our mixers alone is not
-    looked at again: our tests hold it, and two more programs would take three seconds of every run.
+    `params` gives those of the model. A task, a model of our mixers alone and an evaluation of ours are not looked at
+    again: our tests hold them, and their programs would take three seconds of every run.
     """
-    of_models = () if is_ours(experiment.config["model"]) else QUICK_PROMISES_OF_MODELS
-    looked_at = _parts(experiment, params, QUICK_PROMISES_OF_EVALUATIONS, of_models)
-    _raise_first(chain(*looked_at, _sinks(experiment, QUICK_PROMISES_OF_SINKS)))
+    every = {"model": QUICK_PROMISES_OF_MODELS, "task": PROMISES_OF_TASKS, "eval": QUICK_PROMISES_OF_EVALUATIONS}
+    of = {name: () if is_ours(experiment.config[name]) else groups for name, groups in every.items()}
+    if any(of.values()):
+        _raise_first(chain(*_parts(experiment, params(), of["eval"], of["model"], of["task"])))
+    _raise_first(_sinks(experiment, QUICK_PROMISES_OF_SINKS))
 
 
 def hold_model(experiment: Experiment) -> None:
@@ -53,7 +55,7 @@ def hold_model(experiment: Experiment) -> None:
 
     It takes up to a minute on two cores. Our tests hold models of our mixers alone (`is_ours`).
     """
-    _, model, _ = _parts(experiment, None, (), (*QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES))
+    _, model, _ = _parts(experiment, None, (), (*QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES), ())
     _raise_first(chain(model, _mixers(experiment)))
 
 
@@ -108,6 +110,7 @@ def _parts(
     params: Params | None,
     of_evaluations: Sequence[Sequence[Promise]],
     of_models: Sequence[Sequence[Promise]],
+    of_tasks: Sequence[Sequence[Promise]] = PROMISES_OF_TASKS,
 ) -> tuple[list[Part], list[Part], list[Part]]:
     """Of the task, which has none where it is a text, of the model, and of the evaluation."""
     task, (model, _) = experiment.task, experiment.trained
@@ -117,7 +120,7 @@ def _parts(
     evaluation = EvaluationUnderCheck(experiment.eval, partial(_untrained, experiment, looked_at))
     name = f"task={experiment.task_name}"
     return (
-        [Part(name, PROMISES_OF_TASKS, TaskUnderCheck(task))] if isinstance(task, Task) else [],
+        [Part(name, of_tasks, TaskUnderCheck(task))] if isinstance(task, Task) else [],
         [Part(f"model={experiment.model_name}", of_models, looked_at)],
         [Part("eval", of_evaluations, evaluation)],
     )

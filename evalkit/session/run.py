@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -150,7 +151,7 @@ def _fresh(launch: Launch, pool: ThreadPoolExecutor | None) -> TrainState:
     experiment = launch.experiment
 
     def look(state: TrainState) -> None:
-        hold(experiment, params_of(state, 0, experiment.parameters))
+        hold(experiment, partial(params_of, state, 0, experiment.parameters))
         # After what may refuse: at its end a process waits for its threads.
         ahead.compile_next(pool, launch, state, 0)
 
@@ -160,7 +161,7 @@ def _fresh(launch: Launch, pool: ThreadPoolExecutor | None) -> TrainState:
         raise
     except Exception:
         # This says in one line what is wrong with a model that cannot even be traced.
-        hold(experiment, params_of(launch.trainer.init(), 0, experiment.parameters))
+        hold(experiment, lambda: params_of(launch.trainer.init(), 0, experiment.parameters))
         raise
 
 
@@ -180,7 +181,7 @@ def _go_on(launch: Launch, own: Path) -> Outcome:
         if restored is None:
             return _trained(launch, own, checkpoints, _fresh(launch, pool), {})
         gates.refuse_other_text(launch)
-        hold(experiment, params_of(restored.state, 0, experiment.parameters))
+        hold(experiment, partial(params_of, restored.state, 0, experiment.parameters))
         ahead.compile_next(pool, launch, restored.state, restored.step)
         checkpoints.retire(restored.step)  # a kill may have come between the last one and this
         if peers.agreed(RESULTS if (launch.folder / RESULTS).is_file() else ""):

@@ -58,8 +58,12 @@ def test_bench_start_lists_the_programs_of_the_first_step(capsys: pytest.Capture
     assert "_dispatch" in {row["program"] for row in result["rows"]}
 
 
+QUICK = ("_begun", "_of_seed")
+"""Programs of the README's run that two idle cores compile in a tenth of a second; the others take one and more."""
+
+
 @pytest.mark.slow
-def test_a_run_compiles_twelve_programs_at_most_and_an_evaluation_four(tmp_path: Path) -> None:
+def test_a_run_compiles_eight_programs_at_most_and_an_evaluation_four(tmp_path: Path) -> None:
     """Three stages of a curriculum, validation, looks and seven lengths; then nine others, of the finished run."""
     stages = "train.curriculum=[{length: 8, steps: 2, batch_size: 4}, {length: 16, steps: 2, batch_size: 4}]"
     lengths = "eval.lengths=[8,16,32,64,128,256,512]"
@@ -67,7 +71,8 @@ def test_a_run_compiles_twelve_programs_at_most_and_an_evaluation_four(tmp_path:
     with programs() as compiled:
         words = [stages, lengths, "eval.during=[64,128]", "train.state_passing=0.5", "train.average=0.9"]
         assert tiny.start(tmp_path / "run", tiny.TWO_BLOCKS, "train.schedule=constant", *words) == 0
-    assert len(compiled) <= 12, compiled
+    assert len(compiled) <= 8, compiled
+    assert len([name for name, _ in compiled if name not in QUICK]) <= 6, compiled
     jax.clear_caches()
     with programs() as compiled:
         assert tiny.evaluate(tmp_path / "run", ["eval.lengths=[8,16,24,32,48,64,96,128,256]"]) == 0
