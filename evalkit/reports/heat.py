@@ -24,8 +24,12 @@ def heat_figure(
     meaning: str,
     title: str = "",
     notes: Sequence[str] = (),
+    words: Mapping[tuple[str, str], str] | None = None,
 ) -> Figure:
-    """Values from 0 to 1 by (column, row), the first row on top; a pair that has none is empty."""
+    """Values from 0 to 1 by (column, row), the first row on top; a pair that has none is empty.
+
+    `words` stand in place of the numbers of their pairs.
+    """
     with matplotlib.rc_context(STYLE):
         figure, axes = canvas()
         axes.grid(visible=False)
@@ -42,7 +46,8 @@ def heat_figure(
                 axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor=GRID, lw=0.6))
                 if value is not None and max(len(columns), len(rows)) <= MANY:
                     ink = "white" if value > DARK else "black"
-                    axes.text(x, y, f"{value:.2f}".removeprefix("0"), ha="center", va="center", fontsize=7, color=ink)
+                    number = (words or {}).get((column, row), f"{value:.2f}".removeprefix("0"))
+                    axes.text(x, y, number, ha="center", va="center", fontsize=7, color=ink)
         key = Line2D([], [], marker="s", lw=0, ms=7, color=colours(1.0), label=meaning)
         finish(axes, title, notes, [key] if values else [])
         return figure

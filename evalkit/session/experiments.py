@@ -254,9 +254,11 @@ def _train(spec: Spec) -> int:
 def _draw(folder: Path, jobs: Sequence[Job], console: Console) -> None:
     """One comparison of the runs, and one of the controls; of a suite its own report."""
     if jobs[0].cell:
-        preset = jobs[0].experiment.preset
         # What is installed with evalkit is of its own suite, whose words another one need not have.
-        write_suite(folder, preset, console, kept(preset) if jobs[0].group == SUITE else [])
+        others = kept(jobs[0].experiment.preset) if jobs[0].group == SUITE else []
+        wanted = {(task, model): job.floor for job in jobs for task, model, *_ in [job.cell.split("/")]}
+        floors = {task: floor for (task, _), floor in wanted.items() if floor is not None}
+        write_suite(folder, console, others, list(wanted), floors, f"python -m evalkit experiment={jobs[0].group}")
         return
     for group in GROUPS:
         drawn = [job.folder for job in jobs if job.group == group and is_finished(job.folder)]

@@ -33,7 +33,8 @@ class Job(NamedTuple):
     """One run of an experiment, built, in the folder of its `spec`.
 
     `evaluation` says which trained run it evaluates, and how; None for a run that trains. Of a suite it has the `cell`,
-    and a final run the `words` it is made of and the `trials` that its learning rate is chosen from.
+    and a final run the `words` it is made of and the `trials` that its learning rate is chosen from; `floor` is the
+    accuracy in its task that needs no answer to be found, None where that is chance.
     """
 
     group: str
@@ -43,6 +44,7 @@ class Job(NamedTuple):
     cell: str = ""
     words: Words = ()
     trials: tuple[str, ...] = ()
+    floor: float | None = None
 
     @property
     def experiment(self) -> Experiment:

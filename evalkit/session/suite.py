@@ -30,8 +30,8 @@ KIND = "evalkit.evaluations.extrapolation.report"
 
 
 PROTOCOL = "suite."
-KEYS = ("rates", "search_seed", "search_share", "seed", "seeds", "tasks", "models", "models_on", "sizes")
-OPTIONAL = ("models_on", "sizes")
+KEYS = ("rates", "search_seed", "search_share", "seed", "seeds", "tasks", "models", "models_on", "sizes", "floors")
+OPTIONAL = ("models_on", "sizes", "floors")
 WORDS = {
     "tasks": (2, "{cpu: {mine: [task=parity]}}"),
     "models": (1, "{mine: [model=hawk]}"),
@@ -115,7 +115,7 @@ def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
                 if model in of_sizes:
                     trials, words = _trial_names(suite, f"{task}/{model}"), [*words, *of_sizes[model], *rest]
                     runs.append(_final(suite, selection.suite, f"{task}/{model}/{size}", words, trials, folder))
-    return runs
+    return [job._replace(floor=suite["floors"].get(job.cell.split("/")[0])) for job in runs]
 
 
 def _refuse_misspelt(suite: Mapping[str, Any], selection: Selected) -> None:
@@ -123,7 +123,7 @@ def _refuse_misspelt(suite: Mapping[str, Any], selection: Selected) -> None:
     tasks = {name for of_preset in suite["tasks"].values() for name in of_preset}
     for word in selection.protocol:
         _, key, *names = word.key_or_group.split(".")
-        if key not in OPTIONAL:
+        if key not in WORDS or key not in OPTIONAL:
             continue
         places = {0: ("task", tasks | set(catalogue.options("task", selection.own)))}
         places[WORDS[key][0] - 1] = ("model", set(suite["models"]) | set(catalogue.options("model", selection.own)))
@@ -162,6 +162,11 @@ def _refuse_wrong(suite: Mapping[str, Any]) -> None:
         for name, words in tasks.items():
             if not words:
                 raise UserError(f"suite.tasks.{preset}.{name} is empty; give its words, such as [task=parity]")
+    if not isinstance(suite["floors"], Mapping):
+        raise UserError(f"suite.floors={suite['floors']}; allowed: an accuracy by task, such as {{mqar: 0.0156}}")
+    for name, floor in suite["floors"].items():
+        if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor < 1:
+            raise UserError(f"suite.floors.{name}={floor}; allowed: an accuracy from 0 to below 1")
     rates, share = suite["rates"], suite["search_share"]
     if not isinstance(rates, list) or not rates or not all(isinstance(r, int | float) and r > 0 for r in rates):
         raise UserError(f"suite.rates={rates}; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'")

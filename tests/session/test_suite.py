@@ -124,7 +124,8 @@ def test_every_cell_is_searched_trained_and_drawn(done: Path, capsys: pytest.Cap
     assert large["model"]["mixers"]["recurrent"]["width_rnn"] == 16
     assert large["train"]["learning_rate"] == own["train"]["learning_rate"]
     drawn = {path.stem for path in out.glob("*.png")}
-    assert drawn == {"heads-state", "heads-length", "heads-rate"}
+    assert drawn == {"board", "heads-state", "heads-length", "heads-rate"}
+    assert "1 tasks, 2 models, 2 of 2 cells run" in (out / "board.html").read_text()
     page, rows = (out / "suite.html").read_text(), (out / "suite.csv").read_text().splitlines()
     assert "one" in page and "beyond the training length" in page
     assert len(rows) == 1 + 3 * 2 * 2 + 2 * 2, "a row a measurement of three final runs, and one a trial of two cells"
@@ -215,6 +216,8 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
             '+runs.mine=["model=hawk"]',
             '+runs.mine=["model=hawk"]: a suite has cells, not runs; give task= and model= for one of them',
         ),
+        ("suite.floors.mqar=1", "suite.floors.mqar=1; allowed: an accuracy from 0 to below 1"),
+        ("suite.floors=3", "suite.floors=3; allowed: an accuracy by task, such as {mqar: 0.0156}"),
         ("suite.search_share=2", "suite.search_share=2; allowed: above 0, up to 1"),
         (
             "suite.rates=[1e-3,1.0000001e-3]",

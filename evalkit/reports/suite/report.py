@@ -1,10 +1,10 @@
-"""The report of a suite's folder: `suite.html`, its figures and tables, `suite.csv`, `suite.json`.
+"""The report of a suite's folder: `board.html`, `suite.html`, its figures and tables, `suite.csv`, `suite.json`.
 
 Figures show accuracy against state, by length or position with chance, and by learning rate. Tables have the accuracy
 of every model in every task, beyond the training length, and by rate; they are printed, too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -16,9 +16,10 @@ from evalkit.core.errors import writing
 from evalkit.core.tidy import as_csv
 from evalkit.record.files import write_text
 from evalkit.reports import page
-from evalkit.reports.curves import Frame, cost_figure, length_figure, rate_figure
+from evalkit.reports.curves import Frame, cost_figure, length_figure, rate_figure, save
 from evalkit.reports.kinds import COSTS, Drawing, Table
 from evalkit.reports.numbers import DASH, Curve, Point, grouped, shown
+from evalkit.reports.suite.board import Board, html, picture
 from evalkit.reports.suite.cells import SOLVED, Cell, as_json, beside, found_in
 from evalkit.reports.writer import print_report, say, sections
 
@@ -34,8 +35,18 @@ LEGEND = (
 )
 
 
-def write(folder: Path, preset: str, console: Console, others: Sequence[Cell]) -> list[Cell]:
-    """Writes the report of the finished cells in `folder`, in place of namesakes in `others`; returns all shown."""
+def write(
+    folder: Path,
+    console: Console,
+    others: Sequence[Cell],
+    wanted: Sequence[tuple[str, str]],
+    floors: Mapping[str, float],
+    command: str,
+) -> list[Cell]:
+    """Writes the report of the finished cells in `folder`, in place of namesakes in `others`; returns all shown.
+
+    `wanted` are the tasks and models that `command` runs, and `floors` of tasks are the board's (see `Board`).
+    """
     own = found_in(folder)
     if not own:
         say(console, f"no cell of {folder} is finished yet")
@@ -48,13 +59,19 @@ def write(folder: Path, preset: str, console: Console, others: Sequence[Cell]) -
     listed, drawn = tables(cells), figures(cells)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    lead = f"{len({cell.task for cell in cells})} tasks, {len({cell.model for cell in cells})} models, preset={preset}"
+    tasks, models = {cell.task for cell in cells}, {cell.model for cell in cells}
+    lead = f"{len(tasks)} tasks, {len(models)} models, preset={own[0].preset}"
     parts = [page.notes(notes), *sections(drawn, folder, listed)]
     write_text(folder / "suite.html", page.page(TITLE, lead, parts, [asdict(cell) for cell in cells]))
     write_text(folder / "suite.csv", as_csv(list(_records(cells))))
     write_text(folder / "suite.json", as_json(own))
+    board = Board(cells, wanted, floors, command)
+    write_text(folder / "board.html", html(board))
+    save(picture(board), folder / "board.png")
     print_report(console, TITLE, notes, listed, lead)
-    say(console, f"wrote {folder / 'suite.html'}, suite.csv, suite.json and {len(drawn)} figures")
+    say(
+        console, f"wrote {folder / 'board.html'}, board.png, suite.html, suite.csv, suite.json and {len(drawn)} figures"
+    )
     return cells
 
 

@@ -1,0 +1,253 @@
+"""The board: every task with every model at a glance, `board.html` and `board.png`.
+
+A square has the median and the range of a cell's seeds at the training length, how far they reach beyond it, and how
+wide the window of its learning rates is. What is no better than the task's floor is a dash, and what was not run is
+grey, with its command.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from itertools import combinations
+from statistics import median
+
+from matplotlib.figure import Figure
+
+from evalkit.core.statistics import holm, mann_whitney
+from evalkit.reports import page
+from evalkit.reports.heat import heat_figure
+from evalkit.reports.numbers import DASH
+from evalkit.reports.suite.cells import SOLVED, Cell
+
+TITLE = "Board"
+LEVEL = 0.05
+"""From which p on, adjusted for all comparisons, two cells do not differ."""
+WORKS = 0.9
+"""The share of the best rate's accuracy that a rate of the window has."""
+COLUMNS = ("model", "state, bytes", "FLOPs a token")
+CSS = """
+body { max-width: 96rem; }
+.board input { position: absolute; opacity: 0; pointer-events: none; }
+.board .lines { display: flex; flex-direction: column; min-width: max-content; }
+.board .line { display: grid; gap: 2px; margin: 0 0 2px; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
+.board .line > * { padding: 0.3rem 0.5rem; min-height: 3.4rem; overflow-wrap: anywhere; }
+.board .line > :first-child { position: sticky; left: 0; padding-left: 0; background: var(--page); }
+.board .head > * { min-height: 0; color: var(--muted); font-weight: 600; }
+.board label { cursor: pointer; text-decoration: underline dotted; }
+.board b { display: block; font-size: 1rem; } .board small { display: block; font-size: 0.72rem; line-height: 1.3; }
+.board .not-run { background: var(--tint); color: var(--muted); }
+.board .not-run code { display: block; font-size: 0.62rem; }
+.board .run { background: color-mix(in srgb, var(--mark) var(--share), var(--page)); }
+.board .solved { box-shadow: inset 0 0 0 2px var(--ink); }
+"""
+
+
+@dataclass(frozen=True)
+class Board:
+    """What is shown: the cells of each model's own size, and the squares (task, model) that are wanted.
+
+    `floors` are accuracies by task that need no answer to be found, such as 1/64 where 64 values are shown; a task
+    that has none has chance. `command` is what runs a suite of these squares.
+    """
+
+    cells: Sequence[Cell]
+    wanted: Sequence[tuple[str, str]]
+    floors: Mapping[str, float]
+    command: str
+
+    @property
+    def by_square(self) -> dict[tuple[str, str], Cell]:
+        """The cells by task and model."""
+        return {(cell.task, cell.model): cell for cell in self.cells if cell.size is None}
+
+    @property
+    def tasks(self) -> list[str]:
+        """Every task, those that are wanted first."""
+        return list(dict.fromkeys(task for task, _ in (*self.wanted, *self.by_square)))
+
+    @property
+    def models(self) -> list[str]:
+        """Every model, those that are wanted first."""
+        return list(dict.fromkeys(model for _, model in (*self.wanted, *self.by_square)))
+
+    def floor(self, cell: Cell) -> float:
+        """The accuracy at or below which nothing of the task was learned."""
+        return self.floors.get(cell.task, cell.chance or 0.0)
+
+    def is_learned(self, cell: Cell) -> bool:
+        """Whether the median of the seeds is above the floor."""
+        return bool(cell.trained) and median(cell.trained) > self.floor(cell)
+
+    def share(self, cell: Cell) -> float:
+        """The median of the seeds, 0 at the floor and 1 where all is right."""
+        floor = self.floor(cell)
+        return max(0.0, (median(cell.trained) - floor) / (1 - floor)) if cell.trained else 0.0
+
+
+def reach(cell: Cell) -> int | None:
+    """The longest length that was asked up to which every seed is right; None where not even the shortest is."""
+    lengths = sorted({one.length for one in cell.measured if one.last is None and one.length >= cell.train_length})
+    reached = None
+    for length in lengths:
+        if min(cell.at(length), default=0.0) < SOLVED:
+            break
+        reached = length
+    return reached
+
+
+def window(cell: Cell) -> float | None:
+    """Decades between the lowest and the highest rate around the best that come near its accuracy; None if not tried.
+
+    A rate comes near it with `WORKS` of what the best one has.
+    """
+    tried = sorted((trial.rate, trial.accuracy or 0.0) for trial in cell.trials)
+    if not tried:
+        return None
+    best = max(range(len(tried)), key=lambda index: tried[index][1])
+    low = high = best
+    while low and tried[low - 1][1] >= WORKS * tried[best][1]:
+        low -= 1
+    while high + 1 < len(tried) and tried[high + 1][1] >= WORKS * tried[best][1]:
+        high += 1
+    return math.log10(tried[high][0] / tried[low][0])
+
+
+def comparisons(board: Board) -> str:
+    """How many pairs of cells of one task were compared, and how many of them differ, in a sentence."""
+    pairs = [
+        (one.trained, other.trained)
+        for task in board.tasks
+        for one, other in combinations([cell for cell in board.by_square.values() if cell.task == task], 2)
+        if len(one.trained) > 1 and len(other.trained) > 1
+    ]
+    if not pairs:
+        return "No two cells of one task have several seeds each, so none were compared."
+    # Which of the two is higher was not said before, so either way counts.
+    p_values = [min(1.0, 2 * mann_whitney(*pair), 2 * mann_whitney(*reversed(pair))) for pair in pairs]
+    differ = sum(p < LEVEL for p in holm(p_values))
+    least = min(2 / math.comb(len(one) + len(other), len(one)) for one, other in pairs)
+    possible = (
+        ""
+        if least * len(pairs) < LEVEL
+        else f"; so few seeds cannot show more, since one pair has at least {least:.2g}"
+    )
+    return (
+        f"{len(pairs):,} pairs of cells of one task were compared by the exact Mann-Whitney test, adjusted for all of "
+        f"them (Holm): {differ:,} differ at {LEVEL:g}{possible}."
+    )
+
+
+def html(board: Board) -> str:
+    """The page: a line a model, sorted by the column whose head is chosen, without any script."""
+    heads = [*COLUMNS, *board.tasks]
+    buttons = "".join(
+        f'<input type="radio" name="by" id="by{index}"{" checked" if index == 0 else ""}>'
+        for index in range(len(heads))
+    )
+    chosen = "".join(
+        f"#by{i}:checked ~ .scroll .line {{ order: var(--o{i}); }}\n"
+        f"#by{i}:checked ~ .scroll .h{i} {{ color: var(--ink); }}\n"
+        f"#by{i}:focus-visible ~ .scroll .h{i} {{ outline: 2px solid var(--mark); }}\n"
+        for i in range(len(heads))
+    )
+    grid = f".board .line {{ grid-template-columns: 10rem 6rem 6rem repeat({len(board.tasks)}, 9.5rem); }}"
+    labels = "".join(
+        f'<div role="columnheader"><label class="h{index}" for="by{index}">{escape(head)}</label></div>'
+        for index, head in enumerate(heads)
+    )
+    table = (
+        f'<div class="board">{buttons}<div class="scroll"><div class="lines" role="table">'
+        f'<div class="line head" role="row">{labels}</div>{"".join(_lines(board))}</div></div></div>'
+    )
+    run = len(board.by_square)
+    every = len(board.tasks) * len(board.models)
+    lead = f"{len(board.tasks)} tasks, {len(board.models)} models, {run} of {every} cells run"
+    notes = [
+        f"Median of the seeds (lowest – highest) at the training length; a frame where every one has {SOLVED:g}. "
+        f"A dash is no better than the task's floor. Beyond: the longest length up to which every seed has {SOLVED:g}. "
+        f"Rates: how wide the window is in which one seed of the search has {WORKS:.0%} of the best rate's accuracy.",
+        comparisons(board),
+        "Choose a column's head to sort by it.",
+    ]
+    style = f"<style>{CSS}{grid}\n{chosen}.board .head {{ order: -1 !important; }}</style>"
+    return page.page(
+        TITLE, lead, [style, page.notes(notes), table], [asdict(cell) for cell in board.by_square.values()]
+    )
+
+
+def picture(board: Board) -> Figure:
+    """Models by tasks, the median of each cell, empty where it was not run."""
+    cells = {square: cell for square, cell in board.by_square.items() if cell.trained}
+    values = {square: median(cell.trained) for square, cell in cells.items()}
+    dashes = {square: DASH for square, cell in cells.items() if not board.is_learned(cell)}
+    notes = [
+        f"Median of the seeds at the training length; {DASH} is no better than a guess.",
+        "An empty square was not run.",
+    ]
+    return heat_figure(values, board.tasks, board.models, ("task", "model"), "accuracy", TITLE, notes, dashes)
+
+
+def _lines(board: Board) -> Iterator[str]:
+    """A line a model, with its place in the order of each column."""
+    places = [_places(column) for column in _columns(board)]
+    cells = board.by_square
+    for at, model in enumerate(board.models):
+        own = [cell for (_, name), cell in cells.items() if name == model]
+        order = "; ".join(f"--o{index}: {column[at]}" for index, column in enumerate(places))
+        costs = [_ends(cell.state_bytes for cell in own), _ends(cell.flops_per_token for cell in own)]
+        squares = (_square(board, task, model) for task in board.tasks)
+        heads = [f'<div role="rowheader">{escape(model)}</div>', *(f'<div role="cell">{cost}</div>' for cost in costs)]
+        yield f'<div class="line" role="row" style="{order}">{"".join((*heads, *squares))}</div>'
+
+
+def _columns(board: Board) -> Iterator[list[tuple[float, str]]]:
+    """What the models are sorted by, for each column: costs from the least, accuracy from the most.
+
+    What was not run comes last, and names decide between equals.
+    """
+    cells = board.by_square
+    yield [(0.0, model) for model in board.models]
+    for cost in ("state_bytes", "flops_per_token"):
+        least = [
+            min(
+                (getattr(cell, cost) or math.inf for (_, name), cell in cells.items() if name == model),
+                default=math.inf,
+            )
+            for model in board.models
+        ]
+        yield list(zip(least, board.models, strict=True))
+    for task in board.tasks:
+        found = [cells.get((task, model)) for model in board.models]
+        yield [
+            (math.inf if cell is None else -board.share(cell), model)
+            for cell, model in zip(found, board.models, strict=True)
+        ]
+
+
+def _places(column: Sequence[tuple[float, str]]) -> list[int]:
+    order = sorted(range(len(column)), key=column.__getitem__)
+    return [order.index(index) for index in range(len(column))]
+
+
+def _square(board: Board, task: str, model: str) -> str:
+    cell = board.by_square.get((task, model))
+    if cell is None or not cell.trained:
+        command = escape(f"{board.command} task={task} model={model}")
+        return f'<div class="not-run" role="cell">not run <code>{command}</code></div>'
+    solved = " solved" if len(cell.trained) > 1 and min(cell.trained) >= SOLVED else ""
+    lines = [f"({min(cell.trained):.3f} – {max(cell.trained):.3f})"] if len(cell.trained) > 1 else ["one seed"]
+    if (longest := reach(cell)) is not None and longest > cell.train_length:
+        lines.append(f"beyond: {longest:,}")
+    if board.is_learned(cell) and (decades := window(cell)) is not None:
+        lines.append(f"rates: {f'{decades:.1f} decades' if decades else 'one'}")
+    middle = f"{median(cell.trained):.3f}" if board.is_learned(cell) else DASH
+    small = "".join(f"<small>{escape(line)}</small>" for line in lines)
+    shade = f"--share: {80 * board.share(cell) / 2:.0f}%"
+    return f'<div class="run{solved}" role="cell" style="{shade}"><b>{middle}</b>{small}</div>'
+
+
+def _ends(numbers: Iterable[int | None]) -> str:
+    """The least and the most of them."""
+    known = sorted({number for number in numbers if number is not None})
+    return " – ".join(f"{number:,}" for number in dict.fromkeys((known[0], known[-1]))) if known else DASH

@@ -1,0 +1,122 @@
+"""The board of a suite: what a square says, what is sorted by what, and what differs."""
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from evalkit.reports.suite.board import Board, comparisons, html, picture, reach, window
+from evalkit.reports.suite.cells import Cell, Measured, Trial, kept
+
+COMMAND = "python -m evalkit experiment=mine"
+
+
+def cell(
+    task: str, model: str, *seeds: float, beyond: float | None = None, rates: dict[float, float] | None = None
+) -> Cell:
+    measured = [Measured(40, number, accuracy, 0.0, 1.0) for number, accuracy in enumerate(seeds)]
+    if beyond is not None:
+        measured += [Measured(160, number, beyond, 0.0, 1.0) for number in range(len(seeds))]
+    trials = [Trial(rate, accuracy, 0.1) for rate, accuracy in (rates or {}).items()]
+    return Cell(task, model, None, "cpu", 100, 64, 1000, 0.25, 40, 10, 1e-3, measured, trials)
+
+
+def board(*cells: Cell, wanted: tuple[tuple[str, str], ...] = (), floors: dict[str, float] | None = None) -> Board:
+    return Board(cells, wanted, floors or {}, COMMAND)
+
+
+def order(page: str, column: int) -> list[str]:
+    """The models as the page sorts them by a column."""
+    lines = re.findall(r'style="(--o0[^"]*)"><div role="rowheader">([^<]*)<', page)
+    places = {model: int(dict(re.findall(r"--o(\d+): (\d+)", style))[str(column)]) for style, model in lines}
+    return sorted(places, key=places.__getitem__)
+
+
+def square(page: str, accuracy: str) -> str:
+    (found,) = re.findall(rf'<div class="run[^>]*>(?:(?!</div>).)*{re.escape(accuracy)}(?:(?!</div>).)*</div>', page)
+    return found
+
+
+def test_a_square_has_median_range_reach_and_window() -> None:
+    page = html(board(cell("copying", "gla", 1.0, 0.99, 0.995, beyond=0.99, rates={1e-3: 0.95, 1e-2: 1.0, 3e-2: 0.2})))
+    shown = square(page, "<b>0.995</b>")
+    assert 'class="run solved"' in shown
+    for words in ("(0.990 – 1.000)", "beyond: 160", "rates: 1.0 decades"):
+        assert words in shown
+
+
+def test_what_is_no_better_than_the_floor_is_a_dash() -> None:
+    for floors, words in (({}, "<b>–</b>"), ({"mqar": 0.1}, "<b>0.250</b>"), ({"mqar": 0.3}, "<b>–</b>")):
+        assert words in html(board(cell("mqar", "gla", 0.25, 0.25), floors=floors))
+
+
+def test_what_was_not_run_is_there_with_its_command() -> None:
+    page = html(board(cell("copying", "gla", 1.0), wanted=(("copying", "gla"), ("mqar", "hawk"))))
+    for task, model in (("mqar", "gla"), ("mqar", "hawk"), ("copying", "hawk")):
+        assert f"{COMMAND} task={task} model={model}" in page
+    assert f"{COMMAND} task=copying model=gla" not in page and "2 tasks, 2 models, 1 of 4 cells run" in page
+
+
+def test_lines_are_sorted_by_each_column() -> None:
+    """By name, state and operations from the least, accuracy from the most; what was not run comes last."""
+    cells = (
+        replace(cell("copying", "b", 0.5), state_bytes=10, flops_per_token=3),
+        replace(cell("copying", "a", 0.9), state_bytes=30, flops_per_token=1),
+        replace(cell("copying", "c", 0.7), state_bytes=20, flops_per_token=2),
+        cell("mqar", "d", 0.3),
+    )
+    page = html(board(*cells))
+    sorted_by = ["abcd", "bcad", "acbd", "acbd", "dabc"]
+    assert ["".join(order(page, column)) for column in range(5)] == sorted_by
+
+
+@pytest.mark.parametrize(
+    ("seeds", "beyond", "longest"),
+    [((1.0, 0.99), 0.99, 160), ((1.0, 0.99), 0.98, 40), ((1.0, 0.98), 1.0, None), ((1.0,), None, 40)],
+)
+def test_a_cell_reaches_as_far_as_every_seed_is_right(
+    seeds: tuple[float, ...], beyond: float | None, longest: int | None
+) -> None:
+    assert reach(cell("parity", "lstm", *seeds, beyond=beyond)) == longest
+
+
+@pytest.mark.parametrize(
+    ("rates", "decades"),
+    [
+        ({}, None),
+        ({1e-3: 0.5}, 0.0),
+        ({1e-4: 0.1, 1e-3: 0.95, 1e-2: 1.0, 1e-1: 0.9}, 2.0),
+        ({1e-4: 1.0, 1e-3: 0.1, 1e-2: 1.0}, 0.0),  # a gap ends it
+        ({1e-3: 0.95, 1e-2: 1.0, 1e-1: 0.0}, 1.0),
+    ],
+)
+def test_the_window_of_rates_is_what_is_around_the_best_one(rates: dict[float, float], decades: float | None) -> None:
+    assert window(cell("mqar", "gla", 1.0, rates=rates)) == (None if decades is None else pytest.approx(decades))
+
+
+def test_cells_differ_only_after_all_comparisons_were_counted() -> None:
+    """Ten seeds against ten: p = 2 / C(20, 10) each way, which the count of pairs does not hide; three cannot."""
+    low, high = [0.1 + 0.001 * n for n in range(10)], [0.9 + 0.001 * n for n in range(10)]
+    assert "1 pairs" in comparisons(board(cell("mqar", "a", *low), cell("mqar", "b", *high)))
+    assert ": 1 differ at 0.05." in comparisons(board(cell("mqar", "a", *low), cell("mqar", "b", *high)))
+    few = comparisons(
+        board(*(cell("mqar", model, *(n / 10 + k / 100 for k in range(3))) for n, model in enumerate("abc")))
+    )
+    assert "3 pairs" in few and ": 0 differ at 0.05; so few seeds cannot show more" in few and "at least 0.1" in few
+    assert 2 / math.comb(6, 3) == pytest.approx(0.1)
+    alone = board(cell("mqar", "a", 1.0), cell("copying", "b", 1.0, 1.0))
+    assert comparisons(alone) == "No two cells of one task have several seeds each, so none were compared."
+
+
+def test_a_name_with_markup_is_text() -> None:
+    page = html(board(cell("<b>", "<i>&", 1.0)))
+    assert "<i>&<" not in page and "&lt;i&gt;&amp;" in page
+
+
+def test_the_kept_cells_are_drawn() -> None:
+    cells = kept("cpu")
+    figure = picture(board(*cells, floors={"mqar": 1 / 64}))
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert "–" in texts and "1.00" in texts
+    assert len([text for text in texts if re.fullmatch(r"1\.00|\.\d\d|–", text)]) == len(board(*cells).by_square)
