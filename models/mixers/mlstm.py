@@ -150,6 +150,7 @@ def _largest(
         return one[0] + two[0], jnp.maximum(one[1] + two[0], two[1])
 
     total, own = jax.lax.associative_scan(joined, (by, at_least), axis=1)
-    largest = jnp.maximum(total + start[:, None], own)
+    # After a position 0 nothing is left of `start`, even where it is no number.
+    largest = jnp.where(total == -jnp.inf, own, jnp.maximum(total + start[:, None], own))
     earlier = jnp.concatenate([start[:, None], largest[:, :-1]], axis=1)
     return largest, earlier if positions is None else jnp.where((positions == 0)[..., None], 0.0, earlier)

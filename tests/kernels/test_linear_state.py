@@ -227,8 +227,8 @@ def test_what_is_erased_along_another_key_matches_float64(way: str) -> None:
 @pytest.mark.parametrize("way", IMPLEMENTATIONS)
 def test_others_general_delta_rule_is_the_same(way: str) -> None:
     """flash-linear-attention 0.6.0, `dplr_recurrence`, in float32: its `b` is minus ours."""
-    with np.load(GOLDEN.with_name("rwkv7.npz")) as kept:
-        held = {name: kept[f"dplr.{name}"] for name in ("q", "k", "v", "a", "b", "g", "h0", "o", "state")}
+    with np.load(GOLDEN.with_name("mixers.npz")) as kept:
+        held = {name: kept[f"rwkv7.dplr.{name}"] for name in ("q", "k", "v", "a", "b", "g", "h0", "o", "state")}
     q, k, v, a, b, g = (jnp.asarray(held[name].swapaxes(1, 2)) for name in ("q", "k", "v", "a", "b", "g"))
     q = q / np.sqrt(q.shape[-1])  # inside, in theirs
     o, state = linear_state(q, k, v, jnp.asarray(held["h0"]), log_decay=g, erased=(a, -b), implementation=way, chunk=8)

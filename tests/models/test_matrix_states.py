@@ -1,4 +1,4 @@
-"""RWKV-7: its authors' own arrays, its path of values from block to block, and what is refused."""
+"""RWKV-7 and the mLSTM: their authors' own arrays, values from block to block, gates, and what is refused."""
 
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,13 @@ from flax import nnx
 
 from evalkit.models import build
 from evalkit.models.mixers.linear_state import MatrixStateBlock
+from evalkit.models.mixers.mamba3 import Mamba3Block
+from evalkit.models.mixers.mlstm import CAP, MLSTMBlock
 from evalkit.models.mixers.rwkv7 import ChannelMixing, TimeMixing
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "rwkv7.npz"
+GOLDEN = Path(__file__).parents[1] / "golden" / "mixers.npz"
 WIDTH, HEADS, HEAD_DIM, RANK, LENGTH = 12, 2, 8, 3, 21
+MLSTM_WIDTH, KEYS, VALUES = 8, 3, 4
 SHIFTS = {"query": "x_r", "decay": "x_w", "key": "x_k", "value": "x_v", "rate": "x_a", "gate": "x_g"}
 ADAPTERS = {
     "decay": ("w1", "w2", "w0"),
@@ -73,7 +76,7 @@ def agree(actual: Any, expected: np.ndarray, tolerance: float = 1e-5) -> None:
 
 def test_time_mixing_is_its_authors() -> None:
     """Their model in NumPy (RWKV-LM 2148350), in float64 there: a first layer, and a later one with its values."""
-    held = golden()
+    held = of(golden(), "rwkv7")
     x, values = jnp.asarray(held["x"]), None
     for name in ("first", "later"):
         mixer = theirs(block(later=name == "later"), of(held, name))
@@ -84,7 +87,7 @@ def test_time_mixing_is_its_authors() -> None:
 
 
 def test_channel_mixing_is_its_authors() -> None:
-    held = golden()
+    held = of(golden(), "rwkv7")
     mixer, theirs = ChannelMixing(WIDTH, expansion=4, rngs=nnx.Rngs(0)), of(held, "channels")
     mixer.shift.set_value(jnp.asarray(theirs["x_k"]))
     mixer.up.kernel.set_value(jnp.asarray(theirs["key"]).T)
@@ -92,11 +95,18 @@ def test_channel_mixing_is_its_authors() -> None:
     agree(mixer(jnp.asarray(held["x"]), None, None)[0], theirs["y"])
 
 
-@pytest.mark.parametrize(
-    "mixer", [block(), ChannelMixing(WIDTH, expansion=2, rngs=nnx.Rngs(0))], ids=["time", "channel"]
-)
-def test_token_by_token_is_the_whole_with_resets_and_pads(mixer: Any) -> None:
-    mixer, x = moved(mixer), jax.random.normal(jax.random.key(2), (2, LENGTH, WIDTH))
+MIXERS = {
+    "time mixing": lambda: block(),
+    "channel mixing": lambda: ChannelMixing(WIDTH, expansion=2, rngs=nnx.Rngs(0)),
+    "mlstm": lambda: MLSTMBlock(WIDTH, heads=HEADS, key_dim=KEYS, head_dim=VALUES, input_bias=0.0, rngs=nnx.Rngs(0)),
+    "mamba3": lambda: Mamba3Block(WIDTH, heads=HEADS, head_dim=VALUES, states=8, rngs=nnx.Rngs(0)),
+}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_token_by_token_is_the_whole_with_resets_and_pads(name: str) -> None:
+    """What stood before a document changes nothing of it, even where it was no number."""
+    mixer, x = moved(MIXERS[name]()), jax.random.normal(jax.random.key(2), (2, LENGTH, WIDTH))
     places = [*range(6), -1, 6, 0, 1, -1, -1, *range(2, 9), -1, -1]
     positions = jnp.array([places, [-1, *range(LENGTH - 1)]])
     step = jax.jit(lambda x, positions, cache: mixer(x, positions, cache))
@@ -110,6 +120,8 @@ def test_token_by_token_is_the_whole_with_resets_and_pads(mixer: Any) -> None:
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=2e-5), cache, last)
     alone = step(x[:1, 8:10], None, mixer.init_cache(1, 2))[0]
     np.testing.assert_allclose(whole[:1, 8:10], alone, atol=2e-5)
+    spoilt = last._replace(h=jnp.full_like(last.h, jnp.nan), conv=jnp.full_like(last.conv, jnp.nan))
+    assert bool(jnp.isfinite(step(x[:, :2], jnp.array([[0, 1]] * 2), spoilt)[0]).all())
 
 
 def logits(pattern: list[str], change: float) -> np.ndarray:
@@ -161,3 +173,87 @@ def test_an_impossible_time_mixing_is_refused(settings: dict[str, Any], words: s
 def test_an_impossible_channel_mixing_is_refused(expansion: float) -> None:
     with pytest.raises(ValueError, match=r"^expansion=.* channels; use a whole number, 1 or more$"):
         ChannelMixing(WIDTH, expansion=expansion, rngs=nnx.Rngs(0))
+
+
+def mlstm(**others: Any) -> MLSTMBlock:
+    return MLSTMBlock(MLSTM_WIDTH, rngs=nnx.Rngs(0), **{"heads": HEADS, "key_dim": KEYS, "head_dim": VALUES, **others})
+
+
+def with_gates(entry: float, forget: float) -> MLSTMBlock:
+    """Whose gates are these logits, before the cap, at every token."""
+    mixer = mlstm()
+    mixer.gates.kernel.set_value(jnp.zeros_like(mixer.gates.kernel[...]))
+    assert mixer.gates.bias is not None
+    mixer.gates.bias.set_value(jnp.repeat(jnp.array([entry, forget]), HEADS))
+    return mixer
+
+
+@pytest.mark.parametrize("way", ["sequential", "chunked"])
+def test_the_mlstm_is_its_authors(way: str) -> None:
+    """xlstm 2.0.6, the layer of xLSTM 7B, with the step of mlstm_kernels 2.0.6 that PyTorch computes, in float64."""
+    held = of(golden(), "mlstm")
+    mixer = mlstm(implementation=way)
+    mixer.input.kernel.set_value(jnp.concatenate([held[name] for name in ("q", "k", "v", "o")], axis=1))
+    mixer.gates.kernel.set_value(jnp.concatenate([held["i"], held["f"]], axis=1))
+    assert mixer.gates.bias is not None
+    mixer.gates.bias.set_value(jnp.concatenate([held["ib"], held["fb"]]))
+    mixer.norm.scale.set_value(jnp.asarray(held["scale"]))
+    mixer.output.kernel.set_value(jnp.asarray(held["out"]))
+    x = jnp.asarray(held["x"])
+    y, cache = jax.jit(lambda x: mixer(x, None, mixer.init_cache(2, 0)))(x)
+    state = np.concatenate([held["C"], held["n"][..., None]], axis=-1)
+    for actual, expected in ((y, held["y"]), (cache.h, state), (cache.conv[:, 0], held["m"][..., 0])):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("entry", "forget"), [(1e6, 1e6), (1e6, -1e6), (-1e6, 1e6), (-1e6, -1e6)])
+def test_no_gate_overflows_over_many_tokens(entry: float, forget: float) -> None:
+    mixer = with_gates(entry, forget)
+    x = jax.random.normal(jax.random.key(3), (1, 4096, MLSTM_WIDTH))
+    y, cache = jax.jit(lambda x: mixer(x, None, mixer.init_cache(1, 0)))(x)
+    slopes = jax.jit(jax.grad(lambda x: (mixer(x, None, None)[0] ** 2).sum()))(x)
+    assert all(bool(jnp.isfinite(one).all()) for one in (y, cache.h, cache.conv, slopes))
+    assert float(jnp.abs(cache.conv).max()) <= CAP * 1.001
+
+
+def test_the_gradient_is_that_of_the_equations_without_m() -> None:
+    """The equations as the docstring has them, with plain exponentials, in a loop; the slopes of every parameter."""
+    mixer, x = mlstm(input_bias=0.5), jax.random.normal(jax.random.key(2), (2, LENGTH, MLSTM_WIDTH))
+    graph, state = nnx.split(mixer)
+
+    def plain(state: Any) -> jax.Array:
+        it = nnx.merge(graph, state)
+        q, k, v, o = jnp.split(it.input(x), [6, 12, 20], axis=-1)
+        entry, forget = jnp.split(CAP * jnp.tanh(it.gates(x) / CAP), 2, axis=-1)
+        q, k, v = (part.reshape(2, LENGTH, HEADS, -1) for part in (q / KEYS**0.5, k, v))
+        c, n, read = jnp.zeros((2, HEADS, VALUES, KEYS)), jnp.zeros((2, HEADS, KEYS)), []
+        for t in range(LENGTH):
+            i, f = jnp.exp(entry[:, t])[..., None], jax.nn.sigmoid(forget[:, t])[..., None]
+            c = f[..., None] * c + (i * v[:, t])[..., None] * k[:, t, :, None]
+            n = f * n + i * k[:, t]
+            share = jnp.maximum(jnp.abs((n * q[:, t]).sum(-1)), 1)[..., None]
+            read.append((c * q[:, t, :, None]).sum(-1) / share)
+        return it.output(it.norm(jnp.stack(read, axis=1)) * jax.nn.sigmoid(o))
+
+    weights = jax.random.normal(jax.random.key(4), x.shape)
+    ours, theirs = (
+        jax.jit(jax.value_and_grad(lambda state, f=f: (f(state) * weights).sum()))(state)
+        for f in (lambda state: nnx.merge(graph, state)(x, None, None)[0], plain)
+    )
+    for one, two in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-4 * float(jnp.abs(two).max()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"heads": 0}, "heads=0; allowed: 1 or more"),
+        ({"key_dim": 0}, "key_dim=0; allowed: 1 or more"),
+        ({"input_bias": 16.0}, "input_bias=16; allowed: -15 to 15"),
+        ({"input_bias": float("nan")}, "input_bias=nan; allowed: -15 to 15"),
+        ({"implementation": "quick"}, "implementation='quick'; allowed: auto, sequential, chunked"),
+    ],
+)
+def test_an_impossible_mlstm_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        mlstm(**settings)
