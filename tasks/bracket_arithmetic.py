@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
+from evalkit.checks import refuse_below_1
 from evalkit.tasks.base import Example, Synthetic
 from evalkit.tasks.regular_language import MINUS, MODULUS, PLUS, TIMES
 
@@ -52,11 +53,11 @@ class BracketArithmetic(Synthetic):
     scored: ClassVar[int | None] = 1
     vocab_size: ClassVar[int] = QUESTION + 1
 
-    length: int = 40
+    length: int = 160
     multiplication: bool = True
 
     def __post_init__(self) -> None:
-        _check_length(self.length)
+        refuse_below_1(length=self.length)
 
     @property
     def chance(self) -> float:
@@ -64,7 +65,7 @@ class BracketArithmetic(Synthetic):
         return float(_values(self.length, self.multiplication)[self.length].max())
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        _check_length(length)
+        refuse_below_1(length=length)
         for_digits, for_operators, for_splits = jax.random.split(key, 3)
         digits = jax.random.randint(for_digits, (length,), 0, MODULUS)
         operators = jax.random.randint(for_operators, (length,), PLUS, TIMES + self.multiplication)
@@ -107,11 +108,6 @@ def _reduced(flat: list[int]) -> int:
             operator = token
     left, right = numbers if len(numbers) == 2 else (0, numbers[0])
     return {PLUS: left + right, MINUS: left - right, TIMES: left * right}[operator] % MODULUS
-
-
-def _check_length(length: int) -> None:
-    if length < 1:
-        raise ValueError(f"length={length}; allowed: 1 or more")
 
 
 def _write(

@@ -29,6 +29,9 @@ class MQAR(Synthetic):
     `pairs`, and at most a quarter of its length, so that a curriculum of lengths is one of pairs. The places of pairs
     stay, and the first ones are taken; the others hold 0. Held-out sequences have all pairs.
 
+    With `rewrites`, so many of the keys stand among the pairs twice, with another value each time, in random order: the
+    last value counts, so that one that only adds what it reads is misled. That is ours, and not zoology's.
+
     A random filler may happen to be a key at a place for queries; nothing in the tokens tells it from the query. Then
     the first of them is scored here, and zoology scores whichever was drawn as the query. Tokens are distributed alike.
 
@@ -38,6 +41,7 @@ class MQAR(Synthetic):
       pairs (keys): how many keys there are; each takes two tokens of the context and one place for queries.
       fewest_pairs (keys): the smallest number of pairs that a training sequence has; null: all have `pairs`.
       power_a: the exponent of the gaps, plus one; 1 makes all gaps equally likely.
+      rewrites (keys): how many keys are written twice; the last value is the answer.
       random_non_queries: whether fillers are random tokens; else they are 0.
 
     >>> task = MQAR(vocab_size=64, length=32, pairs=4)
@@ -51,10 +55,19 @@ class MQAR(Synthetic):
     pairs: int = 8
     fewest_pairs: int | None = None
     power_a: float = 0.01
+    rewrites: int = 0
     random_non_queries: bool = True
 
     def __post_init__(self) -> None:
         at_least(self, 1, "pairs")
+        if not 0 <= self.rewrites <= (0 if self.fewest_pairs else self.pairs):
+            instead = "0 with fewest_pairs" if self.fewest_pairs else f"0 to pairs={self.pairs}"
+            raise ValueError(f"rewrites={self.rewrites}; allowed: {instead}")
+        if self.rewrites + self.pairs > self.vocab_size - self.vocab_size // 2:
+            raise ValueError(
+                f"vocab_size={self.vocab_size} has {self.vocab_size - self.vocab_size // 2} values, and "
+                f"pairs={self.pairs} with rewrites={self.rewrites} take {self.pairs + self.rewrites}; use a larger one"
+            )
         if self.vocab_size < 2 * (self.pairs + 1):
             raise ValueError(
                 f"vocab_size={self.vocab_size} has {max(self.vocab_size // 2 - 1, 0)} keys; "
@@ -88,10 +101,11 @@ class MQAR(Synthetic):
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
         slots, pairs = self._slots(length), self._most(length)
-        context = 2 * pairs
+        context = 2 * (pairs + self.rewrites)
         for_keys, for_values, for_gaps, for_fillers = jax.random.split(key, 4)
         keys = 1 + distinct(for_keys, pairs, self.first_value - 1)
-        values = self.first_value + distinct(for_values, pairs, self.vocab_size - self.first_value)
+        drawn = pairs + self.rewrites
+        values = self.first_value + distinct(for_values, drawn, self.vocab_size - self.first_value)
         # The largest of log p plus independent Gumbel noise are draws from p one after another, without replacement.
         weights = (self.power_a - 1) * jnp.log(jnp.arange(1, slots + 1))
         _, gaps = jax.lax.top_k(weights + jax.random.gumbel(for_gaps, (slots,), mode=GUMBEL), pairs)
@@ -102,15 +116,18 @@ class MQAR(Synthetic):
         rest = rest.at[jnp.where(there, 2 * gaps, length)].set(keys, mode="drop")
         first = context + 2 * (rest[::2, None] == keys[None]).argmax(axis=0)
         first = jnp.where(there, first, length)
-        shown = jnp.where(there[:, None], jnp.stack([keys, values], axis=1), FILLER)
+        shown = jnp.where(there[:, None], jnp.stack([keys, values[:pairs]], axis=1), FILLER)
+        if self.rewrites:
+            owner, value = self._rewritten(key, pairs)
+            shown = jnp.stack([keys[owner], values[value]], axis=1)
         tokens = jnp.concatenate([shown.reshape(-1), rest])
-        targets = jnp.zeros((length,), tokens.dtype).at[first].set(values, mode="drop")
+        targets = jnp.zeros((length,), tokens.dtype).at[first].set(values[:pairs], mode="drop")
         return Example(tokens, targets, jnp.zeros((length,), bool).at[first].set(True, mode="drop"))
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
         """`targets` has the value wherever a key stands at a place for queries, also where it is not scored."""
         targets, mask = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), bool)
-        context = 2 * self._most(len(tokens))
+        context = 2 * (self._most(len(tokens)) + self.rewrites)
         values = {int(k): int(v) for k, v in tokens[:context].reshape(-1, 2) if k != FILLER}
         unasked = set(values)
         for place in range(context, len(tokens), 2):
@@ -129,6 +146,14 @@ class MQAR(Synthetic):
         chosen = jax.random.randint(jax.random.fold_in(key, max(self.pairs, 4)), (), 0, len(counts))
         return jnp.arange(pairs) < jnp.asarray(counts)[chosen]
 
+    def _rewritten(self, key: Key[Array, ""], pairs: int) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
+        """Which key stands at each place for a pair, and which value: where it stands again, that with its number."""
+        owner = jnp.concatenate([jnp.arange(pairs), jnp.arange(self.rewrites)])
+        # Folded in, as in `_there`.
+        owner = jax.random.permutation(jax.random.fold_in(key, max(self.pairs, 4) + 1), owner)
+        is_first = (owner[:, None] == owner[None]).argmax(axis=1) == jnp.arange(len(owner))
+        return owner, jnp.where(is_first & (owner < self.rewrites), pairs + owner, owner)
+
     def _most(self, length: int) -> int:
         """Returns how many pairs a sequence of this length has at most."""
         return self.pairs if self.fewest_pairs is None else min(self.pairs, length // 4)
@@ -142,6 +167,8 @@ class MQAR(Synthetic):
     def _slots(self, length: int) -> int:
         """Returns how many places for queries there are; raises ValueError if they are fewer than the pairs."""
         pairs = self.pairs if self.fewest_pairs is None else self.fewest_pairs
-        if length < 4 * pairs:
-            raise ValueError(f"length={length} is too short for pairs={pairs}; use a length of at least {4 * pairs}")
-        return (length - 2 * self._most(length)) // 2
+        least = 4 * pairs + 2 * self.rewrites
+        if length < least:
+            twice = f" and rewrites={self.rewrites}" if self.rewrites else ""
+            raise ValueError(f"length={length} is too short for pairs={pairs}{twice}; use a length of at least {least}")
+        return (length - 2 * (self._most(length) + self.rewrites)) // 2

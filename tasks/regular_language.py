@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from evalkit.checks import one_of
+from evalkit.checks import one_of, refuse_below_1
 from evalkit.tasks.base import Example, Synthetic
 
 MODULUS = 5
@@ -56,11 +56,11 @@ class RegularLanguage(Synthetic):
     scored: ClassVar[int | None] = 1
 
     language: str = "even_pairs"
-    length: int = 40
+    length: int = 160
 
     def __post_init__(self) -> None:
         one_of(self, "language", tuple(LANGUAGES))
-        _check_length(self.length)
+        refuse_below_1(length=self.length)
 
     @property
     def vocab_size(self) -> int:
@@ -80,7 +80,7 @@ class RegularLanguage(Synthetic):
         return float(np.bincount(machine.answers, states).max())
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        _check_length(length)
+        refuse_below_1(length=length)
         machine = automaton(self.language)
         kinds = [machine.drawn[place % len(machine.drawn)] for place in range(length)]
         sizes = jnp.array([len(kind) for kind in kinds])
@@ -132,11 +132,6 @@ def value_of(expression: list[int]) -> int:
         else:
             total, product, sign = total + sign * product, digit, 1 if operator == PLUS else -1
     return (total + sign * product) % MODULUS
-
-
-def _check_length(length: int) -> None:
-    if length < 1:
-        raise ValueError(f"length={length}; allowed: 1 or more")
 
 
 def _parity() -> Automaton:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from evalkit.checks import one_of
+from evalkit.checks import one_of, refuse_below_1
 from evalkit.tasks.base import Example, Synthetic
 
 Permutation = tuple[int, ...]
@@ -27,8 +27,12 @@ class StateTracking(Synthetic):
     60 and 120 elements. Z₂, S₃, Z₆₀ and A₄ × Z₅ are solvable; A₅ and S₅ are not, so that their words are complete for
     NC¹. Of parity, `1 0 1 1` has the answers `1 1 0 1`.
 
+    With `generators`, tokens are so many elements alone, which generate the group: two that do, and then others in
+    their order. The fewer there are, the longer a word must be before its product can be any element.
+
     Options:
       group: which group: `z2`, `s3`, `z60`, `a4xz5`, `a5` or `s5`.
+      generators (elements): how many elements stand in words; null: all of the group.
       length (tokens): the length of a training sequence; `train.lengths` draws shorter ones too.
 
     >>> task = StateTracking(group="z2", length=4)
@@ -37,11 +41,14 @@ class StateTracking(Synthetic):
     """
 
     group: str = "s3"
+    generators: int | None = None
     length: int = 40
 
     def __post_init__(self) -> None:
         one_of(self, "group", tuple(GROUPS))
-        _check_length(self.length)
+        if self.generators is not None and not 2 <= self.generators <= self.vocab_size:
+            raise ValueError(f"generators={self.generators}; allowed: 2 to {self.vocab_size} of {self.group}, or null")
+        refuse_below_1(length=self.length)
 
     @property
     def vocab_size(self) -> int:
@@ -54,9 +61,11 @@ class StateTracking(Synthetic):
         return 1.0 / self.vocab_size
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
-        _check_length(length)
+        refuse_below_1(length=length)
         table = jnp.asarray(table_of(self.group))
-        tokens = jax.random.randint(key, (length,), 0, len(table))
+        tokens = jax.random.randint(key, (length,), 0, self.generators or len(table))
+        if self.generators is not None:
+            tokens = jnp.asarray(generating(self.group)[: self.generators])[tokens]
         products = jax.lax.associative_scan(lambda a, b: table[a, b], tokens)
         return Example(tokens, products, jnp.ones((length,), bool))
 
@@ -78,11 +87,6 @@ class StateTracking(Synthetic):
     def symbol(self, token: int) -> str:
         """Returns the number of an element of a cyclic group, else the cycles of a permutation, `e` for none."""
         return str(token) if self.group in CYCLIC else _cycles(elements(self.group)[token])
-
-
-def _check_length(length: int) -> None:
-    if length < 1:
-        raise ValueError(f"length={length}; allowed: 1 or more")
 
 
 def _cyclic(order: int) -> list[Permutation]:
@@ -127,6 +131,24 @@ def table_of(group: str) -> Int[np.ndarray, "n n"]:
     members = elements(group)
     number = {element: index for index, element in enumerate(members)}
     return np.array([[number[tuple(b[point] for point in a)] for b in members] for a in members], np.int32)
+
+
+@cache
+def generating(group: str) -> Int[np.ndarray, " n"]:
+    """Returns every element, the first pair that generates the whole group before all others."""
+    table = table_of(group)
+    order = len(table)
+    pair = next((a, b) for a in range(order) for b in range(a + 1, order) if len(_closed(table, {a, b})) == order)
+    return np.array([*pair, *(element for element in range(order) if element not in pair)], np.int32)
+
+
+def _closed(table: Int[np.ndarray, "n n"], elements: set[int]) -> set[int]:
+    """Returns all products of these elements."""
+    reached, latest = set(elements), set(elements)
+    while latest:
+        latest = {int(table[one, by]) for one in latest for by in elements} - reached
+        reached |= latest
+    return reached
 
 
 def _cycles(element: Permutation) -> str:

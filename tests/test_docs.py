@@ -1,4 +1,5 @@
-"""What pages name, link and show is there, and what docs/python.md and docs/quickstart.md show runs."""
+"""What pages name, link and show is there, what docs/python.md and docs/quickstart.md show
+runs; and each planted mistake is of the code as it is."""
 
 import re
 import shlex
@@ -15,6 +16,7 @@ from evalkit.__main__ import main
 from evalkit.configuration import composition
 from evalkit.core.rows import read, with_records
 from support import tiny
+from support.mutations import MUTATIONS, PLANTED
 
 ROOT = Path(__file__).parent.parent
 WRITTEN = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *(ROOT / "docs").glob("*.md")]
@@ -130,3 +132,15 @@ def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("report.html", "extrapolation.png", "training.png", "metrics.jsonl", "results.json", "config.yaml"):
         assert f"`{name}`" in QUICKSTART and (tmp_path / "runs" / "first" / name).is_file()
     assert (tmp_path / "runs" / "both" / "compare.html").is_file()
+
+
+def test_each_mistake_can_be_planted() -> None:
+    """Mistakes that are planted on purpose are of the code as it is; `support/mutations.py` tries the tests on them."""
+    counts = {one.name: (ROOT / one.file).read_text(encoding="utf-8").count(one.right) for one in MUTATIONS}
+    assert counts == dict.fromkeys(counts, 1) and len(counts) == 20
+
+
+@pytest.mark.fault
+def test_every_planted_defect_has_its_place() -> None:
+    for mutation in PLANTED:
+        assert (ROOT / mutation.file).read_text(encoding="utf-8").count(mutation.right) == 1, mutation.name

@@ -18,11 +18,12 @@ from evalkit.tasks.mad.in_context_recall import InContextRecall
 from evalkit.tasks.mad.memorisation import Memorisation
 from evalkit.tasks.mad.noisy_recall import NoisyRecall
 from evalkit.tasks.mqar import MQAR
+from evalkit.tasks.needle_tokens import FIRST_WORD, HAYSTACKS, MARK, SENTENCE, NeedleTokens, _chain
 from evalkit.tasks.ngram_lookup import NgramLookup
 from evalkit.tasks.palindrome import Palindrome
 from evalkit.tasks.regular_language import LANGUAGES, MODULUS, RegularLanguage, automaton
 from evalkit.tasks.stack import Stack
-from evalkit.tasks.state_tracking import GROUPS, StateTracking, elements, table_of
+from evalkit.tasks.state_tracking import GROUPS, StateTracking, elements, generating, table_of
 
 # int16 copies of batches that zoology (d88d6f5) and mad-lab (0f49a45) drew; -100 is not scored.
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -291,6 +292,50 @@ def test_a_shorter_word_of_a_language_has_its_own_answer(language: str) -> None:
         wanted, scored = task.solve(tokens)
         np.testing.assert_array_equal(mask, scored)
         assert targets[end] == wanted[end] and tokens[end] == task.question and not tokens[end + 1 :].any()
+
+
+def test_of_a_key_that_is_written_twice_the_last_value_counts() -> None:
+    """So many keys stand twice with two values, and whoever remembers the first is wrong of these alone."""
+    task = MQAR(vocab_size=128, length=64, pairs=8, rewrites=5)
+    keys = jax.random.split(jax.random.key(1), 300)
+    drawn = jax.device_get(jax.jit(jax.vmap(lambda key: task.sample(key, 64)))(keys))
+    wrong, places = 0, []
+    for tokens, targets, mask in zip(drawn.tokens, drawn.targets, drawn.mask, strict=True):
+        pairs = tokens[: 2 * 13].reshape(-1, 2).tolist()
+        first = dict(reversed(pairs))
+        twice = [key for key in first if [one for one, _ in pairs].count(key) == 2]
+        assert len(first) == 8 and len(twice) == 5 and len({value for _, value in pairs}) == 13
+        wrong += sum(first[key] != due for key, due in zip(tokens[mask].tolist(), targets[mask].tolist(), strict=True))
+        places += [place for place, (key, _) in enumerate(pairs) if key in twice]
+    assert wrong == 5 * len(keys)
+    counts = np.bincount(places, minlength=13)
+    assert chisquare(counts).pvalue > UNLIKELY, "any place may hold a key that stands twice"
+
+
+@pytest.mark.parametrize(("group", "count"), [("z2", 2), ("s3", 3), ("a5", 2), ("s5", 2), ("s5", 12)])
+def test_generators_alone_stand_in_words_and_reach_every_element(group: str, count: int) -> None:
+    task = StateTracking(group=group, generators=count, length=60)
+    keys = jax.random.split(jax.random.key(2), 400)
+    drawn = jax.device_get(jax.jit(jax.vmap(lambda key: task.sample(key, 60)))(keys))
+    assert sorted(set(drawn.tokens.ravel().tolist())) == sorted(generating(group)[:count].tolist())
+    assert len(set(drawn.targets[:, 20:].ravel().tolist())) == task.vocab_size
+
+
+@pytest.mark.parametrize("haystack", HAYSTACKS)
+def test_a_needle_stands_anywhere_in_a_text_that_follows_its_law(haystack: str) -> None:
+    task = NeedleTokens(length=80, haystack=haystack)
+    keys = jax.random.split(jax.random.key(4), 2000)
+    drawn = jax.device_get(jax.jit(jax.vmap(lambda key: task.sample(key, 80)))(keys))
+    places = (drawn.tokens == MARK).argmax(axis=1)
+    assert ((drawn.tokens == MARK).sum(axis=1) == 1).all()
+    assert chisquare(np.bincount(places, minlength=68)).pvalue > UNLIKELY and places.max() == 67
+    for tokens, place in zip(drawn.tokens[:50], places[:50], strict=True):
+        words = np.delete(tokens[:77], np.arange(place, place + 3 + 7)) - FIRST_WORD
+        if haystack == "sentence":
+            assert (words[SENTENCE:] == words[:-SENTENCE]).all()
+        else:
+            chain = _chain(task.vocab_size - FIRST_WORD)
+            assert all(word in chain[a, b] for a, b, word in zip(words, words[1:], words[2:], strict=False))
 
 
 def test_a_palindrome_reads_the_same_from_both_ends() -> None:

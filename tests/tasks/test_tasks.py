@@ -21,6 +21,7 @@ from evalkit.tasks.mad.in_context_recall import InContextRecall
 from evalkit.tasks.mad.memorisation import Memorisation
 from evalkit.tasks.mad.noisy_recall import NoisyRecall
 from evalkit.tasks.mqar import MQAR
+from evalkit.tasks.needle_tokens import NeedleTokens
 from evalkit.tasks.ngram_lookup import NgramLookup
 from evalkit.tasks.palindrome import Palindrome
 from evalkit.tasks.regular_language import RegularLanguage
@@ -47,7 +48,10 @@ VARIANTS = {
     "copying-total": SelectiveCopying(length=64, length_includes_answer=True),
     "mqar-many": MQAR(vocab_size=24, pairs=8, random_non_queries=True),  # many fillers are keys
     "mqar-fewer": MQAR(vocab_size=64, pairs=8, fewest_pairs=2),
+    "mqar-rewrites": MQAR(vocab_size=24, pairs=4, rewrites=3),
     "words-s5": StateTracking(group="s5"),
+    "words-a5-two": StateTracking(group="a5", generators=2),
+    "needle-sentence": NeedleTokens(haystack="sentence", digits=3),
     "language-parity": RegularLanguage(language="parity"),
     "language-cycle": RegularLanguage(language="cycle_navigation"),
     "language-arithmetic": RegularLanguage(language="modular_arithmetic"),
@@ -185,6 +189,15 @@ def test_the_first_batch_is_what_it_always_was(name: str) -> None:
         (lambda: MQAR(vocab_size=16), "vocab_size=16 has 7 keys; use at least 18 for pairs=8"),
         (lambda: MQAR(power_a=0), "power_a=0; allowed: above 0"),
         (lambda: MQAR(fewest_pairs=9), "fewest_pairs=9; allowed: 1 to pairs=8, or null"),
+        (lambda: MQAR(rewrites=9), "rewrites=9; allowed: 0 to pairs=8"),
+        (lambda: MQAR(rewrites=1, fewest_pairs=2), "rewrites=1; allowed: 0 with fewest_pairs"),
+        (lambda: MQAR(vocab_size=18, rewrites=2), "vocab_size=18 has 9 values, and pairs=8 with rewrites=2 take 10"),
+        (lambda: MQAR(length=32, rewrites=1), "length=32 is too short for pairs=8 and rewrites=1; .* at least 34"),
+        (lambda: StateTracking(generators=1), "generators=1; allowed: 2 to 6 of s3, or null"),
+        (lambda: NeedleTokens(length=12), "length=12 is too short for digits=7; use a length of at least 13"),
+        (lambda: NeedleTokens(vocab_size=15), "vocab_size=15; allowed: at least 16"),
+        (lambda: NeedleTokens(haystack="hay"), "allowed: sentence, markov"),
+        (lambda: NeedleTokens(digits=0), "digits=0; allowed: 1 or more"),
         (lambda: StateTracking(group="s4"), "group='s4'; allowed: z2, s3, z60, a4xz5, a5, s5"),
         (lambda: StateTracking(length=0), "length=0; allowed: 1 or more"),
         (
