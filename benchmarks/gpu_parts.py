@@ -36,7 +36,7 @@ from evalkit.core.batches import feed_of
 from evalkit.core.contracts import Params, Pretrained
 from evalkit.inference.prefill import Prefilled, placed
 from evalkit.inference.streaming import stream_tally
-from evalkit.kernels import rglru, triton
+from evalkit.kernels import linear_state, rglru, triton
 from evalkit.models import Model, build
 from evalkit.models.mixers.attention import MQA
 from evalkit.models.mixers.rglru import RecurrentBlock
@@ -184,6 +184,42 @@ def kernels(small: bool) -> Iterator[Row]:
     copy = rates(1 if small else 3)["copy"]
     yield {"copy_gb_per_s": copy / 1e9}
     yield from _of_copy((1, 64, 64) if small else (8, 8192, 4096), _variants(small), copy, 3 if small else 7)
+
+
+def matrix(small: bool) -> Iterator[Row]:
+    """Recurrences of a matrix, for which there is no kernel, in chunks of 32 and of 64 tokens.
+
+    Their floor is a copy of what they must read and write: queries, keys, values and outputs, and with gradients those
+    again and theirs.
+    """
+    copy = rates(1 if small else 3)["copy"]
+    batch, length, heads, width = (1, 64, 2, 8) if small else (8, 4096, 8, 128)
+    shape = (batch, length, heads, width)
+    q, k, v = (jax.random.normal(key, shape, "bfloat16") for key in jax.random.split(jax.random.key(0), 3))
+    k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+    beta, of_head, of_channel = (
+        jnp.full(size, value) for size, value in ((shape[:3], 0.5), (shape[:3], -0.1), (shape, -0.1))
+    )
+    forms = {
+        "linear attention": {},
+        "Gated DeltaNet": {"log_decay": of_head, "beta": beta, "write": beta},
+        "KDA": {"log_decay": of_channel, "beta": beta, "write": beta},
+    }
+    for backward in (False, True):
+        runs = {
+            f"{name}, chunks of {chunk}": compiled(
+                lambda *inputs, form=form, chunk=chunk: linear_state(*inputs, **form, chunk=chunk)[0], backward, q, k, v
+            )
+            for (name, form), chunk in product(forms.items(), (32, 64))
+        }
+        ready, refused = _ahead(runs)
+        for name, reason in refused.items():
+            yield {"what": name, "pass": name_of_pass(backward), "not_run": reason}
+        moved = (4 if not backward else 11) * q.size * q.dtype.itemsize
+        for name, seconds in times(ready, 3 if small else 5, LEAST_S).items():
+            taken = spread(seconds).median
+            row = {"what": name, "shape": shape, "pass": name_of_pass(backward), "ms": taken * 1e3}
+            yield row | {"of_copy": moved / taken / copy, "tokens_per_s": batch * length / taken}
 
 
 def lanes(small: bool) -> Iterator[Row]:
@@ -334,7 +370,7 @@ def _memory() -> Mapping[str, int]:
     return jax.devices()[0].memory_stats() or {}
 
 
-PARTS = {part.__name__: part for part in (exact, readme, seeds, reading, kernels, steps, decoding, lanes)}
+PARTS = {part.__name__: part for part in (exact, readme, seeds, reading, kernels, steps, decoding, matrix, lanes)}
 
 
 def main() -> int:
