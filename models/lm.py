@@ -61,8 +61,8 @@ class ResidualBlock(nnx.Module):
     ) -> tuple[Float[jax.Array, "b _ d"], Cache | None, Values | None]:
         """Applies the block; with `at`, the result has those positions only. The cache is the mixer's.
 
-        `values` are those of a block below, and those for the blocks above come back (`ValueSharing`). `axis` is that
-        of the devices that share the block, as in `layers.shares`.
+        `values` are those of a block of the same mixer below, and those for the blocks above come back, None of a mixer
+        that shares none (`ValueSharing`). `axis` is that of the devices that share the block, as in `layers.shares`.
         """
         mixed, cache, values = self.mixed(shared(self.mixer_norm(x), axis), positions, cache, values)
         if (mixed.shape, mixed.dtype) != (x.shape, x.dtype):
@@ -83,7 +83,23 @@ class ResidualBlock(nnx.Module):
         """Returns what the mixer gives for a normed `x`, its cache, and the values that go on."""
         if isinstance(self.mixer, ValueSharing):
             return self.mixer.with_values(x, positions, cache, values)
-        return *self.mixer(x, positions, cache), values
+        return *self.mixer(x, positions, cache), None
+
+
+class SharedValues:
+    """The values that blocks have handed on in one pass, by the class of their mixer (`ValueSharing`)."""
+
+    def __init__(self) -> None:
+        self._by_mixer: dict[type, Values] = {}
+
+    def of(self, mixer: Mixer) -> Values | None:
+        """Returns what the last block of this class of mixer gave, None to the first."""
+        return self._by_mixer.get(type(mixer))
+
+    def give(self, mixer: Mixer, values: Values | None) -> None:
+        """Keeps the values of a block for those of its class above it; of a mixer that shares none, nothing."""
+        if values is not None:
+            self._by_mixer[type(mixer)] = values
 
 
 class Embedding(nnx.Module):
@@ -158,33 +174,38 @@ class LanguageModel(nnx.Module):
     ) -> tuple[Float[jax.Array, "b _ v"], tuple[Cache, ...] | None]:
         """Returns the logits at every position, or at the positions `at`, and the new cache if a cache is given."""
         x = self.embedding(tokens).astype(self.dtype)
-        caches, values = [], None
+        caches, handed = [], SharedValues()
         last = len(self.blocks) - 1
         for index, before in enumerate(cache or (None,) * len(self.blocks)):
             block = partial(self.blocks[index], axis=self.axis)
             if self.remat:
                 block = jax.checkpoint(block, policy=jax.checkpoint_policies.save_only_these_names(SUM))
-            x, after, values = block(x, positions, before, at if index == last else None, values)
+            mixer = self.blocks[index].mixer
+            x, after, values = block(x, positions, before, at if index == last else None, handed.of(mixer))
+            handed.give(mixer, values)
             caches.append(after)
         return self.embedding.logits(self.norm(x)), None if cache is None else tuple(caches)
 
     def outputs(self, tokens: Tokens, positions: Positions | None) -> Iterator[tuple[str, jax.Array]]:
         """Yields what each part gives, in order, under its name: to find where a value went wrong."""
-        x, values = self.embedding(tokens).astype(self.dtype), None
+        x, handed = self.embedding(tokens).astype(self.dtype), SharedValues()
         yield "embedding", x
         for index, block in enumerate(self.blocks):
+            values = handed.of(block.mixer)
             yield f"blocks.{index}.mixer", block.mixed(block.mixer_norm(x), positions, None, values)[0]
             x, _, values = block(x, positions, None, None, values)
+            handed.give(block.mixer, values)
             yield f"blocks.{index}", x
         yield "the logits", self.embedding.logits(self.norm(x))
 
     def decays(self, tokens: Tokens) -> dict[int, tuple[States, States]]:
         """Returns the decays and states of each block whose mixer is `Decaying`, by the block's index."""
-        x, values, by_block = self.embedding(tokens).astype(self.dtype), None, {}
+        x, handed, by_block = self.embedding(tokens).astype(self.dtype), SharedValues(), {}
         for number, block in enumerate(self.blocks):
             if isinstance(block.mixer, Decaying):
                 by_block[number] = block.mixer.decays(block.mixer_norm(x))
-            x, _, values = block(x, None, None, None, values)
+            x, _, values = block(x, None, None, None, handed.of(block.mixer))
+            handed.give(block.mixer, values)
         return by_block
 
     def check_split(self, steps: int) -> None:

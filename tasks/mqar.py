@@ -29,8 +29,8 @@ class MQAR(Synthetic):
     `pairs`, and at most a quarter of its length, so that a curriculum of lengths is one of pairs. The places of pairs
     stay, and the first ones are taken; the others hold 0. Held-out sequences have all pairs.
 
-    With `rewrites`, so many of the keys stand among the pairs twice, with another value each time, in random order: the
-    last value counts, so that one that only adds what it reads is misled. That is ours, and not zoology's.
+    With `rewrites`, so many of the keys stand among the pairs twice, with another value each time, in random order. The
+    last value counts, so that a mixer must overwrite, and not only add. That is ours, and not zoology's.
 
     A random filler may happen to be a key at a place for queries; nothing in the tokens tells it from the query. Then
     the first of them is scored here, and zoology scores whichever was drawn as the query. Tokens are distributed alike.
@@ -147,7 +147,7 @@ class MQAR(Synthetic):
         return jnp.arange(pairs) < jnp.asarray(counts)[chosen]
 
     def _rewritten(self, key: Key[Array, ""], pairs: int) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
-        """Which key stands at each place for a pair, and which value: where it stands again, that with its number."""
+        """Which key stands at each place for a pair, and which value: at its last place the value of its number."""
         owner = jnp.concatenate([jnp.arange(pairs), jnp.arange(self.rewrites)])
         # Folded in, as in `_there`.
         owner = jax.random.permutation(jax.random.fold_in(key, max(self.pairs, 4) + 1), owner)

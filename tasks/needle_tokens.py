@@ -19,7 +19,9 @@ KEY = 2
 SENTENCE = 16
 """Words of the sentence that is repeated."""
 FOLLOWING = 4
-"""How many words may follow each pair of words in a Markov text, all of them equally likely."""
+"""How many words may follow each pair of words in a Markov text, at most."""
+MOST_WORDS = 1000
+"""More words would make the table of pairs too large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +30,8 @@ class NeedleTokens(Synthetic):
 
     It is the test of a needle in a haystack (RULER's `niah_single`, arXiv 2404.06654) without a text or a tokenizer, at
     sizes that a model of 250K parameters is trained on in minutes. The haystack is one fixed sentence over and over, or
-    a text of a fixed Markov chain of order 2, whose words are as hard to foretell as to tell from the needle's. The
-    needle stands anywhere in it with equal chance. No published number is of this task.
+    a text of a fixed Markov chain of order 2, in which up to four words may follow each pair. The needle's words are
+    of the same vocabulary. It stands anywhere with equal chance. No published number is of this task.
 
     `length` counts everything up to the key at the end. The answer is teacher-forced: `tokens` goes on with all its
     digits but the last. With three digits and letters for words an example is `a b c ★ d b 4 1 7 a b c a ? d b`, and
@@ -55,8 +57,9 @@ class NeedleTokens(Synthetic):
     def __post_init__(self) -> None:
         one_of(self, "haystack", HAYSTACKS)
         at_least(self, 1, "digits")
-        if self._words < FOLLOWING:
-            raise ValueError(f"vocab_size={self.vocab_size}; allowed: at least {FIRST_WORD + FOLLOWING} (four words)")
+        if not FOLLOWING <= self._words <= MOST_WORDS:
+            least, most = FIRST_WORD + FOLLOWING, FIRST_WORD + MOST_WORDS
+            raise ValueError(f"vocab_size={self.vocab_size}; allowed: {least} to {most:,} (4 to {MOST_WORDS:,} words)")
         self._hay(self.length)
 
     @property
@@ -142,4 +145,4 @@ def _sentence(words: int) -> Int[np.ndarray, " n"]:
 @cache
 def _chain(words: int) -> Any:
     """The fixed Markov chain: which words may follow each pair of words, `[words, words, FOLLOWING]`."""
-    return np.random.default_rng(1).integers(0, words, (words, words, FOLLOWING)).astype(np.int32)
+    return np.random.default_rng(1).integers(0, words, (words, words, FOLLOWING), np.int32)

@@ -1,6 +1,6 @@
 """State tracking: the running product of a word over a group (Merrill et al. 2024, 2404.08819)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Int, Key
+from jaxtyping import Float, Int, Key
 
 from evalkit.checks import one_of, refuse_below_1
 from evalkit.tasks.base import Example, Synthetic
@@ -27,8 +27,9 @@ class StateTracking(Synthetic):
     60 and 120 elements. Z₂, S₃, Z₆₀ and A₄ × Z₅ are solvable; A₅ and S₅ are not, so that their words are complete for
     NC¹. Of parity, `1 0 1 1` has the answers `1 1 0 1`.
 
-    With `generators`, tokens are so many elements alone, which generate the group: two that do, and then others in
-    their order. The fewer there are, the longer a word must be before its product can be any element.
+    With `generators`, tokens are so many elements alone, which generate the group: the first two of whose long words
+    every product can be, and then others in their order. The fewer there are, the longer a word must be for that, and
+    the better a guess by the position alone.
 
     Options:
       group: which group: `z2`, `s3`, `z60`, `a4xz5`, `a5` or `s5`.
@@ -57,8 +58,13 @@ class StateTracking(Synthetic):
 
     @property
     def chance(self) -> float:
-        """Returns the accuracy of guessing: products are uniform, as their factors are."""
-        return 1.0 / self.vocab_size
+        """Returns the accuracy of guessing: products are uniform, as their factors are.
+
+        With generators it is that of the likeliest product at each position, the mean over a training sequence.
+        """
+        if self.generators is None:
+            return 1.0 / self.vocab_size
+        return float(np.mean([law.max() for law in _laws(self.group, self.generators, self.length)]))
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
         refuse_below_1(length=length)
@@ -135,20 +141,32 @@ def table_of(group: str) -> Int[np.ndarray, "n n"]:
 
 @cache
 def generating(group: str) -> Int[np.ndarray, " n"]:
-    """Returns every element, the first pair that generates the whole group before all others."""
-    table = table_of(group)
-    order = len(table)
-    pair = next((a, b) for a in range(order) for b in range(a + 1, order) if len(_closed(table, {a, b})) == order)
+    """Returns every element, and before all others the first pair of whose long words every product can be.
+
+    Two odd permutations generate S₃, too, but the position would tell of which sign a product is.
+    """
+    order = len(table_of(group))
+    pairs = ((a, b) for a in range(order) for b in range(a + 1, order))
+    pair = next(pair for pair in pairs if all(law.all() for law in _law(group, pair, 2 * order)[-2:]))
     return np.array([*pair, *(element for element in range(order) if element not in pair)], np.int32)
 
 
-def _closed(table: Int[np.ndarray, "n n"], elements: set[int]) -> set[int]:
-    """Returns all products of these elements."""
-    reached, latest = set(elements), set(elements)
-    while latest:
-        latest = {int(table[one, by]) for one in latest for by in elements} - reached
-        reached |= latest
-    return reached
+@cache
+def _laws(group: str, generators: int, length: int) -> list[Float[np.ndarray, " n"]]:
+    return _law(group, generating(group)[:generators].tolist(), length)
+
+
+def _law(group: str, tokens: Sequence[int], length: int) -> list[Float[np.ndarray, " n"]]:
+    """Returns how likely each product is at each position of a word of these elements."""
+    table, law = table_of(group), np.eye(len(table_of(group)))[0]
+    laws = []
+    for _ in range(length):
+        after = np.zeros(len(table))
+        for token in tokens:
+            after[table[:, token]] += law / len(tokens)
+        law = after
+        laws.append(law)
+    return laws
 
 
 def _cycles(element: Permutation) -> str:

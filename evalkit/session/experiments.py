@@ -4,6 +4,7 @@ The same command again leaves finished runs alone and goes on with one that was 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from evalkit.record import environment
 from evalkit.record.history import pasteable
 from evalkit.record.wandb import check_before_several
 from evalkit.reports.comparison import compare
+from evalkit.reports.suite.board import Board
 from evalkit.reports.suite.cells import kept
 from evalkit.reports.suite.report import write as write_suite
 from evalkit.session import logs, plan, run, suite
@@ -253,12 +255,10 @@ def _train(spec: Spec) -> int:
 
 def _draw(folder: Path, jobs: Sequence[Job], console: Console) -> None:
     """One comparison of the runs, and one of the controls; of a suite its own report."""
-    if jobs[0].cell:
+    if jobs[0].squares is not None:
         # What is installed with evalkit is of its own suite, whose words another one need not have.
         others = kept(jobs[0].experiment.preset) if jobs[0].group == SUITE else []
-        wanted = {(task, model): job.floor for job in jobs for task, model, *_ in [job.cell.split("/")]}
-        floors = {task: floor for (task, _), floor in wanted.items() if floor is not None}
-        write_suite(folder, console, others, list(wanted), floors, f"python -m evalkit experiment={jobs[0].group}")
+        write_suite(folder, console, others, partial(Board, **jobs[0].squares._asdict()))
         return
     for group in GROUPS:
         drawn = [job.folder for job in jobs if job.group == group and is_finished(job.folder)]

@@ -29,12 +29,24 @@ HEADER = ["run", "state", "steps", "hours"]
 SPEED = ("batch_size", "microbatch", "log_every")
 
 
+class Squares(NamedTuple):
+    """What a suite's board shows: its tasks and models, accuracies by task that are no better than a guess (`floors`).
+
+    `command` runs a square with `task=` and `model=` after it, or `+mixer=` for one of `mixers`.
+    """
+
+    wanted: Sequence[tuple[str, str]]
+    floors: Mapping[str, float]
+    command: str
+    mixers: Sequence[str] = ()
+
+
 class Job(NamedTuple):
     """One run of an experiment, built, in the folder of its `spec`.
 
     `evaluation` says which trained run it evaluates, and how; None for a run that trains. Of a suite it has the `cell`,
-    and a final run the `words` it is made of and the `trials` that its learning rate is chosen from; `floor` is the
-    accuracy in its task that needs no answer to be found, None where that is chance.
+    and a final run the `words` it is made of and the `trials` that its learning rate is chosen from; `squares` are what
+    its board shows.
     """
 
     group: str
@@ -44,7 +56,7 @@ class Job(NamedTuple):
     cell: str = ""
     words: Words = ()
     trials: tuple[str, ...] = ()
-    floor: float | None = None
+    squares: Squares | None = None
 
     @property
     def experiment(self) -> Experiment:

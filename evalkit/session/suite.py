@@ -6,6 +6,7 @@ training length alone. Then the chosen rate trains fresh seeds. Further state si
 
 import itertools
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError, said_of
 from evalkit.record.files import write_text
 from evalkit.reports.suite.cells import FINAL, NOT_FINITE, SOLVED, TRIAL
-from evalkit.session.plan import Job, is_finished
+from evalkit.session.plan import Job, Squares, is_finished
 from evalkit.session.selection import ranked, trial_of
 from evalkit.training.finite import NotFinite
 from evalkit.training.settings import Training
@@ -115,7 +116,19 @@ def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
                 if model in of_sizes:
                     trials, words = _trial_names(suite, f"{task}/{model}"), [*words, *of_sizes[model], *rest]
                     runs.append(_final(suite, selection.suite, f"{task}/{model}/{size}", words, trials, folder))
-    return [job._replace(floor=suite["floors"].get(job.cell.split("/")[0])) for job in runs]
+    squares = _squares(suite, str(config.preset), selection, tasks, models)
+    return [job._replace(squares=squares) for job in runs]
+
+
+def _squares(
+    suite: Mapping[str, Any], preset: str, selection: Selected, tasks: Iterable[str], models: Iterable[str]
+) -> Squares:
+    """Every square of the suite, and those that were selected, with the command for one that is not run."""
+    whole = itertools.product(suite["tasks"].get(preset, ()), suite["models"])
+    own = [] if selection.own is None else ["--config-dir", shlex.quote(str(selection.own))]
+    command = " ".join(["python -m evalkit", f"experiment={selection.suite}", f"preset={preset}", *own])
+    wanted = list(dict.fromkeys([*whole, *itertools.product(tasks, models)]))
+    return Squares(wanted, suite["floors"], command, [] if selection.mixer is None else [selection.mixer])
 
 
 def _refuse_misspelt(suite: Mapping[str, Any], selection: Selected) -> None:
@@ -164,7 +177,11 @@ def _refuse_wrong(suite: Mapping[str, Any]) -> None:
                 raise UserError(f"suite.tasks.{preset}.{name} is empty; give its words, such as [task=parity]")
     if not isinstance(suite["floors"], Mapping):
         raise UserError(f"suite.floors={suite['floors']}; allowed: an accuracy by task, such as {{mqar: 0.0156}}")
+    tasks_of_all = {name for of_preset in suite["tasks"].values() for name in of_preset}
     for name, floor in suite["floors"].items():
+        if name not in tasks_of_all:
+            allowed = ", ".join(sorted(tasks_of_all))
+            raise UserError(f"suite.floors.{name}: {name} is no task of the suite; give one of {allowed}")
         if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor < 1:
             raise UserError(f"suite.floors.{name}={floor}; allowed: an accuracy from 0 to below 1")
     rates, share = suite["rates"], suite["search_share"]

@@ -70,7 +70,8 @@ class Checkpoints:
         new = self.path / f"{UNFINISHED}{step}"
         facts = {**meta, SUMMED: True} if has_vectors(state) else {**meta, SUMMED: True, MOMENTS: "parameters"}
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(_parts(jax.tree.map(_on_host, state))), meta=ocp.args.JsonSave(facts)
+            state=ocp.args.StandardSave(jax.tree.map(_stand_in, _parts(jax.tree.map(_on_host, state)))),
+            meta=ocp.args.JsonSave(facts),
         )  # type: ignore[call-arg]
         # Of the writes that a first failure keeps from starting, Python would speak, now or when the process ends.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
@@ -172,11 +173,14 @@ class Checkpoints:
     def _state(self, folder: Path, abstract: TrainState) -> TrainState:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         target = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or device),
-            _parts(abstract),
+            lambda leaf: jax.ShapeDtypeStruct(_stand_in(leaf).shape, leaf.dtype, sharding=leaf.sharding or device),
+            parts := _parts(abstract),
         )
         items = ocp.args.Composite(state=ocp.args.StandardRestore(target))  # type: ignore[call-arg]
-        return TrainState(**self._orbax.restore(folder, args=items)["state"])
+        read = self._orbax.restore(folder, args=items)["state"]
+        return TrainState(
+            **jax.tree.map(lambda one, leaf: one if leaf.size else one[:0].reshape(leaf.shape), read, parts)
+        )
 
     def _remove(self, step: int) -> None:
         """Deletes a checkpoint. It is renamed first, so that a kill leaves no half of one under its name."""
@@ -225,6 +229,11 @@ def _forget_late_writes(failure: "sys.UnraisableHookArgs") -> None:
     """After one write has failed, TensorStore's others report to an event loop that Orbax has closed already."""
     if str(failure.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(failure)
+
+
+def _stand_in(leaf: Any) -> Any:
+    """The array as it is written: Orbax takes none of no size, such as the state of a mixer that keeps none."""
+    return leaf if leaf.size else np.zeros(1, leaf.dtype)
 
 
 def _on_host(leaf: jax.Array) -> jax.Array | np.ndarray:

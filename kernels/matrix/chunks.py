@@ -80,7 +80,7 @@ def chunked(steps: Steps, h0: Array, size: int) -> tuple[Array, Array]:
 
 
 def _in_two(steps: Steps) -> Steps:
-    """Twice as many steps, without `along`: one decays and erases along that key, one writes along k and is read."""
+    """Two steps in place of each, without `along`: the first decays and erases, the second writes and is read."""
 
     def first(one: Array | None) -> Array | None:
         return None if one is None else _between(one, jnp.zeros_like(one))

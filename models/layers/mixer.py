@@ -140,9 +140,9 @@ class Split(Protocol):
 
 @runtime_checkable
 class ValueSharing(Protocol):
-    """Optional: a mixer whose values go on to the blocks of its kind above it, beside the residual stream.
+    """Optional: a mixer whose values go on to the blocks of its own class above it, beside the residual stream.
 
-    Blocks of other mixers do not see them. The values are of the tokens of this call, so no cache keeps them, and they
+    Blocks of other classes do not see them. The values are of the tokens of this call, so no cache keeps them, and they
     are as causal as the mixer's output must be. RWKV-7 mixes those of its first block into each later one.
     """
 

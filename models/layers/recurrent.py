@@ -28,7 +28,7 @@ class RecurrentCache(NamedTuple):
         """Returns the cache after `steps` more tokens at `positions`, which left `h` and `conv`."""
         following = self.next_position
         following = after_all(following, steps) if positions is None else after(positions, following)
-        return RecurrentCache(h, conv.astype(self.conv.dtype), following)
+        return RecurrentCache(h.astype(self.h.dtype), conv.astype(self.conv.dtype), following)
 
 
 class Recurrent(nnx.Module):

@@ -26,7 +26,8 @@ class MLSTMBlock(Recurrent):
 
     `C_t = f_t C_{t-1} + i_t v_t k_tᵀ`, `n_t = f_t n_{t-1} + i_t k_t` and `h_t = C_t q_t / max(|n_t · q_t|, 1)`, with
     `i = exp(ĩ)`, `f = σ(f̃)` of a head and `q / √k`. Both states are kept divided by `exp(m)`, where `m_t` is
-    `max(log f_t + m_{t-1}, ĩ_t)`, so that no gate overflows; m cancels in h. The output is `W (norm(h) ⊙ σ(x W))`,
+    `max(log f_t + m_{t-1}, ĩ_t)`, so that no gate overflows; m cancels in h, but for the 1e-6 that is added to the
+    divided normaliser. The output is `W (norm(h) ⊙ σ(x W))`,
     with a layer norm of each head. As in xLSTM 7B there is no convolution, and gates are capped at ± 15. Raises
     ValueError for impossible settings.
 
@@ -138,7 +139,7 @@ def _largest(
 ) -> tuple[Float[Array, "b t h"], Float[Array, "b t h"]]:
     """`m_t = max(log f_t + m_{t-1}, ĩ_t)` and the m before each token: 0 where a sequence begins; pads change nothing.
 
-    Nothing depends on m but by rounding, so no gradient goes through it.
+    m cancels in what is read but for `EPSILON`, so no gradient goes through it.
     """
     by, at_least = jax.lax.stop_gradient((log_forget, entry))
     if positions is not None:

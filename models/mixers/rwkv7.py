@@ -65,8 +65,8 @@ class TimeMixing(Recurrent):
     `w = exp(−e^{−1/2} σ(w₀ + tanh(x A) B))`, the rate `a = σ(a₀ + x A B)`, the removal key κ is `ξ ⊙ k` at length 1,
     and the replacement key `k̃ = k ⊙ (1 + α ⊙ (a − 1))`. The output is `W ((norm(o) + (r · (ρ ⊙ k̃)) v) ⊙ g)`, with
     `g = σ(x A) B` and a norm of each head. With `value_residual` the value is `v + σ(ν₀ + x A B) ⊙ (v₁ − v)`, where v₁
-    is that of the first such block of the model (see `ValueSharing`). Parameters start as the authors' middle layer.
-    Raises ValueError for impossible settings.
+    is that of the first such block of the model (see `ValueSharing`). Parameters start as in the authors' small example
+    of training, in a layer in the middle. Raises ValueError for impossible settings.
 
     Options:
       heads (heads): heads, each with a state of its own.
@@ -153,6 +153,11 @@ class TimeMixing(Recurrent):
         shifted = {name: x + scaled(earlier - x, mu[...].astype(x.dtype)) for name, mu in self.shifts.items()}
         q, k, v = self.query(shifted["query"]), self.key(shifted["key"]), self.value(shifted["value"])
         values = v if values is None else values
+        if values.shape != v.shape:
+            raise ValueError(
+                f"values of the first block have {values.shape[-1]} channels, and those of a later one {v.shape[-1]}; "
+                "give both the same heads and head_dim"
+            )
         if self.residual is not None:
             v = v + ((values - v) * jax.nn.sigmoid(self.residual(shifted["value"]))).astype(v.dtype)
         rate = jax.nn.sigmoid(self.rate(shifted["rate"]))
@@ -176,7 +181,8 @@ class ChannelMixing(Recurrent):
     """RWKV-7's channel mixing: `W relu(V (x_t + μ ⊙ (x_{t-1} − x_t)))²`, in place of an MLP, with the token before.
 
     It stands in `model.pattern` as a block of its own, since it keeps the last token between calls; the model's own
-    MLPs are left out by `mlp_expansion: 0`. V starts orthogonal, W and μ at zero, as published.
+    MLPs are left out by `mlp_expansion: 0`. V starts orthogonal, W and μ at zero, as in
+    the authors' small example of training.
 
     Options:
       expansion (share): the hidden width over the model's; the paper's is 4.

@@ -124,12 +124,41 @@ def test_token_by_token_is_the_whole_with_resets_and_pads(name: str) -> None:
     assert bool(jnp.isfinite(step(x[:, :2], jnp.array([[0, 1]] * 2), spoilt)[0]).all())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["time mixing", "mlstm", "mamba3"])
+def test_a_state_stays_finite_and_bounded_over_65536_tokens(name: str) -> None:
+    """What it holds after all of them is of the size that it was after the first eighth."""
+    mixer = moved(MIXERS[name]())
+    read = jax.jit(lambda x, cache: mixer(x, None, cache))
+    cache, largest = mixer.init_cache(1, 8), []
+    for part in range(16):
+        y, cache = read(jax.random.normal(jax.random.key(part), (1, 4096, WIDTH)), cache)
+        assert bool(jnp.isfinite(y).all()) and float(jnp.abs(y).max()) > 0
+        largest.append(float(jnp.abs(cache.h).max()))
+    assert 0 < max(largest[2:]) < 4 * max(largest[:2]), largest
+
+
+def test_later_blocks_of_another_width_are_told_so() -> None:
+    first, later = TimeMixing(WIDTH, heads=2, head_dim=8, rank=2, rngs=nnx.Rngs(0)), block(later=True)
+    x = jnp.zeros((1, 4, WIDTH))
+    _, _, values = first.with_values(x, None, None, None)
+    narrow = TimeMixing(WIDTH, heads=1, head_dim=8, rank=2, value_residual=True, rngs=nnx.Rngs(0))
+    assert later.with_values(x, None, None, values)[2] is values
+    with pytest.raises(ValueError, match="have 16 channels, and those of a later one 8; give both the same heads"):
+        narrow.with_values(x, None, None, values)
+
+
+class OtherMixing(TimeMixing):
+    """A class of its own, whose values are of no use to the other."""
+
+
 def logits(pattern: list[str], change: float) -> np.ndarray:
     """Of a model whose first block adds nothing to the stream, once its map of values has been changed."""
     time = partial(TimeMixing, heads=HEADS, head_dim=HEAD_DIM, rank=RANK)
     mixers = {
         "first": time,
         "later": partial(time, value_residual=True),
+        "another": partial(OtherMixing, heads=HEADS, head_dim=HEAD_DIM, rank=RANK, value_residual=True),
         "other": partial(MatrixStateBlock, heads=HEADS, head_dim=HEAD_DIM),
     }
     model = build(vocab_size=7, width=WIDTH, pattern=pattern, mixers=mixers, mlp_expansion=0)
@@ -148,6 +177,7 @@ def logits(pattern: list[str], change: float) -> np.ndarray:
         (["first", "other", "later"], True),
         (["first", "first"], False),
         (["first", "other"], False),
+        (["first", "another"], False),
     ],
     ids=str,
 )

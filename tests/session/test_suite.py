@@ -125,7 +125,7 @@ def test_every_cell_is_searched_trained_and_drawn(done: Path, capsys: pytest.Cap
     assert large["train"]["learning_rate"] == own["train"]["learning_rate"]
     drawn = {path.stem for path in out.glob("*.png")}
     assert drawn == {"board", "heads-state", "heads-length", "heads-rate"}
-    assert "1 tasks, 2 models, 2 of 2 cells run" in (out / "board.html").read_text()
+    assert "2 tasks, 2 models, 2 of 4 cells run" in (out / "board.html").read_text()
     page, rows = (out / "suite.html").read_text(), (out / "suite.csv").read_text().splitlines()
     assert "one" in page and "beyond the training length" in page
     assert len(rows) == 1 + 3 * 2 * 2 + 2 * 2, "a row a measurement of three final runs, and one a trial of two cells"
@@ -217,6 +217,11 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
             '+runs.mine=["model=hawk"]: a suite has cells, not runs; give task= and model= for one of them',
         ),
         ("suite.floors.mqar=1", "suite.floors.mqar=1; allowed: an accuracy from 0 to below 1"),
+        (
+            "suite.floors.nosuch=0.1",
+            "suite.floors.nosuch: nosuch is no task of the suite; "
+            "give one of copying, mqar, noisy_recall, parity, s3, s5",
+        ),
         ("suite.floors=3", "suite.floors=3; allowed: an accuracy by task, such as {mqar: 0.0156}"),
         ("suite.search_share=2", "suite.search_share=2; allowed: above 0, up to 1"),
         (
@@ -271,6 +276,16 @@ def test_a_task_is_found_wherever_its_word_stands() -> None:
     assert given is not None
     config = composition.compose(["experiment=suite", *given.protocol]).config
     assert {part.name.split("/")[0] for part in suite.jobs(config, given, Path("out"))} == {"copying", "mine"}
+
+
+def test_the_board_of_one_cell_is_that_of_the_whole_suite() -> None:
+    """Kept cells are drawn beside it, so that their floors are needed, and the squares that nobody ran are shown."""
+    given = suite.selected(["experiment=suite", "task=copying", "model=gla"])
+    assert given is not None
+    squares = suite.jobs(composition.compose(["experiment=suite"]).config, given, Path("out"))[0].squares
+    assert squares is not None and squares.floors == {"mqar": 1 / 64}
+    assert {("copying", "gla"), ("mqar", "hawk"), ("s5", "mamba")} <= set(squares.wanted)
+    assert squares.command == "python -m evalkit experiment=suite preset=cpu"
 
 
 def test_the_protocol_is_changed_by_its_own_keys() -> None:

@@ -23,7 +23,7 @@ from evalkit.tasks.ngram_lookup import NgramLookup
 from evalkit.tasks.palindrome import Palindrome
 from evalkit.tasks.regular_language import LANGUAGES, MODULUS, RegularLanguage, automaton
 from evalkit.tasks.stack import Stack
-from evalkit.tasks.state_tracking import GROUPS, StateTracking, elements, generating, table_of
+from evalkit.tasks.state_tracking import GROUPS, StateTracking, _laws, elements, generating, table_of
 
 # int16 copies of batches that zoology (d88d6f5) and mad-lab (0f49a45) drew; -100 is not scored.
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -318,7 +318,13 @@ def test_generators_alone_stand_in_words_and_reach_every_element(group: str, cou
     keys = jax.random.split(jax.random.key(2), 400)
     drawn = jax.device_get(jax.jit(jax.vmap(lambda key: task.sample(key, 60)))(keys))
     assert sorted(set(drawn.tokens.ravel().tolist())) == sorted(generating(group)[:count].tolist())
-    assert len(set(drawn.targets[:, 20:].ravel().tolist())) == task.vocab_size
+    laws = np.stack(_laws(group, count, 60))
+    assert (laws[-1] > 0).all(), "a position may not tell which half of the group its product is of"
+    np.testing.assert_allclose(laws.sum(axis=1), 1)
+    counts = np.bincount(drawn.targets[:, 11], minlength=task.vocab_size)
+    there = laws[11] > 0
+    assert not counts[~there].any() and chisquare(counts[there], 400 * laws[11][there]).pvalue > UNLIKELY
+    assert task.chance == pytest.approx(laws.max(axis=1).mean()) and task.chance >= 1 / task.vocab_size
 
 
 @pytest.mark.parametrize("haystack", HAYSTACKS)

@@ -1,7 +1,9 @@
 """State passing: what streams read and when they begin anew, and that a sequence goes on from their states."""
 
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ from evalkit.core import streams
 from evalkit.core.batches import feed_of
 from evalkit.core.errors import UserError
 from evalkit.core.objective import tally
+from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.passing import StatePassing, check_bounded
 from evalkit.training.settings import Training
 from evalkit.training.trainer import Trainer
@@ -135,3 +138,19 @@ def test_without_it_a_state_has_no_streams_and_a_step_reads_none() -> None:
     training = Training(steps=10, batch_size=4, learning_rate=1e-3)
     trainer = Trainer(experiment("hawk").task, shrunk("hawk"), training, [0])
     assert trainer.abstract.streams is None and trainer.step.passing is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["rwkv7", "lstm"])
+def test_a_state_of_no_size_is_kept_with_the_others(model: str, tmp_path: Path) -> None:
+    """RWKV-7's channel mixing has no state, and an LSTM no inputs of a convolution: Orbax writes no empty array."""
+    built = experiment(model, "train.state_passing=0.5", "train.curriculum=[]", "task.length=16", "train.batch_size=4")
+    assert built.model is not None
+    trainer = Trainer(built.task, built.model, built.train, [0])
+    state = trainer.init()
+    assert any(leaf.size == 0 for leaf in jax.tree.leaves(state.streams))
+    with closing(Checkpoints(tmp_path)) as checkpoints:
+        checkpoints.save(state, 3, {})
+        restored = checkpoints.restore(trainer.restorable, trainer.step.layout)
+    assert restored is not None
+    jax.tree.map(np.testing.assert_array_equal, restored.state, state)

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from evalkit.core.statistics import holm, mann_whitney
 from evalkit.reports import page
 from evalkit.reports.heat import heat_figure
-from evalkit.reports.numbers import DASH
+from evalkit.reports.numbers import DASH, grouped
 from evalkit.reports.suite.cells import SOLVED, Cell
 
 TITLE = "Board"
@@ -40,6 +40,10 @@ body { max-width: 96rem; }
 .board .not-run code { display: block; font-size: 0.62rem; }
 .board .run { background: color-mix(in srgb, var(--mark) var(--share), var(--page)); }
 .board .solved { box-shadow: inset 0 0 0 2px var(--ink); }
+@media print { @page { size: landscape; margin: 1cm; } .board .scroll { overflow: visible; }
+  .board .line { font-size: 7pt; break-inside: avoid; print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  .board .line > * { padding: 0.15rem 0.3rem; } .board b { font-size: 8pt; } .board small { font-size: 6pt; }
+  .board .not-run code { font-size: 5pt; } }
 """
 
 
@@ -47,19 +51,20 @@ body { max-width: 96rem; }
 class Board:
     """What is shown: the cells of each model's own size, and the squares (task, model) that are wanted.
 
-    `floors` are accuracies by task that need no answer to be found, such as 1/64 where 64 values are shown; a task
-    that has none has chance. `command` is what runs a suite of these squares.
+    `floors` are accuracies by task that a guess has, such as 1/64 where 64 values are shown; a task that has none has
+    chance. `command` runs a square with `task=` and `model=` after it, or `+mixer=` for one of `mixers`.
     """
 
     cells: Sequence[Cell]
     wanted: Sequence[tuple[str, str]]
     floors: Mapping[str, float]
     command: str
+    mixers: Sequence[str] = ()
 
     @property
     def by_square(self) -> dict[tuple[str, str], Cell]:
-        """The cells by task and model."""
-        return {(cell.task, cell.model): cell for cell in self.cells if cell.size is None}
+        """The cells by task and model, of those that were asked at the training length."""
+        return {(cell.task, cell.model): cell for cell in self.cells if cell.size is None and cell.trained}
 
     @property
     def tasks(self) -> list[str]:
@@ -77,12 +82,12 @@ class Board:
 
     def is_learned(self, cell: Cell) -> bool:
         """Whether the median of the seeds is above the floor."""
-        return bool(cell.trained) and median(cell.trained) > self.floor(cell)
+        return median(cell.trained) > self.floor(cell)
 
     def share(self, cell: Cell) -> float:
         """The median of the seeds, 0 at the floor and 1 where all is right."""
         floor = self.floor(cell)
-        return max(0.0, (median(cell.trained) - floor) / (1 - floor)) if cell.trained else 0.0
+        return max(0.0, (median(cell.trained) - floor) / (1 - floor)) if floor < 1 else 0.0
 
 
 def reach(cell: Cell) -> int | None:
@@ -96,15 +101,15 @@ def reach(cell: Cell) -> int | None:
     return reached
 
 
-def window(cell: Cell) -> float | None:
-    """Decades between the lowest and the highest rate around the best that come near its accuracy; None if not tried.
+def window(cell: Cell, floor: float) -> float | None:
+    """Decades between the lowest and the highest rate around the best that come near it; None if none learned anything.
 
-    A rate comes near it with `WORKS` of what the best one has.
+    A rate comes near the best with `WORKS` of what that one is above the floor.
     """
-    tried = sorted((trial.rate, trial.accuracy or 0.0) for trial in cell.trials)
-    if not tried:
+    tried = sorted((trial.rate, (trial.accuracy or 0.0) - floor) for trial in cell.trials)
+    best = max(range(len(tried)), key=lambda index: tried[index][1], default=0)
+    if not tried or tried[best][1] <= 0:
         return None
-    best = max(range(len(tried)), key=lambda index: tried[index][1])
     low = high = best
     while low and tried[low - 1][1] >= WORKS * tried[best][1]:
         low -= 1
@@ -133,8 +138,8 @@ def comparisons(board: Board) -> str:
         else f"; so few seeds cannot show more, since one pair has at least {least:.2g}"
     )
     return (
-        f"{len(pairs):,} pairs of cells of one task were compared by the exact Mann-Whitney test, adjusted for all of "
-        f"them (Holm): {differ:,} differ at {LEVEL:g}{possible}."
+        f"{_counted(len(pairs), 'pair')} of cells of one task, compared by the exact Mann-Whitney test, adjusted for "
+        f"all of them (Holm): {differ:,} differ at {LEVEL:g}{possible}."
     )
 
 
@@ -151,7 +156,12 @@ def html(board: Board) -> str:
         f"#by{i}:focus-visible ~ .scroll .h{i} {{ outline: 2px solid var(--mark); }}\n"
         for i in range(len(heads))
     )
-    grid = f".board .line {{ grid-template-columns: 10rem 6rem 6rem repeat({len(board.tasks)}, 9.5rem); }}"
+    count = len(board.tasks)
+    grid = (
+        f".board .line {{ grid-template-columns: 10rem 6rem 6rem repeat({count}, 9.5rem); }}\n"
+        f"@media print {{ .board .line {{ grid-template-columns: 7rem 4rem 4rem repeat({count}, minmax(0, 1fr)); }} "
+        ".board .lines { min-width: 0; } }"
+    )
     labels = "".join(
         f'<div role="columnheader"><label class="h{index}" for="by{index}">{escape(head)}</label></div>'
         for index, head in enumerate(heads)
@@ -162,7 +172,7 @@ def html(board: Board) -> str:
     )
     run = len(board.by_square)
     every = len(board.tasks) * len(board.models)
-    lead = f"{len(board.tasks)} tasks, {len(board.models)} models, {run} of {every} cells run"
+    lead = f"{_counted(len(board.tasks), 'task')}, {_counted(len(board.models), 'model')}, {run} of {every} cells run"
     notes = [
         f"Median of the seeds (lowest – highest) at the training length; a frame where every one has {SOLVED:g}. "
         f"A dash is no better than the task's floor. Beyond: the longest length up to which every seed has {SOLVED:g}. "
@@ -176,13 +186,17 @@ def html(board: Board) -> str:
     )
 
 
+def _counted(number: int, name: str) -> str:
+    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
+
+
 def picture(board: Board) -> Figure:
     """Models by tasks, the median of each cell, empty where it was not run."""
-    cells = {square: cell for square, cell in board.by_square.items() if cell.trained}
+    cells = board.by_square
     values = {square: median(cell.trained) for square, cell in cells.items()}
     dashes = {square: DASH for square, cell in cells.items() if not board.is_learned(cell)}
     notes = [
-        f"Median of the seeds at the training length; {DASH} is no better than a guess.",
+        f"Median of the seeds at the training length; {DASH} is no better than the task's floor.",
         "An empty square was not run.",
     ]
     return heat_figure(values, board.tasks, board.models, ("task", "model"), "accuracy", TITLE, notes, dashes)
@@ -206,23 +220,14 @@ def _columns(board: Board) -> Iterator[list[tuple[float, str]]]:
 
     What was not run comes last, and names decide between equals.
     """
-    cells = board.by_square
-    yield [(0.0, model) for model in board.models]
+    cells, models = board.by_square, board.models
+    yield [(0.0, model) for model in models]
     for cost in ("state_bytes", "flops_per_token"):
-        least = [
-            min(
-                (getattr(cell, cost) or math.inf for (_, name), cell in cells.items() if name == model),
-                default=math.inf,
-            )
-            for model in board.models
-        ]
-        yield list(zip(least, board.models, strict=True))
+        known = grouped((cell.model, number) for cell in cells.values() if (number := getattr(cell, cost)) is not None)
+        yield [(min(known.get(model, [math.inf])), model) for model in models]
     for task in board.tasks:
-        found = [cells.get((task, model)) for model in board.models]
-        yield [
-            (math.inf if cell is None else -board.share(cell), model)
-            for cell, model in zip(found, board.models, strict=True)
-        ]
+        shares = {model: board.share(cell) for (of_task, model), cell in cells.items() if of_task == task}
+        yield [(-shares[model] if model in shares else math.inf, model) for model in models]
 
 
 def _places(column: Sequence[tuple[float, str]]) -> list[int]:
@@ -232,18 +237,19 @@ def _places(column: Sequence[tuple[float, str]]) -> list[int]:
 
 def _square(board: Board, task: str, model: str) -> str:
     cell = board.by_square.get((task, model))
-    if cell is None or not cell.trained:
-        command = escape(f"{board.command} task={task} model={model}")
+    if cell is None:
+        what = "+mixer" if model in board.mixers else "model"
+        command = escape(f"{board.command} task={task} {what}={model}")
         return f'<div class="not-run" role="cell">not run <code>{command}</code></div>'
     solved = " solved" if len(cell.trained) > 1 and min(cell.trained) >= SOLVED else ""
     lines = [f"({min(cell.trained):.3f} – {max(cell.trained):.3f})"] if len(cell.trained) > 1 else ["one seed"]
     if (longest := reach(cell)) is not None and longest > cell.train_length:
         lines.append(f"beyond: {longest:,}")
-    if board.is_learned(cell) and (decades := window(cell)) is not None:
+    if board.is_learned(cell) and (decades := window(cell, board.floor(cell))) is not None:
         lines.append(f"rates: {f'{decades:.1f} decades' if decades else 'one'}")
     middle = f"{median(cell.trained):.3f}" if board.is_learned(cell) else DASH
     small = "".join(f"<small>{escape(line)}</small>" for line in lines)
-    shade = f"--share: {80 * board.share(cell) / 2:.0f}%"
+    shade = f"--share: {40 * board.share(cell):.0f}%"
     return f'<div class="run{solved}" role="cell" style="{shade}"><b>{middle}</b>{small}</div>'
 
 

@@ -4,7 +4,7 @@ Figures show accuracy against state, by length or position with chance, and by l
 of every model in every task, beyond the training length, and by rate; they are printed, too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -39,14 +39,9 @@ def write(
     folder: Path,
     console: Console,
     others: Sequence[Cell],
-    wanted: Sequence[tuple[str, str]],
-    floors: Mapping[str, float],
-    command: str,
+    board_of: Callable[[Sequence[Cell]], Board],
 ) -> list[Cell]:
-    """Writes the report of the finished cells in `folder`, in place of namesakes in `others`; returns all shown.
-
-    `wanted` are the tasks and models that `command` runs, and `floors` of tasks are the board's (see `Board`).
-    """
+    """Writes the report of the finished cells in `folder`, in place of namesakes in `others`; returns all shown."""
     own = found_in(folder)
     if not own:
         say(console, f"no cell of {folder} is finished yet")
@@ -65,7 +60,7 @@ def write(
     write_text(folder / "suite.html", page.page(TITLE, lead, parts, [asdict(cell) for cell in cells]))
     write_text(folder / "suite.csv", as_csv(list(_records(cells))))
     write_text(folder / "suite.json", as_json(own))
-    board = Board(cells, wanted, floors, command)
+    board = board_of(cells)
     write_text(folder / "board.html", html(board))
     save(picture(board), folder / "board.png")
     print_report(console, TITLE, notes, listed, lead)
