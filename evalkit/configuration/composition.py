@@ -53,6 +53,8 @@ OF_TRAINING = (
     "suite",
     "selected_by",
 )
+# What is measured while a model trains.
+LOOKS = ("eval.during", "lookup.during", "downstream.during")
 # A task's defaults list may pick its preset. So each preset is an option without a file, which sets the plain key
 # `preset` to its name.
 for _preset in catalogue.PRESETS:
@@ -396,7 +398,8 @@ def _on_checkpoint(parsed: Sequence[Override]) -> recipes.Node:
             raise UserError("checkpoint is missing; give checkpoint=FOLDER, such as runs/<task>/<model>/<time>")
         return {}
     for override in parsed:
-        if override.key_or_group.partition(".")[0] in OF_TRAINING:
+        looks = override.key_or_group in LOOKS and not override.is_delete() and override.value() not in (None, [])
+        if looks or override.key_or_group.partition(".")[0] in OF_TRAINING:
             raise UserError(
                 f"{override.input_line}, but checkpoint={checkpoint} is trained already; leave one of the two out"
             )

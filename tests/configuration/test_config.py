@@ -249,6 +249,10 @@ def test_wrong_input_is_one_line(override: str, said: Sequence[str]) -> None:
         (("task=books", "model=mqa", "data.path=/nope"), ["data.path=/nope is no folder", "heldout-*.txt"]),
         (("task=books", "model=mqa", "task.tokenizer=gpt2"), ["task.tokenizer=gpt2; allowed: the path of"]),
         (("task=books", "checkpoint=x", "mesh={data: 2, model: 1}"), ["divides training", "leave it out"]),
+        (
+            ("task=books", "checkpoint=x", "eval.during=[2048]"),
+            ["eval.during=[2048], but checkpoint=x is trained already; leave one of the two out"],
+        ),
         (("task=books", "checkpoint=x", "preset=cpu"), ["preset=cpu, but checkpoint=x is trained already"]),
     ],
 )
