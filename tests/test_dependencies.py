@@ -65,7 +65,7 @@ def test_an_import_in_a_function_is_told_from_one_at_the_top() -> None:
 PAGE = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
 TOLD = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in PAGE.splitlines() if line.startswith("| ")}
 # What packages call in other words than SPDX's.
-SPDX = {"Apache 2.0": "Apache-2.0"}
+SPDX = dict.fromkeys(("Apache", "Apache 2.0", "Apache 2.0 License"), "Apache-2.0")
 OF_CLASSIFIERS = {"Apache Software License": "Apache-2.0", "BSD License": "BSD-3-Clause", "MIT License": "MIT"}
 
 
