@@ -168,6 +168,7 @@ class LanguageModel(nnx.Module):
             [ResidualBlock(width, mixers[name], mlp_width, mlp_bias=mlp_bias, rngs=rngs) for name in pattern]
         )
         self.norm = RMSNorm(width, rngs=rngs)
+        _refuse_unlike_values([block.mixer for block in self.blocks])
 
     def __call__(
         self, tokens: Tokens, positions: Positions | None, cache: tuple[Cache, ...] | None, at: Places | None
@@ -236,3 +237,16 @@ class LanguageModel(nnx.Module):
     def windows(self) -> list[int]:
         """Returns the windows of the mixers that have one."""
         return [block.mixer.window for block in self.blocks if block.mixer.window is not None]
+
+
+def _refuse_unlike_values(mixers: Sequence[Mixer]) -> None:
+    """Raises ValueError for two mixers of one class whose values have different widths."""
+    widths: dict[type, int] = {}
+    for mixer in mixers:
+        if isinstance(mixer, ValueSharing):
+            first = widths.setdefault(type(mixer), mixer.value_width)
+            if mixer.value_width != first:
+                raise ValueError(
+                    f"values of the first {type(mixer).__name__} have {first} channels, and those of a later one "
+                    f"{mixer.value_width}; give all of them the same heads and head_dim"
+                )

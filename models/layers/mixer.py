@@ -146,6 +146,9 @@ class ValueSharing(Protocol):
     are as causal as the mixer's output must be. RWKV-7 mixes those of its first block into each later one.
     """
 
+    value_width: int
+    """The channels of its values, the same for all blocks of its class in a model."""
+
     def with_values(
         self, x: Activations, positions: Positions | None, cache: Cache | None, values: Values | None
     ) -> tuple[Activations, Cache | None, Values]:

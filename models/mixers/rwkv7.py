@@ -94,7 +94,7 @@ class TimeMixing(Recurrent):
         refuse_below_1(heads=heads, head_dim=head_dim, rank=rank)
         refuse_other("implementation", implementation, IMPLEMENTATIONS)
         self.heads, self.head_dim, self.implementation, self.conv = heads, head_dim, implementation, None
-        inner = heads * head_dim
+        self.value_width = inner = heads * head_dim
         across, zigzag = jnp.linspace(-0.5, 0.5, inner), jnp.tile(_zigzag(head_dim), heads)
 
         def adapter(bias: Array | None = None, between: Callable[[Array], Array] | None = None) -> Adapter:
@@ -153,11 +153,6 @@ class TimeMixing(Recurrent):
         shifted = {name: x + scaled(earlier - x, mu[...].astype(x.dtype)) for name, mu in self.shifts.items()}
         q, k, v = self.query(shifted["query"]), self.key(shifted["key"]), self.value(shifted["value"])
         values = v if values is None else values
-        if values.shape != v.shape:
-            raise ValueError(
-                f"values of the first block have {values.shape[-1]} channels, and those of a later one {v.shape[-1]}; "
-                "give both the same heads and head_dim"
-            )
         if self.residual is not None:
             v = v + ((values - v) * jax.nn.sigmoid(self.residual(shifted["value"]))).astype(v.dtype)
         rate = jax.nn.sigmoid(self.rate(shifted["rate"]))

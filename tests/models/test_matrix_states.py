@@ -138,14 +138,13 @@ def test_a_state_stays_finite_and_bounded_over_65536_tokens(name: str) -> None:
     assert 0 < max(largest[2:]) < 4 * max(largest[:2]), largest
 
 
-def test_later_blocks_of_another_width_are_told_so() -> None:
-    first, later = TimeMixing(WIDTH, heads=2, head_dim=8, rank=2, rngs=nnx.Rngs(0)), block(later=True)
-    x = jnp.zeros((1, 4, WIDTH))
-    _, _, values = first.with_values(x, None, None, None)
-    narrow = TimeMixing(WIDTH, heads=1, head_dim=8, rank=2, value_residual=True, rngs=nnx.Rngs(0))
-    assert later.with_values(x, None, None, values)[2] is values
-    with pytest.raises(ValueError, match="have 16 channels, and those of a later one 8; give both the same heads"):
-        narrow.with_values(x, None, None, values)
+def test_later_blocks_of_another_width_are_refused_when_a_model_is_built() -> None:
+    first = partial(TimeMixing, heads=2, head_dim=8, rank=2)
+    later = partial(TimeMixing, heads=1, head_dim=8, rank=2, value_residual=True)
+    with pytest.raises(
+        ValueError, match="have 16 channels, and those of a later one 8; give all of them the same heads"
+    ):
+        build(vocab_size=7, width=WIDTH, pattern=["a", "b"], mixers={"a": first, "b": later}, mlp_expansion=0)
 
 
 class OtherMixing(TimeMixing):

@@ -53,6 +53,8 @@ class After(MinGRU):
 class Shares(MinGRU):
     """A right one that gives its inputs to the next of its kind, which adds them; a model of it has two blocks."""
 
+    value_width = 8
+
     def with_values(self, x, positions, cache, values):
         y, cache = self(x, positions, cache)
         return y if values is None else y + values, cache, self.shared(x, positions)
