@@ -37,6 +37,9 @@ def notes_of(experiment: Experiment, model: LanguageModel) -> list[str]:
         notes.append("trained with a length curriculum: " + " → ".join(map(str, lengths)))
     if stages[-1].shortest is not None:
         notes.append(f"trained on lengths {stages[-1].shortest} to {stages[-1].length}")
+    if len(experiment.train.rates) > 1:
+        rates = zip(experiment.all_seeds, experiment.train.rates, strict=True)
+        notes.append("a learning rate for each seed: " + ", ".join(f"{rate:g} of {seed}" for seed, rate in rates))
     if experiment.train.state_passing is not None:
         probability, facts = experiment.train.state_passing, experiment.train.stream_facts
         held = f", which holds a fact at a step with probability {facts:g}" if facts else ""

@@ -134,6 +134,7 @@ class Experiment:
         if self.data["path"] is not None and "path" not in self.config["task"]:
             raise ValueError(f"data.path={self.data['path']}, but {self.task_name} is drawn, not read; leave it out")
         if self.train is not None:
+            self.train.check_seeds(self.seeds)
             self._check_stages(self.train)
             self._check_state_passing(self.train)
             self._check_optimizer(self.train)

@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from evalkit.core import studies
 from evalkit.core.errors import UserError
+from evalkit.core.rows import Record
 from evalkit.reports.numbers import Curve
 from evalkit.reports.pooling import STEPS, Line, Run
 
@@ -45,7 +46,7 @@ def omitted(lines: Sequence[Line]) -> list[str]:
 
 def _places(run: Run, by: str) -> dict[int, int]:
     """What was done by each step that rows of training are of; empty where it is not known."""
-    tokens = _tokens(run)
+    tokens = tokens_seen(run.record)
     if by == "flops":
         cost = run.header.flops_per_token
         return {} if cost is None else {step: FLOPS_OF_A_STEP * cost * count for step, count in tokens.items()}
@@ -58,12 +59,12 @@ def _places(run: Run, by: str) -> dict[int, int]:
     return tokens
 
 
-def _tokens(run: Run) -> dict[int, int]:
+def tokens_seen(record: Record) -> dict[int, int]:
     """The tokens, answers included, that a seed's model had seen by each step; those of skipped steps do not count."""
     more: dict[int, float] = {}
-    for entry in run.record.rows:
+    for entry in record.rows:
         if entry["split"] == "train" and entry["metric"] == "loss" and entry["step"] is not None:
-            length = (entry["length"] or 0) + (run.header.answer_length or 0)
+            length = (entry["length"] or 0) + (record.header.answer_length or 0)
             more[entry["step"]] = max(more.get(entry["step"], 0), (entry["count"] or 0) * length)
     steps = sorted(more)
     tokens = map(int, accumulate(more[step] for step in steps))

@@ -34,7 +34,6 @@ from evalkit.reports.suite.cells import kept
 from evalkit.reports.suite.report import write as write_suite
 from evalkit.session import logs, plan, run, suite
 from evalkit.session.plan import Job, is_finished
-from evalkit.training.finite import NotFinite
 
 RUN_FOLDER = "hydra.run.dir"
 SUITE = "suite"
@@ -59,7 +58,8 @@ def main(words: Sequence[Override], *, dry_run: bool = False) -> int:
     named = [word for word in words if word.key_or_group == RUN_FOLDER]
     chosen = composition.compose([*filter(composition.chooses, typed), *of_runs, *protocol, *named], named_by=words)
     _refuse_unknown_runs(chosen, of_runs)
-    folder = chosen.folder if named else Path("runs", chosen.choices["experiment"], chosen.config.preset)
+    form = "-quick" if suite_words is not None and suite_words.quick else ""  # its cells are others
+    folder = chosen.folder if named else Path("runs", chosen.choices["experiment"], f"{chosen.config.preset}{form}")
     jobs = (
         _jobs(chosen.config, typed, folder) if suite_words is None else suite.jobs(chosen.config, suite_words, folder)
     )
@@ -100,8 +100,8 @@ def _run_all(folder: Path, jobs: Sequence[Job], console: Console) -> int:
     errors = Console(stderr=True) if console.quiet else console
     failed = []
     for number, job in enumerate(jobs, 1):
-        if any(name in failed and not suite.is_done(folder / name) for name in job.trials):
-            failed.append(job.name)  # its rate cannot be chosen, and why was said of the trial
+        if job.search is not None and job.search.name in failed:
+            failed.append(job.name)  # its rate cannot be chosen, and why was said of the search
             continue
         console.print(Text(f"{job.folder} ({number} of {len(jobs)})", style="bold"), soft_wrap=True)
         try:
@@ -165,7 +165,7 @@ def _refuse_begun_otherwise(job: Job) -> None:
     """Raises UserError for a run that was begun in its folder with other settings."""
     if (job.folder / FILE).is_file():
         wanted = job.spec.plain
-        if job.trials:  # its rate is not chosen yet
+        if job.search:  # its rate is not chosen yet
             wanted = {**wanted, "train": {**wanted["train"], "learning_rate": _rate_begun(job.spec)}}
         other = begun_with_other(job.folder, wanted, job.spec.packages)
         if other is not None:
@@ -202,21 +202,19 @@ def _refuse_unreadable(jobs: Sequence[Job]) -> None:
 def _do(folder: Path, job: Job) -> int:
     """Trains or evaluates one, unless that is done; returns its exit code. Raises UserError for a run not finished.
 
-    A trial of a suite whose loss is not finite is done as well: that is written down, and raised.
+    The search of a suite's cell goes on with further rates where the best one lies at the edge of its grid.
     """
-    if job.trials:
+    if job.search:
+        for further in suite.further_searches(folder, job):
+            if code := 0 if is_finished(further.folder) else _train(further):
+                return code
         chosen = suite.at_chosen_rate(folder, job)
         _refuse_other_rate(chosen)
         return 0 if is_finished(job.folder) else _train(chosen)
-    if is_finished(job.folder) or (job.cell and suite.is_done(job.folder)):
+    if is_finished(job.folder):
         return 0
     if job.evaluation is None:
-        try:
-            return _train(job.spec)
-        except NotFinite as error:
-            if job.cell:
-                suite.give_up(job.folder, error)
-            raise
+        return _train(job.spec)
     trained = folder / job.evaluation.run
     if not is_finished(trained):
         raise UserError(f"it evaluates {trained.name}, which is not finished; give the same command again")
@@ -234,12 +232,12 @@ def _rate(plain: Mapping[str, Any]) -> float:
 
 
 def _refuse_other_rate(chosen: Spec) -> None:
-    """Raises UserError for a final run that was begun at another rate than its trials choose now."""
+    """Raises UserError for a final run that was begun at another rate than its search chooses now."""
     if (chosen.folder / FILE).is_file():
         begun, wanted = _rate_begun(chosen), _rate(chosen.plain)
         if begun != wanted:
             raise UserError(
-                f"{chosen.folder} was begun at the rate {begun:g}, and its trials choose {wanted:g} now; "
+                f"{chosen.folder} was begun at the rate {begun:g}, and its search chooses {wanted:g} now; "
                 f"remove that folder, or give another {RUN_FOLDER}=FOLDER"
             )
 

@@ -17,6 +17,7 @@ from evalkit.configuration.spec import Spec
 from evalkit.core.rows import read, record_file
 from evalkit.record.files import RESULTS
 from evalkit.reports.numbers import DASH, grouped
+from evalkit.reports.suite.cells import GRID
 from evalkit.reports.terminal import print_table
 from evalkit.tasks.text import Text
 from evalkit.training.settings import Stage
@@ -41,11 +42,28 @@ class Squares(NamedTuple):
     mixers: Sequence[str] = ()
 
 
+class Search(NamedTuple):
+    """What the learning rate of a suite's final run is chosen from: runs in `folder` that train a seed a rate.
+
+    `words` are those of each run, without the rates and the seeds; the first has `rates`, from `seed` on.
+    """
+
+    folder: str
+    words: Words
+    rates: Sequence[float]
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The run of the grid."""
+        return f"{self.folder}/{GRID}"
+
+
 class Job(NamedTuple):
     """One run of an experiment, built, in the folder of its `spec`.
 
     `evaluation` says which trained run it evaluates, and how; None for a run that trains. Of a suite it has the `cell`,
-    and a final run the `words` it is made of and the `trials` that its learning rate is chosen from; `squares` are what
+    and a final run the `words` it is made of and the `search` that its learning rate is chosen from; `squares` are what
     its board shows.
     """
 
@@ -55,7 +73,7 @@ class Job(NamedTuple):
     evaluation: Request | None = None
     cell: str = ""
     words: Words = ()
-    trials: tuple[str, ...] = ()
+    search: Search | None = None
     squares: Squares | None = None
 
     @property

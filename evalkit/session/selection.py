@@ -25,9 +25,10 @@ HEADER = ["trial", "tokens to the level", "accuracy", "loss", ""]
 
 
 class Trial(NamedTuple):
-    """One run of a search: when it first had the level (null: never), and its last validation (null: not a number)."""
+    """One seed at one rate: when it first had the level (null: never), and its last validation (null: not a number)."""
 
     name: str
+    rate: float
     model: str
     finished: bool
     steps: int | None
@@ -40,8 +41,8 @@ def select(folder: Path, level: float) -> dict[str, list[Trial]]:
     """The trials in `folder` by model, the chosen one first; raises UserError if there are none."""
     by_model: dict[str, list[Trial]] = {}
     for path in (path for path in with_records(folder) if path.parent == folder):
-        trial = trial_of(path, level)
-        by_model.setdefault(trial.model, []).append(trial)
+        for trial in trials_of(path, level):
+            by_model.setdefault(trial.model, []).append(trial)
     if not by_model:
         raise UserError(f"no {FILE} in the folders of {folder}; give a search's, such as runs/fig6b_search/cpu")
     return {model: ranked(trials) for model, trials in by_model.items()}
@@ -62,27 +63,37 @@ def ranked(trials: Sequence[Trial]) -> list[Trial]:
     return sorted(trials, key=place)
 
 
-def trial_of(folder: Path, level: float, packages: Sequence[str] = ()) -> Trial:
-    """What the rows of one trial say, for one of `LEVELS`; its code may be of these `packages`.
+def trials_of(folder: Path, level: float, packages: Sequence[str] = ()) -> list[Trial]:
+    """What the rows of a run say of each of its learning rates, for one of `LEVELS`; its code may be of `packages`.
 
-    Raises UserError for what is no run, or of several seeds.
+    Of a seed with a step that was skipped nothing counts. Raises UserError for what is no run, or has several seeds at
+    one rate.
     """
     experiment = Spec.saved(folder, packages=packages).experiment
-    seeds = summarise(read(folder))["seeds"]
-    if len(seeds) > 1:
-        raise UserError(f"{folder} has {len(seeds)} seeds; a trial has one")
-    validation = seeds[0]["validation"] if seeds else None
-    steps = seeds[0]["steps_to"][str(level)] if seeds else None
-    accuracy, loss = (_finite(validation[name]) if validation else None for name in ("accuracy", "loss"))
-    return Trial(
-        name=folder.name,
-        model=experiment.model_name,
-        finished=finished(folder),
-        steps=steps,
-        tokens=None if steps is None else tokens(experiment, 0, steps),
-        accuracy=accuracy,
-        loss=loss,
-    )
+    record, (_, training) = read(folder), experiment.trained
+    by_seed = {one["seed"]: one for one in summarise(record)["seeds"]}
+    if experiment.seeds != len(training.rates):
+        raise UserError(f"{folder} has {experiment.seeds} seeds at one rate; a trial has one seed")
+    lost = {row["seed"] for row in record.rows if row["metric"] == "skipped" and row["total"]}
+    trials = []
+    for seed, rate in zip(experiment.all_seeds, training.rates, strict=True):
+        one = None if seed in lost else by_seed.get(seed)
+        validation = one and one["validation"]
+        steps = one and one["steps_to"][str(level)]
+        accuracy, loss = (_finite(validation[name]) if validation else None for name in ("accuracy", "loss"))
+        trials.append(
+            Trial(
+                name=folder.name if len(training.rates) == 1 else f"{folder.name} {rate:g}",
+                rate=rate,
+                model=experiment.model_name,
+                finished=finished(folder),
+                steps=steps,
+                tokens=None if steps is None else tokens(experiment, 0, steps),
+                accuracy=accuracy,
+                loss=loss,
+            )
+        )
+    return trials
 
 
 def _finite(measured: float | None) -> float | None:

@@ -1,11 +1,11 @@
 """`experiment=suite`: every task with every model, each trained at the rate that a short search chooses.
 
-A cell is a task with a model. Its trials train one seed for a share of the steps, a trial a rate, and are judged at the
-training length alone. Then the chosen rate trains fresh seeds. Further state sizes of a model take its rate.
+A cell is a task with a model. Its search trains a seed a rate with all steps, all by one program, and is judged at the
+training length alone; a best rate at the edge of the grid widens it. Then the chosen rate trains fresh seeds. Further
+state sizes of a model take its rate.
 """
 
 import itertools
-import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,20 +19,21 @@ from evalkit.configuration.composition import Words
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError, said_of
-from evalkit.record.files import write_text
-from evalkit.reports.suite.cells import FINAL, NOT_FINITE, SOLVED, TRIAL
-from evalkit.session.plan import Job, Squares, is_finished
-from evalkit.session.selection import ranked, trial_of
-from evalkit.training.finite import NotFinite
-from evalkit.training.settings import Training
+from evalkit.reports.suite.cells import FINAL, GRID, HIGHER, LOWER, SOLVED
+from evalkit.session.plan import Job, Search, Squares, is_finished
+from evalkit.session.selection import Trial, ranked, trials_of
 
 KIND = "evalkit.evaluations.extrapolation.report"
 """What a suite compares: its cells are read from reports of this kind."""
 
 
 PROTOCOL = "suite."
-KEYS = ("rates", "search_seed", "search_share", "seed", "seeds", "tasks", "models", "models_on", "sizes", "floors")
-OPTIONAL = ("models_on", "sizes", "floors")
+FURTHER = 2
+"""How many rates a search tries beyond the end of its grid where the best one lies."""
+QUICK = "quick"
+KEYS = ("rates", "search_seed", "seed", "seeds", "tasks", "models", "models_on", "sizes", "floors", QUICK)
+OPTIONAL = ("models_on", "sizes", "floors", QUICK)
+QUICK_KEYS = ("tasks", "rates", "seeds")
 WORDS = {
     "tasks": (2, "{cpu: {mine: [task=parity]}}"),
     "models": (1, "{mine: [model=hawk]}"),
@@ -51,7 +52,7 @@ DECIDED = {
 class Selected(NamedTuple):
     """What was typed: which suite; a task, a model or a mixer of it, or None; and what goes to every run.
 
-    `protocol` is what is typed of the suite itself, such as `suite.seeds=5`.
+    `protocol` is what is typed of the suite itself, such as `suite.seeds=5`; `quick` takes its quick form.
     """
 
     suite: str
@@ -60,6 +61,7 @@ class Selected(NamedTuple):
     mixer: str | None
     rest: list[Override]
     protocol: list[Override]
+    quick: bool = False
 
     @property
     def own(self) -> Path | None:
@@ -74,7 +76,9 @@ def selected(words: Words) -> Selected | None:
     """
     choices: dict[str, str] = {}
     rest, protocol = [], []
-    for word in composition.parse(words):
+    parsed = composition.parse(words)
+    quick = [word for word in parsed if word.key_or_group == QUICK]
+    for word in (word for word in parsed if word not in quick):
         if word.key_or_group in ("task", "model", "mixer", "experiment") and composition.is_choice(word):
             choices[word.key_or_group] = "" if word.is_sweep_override() else str(word.value())
         else:
@@ -83,6 +87,10 @@ def selected(words: Words) -> Selected | None:
     selection = Selected(choices.get("experiment", ""), task, model, mixer, rest, protocol)
     if not catalogue.is_suite(selection.suite, selection.own):
         return None
+    for word in quick:
+        if not isinstance(word.value(), bool):
+            raise UserError(f"{word.input_line}; allowed: quick=true for the quick form of the suite, or false")
+        selection = selection._replace(quick=bool(word.value()))
     if mixer is not None and model is not None:
         raise UserError(f"model={model} with +mixer={mixer}; give one of the two")
     for name in ("task", "model", "mixer"):
@@ -100,6 +108,8 @@ def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
     suite = {**{name: {} for name in OPTIONAL}, **composition.plain(config, resolve=False)["suite"]}
     _refuse_wrong(suite)
     _refuse_misspelt(suite, selection)
+    if selection.quick:
+        suite = _quick(suite, str(config.preset))
     tasks, models = _tasks(suite, str(config.preset), selection), _models(suite, selection)
     _refuse_one_size(suite, tasks, models, selection)
     is_typed = any(word.key_or_group == "preset" for word in selection.rest)
@@ -111,13 +121,27 @@ def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
         }
         for model, words in of_models.items():
             runs += _cell(suite, selection.suite, f"{task}/{model}", [*words, *rest], folder)
+        searches = {job.cell: job.search for job in runs}
         for size, of_sizes in suite["sizes"].get(task, {}).items():
             for model, words in of_models.items():
                 if model in of_sizes:
-                    trials, words = _trial_names(suite, f"{task}/{model}"), [*words, *of_sizes[model], *rest]
-                    runs.append(_final(suite, selection.suite, f"{task}/{model}/{size}", words, trials, folder))
+                    sized, search = [*words, *of_sizes[model], *rest], searches[f"{task}/{model}"]
+                    runs.append(_final(suite, selection.suite, f"{task}/{model}/{size}", sized, search, folder))
     squares = _squares(suite, str(config.preset), selection, tasks, models)
     return [job._replace(squares=squares) for job in runs]
+
+
+def _quick(suite: Mapping[str, Any], preset: str) -> dict[str, Any]:
+    """The quick form of a suite: some of its tasks, fewer rates and seeds, and one size of state."""
+    quick = suite[QUICK]
+    if not isinstance(quick, Mapping) or set(quick) != set(QUICK_KEYS):
+        raise UserError(f"quick=true, and suite.quick={quick}; a quick form has {', '.join(QUICK_KEYS)}")
+    tasks = suite["tasks"].get(preset, {})
+    unknown = [name for name in quick["tasks"] if name not in tasks]
+    if unknown:
+        raise UserError(f"suite.quick.tasks: {unknown[0]} is no task at preset={preset}; give of {', '.join(tasks)}")
+    chosen = {"tasks": {preset: {name: tasks[name] for name in quick["tasks"]}}, "sizes": {}}
+    return {**suite, **chosen, "rates": quick["rates"], "seeds": quick["seeds"]}
 
 
 def _squares(
@@ -184,18 +208,19 @@ def _refuse_wrong(suite: Mapping[str, Any]) -> None:
             raise UserError(f"suite.floors.{name}: {name} is no task of the suite; give one of {allowed}")
         if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor < 1:
             raise UserError(f"suite.floors.{name}={floor}; allowed: an accuracy from 0 to below 1")
-    rates, share = suite["rates"], suite["search_share"]
+    rates = suite["rates"]
     if not isinstance(rates, list) or not rates or not all(isinstance(r, int | float) and r > 0 for r in rates):
         raise UserError(f"suite.rates={rates}; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'")
     if len({f"{rate:g}" for rate in rates}) < len(rates):
         raise UserError(f"suite.rates={rates} has a rate twice, to six digits; give each once")
-    if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise UserError(f"suite.search_share={share}; allowed: above 0, up to 1")
     search, first, seeds = suite["search_seed"], suite["seed"], suite["seeds"]
-    if all(isinstance(number, int) for number in (search, first, seeds)) and first <= search < first + seeds:
+    searched = len(rates) + 2 * FURTHER
+    if all(isinstance(number, int) for number in (search, first, seeds)) and (
+        search < first + seeds and first < search + searched
+    ):
         raise UserError(
-            f"suite.search_seed={search} is one of the {seeds} final seeds from suite.seed={first}, which are to be "
-            "fresh; give another"
+            f"suite.search_seed={search} begins {searched} seeds of a search, some of them among the {seeds} final "
+            f"ones from suite.seed={first}, which are to be fresh; give another"
         )
 
 
@@ -207,29 +232,44 @@ def _has_words(value: Any, depth: int) -> bool:
 
 
 def at_chosen_rate(folder: Path, final: Job) -> Spec:
-    """A final run at the rate that its trials, in the suite's `folder`, choose of those whose loss stayed a number.
+    """A final run at the rate that its search, in the suite's `folder`, chooses of those whose loss stayed a number.
 
-    Raises UserError if one of them is not finished, or none stayed a number.
+    Raises UserError if the search is not finished, or none stayed a number.
     """
-    unfinished = [name for name in final.trials if not is_done(folder / name)]
-    if unfinished:
-        raise UserError(f"its rate is chosen from {unfinished[0]}, which is not finished; give the same command again")
-    packages = final.spec.packages
-    finished = [trial_of(folder / name, SOLVED, packages) for name in final.trials if is_finished(folder / name)]
-    if not finished:
+    rate = ranked(_searched(folder, final))[0].rate
+    return Spec.of([*final.words, f"train.learning_rate={rate!r}", in_folder(final.folder)])
+
+
+def further_searches(folder: Path, final: Job) -> Iterator[Spec]:
+    """The searches of rates beyond the grid: at the end where the best one lies, if it does better than chance.
+
+    Raises UserError as `at_chosen_rate` does.
+    """
+    assert final.search is not None
+    grid = sorted(final.search.rates)
+    chance = final.spec.experiment.task.chance or 0.0
+    for number, (name, edge, inner) in enumerate(((LOWER, 0, 1), (HIGHER, -1, -2))):
+        best = ranked(_searched(folder, final))[0]
+        further = folder / final.search.folder / name
+        if is_finished(further) or (len(grid) > 1 and best.rate == grid[edge] and (best.accuracy or 0.0) > chance):
+            step = grid[edge] / grid[inner]
+            rates = [grid[edge] * step ** (1 + n) for n in range(FURTHER)]
+            seed = final.search.seed + len(grid) + number * FURTHER
+            yield buildable([*final.search.words, *_at_rates(rates, seed)], further)
+
+
+def _searched(folder: Path, final: Job) -> list[Trial]:
+    """Every trial of the searches of a cell that are finished."""
+    assert final.search is not None
+    places = [folder / final.search.folder / name for name in (GRID, LOWER, HIGHER)]
+    if not is_finished(places[0]):
+        name = final.search.name
+        raise UserError(f"its rate is chosen from {name}, which is not finished; give the same command again")
+    searches, packages = filter(is_finished, places), final.spec.packages
+    trials = [trial for search in searches for trial in trials_of(search, SOLVED, packages)]
+    if all(trial.loss is None for trial in trials):
         raise UserError("the loss was not finite at any of its rates; give lower ones as 'suite.rates=[1e-4,3e-4]'")
-    rate = ranked(finished)[0].name.removeprefix(TRIAL)
-    return Spec.of([*final.words, f"train.learning_rate={rate}", in_folder(final.folder)])
-
-
-def is_done(trial: Path) -> bool:
-    """Whether a trial is finished, or ended because its loss was not finite: it would do so again."""
-    return is_finished(trial) or (trial / NOT_FINITE).is_file()
-
-
-def give_up(trial: Path, error: NotFinite) -> None:
-    """Writes down that the loss of a trial was not finite."""
-    write_text(trial / NOT_FINITE, f"{error}\n")
+    return trials
 
 
 def _tasks(suite: Mapping[str, Any], preset: str, selection: Selected) -> dict[str, list[str]]:
@@ -265,39 +305,32 @@ def _models(suite: Mapping[str, Any], selection: Selected) -> dict[str, list[str
 def _cell(
     suite: Mapping[str, Any], group: str, name: str, words: Sequence[str | Override], folder: Path
 ) -> Iterator[Job]:
-    """The trials of a cell, then its final run."""
+    """The search of a cell, then its final run."""
     with said_of(f"cell {name}"):
         experiment = Spec.of(words).experiment
     if experiment.eval.kind != KIND:
         task = next((word for word in words if isinstance(word, str) and word.startswith("task=")), name)
         raise UserError(f"{task} is not judged by accuracy, as a suite's tasks are; choose one that is generated")
-    _, training = experiment.trained
-    search = [
-        f"seed={suite['search_seed']}",
-        "seeds=1",
-        *_shortened(training, experiment.task.length, suite["search_share"]),
-        f"eval.lengths=[{experiment.task.length}]",
-        "eval.during=[]",
-        "eval.span=null",
-    ]
-    trials = _trial_names(suite, name)
-    for trial, rate in zip(trials, suite["rates"], strict=True):
-        own = [*words, *search, f"train.learning_rate={rate:g}"]
-        yield Job(group, trial, buildable(own, folder / trial), cell=name)
-    yield _final(suite, group, name, words, trials, folder)
+    search = _search(suite, name, words, experiment.task.length)
+    spec = buildable([*search.words, *_at_rates(search.rates, search.seed)], folder / search.name)
+    yield Job(group, search.name, spec, cell=name)
+    yield _final(suite, group, name, words, search, folder)
 
 
-def _shortened(training: Training, length: int, share: float) -> list[str]:
-    """The same training in a share of its steps, those of its stages before `length` too."""
-    stages = [
-        f"{{length: {stage['length']}, steps: {math.ceil(share * stage['steps'])}, batch_size: {stage['batch_size']}}}"
-        for stage in training.curriculum
-        if stage["length"] < length
-    ]
-    return [f"train.steps={math.ceil(share * training.steps)}", f"train.curriculum=[{', '.join(stages)}]"]
+def _search(suite: Mapping[str, Any], cell: str, words: Words, length: int) -> Search:
+    """What chooses the rate of a cell: all the steps of its training, judged at the training `length` alone."""
+    # A rate at which the loss is no number takes no other seed with it.
+    judged = [f"eval.lengths=[{length}]", "eval.during=[]", "eval.span=null", "train.skip_nonfinite=true"]
+    return Search(cell, [*words, *judged], suite["rates"], suite["search_seed"])
 
 
-def _final(suite: Mapping[str, Any], group: str, cell: str, words: Words, trials: tuple[str, ...], folder: Path) -> Job:
+def _at_rates(rates: Sequence[float], seed: int) -> list[str]:
+    """The words of a search that trains a seed a rate, from `seed` on."""
+    listed = ",".join(f"{rate:.3g}" for rate in rates)
+    return [f"train.learning_rate=[{listed}]", f"seed={seed}", f"seeds={len(rates)}"]
+
+
+def _final(suite: Mapping[str, Any], group: str, cell: str, words: Words, search: Search | None, folder: Path) -> Job:
     """The fresh seeds; the training length, by which a cell is judged, is among the lengths of evaluation."""
     own, name = [*words, f"seed={suite['seed']}", f"seeds={suite['seeds']}"], f"{cell}/{FINAL}"
     with said_of(f"cell {cell}"):
@@ -306,7 +339,7 @@ def _final(suite: Mapping[str, Any], group: str, cell: str, words: Words, trials
         if length not in lengths:
             own.append(f"eval.lengths={[length, *lengths]}".replace(" ", ""))
             spec = buildable(own, folder / name)
-    return Job(group, name, spec, cell=cell, words=own, trials=trials)
+    return Job(group, name, spec, cell=cell, words=own, search=search)
 
 
 def in_folder(folder: Path) -> str:
@@ -319,7 +352,3 @@ def buildable(words: Words, folder: Path) -> Spec:
     spec = Spec.of([*words, in_folder(folder)])
     _ = spec.experiment
     return spec
-
-
-def _trial_names(suite: Mapping[str, Any], cell: str) -> tuple[str, ...]:
-    return tuple(f"{cell}/{TRIAL}{rate:g}" for rate in suite["rates"])

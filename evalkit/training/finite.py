@@ -38,12 +38,14 @@ def refuse_non_finite(sums: Sums, trainer: Trainer, checkpoints: Checkpoints, st
     """Raises NotFinite that names the step, the seed, the part where it began and the last good checkpoint.
 
     `sums` are those of a dispatch of so many `steps`. With `train.skip_nonfinite` only a dispatch of `train.log_every`
-    steps of which nothing is left is refused: then parameters no longer recover.
+    steps of which nothing is left is refused: then parameters no longer recover. Seeds of several learning rates are
+    refused together.
     """
     bad, training = np.asarray(sums.bad_step), trainer.training
     if training.skip_nonfinite:
         lost = (np.asarray(sums.bad_steps) == steps) & (steps == training.log_every)
-        bad = np.where(lost, bad, -1)
+        # Of several rates the highest may lose their seeds; the others go on.
+        bad = np.where(lost.all() if len(training.rates) > 1 else lost, bad, -1)
     for index in np.flatnonzero(bad >= 0)[:1].tolist():
         step, last = int(bad[index]), checkpoints.latest
         began = _where(trainer, checkpoints, index, step)

@@ -37,7 +37,8 @@ class Training:
     Options:
       steps (steps): updates of the parameters, those of the curriculum included.
       batch_size (sequences): sequences of a step.
-      learning_rate: the highest learning rate, reached after the warm-up.
+      learning_rate: the highest learning rate, reached after the warm-up; a list has one for each of `seeds`, which
+        train by one program.
       warmup_steps (steps): steps over which the learning rate rises from 0.
       schedule: the learning rate after the warm-up: `cosine` falls, `constant` stays, `wsd` stays and falls to 0 over
         the last fifth of the steps.
@@ -55,7 +56,7 @@ class Training:
         probability; null: from nothing.
       stream_facts: the probability that what a stream reads at a step holds a fact.
       skip_nonfinite: whether a step whose loss or gradient is not finite is left out and counted (`skipped`), where
-        training would end; after `log_every` in a row it ends.
+        training would end; after `log_every` in a row it ends, with a rate for each seed once all of them have so many.
       log_every (steps): steps between two rows of loss and accuracy.
       eval_every (steps): steps between two validations; a multiple of `log_every`.
       checkpoint_every (steps): steps between two checkpoints, of which the last two stay; a multiple of `log_every`.
@@ -75,7 +76,7 @@ class Training:
 
     steps: int
     batch_size: int
-    learning_rate: float
+    learning_rate: float | list[float]
     warmup_steps: int = 100
     schedule: str = "cosine"
     final_fraction: float = 0.05
@@ -103,7 +104,8 @@ class Training:
 
     def __post_init__(self) -> None:
         at_least(self, 1, "steps", "batch_size", "log_every", "eval_every", "checkpoint_every", "validation_sequences")
-        above(self, 0, "learning_rate", "clip")
+        above(self, 0, "clip")
+        self._check_rates()
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self, name) % self.log_every:
                 raise ValueError(
@@ -143,6 +145,24 @@ class Training:
         if self.lengths is not None and (len(self.lengths) != 2 or not 1 <= self.lengths[0] <= self.lengths[1]):
             raise ValueError(f"lengths={self.lengths}; allowed: [shortest, longest] from 1, such as [1, 40], or null")
 
+    def _check_rates(self) -> None:
+        if not self.rates or not all(rate > 0 for rate in self.rates):
+            raise ValueError(f"learning_rate={self.learning_rate}; allowed: above 0, or a list of such, one a seed")
+        if isinstance(self.learning_rate, list) and callable(self.optimizer):
+            raise ValueError("learning_rate is a list, and an optimiser of Optax takes one rate; give one")
+
+    def check_seeds(self, seeds: int) -> None:
+        """Raises ValueError for a list of learning rates that has not one for each seed."""
+        if isinstance(self.learning_rate, list) and len(self.learning_rate) != seeds:
+            raise ValueError(
+                f"train.learning_rate has {len(self.learning_rate)} rates for seeds={seeds}; give one, or one a seed"
+            )
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rates: one of all seeds, or one for each."""
+        return self.learning_rate if isinstance(self.learning_rate, list) else [self.learning_rate]
+
     def check_divided(self) -> None:
         """Raises ValueError for what looks at whole arrays, of which a device of a mesh has parts."""
         if self.optimizer == "clipped_adamw" or callable(self.optimizer):
@@ -161,8 +181,8 @@ class Training:
         return (Layout if callable(self.optimizer) else VectorLayout)(params, decays, self.parameter_dtype)
 
     def transformation(self, layout: Layout) -> optax.GradientTransformation:
-        """The optimiser of parameters that lie so."""
-        rate = optimizer.schedule(self.schedule, self.learning_rate, self.warmup_steps, self.steps, self.final_fraction)
+        """The optimiser of parameters that lie so, at the first of the learning rates."""
+        rate = optimizer.schedule(self.schedule, self.rates[0], self.warmup_steps, self.steps, self.final_fraction)
         if callable(self.optimizer):
             return optimizer.from_factory(self.optimizer, rate, self.weight_decay, self.clip, layout.mask)
         return optimizer.optimizer(

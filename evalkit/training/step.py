@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
+from jaxtyping import Float
 
 from evalkit.core.contracts import Cache, Feed, LanguageModel, Params
 from evalkit.core.objective import scored_only, tally
@@ -77,8 +78,20 @@ class Step:
             return Data(example, None)
         return Data(example, self.passing.drawn(seed, step, example.tokens.shape[1], shards))
 
-    def take(self, state: TrainState, sums: Sums, data: Data, *, batch: int, shards: int) -> tuple[TrainState, Sums]:
-        """The packed state after a step on `data`, this device's of a `batch` that `shards` devices share."""
+    def take(
+        self,
+        state: TrainState,
+        sums: Sums,
+        data: Data,
+        *,
+        batch: int,
+        shards: int,
+        rate: Float[Array, ""] | None = None,
+    ) -> tuple[TrainState, Sums]:
+        """The packed state after a step on `data`, this device's of a `batch` that `shards` devices share.
+
+        `rate` is the learning rate of this seed over that of the first, where they differ: updates are linear in it.
+        """
         example, drawn = data
         gathered, streams = self.layout.gathered(state.params), state.streams
         if self.passing is not None and drawn is not None:
@@ -89,6 +102,8 @@ class Step:
         norm = self.layout.norm(gradient)
         gradient = self.layout.clipped(gradient, norm, self.training.clip)
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer, state.params)
+        if rate is not None:
+            updates = jax.tree.map(lambda leaf: rate * leaf, updates)
         bad = ~(jnp.isfinite(loss) & jnp.isfinite(norm))
         vectors = optax.apply_updates(state.params, updates)
         average, decay = state.average, self.training.average

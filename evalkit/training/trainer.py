@@ -161,6 +161,14 @@ class Trainer:
             state, loaded
         )
 
+    def _rate(self, seed: Array) -> Array | None:
+        """The learning rate of a seed over that of the first; None where all have the same."""
+        rates = self.training.rates
+        if len(rates) == 1:
+            return None
+        over_first = np.asarray(rates, np.float32) / np.float32(rates[0])
+        return jnp.where(self.seeds == seed, over_first, 0).sum()
+
     def _ahead(self, read: Callable[[Array, Array], Data], first: Array) -> Callable[[Array, Array], Data]:
         """`read`, or where drawing is launches, a function that takes its part of what is drawn for all steps at once.
 
@@ -197,7 +205,7 @@ class Trainer:
                     data = self._ahead(data, state.step)
 
                 def body(at: Array, carry: tuple[TrainState, Sums]) -> tuple[TrainState, Sums]:
-                    return take(*carry, data(at, carry[0].step))
+                    return take(*carry, data(at, carry[0].step), rate=self._rate(seed))
 
                 start = (self.step.layout.packed(state), Sums.none())
                 # The number of steps is an argument, so that a short last dispatch runs the very same program.

@@ -14,7 +14,7 @@ COMMAND = "python -m evalkit experiment=mine"
 def cell(
     task: str, model: str, *seeds: float, beyond: float | None = None, rates: dict[float, float] | None = None
 ) -> Cell:
-    measured = [Measured(40, number, accuracy, 0.0, 1.0) for number, accuracy in enumerate(seeds)]
+    measured = [Measured(40, number, accuracy, accuracy - 0.005, 1.0) for number, accuracy in enumerate(seeds)]
     if beyond is not None:
         measured += [Measured(160, number, beyond, 0.0, 1.0) for number in range(len(seeds))]
     trials = [Trial(rate, accuracy, 0.1) for rate, accuracy in (rates or {}).items()]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
 
 
 def trial(name: str, tokens: int | None, loss: float | None, finished: bool = True) -> Trial:
-    return Trial(name, "hawk", finished, None if tokens is None else tokens // 10, tokens, 1.0, loss)
+    return Trial(name, 1e-3, "hawk", finished, None if tokens is None else tokens // 10, tokens, 1.0, loss)
 
 
 def order(*trials: Trial) -> str:

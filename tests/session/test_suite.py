@@ -20,11 +20,10 @@ from evalkit.core.errors import UserError
 from evalkit.record.history import Work
 from evalkit.reports.kinds import COSTS
 from evalkit.reports.suite import cells as suite_cells
-from evalkit.reports.suite.cells import Cell, Measured, Trial, as_json, beside, found_in, from_json
+from evalkit.reports.suite.cells import SOLVED, Cell, Measured, Trial, as_json, beside, found_in, from_json
 from evalkit.reports.suite.report import figures, of_seeds, tables, trained_otherwise
 from evalkit.session import experiments, plan, run, suite
-from evalkit.session.session import Outcome
-from evalkit.training.finite import NotFinite
+from evalkit.session.selection import trials_of
 from support import tiny
 
 pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
@@ -35,7 +34,6 @@ SUITE = f"""
 suite:
   rates: [1.0e-3, 3.0e-3]
   search_seed: 1000
-  search_share: 0.5
   seed: 7
   seeds: 2
   tasks:
@@ -114,11 +112,13 @@ def test_every_cell_is_searched_trained_and_drawn(done: Path, capsys: pytest.Cap
     for cell in ("heads/one", "heads/other"):
         config = Spec.saved(out / cell / "final").plain
         assert (config["seed"], config["seeds"], config["train"]["steps"]) == (7, 2, 6)
-        trials = [json.loads((out / cell / f"rate_{rate}" / "results.json").read_text()) for rate in ("0.001", "0.003")]
-        assert [trial["seeds"][0]["seed"] for trial in trials] == [1000, 1000]
-        losses = [trial["seeds"][0]["validation"]["loss"] for trial in trials]
-        assert config["train"]["learning_rate"] == (0.001, 0.003)[losses.index(min(losses))], "none has the level yet"
-        assert Spec.saved(out / cell / "rate_0.001").plain["train"]["steps"] == 3
+        search = Spec.saved(out / cell / "rates").plain
+        assert (search["seed"], search["seeds"], search["train"]["steps"]) == (1000, 2, 6), "full length, a seed a rate"
+        trials = {trial.rate: trial for trial in trials_of(out / cell / "rates", SOLVED)}
+        assert list(trials) == [0.001, 0.003]
+        wider = [trial for path in (out / cell).glob("rates_*") for trial in trials_of(path, SOLVED)]
+        losses = {trial.rate: trial.loss for trial in (*trials.values(), *wider)}
+        assert config["train"]["learning_rate"] == min(losses, key=losses.__getitem__), "none has the level yet"
     large = Spec.saved(out / "heads" / "one" / "large" / "final").plain
     own = Spec.saved(out / "heads" / "one" / "final").plain
     assert large["model"]["mixers"]["recurrent"]["width_rnn"] == 16
@@ -128,8 +128,9 @@ def test_every_cell_is_searched_trained_and_drawn(done: Path, capsys: pytest.Cap
     assert "2 tasks, 2 models, 2 of 4 cells run" in (out / "board.html").read_text()
     page, rows = (out / "suite.html").read_text(), (out / "suite.csv").read_text().splitlines()
     assert "one" in page and "beyond the training length" in page
-    assert len(rows) == 1 + 3 * 2 * 2 + 2 * 2, "a row a measurement of three final runs, and one a trial of two cells"
     found = from_json((out / "suite.json").read_text())
+    tried = sum(len(cell.trials) for cell in found)
+    assert len(rows) == 1 + 3 * 2 * 2 + tried and tried >= 4, "a row a measurement of three final runs, and one a trial"
     assert [(cell.task, cell.model, cell.size) for cell in found][:2] == [
         ("heads", "one", None),
         ("heads", "one", "large"),
@@ -155,16 +156,13 @@ def test_a_final_run_at_another_rate_than_its_trials_choose_now_is_refused(
     shutil.copytree(done / "out", tmp_path / "out")
     final = tmp_path / "out" / "heads" / "one" / "final"
     chosen = Spec.saved(final).plain["train"]["learning_rate"]
-    (other,) = {0.001, 0.003} - {chosen}
+    edited = (final / "config.yaml").read_text().replace(f"learning_rate: {chosen}", "learning_rate: 0.5")
+    (final / "config.yaml").write_text(edited)
     before = tiny.files(final)
-    assert begin(tmp_path, "task=heads", "model=one", f"suite.rates=[{other}]") == 1
+    assert begin(tmp_path, "task=heads", "model=one") == 1
     said = " ".join("".join(capsys.readouterr()).split())
-    assert f"was begun at the rate {chosen:g}, and its trials choose {other:g} now; remove that folder" in said
+    assert f"was begun at the rate 0.5, and its search chooses {chosen:g} now; remove that folder" in said
     assert tiny.files(final) == before
-    (tmp_path / "out" / "heads" / "one" / "rate_0.01").mkdir()
-    (tmp_path / "out" / "heads" / "one" / "rate_0.01" / "not_finite.txt").touch()
-    (own,) = (found for found in found_in(tmp_path / "out") if (found.model, found.size) == ("one", None))
-    assert {trial.rate: trial.accuracy is None for trial in own.trials} == {0.001: False, 0.003: False, 0.01: True}
 
 
 @pytest.mark.slow
@@ -223,15 +221,14 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
             "give one of copying, mqar, noisy_recall, parity, s3, s5",
         ),
         ("suite.floors=3", "suite.floors=3; allowed: an accuracy by task, such as {mqar: 0.0156}"),
-        ("suite.search_share=2", "suite.search_share=2; allowed: above 0, up to 1"),
         (
             "suite.rates=[1e-3,1.0000001e-3]",
             "suite.rates=[0.001, 0.0010000001] has a rate twice, to six digits; give each once",
         ),
         (
             "suite.search_seed=2002",
-            "suite.search_seed=2002 is one of the 3 final seeds from suite.seed=2000, which are to be fresh; "
-            "give another",
+            "suite.search_seed=2002 begins 12 seeds of a search, some of them among the 3 final ones from "
+            "suite.seed=2000, which are to be fresh; give another",
         ),
         (
             "model.mixers.recurrent.width_rnn=32",
@@ -293,48 +290,39 @@ def test_the_protocol_is_changed_by_its_own_keys() -> None:
     given = suite.selected(words)
     assert given is not None and list(map(composition.text_of, given.protocol)) == words[1:3] and given.rest == []
     config = composition.compose(["experiment=suite", *given.protocol]).config
-    trial, final = suite.jobs(config, given, Path("out"))
-    assert (trial.name, trial.spec.experiment.train.learning_rate) == ("parity/hawk/rate_0.002", 2e-3)
+    search, final = suite.jobs(config, given, Path("out"))
+    assert (search.name, search.spec.experiment.train.rates) == ("parity/hawk/rates", [2e-3])
     assert final.spec.experiment.seeds == 5 and final.spec.experiment.preset == "cpu", (
         "a suite's sizes are for a CPU by default"
     )
 
 
 @pytest.mark.slow
-def test_a_rate_that_diverges_is_left_out_and_not_tried_again(
-    suite_of: Callable[..., int], done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_rate_that_diverges_is_left_out_and_takes_no_other_with_it(
+    suite_of: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its folder says so; the final run takes the best of the others, and refuses if there are none."""
-    begun = run.start
-    diverging = {"rate_0.003"}
-
-    def start(spec: Spec) -> Outcome:
-        if spec.folder.name in diverging:
-            spec.folder.mkdir(parents=True)
-            raise NotFinite("the loss or its gradient was not finite at step 1")
-        return begun(spec)
-
-    monkeypatch.setattr(run, "start", start)
+    """At the highest rate no step of the second dispatch has a finite loss: its seed is lost, and the first goes on."""
     cell = tmp_path / "out" / "heads" / "other"
-    shutil.copytree(done / "out" / "heads" / "other" / "rate_0.001", cell / "rate_0.001")
-    assert suite_of("task=heads", "model=other") == 1
-    assert "not finite at step 1" in (cell / "rate_0.003" / "not_finite.txt").read_text()
-    assert Spec.saved(cell / "final").plain["train"]["learning_rate"] == 0.001
-    monkeypatch.setattr(run, "start", Mock(side_effect=AssertionError))
-    assert suite_of("task=heads", "model=other") == 0
-    final = plan.Job("mine", "final", Mock(), trials=("heads/other/rate_0.003",))
-    with pytest.raises(UserError, match="not finite at any of its rates"):
-        suite.at_chosen_rate(tmp_path / "out", final)
+    words = ["task=heads", "model=other", "train.clip=1e38", "train.optimizer={_target_: optax.sgd, _partial_: true}"]
+    assert suite_of(*words, "suite.rates=[1e-3,1e38]") == 1
+    assert "an optimiser of Optax takes one rate" in "".join(capsys.readouterr())
+    assert suite_of(*words[:2], "suite.rates=[1e-3,1e37]", "train.steps=8", "train.warmup_steps=0") == 0
+    assert [trial.loss is None for trial in trials_of(cell / "rates", SOLVED)] == [False, True]
+    assert Spec.saved(cell / "final").plain["train"]["learning_rate"] < 1e-2
+    (found,) = found_in(tmp_path / "out")
+    assert found.trials[-1] == Trial(1e37, None, None) and found.tokens and found.seconds
+    assert suite_of(*words[:2], "suite.rates=[1e36,1e37]", "hydra.run.dir=" + str(tmp_path / "high")) == 1
+    assert "not finite" in "".join(capsys.readouterr())
 
 
-def test_a_final_run_whose_trials_failed_is_not_begun(
+def test_a_final_run_whose_search_failed_is_not_begun(
     suite_of: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run, "start", Mock(side_effect=UserError("no such text")))
     assert suite_of("task=heads", "model=other") == 1
     said = " ".join("".join(capsys.readouterr()).split())
-    assert said.count("no such text") == 2 and "which is not finished" not in said
-    assert said.endswith("failed: heads/other/rate_0.001, heads/other/rate_0.003, heads/other/final")
+    assert said.count("no such text") == 1 and "which is not finished" not in said
+    assert said.endswith("failed: heads/other/rates, heads/other/final")
 
 
 def test_a_suite_of_ones_own_needs_no_other_sizes(tmp_path: Path) -> None:
@@ -353,18 +341,18 @@ def test_another_size_is_of_the_same_model_on_its_task(done: Path) -> None:
     config, given = composition.compose(words[:2]).config, suite.selected(words)
     assert given is not None
     config.suite.sizes.heads.large = {"other": ["model.mixers.recurrent.width_rnn=16"]}
-    own, large = (part.spec.plain["model"] for part in suite.jobs(config, given, Path("out")) if part.trials)
+    own, large = (part.spec.plain["model"] for part in suite.jobs(config, given, Path("out")) if part.search)
     assert own["mlp_expansion"] == large["mlp_expansion"] == 2
 
 
 @pytest.mark.slow
-def test_a_final_run_waits_for_its_trials(done: Path, tmp_path: Path) -> None:
+def test_a_final_run_waits_for_its_search(done: Path, tmp_path: Path) -> None:
     config = composition.compose(["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']"]).config
     words = ["experiment=mine", f"hydra.searchpath=['file://{done / 'conf'}']", "task=heads", "model=one", *SETTINGS]
     given = suite.selected(words)
     assert given is not None
-    final = next(part for part in suite.jobs(config, given, Path("out")) if part.trials)
-    with pytest.raises(UserError, match=r"rate_0.001, which is not finished; give the same command again"):
+    final = next(part for part in suite.jobs(config, given, Path("out")) if part.search)
+    with pytest.raises(UserError, match=r"heads/one/rates, which is not finished; give the same command again"):
         suite.at_chosen_rate(tmp_path, final)
 
 
@@ -404,7 +392,7 @@ def test_a_mixer_from_outside_is_checked_run_and_drawn_beside_what_is_kept(
     (tmp_path / "conf" / "mixer" / "far.yaml").write_text(YAML.replace("average", "far"))
     assert begin(tmp_path, "+mixer=far", "task=heads", *small) == 2
     told = capsys.readouterr()
-    assert told.err.startswith("evalkit: model=far breaks 'length'") and "rate_" not in told.out
+    assert told.err.startswith("evalkit: model=far breaks 'length'") and "heads/far/rates" not in told.out
 
 
 def read_model(folder: Path) -> str:
@@ -473,7 +461,7 @@ def test_a_final_run_is_also_asked_at_its_training_length() -> None:
     words = ["experiment=suite", "task=mqar", "model=deltanet", "task.length=128", "task.pairs=32"]
     given = suite.selected([*words, "train.curriculum=[]"])
     assert given is not None
-    finals = [part for part in suite.jobs(composition.compose(words[:1]).config, given, Path("out")) if part.trials]
+    finals = [part for part in suite.jobs(composition.compose(words[:1]).config, given, Path("out")) if part.search]
     assert [list(part.spec.plain["eval"]["lengths"]) for part in finals] == 3 * [[128, 256, 512]]
 
 
@@ -532,7 +520,7 @@ def test_the_runs_of_the_suite_can_be_and_have_as_many_parameters(preset: str, w
     given = suite.selected(["experiment=suite", f"preset={preset}", *words])
     assert given is not None
     parts = suite.jobs(config, given, Path("out"))
-    assert {part.name.split("/")[-1] for part in parts} == {"rate_0.001", "rate_0.003", "rate_0.01", "final"}
+    assert {part.name.split("/")[-1] for part in parts} == {"rates", "final"}
     cells: dict[str, Any] = {}
     for part in parts:
         experiment = part.spec.experiment

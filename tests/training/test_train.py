@@ -293,6 +293,27 @@ def test_seeds_side_by_side_train_as_one_by_one(model: str, monkeypatch: pytest.
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), state.params, wanted.params)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_a_seed_with_a_rate_of_its_own_trains_as_by_itself(side_by_side: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates are an array of one program: every parameter after 20 steps, with weight decay, which the rate scales."""
+    held = shrunken("hawk")
+    training = dataclasses.replace(held.train, steps=20, batch_size=4, curriculum=[], log_every=20, weight_decay=0.1)
+
+    def after(seeds: list[int], rate: float | list[float]) -> TrainState:
+        trainer = Trainer(held.task, held.model, dataclasses.replace(training, learning_rate=rate), seeds)
+        return jax.device_get(trainer.advance(trainer.init(), Stage(0, 20, 32, 4), 20)[0])
+
+    alone = [after([seed], rate) for seed, rate in ((3, 1e-3), (4, 1e-2))]
+    monkeypatch.setattr(Trainer, "side_by_side", side_by_side)
+    together = after([3, 4], [1e-3, 1e-2])
+    for seed, one in enumerate(alone):
+        jax.tree.map(
+            lambda x, y, at=seed: np.testing.assert_allclose(x[at], y[0], rtol=1e-4, atol=1e-5),
+            together.params, one.params,
+        )  # fmt: skip
+
+
 def test_threads_save_at_once(tmp_path: Path) -> None:
     state = TrainState(params={"kernel": jnp.ones(4)}, optimizer=(), step=jnp.ones(1, jnp.int32))
 

@@ -81,8 +81,9 @@ class Board:
         return self.floors.get(cell.task, cell.chance or 0.0)
 
     def is_learned(self, cell: Cell) -> bool:
-        """Whether the median of the seeds is above the floor."""
-        return median(cell.trained) > self.floor(cell)
+        """Whether the median of the seeds is above the floor, by more than the sequences asked leave open."""
+        least = [one.low for one in cell.measured if (one.length, one.last) == (cell.train_length, None)]
+        return median(least) > self.floor(cell)
 
     def share(self, cell: Cell) -> float:
         """The median of the seeds, 0 at the floor and 1 where all is right."""
@@ -176,7 +177,8 @@ def html(board: Board) -> str:
     notes = [
         f"Median of the seeds (lowest – highest) at the training length; a frame where every one has {SOLVED:g}. "
         f"A dash is no better than the task's floor. Beyond: the longest length up to which every seed has {SOLVED:g}. "
-        f"Rates: how wide the window is in which one seed of the search has {WORKS:.0%} of the best rate's accuracy.",
+        f"Rates: how wide the window is in which one seed of the search has {WORKS:.0%} of the best rate's accuracy. "
+        f"After: the training tokens by which the median of the seeds first has {SOLVED:g} of the validations.",
         comparisons(board),
         "Choose a column's head to sort by it.",
     ]
@@ -184,6 +186,15 @@ def html(board: Board) -> str:
     return page.page(
         TITLE, lead, [style, page.notes(notes), table], [asdict(cell) for cell in board.by_square.values()]
     )
+
+
+def tokens_label(tokens: int) -> str:
+    """Tokens as a square shows them.
+
+    >>> tokens_label(614_400)
+    '0.61M tokens'
+    """
+    return f"{tokens / 1e6:.2f}M tokens"
 
 
 def _counted(number: int, name: str) -> str:
@@ -247,6 +258,8 @@ def _square(board: Board, task: str, model: str) -> str:
         lines.append(f"beyond: {longest:,}")
     if board.is_learned(cell) and (decades := window(cell, board.floor(cell))) is not None:
         lines.append(f"rates: {f'{decades:.1f} decades' if decades else 'one'}")
+    if cell.tokens_to_solve is not None:
+        lines.append(f"{SOLVED:g} after {tokens_label(cell.tokens_to_solve)}")
     middle = f"{median(cell.trained):.3f}" if board.is_learned(cell) else DASH
     small = "".join(f"<small>{escape(line)}</small>" for line in lines)
     shade = f"--share: {40 * board.share(cell):.0f}%"

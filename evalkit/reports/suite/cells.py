@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,12 +11,13 @@ from evalkit.core.rows import read, record_file
 from evalkit.evaluations.extrapolation.summary import summarise
 from evalkit.record import history
 from evalkit.record.files import RESULTS
+from evalkit.reports.along import tokens_seen
 from evalkit.reports.numbers import Point
 
 KEPT = Path(__file__).with_name("kept.json")
-FINAL, TRIAL = "final", "rate_"
-NOT_FINITE = "not_finite.txt"
-"""What a trial whose loss was not finite leaves in place of results."""
+FINAL = "final"
+SEARCHES = GRID, LOWER, HIGHER = ("rates", "rates_lower", "rates_higher")
+"""The runs of a cell: of fresh seeds, and of the rates of its grid, below it and above it."""
 SOLVED = 0.99
 CHANGING = ("task.", "train.", "eval.", "suite.")
 OTHER_CELLS = ("~suite.sizes", "~suite.tasks", "~suite.models.", "+suite.models.", "+suite.sizes.")
@@ -42,7 +43,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Trial:
-    """One seed at one learning rate, for a share of the steps: accuracy and loss (nats) at the training length."""
+    """One seed at one learning rate: accuracy and loss (nats) at the training length; None where it was no number."""
 
     rate: float
     accuracy: float | None
@@ -54,7 +55,9 @@ class Cell:
     """One task with one model: what it costs, and what its final seeds and its trials measured.
 
     `size` names another state than the model's own, such as `small`; those have no trials. `typed` are the words of its
-    command that changed the suite's task, training or protocol.
+    command that changed the suite's task, training or protocol. A seed trains on so many `tokens`, and first has
+    `SOLVED` of the validations after some of them (`tokens_to_solve`, the median; None: most seeds never had it). All
+    that was trained took `seconds`.
     """
 
     task: str
@@ -71,6 +74,9 @@ class Cell:
     measured: Sequence[Measured]
     trials: Sequence[Trial]
     typed: Sequence[str] = ()
+    tokens: int | None = None
+    tokens_to_solve: int | None = None
+    seconds: int | None = None
 
     def at(self, length: int, last: int | None = None) -> list[float]:
         """The accuracy of each seed at one length, or at positions up to `last` of it."""
@@ -128,8 +134,9 @@ def _cell(place: Path, final: Path) -> Cell:
     header, summary = record.header, summarise(record)
     task, model, *sizes = place.parent.parts
     assert header.train_length is not None and header.preset is not None and header.steps is not None
-    # Trials that are done, those whose loss was not finite among them.
-    tried = {path.parent for name in (RESULTS, NOT_FINITE) for path in final.parent.glob(f"{TRIAL}*/{name}")}
+    searches = [final.with_name(name) for name in SEARCHES if (final.with_name(name) / RESULTS).is_file()]
+    seen = tokens_seen(record)
+    solved = summary["aggregate"]["steps_to"][str(SOLVED)]["median"]
     ends = ("length", "seed", "accuracy", "low", "high")
     ladder = [Measured(**{end: entry[end] for end in ends}) for entry in summary["extrapolation"]]
     spans = [Measured(**{end: entry[end] for end in (*ends, "first", "last")}) for entry in summary.get("spans", [])]
@@ -146,16 +153,29 @@ def _cell(place: Path, final: Path) -> Cell:
         steps=header.steps,
         rate=float(studies.content(final / "config.yaml")["train"]["learning_rate"]),
         measured=[*ladder, *spans],
-        trials=[_trial(trial) for trial in sorted(tried)],
+        trials=sorted((trial for search in searches for trial in _trials(search)), key=lambda trial: trial.rate),
         typed=_typed(final),
+        tokens=max(seen.values(), default=None),
+        tokens_to_solve=seen.get(solved),
+        seconds=_seconds([final, *searches]),
     )
 
 
-def _trial(folder: Path) -> Trial:
-    rate = float(folder.name.removeprefix(TRIAL))
-    seeds = summarise(read(folder))["seeds"] if (folder / RESULTS).is_file() else []
-    last = seeds[0]["validation"] if seeds else None
-    return Trial(rate, last and last["accuracy"], last and last["loss"])
+def _trials(folder: Path) -> Iterator[Trial]:
+    """Of each rate of a search its last validation; nothing of one with a step whose loss was no number."""
+    rates = studies.content(folder / "config.yaml")["train"]["learning_rate"]
+    record = read(folder)
+    lost = {row["seed"] for row in record.rows if row["metric"] == "skipped" and row["total"]}
+    for rate, seed in zip(rates, summarise(record)["seeds"], strict=True):
+        last = None if seed["seed"] in lost else seed["validation"]
+        yield Trial(rate, last and last["accuracy"], last and last["loss"])
+
+
+def _seconds(folders: Sequence[Path]) -> int | None:
+    """What the training of these runs took, looks and compiling included; None where one says nothing of it."""
+    times = [studies.content(folder / "timing.json") for folder in folders]
+    known = [time["training"] for time in times if isinstance(time, dict) and "training" in time]
+    return round(sum(known)) if len(known) == len(folders) else None
 
 
 def _typed(final: Path) -> list[str]:

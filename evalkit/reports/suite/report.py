@@ -159,7 +159,7 @@ def _by_rate(task: str, cells: Sequence[Cell]) -> Drawing:
         for cell in cells
     ]
     frame = Frame("learning rate", f"accuracy at {cells[0].train_length:,} tokens", chance=_chance(cells))
-    caption = f"{task}: one seed of a search at each rate, a share of the steps."
+    caption = f"{task}: one seed of a search at each rate."
     return Drawing(RATES, caption, rate_figure(curves, frame, rates, task))
 
 
@@ -171,7 +171,8 @@ def _chance(cells: Sequence[Cell]) -> float | None:
 def tables(cells: Sequence[Cell]) -> list[Table]:
     """Those that have something to show."""
     own = [cell for cell in cells if cell.size is None]
-    return [table for table in (_at_training_length(own), *_beyond(own), _states(cells), _rates(own)) if table.lines]
+    listed = (_at_training_length(own), *_beyond(own), _states(cells), _rates(own), _budgets(cells))
+    return [table for table in listed if table.lines]
 
 
 def of_seeds(values: Sequence[float]) -> str:
@@ -245,3 +246,18 @@ def _rates(cells: Sequence[Cell]) -> Table:
             lines.append([f"{cell.task} · {cell.model}", *numbers, f"{cell.rate:g}{edge}"])
     header = ["task and model", *(f"rate {rate:g}" for rate in rates), "chosen"]
     return Table("Accuracy of the trials, one seed, by learning rate", header, lines)
+
+
+def _budgets(cells: Sequence[Cell]) -> Table:
+    """What each cell was given: tokens a seed, and the seconds that its search and its seeds took."""
+    lines = [
+        [_named(cell), shown(cell.tokens, ","), shown(cell.tokens_to_solve, ","), shown(cell.seconds, ",")]
+        for cell in cells
+        if cell.tokens is not None
+    ]
+    header = ["task and model", "tokens a seed", f"tokens to {SOLVED:g}", "seconds of training, search and seeds"]
+    return Table("What a cell takes", header, lines)
+
+
+def _named(cell: Cell) -> str:
+    return " · ".join([cell.task, cell.model, *([] if cell.size is None else [cell.size])])
