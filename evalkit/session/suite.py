@@ -126,7 +126,8 @@ def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
             for model, words in of_models.items():
                 if model in of_sizes:
                     sized, search = [*words, *of_sizes[model], *rest], searches[f"{task}/{model}"]
-                    runs.append(_final(suite, selection.suite, f"{task}/{model}/{size}", sized, search, folder))
+                    final = _final(suite, selection.suite, f"{task}/{model}/{size}", sized, folder)
+                    runs.append(final._replace(search=search))
     squares = _squares(suite, str(config.preset), selection, tasks, models)
     return [job._replace(squares=squares) for job in runs]
 
@@ -253,7 +254,7 @@ def further_searches(folder: Path, final: Job) -> Iterator[Spec]:
         further = folder / final.search.folder / name
         if is_finished(further) or (len(grid) > 1 and best.rate == grid[edge] and (best.accuracy or 0.0) > chance):
             step = grid[edge] / grid[inner]
-            rates = [grid[edge] * step ** (1 + n) for n in range(FURTHER)]
+            rates = [float(f"{grid[edge] * step ** (1 + n):.3g}") for n in range(FURTHER)]
             seed = final.search.seed + len(grid) + number * FURTHER
             yield buildable([*final.search.words, *_at_rates(rates, seed)], further)
 
@@ -306,15 +307,15 @@ def _cell(
     suite: Mapping[str, Any], group: str, name: str, words: Sequence[str | Override], folder: Path
 ) -> Iterator[Job]:
     """The search of a cell, then its final run."""
-    with said_of(f"cell {name}"):
-        experiment = Spec.of(words).experiment
+    final = _final(suite, group, name, words, folder)
+    experiment = final.experiment
     if experiment.eval.kind != KIND:
         task = next((word for word in words if isinstance(word, str) and word.startswith("task=")), name)
         raise UserError(f"{task} is not judged by accuracy, as a suite's tasks are; choose one that is generated")
     search = _search(suite, name, words, experiment.task.length)
     spec = buildable([*search.words, *_at_rates(search.rates, search.seed)], folder / search.name)
     yield Job(group, search.name, spec, cell=name)
-    yield _final(suite, group, name, words, search, folder)
+    yield final._replace(search=search)
 
 
 def _search(suite: Mapping[str, Any], cell: str, words: Words, length: int) -> Search:
@@ -326,20 +327,19 @@ def _search(suite: Mapping[str, Any], cell: str, words: Words, length: int) -> S
 
 def _at_rates(rates: Sequence[float], seed: int) -> list[str]:
     """The words of a search that trains a seed a rate, from `seed` on."""
-    listed = ",".join(f"{rate:.3g}" for rate in rates)
-    return [f"train.learning_rate=[{listed}]", f"seed={seed}", f"seeds={len(rates)}"]
+    return overrides_of({"train.learning_rate": list(rates), "seed": seed, "seeds": len(rates)})
 
 
-def _final(suite: Mapping[str, Any], group: str, cell: str, words: Words, search: Search | None, folder: Path) -> Job:
-    """The fresh seeds; the training length, by which a cell is judged, is among the lengths of evaluation."""
+def _final(suite: Mapping[str, Any], group: str, cell: str, words: Words, folder: Path) -> Job:
+    """The fresh seeds of a cell; the training length, by which it is judged, is among the lengths of evaluation."""
     own, name = [*words, f"seed={suite['seed']}", f"seeds={suite['seeds']}"], f"{cell}/{FINAL}"
     with said_of(f"cell {cell}"):
         spec = buildable(own, folder / name)
-        length, lengths = spec.experiment.task.length, spec.plain["eval"]["lengths"]
-        if length not in lengths:
+        length, lengths = spec.experiment.task.length, spec.plain["eval"].get("lengths")
+        if lengths is not None and length not in lengths:
             own.append(f"eval.lengths={[length, *lengths]}".replace(" ", ""))
             spec = buildable(own, folder / name)
-    return Job(group, name, spec, cell=cell, words=own, search=search)
+    return Job(group, name, spec, cell=cell, words=own)
 
 
 def in_folder(folder: Path) -> str:

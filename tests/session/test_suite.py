@@ -180,13 +180,16 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
     assert suite_of("preset=cpu") == 2 and "give preset=paper" in capsys.readouterr().err
 
 
+TASKS = {name for tasks in composition.compose(["experiment=suite"]).config.suite.tasks.values() for name in tasks}
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         ("task=books", "task=books is not judged by accuracy, as a suite's tasks are; choose one that is generated"),
         (
             "+mixer=theirs",
-            "cell mqar/theirs: +mixer=theirs is a file of yours, mixer/theirs.yaml; "
+            "cell parity/theirs: +mixer=theirs is a file of yours, mixer/theirs.yaml; "
             "give its folder as --config-dir FOLDER",
         ),
         ("-m", "experiment= has its own runs; leave -m out"),
@@ -196,6 +199,13 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
             "train.learning_rate=1e-2: the suite's protocol decides it; give 'suite.rates=[1e-3,3e-3]'",
         ),
         ("suite.rates=many", "suite.rates=many; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'"),
+        ("quick=1", "quick=1; allowed: quick=true for the quick form of the suite, or false"),
+        ("quick=true ~suite.quick", "quick=true, and suite.quick={}; a quick form has tasks, rates, seeds"),
+        (
+            "quick=true suite.quick.tasks=[parity,heads]",
+            "suite.quick.tasks: heads is no task at preset=cpu; give of parity, s3, even_pairs, cycle, mqar, "
+            "noisy_recall, copying, selective_copying, palindrome, stack",
+        ),
         ("suite.models=3", "suite.models=3; allowed: lists of words, such as models: {mine: [model=hawk]}"),
         (
             "suite.sizes=many",
@@ -217,8 +227,7 @@ def test_one_cell_is_a_cell_and_a_dry_run_writes_nothing(
         ("suite.floors.mqar=1", "suite.floors.mqar=1; allowed: an accuracy from 0 to below 1"),
         (
             "suite.floors.nosuch=0.1",
-            "suite.floors.nosuch: nosuch is no task of the suite; "
-            "give one of copying, mqar, noisy_recall, parity, s3, s5",
+            f"suite.floors.nosuch: nosuch is no task of the suite; give one of {', '.join(sorted(TASKS))}",
         ),
         ("suite.floors=3", "suite.floors=3; allowed: an accuracy by task, such as {mqar: 0.0156}"),
         (
@@ -280,9 +289,26 @@ def test_the_board_of_one_cell_is_that_of_the_whole_suite() -> None:
     given = suite.selected(["experiment=suite", "task=copying", "model=gla"])
     assert given is not None
     squares = suite.jobs(composition.compose(["experiment=suite"]).config, given, Path("out"))[0].squares
-    assert squares is not None and squares.floors == {"mqar": 1 / 64}
-    assert {("copying", "gla"), ("mqar", "hawk"), ("s5", "mamba")} <= set(squares.wanted)
+    assert squares is not None and squares.floors == {"mqar": 0.0833}
+    assert {("copying", "gla"), ("mqar", "hawk"), ("stack", "mamba")} <= set(squares.wanted)
     assert squares.command == "python -m evalkit experiment=suite preset=cpu"
+
+
+def test_the_quick_form_has_fewer_tasks_rates_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    given = suite.selected(["experiment=suite", "quick=true", "model=hawk"])
+    assert given is not None and given.quick and given.rest == []
+    parts = suite.jobs(composition.compose(["experiment=suite"]).config, given, Path("out"))
+    assert [part.name for part in parts if part.search] == [
+        f"{task}/hawk/final" for task in ("parity", "mqar", "palindrome", "copying")
+    ]
+    search, final = parts[:2]
+    assert (search.experiment.train.rates, final.experiment.seeds) == ([2e-3, 8e-3], 1)
+    whole = suite.selected(["experiment=suite", "quick=false"])
+    assert whole is not None and not whole.quick
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_seconds_measured", Mock(return_value=1.0))
+        assert main(["experiment=suite", "quick=true", "task=parity", "model=hawk", "dry_run=true"]) == 0
+    assert "parity/hawk to do 0 of 1,200" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_protocol_is_changed_by_its_own_keys() -> None:
@@ -304,14 +330,14 @@ def test_a_rate_that_diverges_is_left_out_and_takes_no_other_with_it(
     """At the highest rate no step of the second dispatch has a finite loss: its seed is lost, and the first goes on."""
     cell = tmp_path / "out" / "heads" / "other"
     words = ["task=heads", "model=other", "train.clip=1e38", "train.optimizer={_target_: optax.sgd, _partial_: true}"]
-    assert suite_of(*words, "suite.rates=[1e-3,1e38]") == 1
-    assert "an optimiser of Optax takes one rate" in "".join(capsys.readouterr())
-    assert suite_of(*words[:2], "suite.rates=[1e-3,1e37]", "train.steps=8", "train.warmup_steps=0") == 0
+    assert suite_of(*words, "suite.rates=[1e-3,1e38]") == 2
+    assert "an optimiser of Optax takes one rate" in capsys.readouterr().err
+    assert suite_of(*words[:2], "suite.rates=[1e-3,1e30]", "train.steps=8", "train.warmup_steps=0") == 0
     assert [trial.loss is None for trial in trials_of(cell / "rates", SOLVED)] == [False, True]
     assert Spec.saved(cell / "final").plain["train"]["learning_rate"] < 1e-2
     (found,) = found_in(tmp_path / "out")
-    assert found.trials[-1] == Trial(1e37, None, None) and found.tokens and found.seconds
-    assert suite_of(*words[:2], "suite.rates=[1e36,1e37]", "hydra.run.dir=" + str(tmp_path / "high")) == 1
+    assert found.trials[-1] == Trial(1e30, None, None) and found.tokens and found.seconds
+    assert suite_of(*words[:2], "suite.rates=[1e29,1e30]", "hydra.run.dir=" + str(tmp_path / "high")) == 1
     assert "not finite" in "".join(capsys.readouterr())
 
 
@@ -458,11 +484,11 @@ def test_a_cell_is_what_its_run_came_to_be(done: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_final_run_is_also_asked_at_its_training_length() -> None:
     """By which its cell is judged: the suite's own ladder is of the suite's length."""
-    words = ["experiment=suite", "task=mqar", "model=deltanet", "task.length=128", "task.pairs=32"]
+    words = ["experiment=suite", "task=mqar", "model=kda", "task.length=40", "task.pairs=10"]
     given = suite.selected([*words, "train.curriculum=[]"])
     assert given is not None
     finals = [part for part in suite.jobs(composition.compose(words[:1]).config, given, Path("out")) if part.search]
-    assert [list(part.spec.plain["eval"]["lengths"]) for part in finals] == 3 * [[128, 256, 512]]
+    assert [list(part.spec.plain["eval"]["lengths"]) for part in finals] == 3 * [[40, 48, 96]]
 
 
 def test_beyond_the_training_length_the_longest_is_also_taken_apart() -> None:
@@ -508,7 +534,7 @@ def test_a_rate_at_the_edge_of_its_grid_is_marked() -> None:
 EVERY = [
     ("cpu", ["model=hawk"]),
     ("paper", ["model=mamba"]),
-    *(pytest.param("cpu", [task], marks=pytest.mark.exhaustive) for task in ("task=s5", "task=mqar")),
+    *(pytest.param("cpu", [task], marks=pytest.mark.exhaustive) for task in ("task=s3", "task=mqar")),
 ]
 
 
