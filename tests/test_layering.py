@@ -33,6 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "evalkit.evaluations.needle",
         "evalkit.evaluations.phonebook",
         "evalkit.evaluations.recall",
+        "evalkit.evaluations.remembrance",
         "evalkit.evaluations.text",
     ),
     ("evalkit.evaluations.downstream.tasks", "evalkit.evaluations.during"),

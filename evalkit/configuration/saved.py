@@ -18,7 +18,20 @@ from evalkit.disk.files import write_whole
 
 FILE = "config.yaml"
 OF_PROCESS = ("format", "quiet", "compilation_cache", ALLOW)
-RESUMABLE = ("log", "sinks", "wandb", "eval", "downstream", "lookup", "train.steps", "mesh", "distributed", *OF_PROCESS)
+POST_TRAINING = ("train.steps", "train.state_passing", "train.first_states")
+"""What further training of a run may have otherwise, as after-training with passed states (2507.02782, sec. 4) has."""
+RESUMABLE = (
+    "log",
+    "sinks",
+    "wandb",
+    "eval",
+    "downstream",
+    "lookup",
+    *POST_TRAINING,
+    "mesh",
+    "distributed",
+    *OF_PROCESS,
+)
 EVALUABLE = ("eval", "task", "data", "log", "sinks", "wandb", "parameters", *OF_PROCESS)
 """What may be changed of a run that goes on, and of one that is evaluated again."""
 

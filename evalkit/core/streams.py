@@ -20,6 +20,7 @@ INIT, TRAIN, VALIDATION, TEST, RECALL, ORDINARY = range(6)
 LENGTH = 2**31
 # Folded into the key of a step's ordinary tokens for which streams begin anew.
 ANEW = 2**31
+NOISE = ANEW + 1
 # Folded into the key of a stream's ordinary tokens for its fact: smaller numbers are keys that the task draws from,
 # since `split` gives those of `fold_in`.
 WHETHER, PLACE, ANSWER = range(2**31, 2**31 + 3)
@@ -102,6 +103,11 @@ def begun_anew(seed: ArrayLike, step: ArrayLike, count: int, probability: float)
     """Returns `[b]`: which of `count` streams begin anew after one step of one seed."""
     key = jax.random.fold_in(_of_streams(seed, step), ANEW)
     return jax.random.bernoulli(key, probability, (count,))
+
+
+def noise_keys(seed: ArrayLike, step: ArrayLike, count: int) -> Array:
+    """Returns `[b, k]`: the data of a key for each of `count` streams, for noise in place of its state."""
+    return jax.random.key_data(jax.random.split(jax.random.fold_in(_of_streams(seed, step), NOISE), count))
 
 
 def _of_streams(seed: ArrayLike, step: ArrayLike) -> Array:

@@ -26,6 +26,7 @@ LATER = {
     "average": None,
     "skip_nonfinite": False,
     "state_passing": None,
+    "first_states": "passed",
     "stream_facts": 0.0,
     "lengths": None,
     "parameter_dtype": "float32",

@@ -180,6 +180,7 @@ def _go_on(launch: Launch, own: Path) -> Outcome:
         experiment.feed.prepare()
         if restored is None:
             return _trained(launch, own, checkpoints, _fresh(launch, pool), {})
+        restored = restored._replace(state=trainer.with_streams(restored.state))
         gates.refuse_other_text(launch)
         hold(experiment, partial(params_of, restored.state, 0, experiment.parameters))
         ahead.compile_next(pool, launch, restored.state, restored.step)

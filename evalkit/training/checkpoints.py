@@ -31,6 +31,8 @@ SUMMED = "summed"
 """What a checkpoint's own facts say, so that one without sums is either of before there were any, or damaged."""
 MOMENTS = "moments"
 """What is saved beside a state says so where its moments are shaped as the parameters, as those of a mesh are."""
+STREAMS = "streams"
+"""What is saved beside a state says whether it has streams: further training may be the first to pass them."""
 log = logging.getLogger(__name__)
 _SAVING = threading.Lock()
 """Orbax numbers the saves of a whole process, and two at once would wait for each other's folders."""
@@ -68,7 +70,8 @@ class Checkpoints:
     def save(self, state: TrainState, step: int, meta: dict[str, Any]) -> None:
         """Writes a checkpoint and reads it again, then removes older ones; raises UserError if it cannot."""
         new = self.path / f"{UNFINISHED}{step}"
-        facts = {**meta, SUMMED: True} if has_vectors(state) else {**meta, SUMMED: True, MOMENTS: "parameters"}
+        facts = {**meta, SUMMED: True, STREAMS: state.streams is not None}
+        facts = facts if has_vectors(state) else {**facts, MOMENTS: "parameters"}
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(jax.tree.map(_stand_in, _parts(jax.tree.map(_on_host, state)))),
             meta=ocp.args.JsonSave(facts),
@@ -160,6 +163,8 @@ class Checkpoints:
         meta = self._orbax.restore(folder, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]  # type: ignore[call-arg]
         if not summed and meta.get(SUMMED):
             raise sums.Damaged(f"{sums.FILE} is missing")
+        if meta.get(STREAMS) is False:
+            abstract = abstract._replace(streams=None)
         try:
             return _in_form(partial(self._state, folder), abstract, layout, meta), meta
         except ValueError as error:

@@ -102,7 +102,7 @@ def _begun_from(
     at, size = jnp.asarray(step, jnp.int32), trainer.alone.microbatch(passing.count, tokens)
     drawn = passing.drawn(trainer.seeds[index], at, tokens, 1)
     reached = passing.advance(used, streams_of(state, index), drawn, size)
-    return copied_to(reached, stage.batch_size)
+    return copied_to(passing.starts(reached, drawn), stage.batch_size)
 
 
 def _before(trainer: Trainer, checkpoints: Checkpoints, step: int) -> tuple[TrainState, Stage]:

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from evalkit.core import streams
 from evalkit.core.contracts import LONGEST, Cache, Feed, LanguageModel, Params
 from evalkit.parallel.devices import in_parts, own, together
+from evalkit.training.settings import FITTED_NOISE, PASSED
 
 
 def check_bounded(model: LanguageModel) -> None:
@@ -23,10 +24,14 @@ def check_bounded(model: LanguageModel) -> None:
 
 
 class Drawn(NamedTuple):
-    """The tokens `[b, t]` that streams read at a step, and `[b]`, which of them begin anew after it."""
+    """The tokens `[b, t]` that streams read at a step, and `[b]`, which of them begin anew after it.
+
+    `noise` `[b, k]` is the data of keys for what is drawn in place of their states, where sequences begin from noise.
+    """
 
     tokens: Array
     anew: Array
+    noise: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class StatePassing:
     """`count` streams of ordinary tokens, each begun anew after a step with `probability` (arXiv 2507.02782).
 
     A stream reads as many tokens a step as a training sequence has, `facts` of the time with a fact among them. The
-    batch begins from copies of the states after it, through which no gradient flows.
+    batch begins from copies of the states after it, or from noise that is like them (`first`, one of `FIRST_STATES`);
+    no gradient flows through either.
     """
 
     feed: Feed
@@ -42,6 +48,7 @@ class StatePassing:
     count: int
     probability: float
     facts: float
+    first: str = PASSED
 
     def fresh(self, count: int) -> Cache:
         """The states of `count` streams that have read nothing."""
@@ -50,11 +57,12 @@ class StatePassing:
     def drawn(self, seed: ArrayLike, step: Array, length: int, shards: int) -> Drawn:
         """What the streams of this device read at `step`; `shards` devices have some each."""
         tokens = self.feed.ordinary(seed, step, self.count, length, self.facts)
-        return own(Drawn(tokens, streams.begun_anew(seed, step, self.count, self.probability)), shards)
+        noise = None if self.first == PASSED else streams.noise_keys(seed, step, self.count)
+        return own(Drawn(tokens, streams.begun_anew(seed, step, self.count, self.probability), noise), shards)
 
     def advance(self, params: Params, states: Cache, drawn: Drawn, size: int) -> Cache:
         """The states after what was `drawn` for a step, read `size` streams at a time."""
-        tokens, anew = drawn
+        tokens, anew, _ = drawn
 
         def read(part: tuple[Cache, Array]) -> Cache:
             nowhere = jnp.zeros((size, 0), jnp.int32)  # no logits are asked for
@@ -66,6 +74,29 @@ class StatePassing:
             return jnp.where(anew.reshape(-1, *[1] * (state.ndim - 1)), fresh, state)
 
         return jax.tree.map(begun, self.fresh(len(anew)), after)
+
+    def starts(self, states: Cache, drawn: Drawn) -> Cache:
+        """What the batch begins from: the states of this device's streams, or noise in place of their real numbers.
+
+        A number that some stream does not have, such as the maximum of nothing, is left as it is.
+        """
+        if drawn.noise is None:
+            return states
+        keys = jax.random.wrap_key_data(drawn.noise)
+
+        def noisy(number: int, state: Array) -> Array:
+            if not jnp.issubdtype(state.dtype, jnp.floating):
+                return state
+            own_keys = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
+            noise = jax.vmap(lambda key: jax.random.normal(key, state.shape[1:], state.dtype))(own_keys)
+            if self.first == FITTED_NOISE:
+                noise = state.mean(axis=0, keepdims=True) + state.std(axis=0, keepdims=True) * noise
+            else:
+                noise = jnp.sqrt(jnp.square(state).mean()) * noise
+            return jnp.where(jnp.isfinite(noise), noise, state)
+
+        leaves, kind = jax.tree.flatten(states)
+        return jax.tree.unflatten(kind, [noisy(number, state) for number, state in enumerate(leaves)])
 
 
 def copied_to(states: Cache, sequences: int) -> Cache:

@@ -14,6 +14,7 @@ from evalkit.training.optimizer import OPTIMIZERS, SCHEDULES, Factory
 
 DTYPES = ("float32", "bfloat16")
 GATHERS = ("step", "layer")
+FIRST_STATES = (PASSED := "passed", FITTED_NOISE := "fitted_noise", "noise")
 
 
 class Stage(NamedTuple):
@@ -54,6 +55,9 @@ class Training:
         optimiser's own; null: none.
       state_passing: sequences begin from states of streams of ordinary tokens, each begun anew at a step with this
         probability; null: from nothing.
+      first_states: what `state_passing` begins a sequence from: `passed`, the state of its stream; `fitted_noise`,
+        normal noise with the mean and the spread that each number of the state has over the streams; or `noise`, normal
+        noise around 0 as large as the states are.
       stream_facts: the probability that what a stream reads at a step holds a fact.
       skip_nonfinite: whether a step whose loss or gradient is not finite is left out and counted (`skipped`), where
         training would end; after `log_every` in a row it ends, with a rate for each seed once all of them have so many.
@@ -88,6 +92,7 @@ class Training:
     label_smoothing: float = 0.0
     average: float | Callable[..., Any] | None = None
     state_passing: float | None = None
+    first_states: str = PASSED
     stream_facts: float = 0.0
     skip_nonfinite: bool = False
     log_every: int = 25
@@ -140,6 +145,9 @@ class Training:
         for stage in self.curriculum:
             if set(stage) != {"length", "steps", "batch_size"} or min(stage.values()) < 1:
                 raise ValueError(f"curriculum stage {stage}; give length, steps and batch_size, each 1 or more")
+        one_of(self, "first_states", FIRST_STATES)
+        if self.first_states != PASSED and self.state_passing is None:
+            raise ValueError(f"first_states={self.first_states} without streams; give state_passing too, such as 0.1")
         if self.stream_facts and self.state_passing is None:
             raise ValueError(f"stream_facts={self.stream_facts} without streams; give state_passing too, such as 0.1")
         if self.lengths is not None and (len(self.lengths) != 2 or not 1 <= self.lengths[0] <= self.lengths[1]):

@@ -54,7 +54,8 @@ class Step:
         self.optimizer = training.transformation(self.layout.whole)
         self.passing = None
         if training.state_passing is not None:
-            self.passing = StatePassing(feed, model, streams, training.state_passing, training.stream_facts)
+            probability, facts = training.state_passing, training.stream_facts
+            self.passing = StatePassing(feed, model, streams, probability, facts, training.first_states)
 
     def fresh(self, params: Params) -> Any:
         """The optimiser's first state."""
@@ -94,10 +95,12 @@ class Step:
         """
         example, drawn = data
         gathered, streams = self.layout.gathered(state.params), state.streams
+        starts = streams
         if self.passing is not None and drawn is not None:
             size = self.microbatch(*drawn.tokens.shape)
             streams = self.passing.advance(self.layout.used(gathered), streams, drawn, size)
-        loss, accuracy, gradient = self.layout.summed(self.gradient(gathered, example, streams), shards)
+            starts = self.passing.starts(streams, drawn)
+        loss, accuracy, gradient = self.layout.summed(self.gradient(gathered, example, starts), shards)
         gradient = jax.tree.map(lambda leaf: leaf / batch, gradient)
         norm = self.layout.norm(gradient)
         gradient = self.layout.clipped(gradient, norm, self.training.clip)

@@ -90,6 +90,14 @@ class Trainer:
     def _shardings(self) -> TrainState:
         return self.place.shardings(self.abstract)
 
+    def with_streams(self, state: TrainState) -> TrainState:
+        """The state with streams that have read nothing, where training passes states and none were passed before."""
+        passing = self.step.passing
+        if passing is None or state.streams is not None:
+            return state
+        begun = jax.jit(lambda seeds: lax.map(lambda _: passing.fresh(passing.count), seeds))(self.seeds)
+        return jax.device_put(state._replace(streams=begun), self._shardings)
+
     @property
     def restorable(self) -> TrainState:
         """As what a checkpoint is read: each device reads its own part, or one device all of it."""

@@ -11,15 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from evalkit.__main__ import main
 from evalkit.configuration.spec import Spec
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
 from evalkit.core.errors import UserError
 from evalkit.core.objective import tally
+from evalkit.core.rows import read
 from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.passing import StatePassing, check_bounded
 from evalkit.training.settings import Training
 from evalkit.training.trainer import Trainer
+from support import tiny
 from support.shrunk import every_model, experiment, params_of, shrunk
 
 LENGTH, STREAMS, NEVER, ALWAYS = 16, 4, 1e-9, 1 - 1e-7
@@ -107,6 +110,47 @@ def test_every_mixer_with_a_bounded_cache_takes_part(model: str) -> None:
     )
 
 
+def test_noise_in_place_of_states_is_as_they_are_and_another_at_each_step() -> None:
+    """Fitted: the mean and the spread of each number over the streams. Else around 0, as large as the states are."""
+    count = 4096
+    states = (jnp.stack([3 + 0.5 * jnp.arange(count) / count, jnp.full((count,), -2.0)], axis=1), jnp.arange(count))
+
+    def begun(first: str, step: int) -> Any:
+        built = experiment("hawk")
+        passing = StatePassing(feed_of(built.task), built.model, count, 0.5, 0.0, first)
+        return passing.starts(states, passing.drawn(7, jnp.int32(step), 2, 1))
+
+    assert begun("passed", 0) is states
+    fitted, counted = begun("fitted_noise", 0)
+    np.testing.assert_array_equal(counted, states[1])  # what is counted is no state
+    np.testing.assert_allclose(fitted.mean(axis=0), states[0].mean(axis=0), atol=0.02)
+    np.testing.assert_allclose(fitted.std(axis=0), states[0].std(axis=0), rtol=0.05)
+    noise, _ = begun("noise", 0)
+    np.testing.assert_allclose(noise.mean(axis=0), 0, atol=0.2)
+    assert float(jnp.square(noise).mean()) == pytest.approx(float(jnp.square(states[0]).mean()), rel=0.05)
+    np.testing.assert_array_equal(noise, begun("noise", 0)[0])
+    assert not np.array_equal(noise, begun("noise", 1)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["passed", "fitted_noise"])
+def test_a_run_is_trained_further_with_passed_states(first: str, tmp_path: Path) -> None:
+    """As post-training (2507.02782): a run without streams gets some that have read nothing, and keeps them."""
+    words = ["train.state_passing=null", "train.lengths=null", "train.curriculum=[]"]
+    run = tiny.trained(tmp_path / "run", *words)
+    step = read(run).rows[-1]["step"]
+    changes = [f"train.steps={step + 4}", "train.state_passing=0.5", f"train.first_states={first}"]
+    assert main(["resume", str(run), *changes]) == 0
+    assert main(["resume", str(run), f"train.steps={step + 6}"]) == 0
+    after = Spec.saved(run)
+    assert (after.plain["train"]["state_passing"], after.plain["train"]["first_states"]) == (0.5, first)
+    trainer = Trainer(after.experiment.task, after.experiment.model, after.experiment.train, [0])
+    with closing(Checkpoints(run)) as checkpoints:
+        restored = checkpoints.restore(trainer.restorable, trainer.step.layout)
+    assert restored is not None and restored.step == step + 6
+    assert any(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(restored.state.streams))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -115,6 +159,8 @@ def test_every_mixer_with_a_bounded_cache_takes_part(model: str) -> None:
         (("model=hawk", "task=selective_copying", "train.stream_facts=0.5"), "does not say what a fact is"),
         (("model=hawk", "train.state_passing=1"), "allowed: between 0 and 1, or null"),
         (("model=hawk", "train.state_passing=null", "train.stream_facts=0.5"), "without streams"),
+        (("model=hawk", "train.state_passing=null", "train.first_states=noise"), "without streams"),
+        (("model=hawk", "train.first_states=zero"), "allowed: passed, fitted_noise, noise"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
