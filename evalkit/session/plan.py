@@ -45,13 +45,15 @@ class Squares(NamedTuple):
 class Search(NamedTuple):
     """What the learning rate of a suite's final run is chosen from: runs in `folder` that train a seed a rate.
 
-    `words` are those of each run, without the rates and the seeds; the first has `rates`, from `seed` on.
+    `words` are those of each run, without the rates and the seeds; the first has `rates`, from `seed` on. An accuracy
+    at or below `floor` is that of a guess.
     """
 
     folder: str
     words: Words
     rates: Sequence[float]
     seed: int
+    floor: float
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ state sizes of a model take its rate.
 """
 
 import itertools
+import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,10 +19,10 @@ from evalkit.configuration import catalogue, composition
 from evalkit.configuration.composition import Words
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.spec import Spec
+from evalkit.core.contracts import AnyTask
 from evalkit.core.errors import UserError, said_of
-from evalkit.reports.suite.cells import FINAL, GRID, HIGHER, LOWER, SOLVED
+from evalkit.reports.suite.cells import FINAL, GRID, HIGHER, LOWER, Trial, trials_of, window_of
 from evalkit.session.plan import Job, Search, Squares, is_finished
-from evalkit.session.selection import Trial, ranked, trials_of
 
 KIND = "evalkit.evaluations.extrapolation.report"
 """What a suite compares: its cells are read from reports of this kind."""
@@ -233,44 +234,60 @@ def _has_words(value: Any, depth: int) -> bool:
 
 
 def at_chosen_rate(folder: Path, final: Job) -> Spec:
-    """A final run at the rate that its search, in the suite's `folder`, chooses of those whose loss stayed a number.
+    """A final run at the rate that its search, in the suite's `folder`, chooses: the middle of the window that works.
 
-    Raises UserError if the search is not finished, or none stayed a number.
+    One seed says which rates work, and at its fastest, which is often the highest, others may fail. Where nothing was
+    learned, the lowest loss decides. Raises UserError if the search is not finished, or no loss stayed a number.
     """
-    rate = ranked(_searched(folder, final))[0].rate
+    trials = _searched(folder, final)
+    window = window_of(trials, _search_of(final).floor)
+    if window:
+        middle = math.sqrt(window[0].rate * window[-1].rate)
+        rate = min((trial.rate for trial in window), key=lambda rate: abs(math.log(rate / middle)))
+    else:
+        rate = _best(trials).rate
     return Spec.of([*final.words, f"train.learning_rate={rate!r}", in_folder(final.folder)])
 
 
 def further_searches(folder: Path, final: Job) -> Iterator[Spec]:
-    """The searches of rates beyond the grid: at the end where the best one lies, if it does better than chance.
+    """The searches of rates beyond the grid: at the end where the best one lies, if it does better than the floor.
 
     Raises UserError as `at_chosen_rate` does.
     """
-    assert final.search is not None
-    grid = sorted(final.search.rates)
-    chance = final.spec.experiment.task.chance or 0.0
+    search = _search_of(final)
+    grid = sorted(search.rates)
     for number, (name, edge, inner) in enumerate(((LOWER, 0, 1), (HIGHER, -1, -2))):
-        best = ranked(_searched(folder, final))[0]
-        further = folder / final.search.folder / name
-        if is_finished(further) or (len(grid) > 1 and best.rate == grid[edge] and (best.accuracy or 0.0) > chance):
+        best = _best(_searched(folder, final))
+        further = folder / search.folder / name
+        at_edge = len(grid) > 1 and best.rate == grid[edge] and (best.accuracy or 0.0) > search.floor
+        if at_edge or is_finished(further):
             step = grid[edge] / grid[inner]
             rates = [float(f"{grid[edge] * step ** (1 + n):.3g}") for n in range(FURTHER)]
-            seed = final.search.seed + len(grid) + number * FURTHER
-            yield buildable([*final.search.words, *_at_rates(rates, seed)], further)
+            seed = search.seed + len(grid) + number * FURTHER
+            yield buildable([*search.words, *_at_rates(rates, seed)], further)
 
 
 def _searched(folder: Path, final: Job) -> list[Trial]:
     """Every trial of the searches of a cell that are finished."""
-    assert final.search is not None
-    places = [folder / final.search.folder / name for name in (GRID, LOWER, HIGHER)]
+    search = _search_of(final)
+    places = [folder / search.folder / name for name in (GRID, LOWER, HIGHER)]
     if not is_finished(places[0]):
-        name = final.search.name
-        raise UserError(f"its rate is chosen from {name}, which is not finished; give the same command again")
-    searches, packages = filter(is_finished, places), final.spec.packages
-    trials = [trial for search in searches for trial in trials_of(search, SOLVED, packages)]
+        raise UserError(f"its rate is chosen from {search.name}, which is not finished; give the same command again")
+    trials = [trial for place in filter(is_finished, places) for trial in trials_of(place)]
     if all(trial.loss is None for trial in trials):
         raise UserError("the loss was not finite at any of its rates; give lower ones as 'suite.rates=[1e-4,3e-4]'")
     return trials
+
+
+def _best(trials: Iterable[Trial]) -> Trial:
+    """The highest accuracy, and of equals the lowest loss, of trials whose loss stayed a number."""
+    known = [trial for trial in trials if trial.loss is not None]
+    return max(known, key=lambda trial: (trial.accuracy or 0.0, -(trial.loss or 0.0)))
+
+
+def _search_of(final: Job) -> Search:
+    assert final.search is not None
+    return final.search
 
 
 def _tasks(suite: Mapping[str, Any], preset: str, selection: Selected) -> dict[str, list[str]]:
@@ -312,17 +329,18 @@ def _cell(
     if experiment.eval.kind != KIND:
         task = next((word for word in words if isinstance(word, str) and word.startswith("task=")), name)
         raise UserError(f"{task} is not judged by accuracy, as a suite's tasks are; choose one that is generated")
-    search = _search(suite, name, words, experiment.task.length)
+    search = _search(suite, name, words, experiment.task)
     spec = buildable([*search.words, *_at_rates(search.rates, search.seed)], folder / search.name)
     yield Job(group, search.name, spec, cell=name)
     yield final._replace(search=search)
 
 
-def _search(suite: Mapping[str, Any], cell: str, words: Words, length: int) -> Search:
-    """What chooses the rate of a cell: all the steps of its training, judged at the training `length` alone."""
+def _search(suite: Mapping[str, Any], cell: str, words: Words, task: AnyTask) -> Search:
+    """What chooses the rate of a cell: all the steps of its training, judged at the training length alone."""
     # A rate at which the loss is no number takes no other seed with it.
-    judged = [f"eval.lengths=[{length}]", "eval.during=[]", "eval.span=null", "train.skip_nonfinite=true"]
-    return Search(cell, [*words, *judged], suite["rates"], suite["search_seed"])
+    judged = [f"eval.lengths=[{task.length}]", "eval.during=[]", "eval.span=null", "train.skip_nonfinite=true"]
+    floor = suite["floors"].get(cell.partition("/")[0], task.chance or 0.0)
+    return Search(cell, [*words, *judged], suite["rates"], suite["search_seed"], floor)
 
 
 def _at_rates(rates: Sequence[float], seed: int) -> list[str]:

@@ -20,10 +20,19 @@ from evalkit.core.errors import UserError
 from evalkit.record.history import Work
 from evalkit.reports.kinds import COSTS
 from evalkit.reports.suite import cells as suite_cells
-from evalkit.reports.suite.cells import SOLVED, Cell, Measured, Trial, as_json, beside, found_in, from_json
+from evalkit.reports.suite.cells import (
+    Cell,
+    Measured,
+    Trial,
+    as_json,
+    beside,
+    found_in,
+    from_json,
+    trials_of,
+    window_of,
+)
 from evalkit.reports.suite.report import figures, of_seeds, tables, trained_otherwise
 from evalkit.session import experiments, plan, run, suite
-from evalkit.session.selection import trials_of
 from support import tiny
 
 pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
@@ -114,11 +123,10 @@ def test_every_cell_is_searched_trained_and_drawn(done: Path, capsys: pytest.Cap
         assert (config["seed"], config["seeds"], config["train"]["steps"]) == (7, 2, 6)
         search = Spec.saved(out / cell / "rates").plain
         assert (search["seed"], search["seeds"], search["train"]["steps"]) == (1000, 2, 6), "full length, a seed a rate"
-        trials = {trial.rate: trial for trial in trials_of(out / cell / "rates", SOLVED)}
-        assert list(trials) == [0.001, 0.003]
-        wider = [trial for path in (out / cell).glob("rates_*") for trial in trials_of(path, SOLVED)]
-        losses = {trial.rate: trial.loss for trial in (*trials.values(), *wider)}
-        assert config["train"]["learning_rate"] == min(losses, key=losses.__getitem__), "none has the level yet"
+        assert [trial.rate for trial in trials_of(out / cell / "rates")] == [0.001, 0.003]
+        trials = [trial for path in (out / cell).glob("rates*") for trial in trials_of(path)]
+        window = [trial.rate for trial in window_of(trials, 1 / 15)]
+        assert config["train"]["learning_rate"] in (window or [trial.rate for trial in trials])
     large = Spec.saved(out / "heads" / "one" / "large" / "final").plain
     own = Spec.saved(out / "heads" / "one" / "final").plain
     assert large["model"]["mixers"]["recurrent"]["width_rnn"] == 16
@@ -294,6 +302,34 @@ def test_the_board_of_one_cell_is_that_of_the_whole_suite() -> None:
     assert squares.command == "python -m evalkit experiment=suite preset=cpu"
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "chosen"),
+    [
+        ((1.0, 1.0, 1.0, 0.95, 0.1), 2e-3),  # the middle, not the fastest or the last that works
+        ((0.1, 0.2, 1.0, 0.3, 0.1), 4e-3),
+        ((1.0, 0.1, 0.99, 0.99, 0.98), 1e-3),  # a gap ends the window
+        ((0.05, 0.1, 0.08, 0.1, None), 8e-3),  # nothing was learned: the lowest loss
+    ],
+)
+def test_the_middle_of_the_window_is_chosen(
+    accuracies: tuple[float | None, ...], chosen: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found on the board: at the rate that was right first, one of three fresh seeds of an LSTM was not."""
+    rates = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
+    losses = (1.0, 0.9, 0.8, 0.7, None)
+    trials = [Trial(*one) for one in zip(rates, accuracies, losses, strict=True)]
+    monkeypatch.setattr(suite, "_searched", lambda folder, final: trials)
+    final = plan.Job(
+        "g", "t/m/final", Mock(), words=["task=mqar", "model=hawk"], search=plan.Search("t/m", [], rates, 1, 0.1)
+    )
+    assert (
+        suite.at_chosen_rate(Path(), final._replace(spec=Spec.of(["task=mqar", "model=hawk"]))).plain["train"][
+            "learning_rate"
+        ]
+        == chosen
+    )
+
+
 def test_the_quick_form_has_fewer_tasks_rates_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     given = suite.selected(["experiment=suite", "quick=true", "model=hawk"])
     assert given is not None and given.quick and given.rest == []
@@ -333,7 +369,7 @@ def test_a_rate_that_diverges_is_left_out_and_takes_no_other_with_it(
     assert suite_of(*words, "suite.rates=[1e-3,1e38]") == 2
     assert "an optimiser of Optax takes one rate" in capsys.readouterr().err
     assert suite_of(*words[:2], "suite.rates=[1e-3,1e30]", "train.steps=8", "train.warmup_steps=0") == 0
-    assert [trial.loss is None for trial in trials_of(cell / "rates", SOLVED)] == [False, True]
+    assert [trial.loss is None for trial in trials_of(cell / "rates")] == [False, True]
     assert Spec.saved(cell / "final").plain["train"]["learning_rate"] < 1e-2
     (found,) = found_in(tmp_path / "out")
     assert found.trials[-1] == Trial(1e30, None, None) and found.tokens and found.seconds

@@ -18,13 +18,11 @@ from evalkit.core.statistics import holm, mann_whitney
 from evalkit.reports import page
 from evalkit.reports.heat import heat_figure
 from evalkit.reports.numbers import DASH, grouped
-from evalkit.reports.suite.cells import SOLVED, Cell
+from evalkit.reports.suite.cells import SOLVED, WORKS, Cell, window_of
 
 TITLE = "Board"
 LEVEL = 0.05
 """From which p on, adjusted for all comparisons, two cells do not differ."""
-WORKS = 0.9
-"""The share of the best rate's accuracy that a rate of the window has."""
 COLUMNS = ("model", "state, bytes", "FLOPs a token")
 CSS = """
 body { max-width: 96rem; }
@@ -107,16 +105,8 @@ def window(cell: Cell, floor: float) -> float | None:
 
     A rate comes near the best with `WORKS` of what that one is above the floor.
     """
-    tried = sorted((trial.rate, (trial.accuracy or 0.0) - floor) for trial in cell.trials)
-    best = max(range(len(tried)), key=lambda index: tried[index][1], default=0)
-    if not tried or tried[best][1] <= 0:
-        return None
-    low = high = best
-    while low and tried[low - 1][1] >= WORKS * tried[best][1]:
-        low -= 1
-    while high + 1 < len(tried) and tried[high + 1][1] >= WORKS * tried[best][1]:
-        high += 1
-    return math.log10(tried[high][0] / tried[low][0])
+    rates = [trial.rate for trial in window_of(cell.trials, floor)]
+    return math.log10(rates[-1] / rates[0]) if rates else None
 
 
 def comparisons(board: Board) -> str:

@@ -19,6 +19,8 @@ FINAL = "final"
 SEARCHES = GRID, LOWER, HIGHER = ("rates", "rates_lower", "rates_higher")
 """The runs of a cell: of fresh seeds, and of the rates of its grid, below it and above it."""
 SOLVED = 0.99
+WORKS = 0.9
+"""The share of what the best rate has above the floor that a rate of the window has."""
 CHANGING = ("task.", "train.", "eval.", "suite.")
 OTHER_CELLS = ("~suite.sizes", "~suite.tasks", "~suite.models.", "+suite.models.", "+suite.sizes.")
 """Words that leave cells out or add some, and change none."""
@@ -153,7 +155,7 @@ def _cell(place: Path, final: Path) -> Cell:
         steps=header.steps,
         rate=float(studies.content(final / "config.yaml")["train"]["learning_rate"]),
         measured=[*ladder, *spans],
-        trials=sorted((trial for search in searches for trial in _trials(search)), key=lambda trial: trial.rate),
+        trials=sorted((trial for search in searches for trial in trials_of(search)), key=lambda trial: trial.rate),
         typed=_typed(final),
         tokens=max(seen.values(), default=None),
         tokens_to_solve=seen.get(solved),
@@ -161,7 +163,25 @@ def _cell(place: Path, final: Path) -> Cell:
     )
 
 
-def _trials(folder: Path) -> Iterator[Trial]:
+def window_of(trials: Iterable[Trial], floor: float) -> list[Trial]:
+    """The trials of the rates around the best that come near it, the lowest first; none if nothing was learned.
+
+    The best has the highest accuracy, and of equals the lowest loss.
+    """
+    tried = sorted(trials, key=lambda trial: trial.rate)
+    above = [-1.0 if trial.accuracy is None else trial.accuracy - floor for trial in tried]
+    best = max(range(len(tried)), key=lambda at: (above[at], -(tried[at].loss or 0.0)), default=0)
+    if not tried or above[best] <= 0:
+        return []
+    low = high = best
+    while low and above[low - 1] >= WORKS * above[best]:
+        low -= 1
+    while high + 1 < len(tried) and above[high + 1] >= WORKS * above[best]:
+        high += 1
+    return tried[low : high + 1]
+
+
+def trials_of(folder: Path) -> Iterator[Trial]:
     """Of each rate of a search its last validation; nothing of one with a step whose loss was no number."""
     rates = studies.content(folder / "config.yaml")["train"]["learning_rate"]
     record = read(folder)
