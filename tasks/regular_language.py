@@ -1,4 +1,4 @@
-"""Regular languages: what a finite automaton says of a word, asked once at its end (Delétang et al. 2023)."""
+"""Regular languages: what a finite automaton says of a word, asked at its end or all along (Delétang et al. 2023)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from evalkit.tasks.base import Example, Synthetic
 MODULUS = 5
 """Of the cycle and of the arithmetic, as published."""
 PLUS, MINUS, TIMES = range(MODULUS, MODULUS + 3)
+ASKED = ("end", EVERYWHERE := "everywhere")
 
 
 class Automaton(NamedTuple):
@@ -34,7 +35,7 @@ class Automaton(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RegularLanguage(Synthetic):
-    """A random word and a question after it, `=`; the answer, which is a token, is scored there alone.
+    """A random word and a question after it, `=`; the answer, which is a token, is scored there, or after each letter.
 
     The languages are the four regular ones of Delétang et al. 2023 (arXiv 2207.02098): `parity` (is the number of ones
     odd), `even_pairs` (do the first and the last letter differ: is the number of `01` and `10` odd), `cycle_navigation`
@@ -42,8 +43,12 @@ class RegularLanguage(Synthetic):
     sums, differences and products without brackets). An expression has an odd number of tokens: at an even length it is
     one shorter, the shortest too, and padding follows the question. `task=state_tracking` asks parity at every place.
 
+    Asked `everywhere`, what is due of each beginning that is a word is scored at its last letter too. That is our own
+    form: from single answers at the end even an LSTM needs far more words to find the automaton.
+
     Options:
       language: `parity`, `even_pairs`, `cycle_navigation` or `modular_arithmetic`.
+      asked: `end`, as published, or `everywhere`.
       length (tokens): the longest word of training; `train.lengths` draws shorter ones too.
 
     >>> task = RegularLanguage(language="modular_arithmetic", length=5)
@@ -53,14 +58,20 @@ class RegularLanguage(Synthetic):
     """
 
     answer_length: ClassVar[int] = 1
-    scored: ClassVar[int | None] = 1
 
     language: str = "even_pairs"
+    asked: str = "end"
     length: int = 160
 
     def __post_init__(self) -> None:
         one_of(self, "language", tuple(LANGUAGES))
+        one_of(self, "asked", ASKED)
         refuse_below_1(length=self.length)
+
+    @property
+    def scored(self) -> int | None:
+        """Returns 1, or None where each beginning of a word is asked for."""
+        return None if self.asked == EVERYWHERE else 1
 
     @property
     def vocab_size(self) -> int:
@@ -74,10 +85,11 @@ class RegularLanguage(Synthetic):
 
     @property
     def chance(self) -> float:
-        """Returns the accuracy of always giving the most frequent answer of the training length, computed exactly."""
-        machine = automaton(self.language)
-        states = _distribution(machine, self.length - (self.length - 1) % self._period)
-        return float(np.bincount(machine.answers, states).max())
+        """Returns the accuracy of always giving the most frequent answer of each length that is asked, exactly."""
+        machine, longest = automaton(self.language), self.length - (self.length - 1) % self._period
+        before = range(1, longest + 1, self._period) if self.asked == EVERYWHERE else ()
+        asked = [_distribution(machine, length) for length in (*before, longest)]
+        return float(np.mean([np.bincount(machine.answers, states).max() for states in asked]))
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
         refuse_below_1(length=length)
@@ -92,21 +104,29 @@ class RegularLanguage(Synthetic):
             return state, answers[state]
 
         _, due = jax.lax.scan(step, jnp.int32(0), letters)
-        tokens, targets = jnp.append(letters, self.question), jnp.append(jnp.int32(0), due)
+        tokens = jnp.append(letters, self.question)
+        targets = jnp.append(due, due[-1]) if self.asked == EVERYWHERE else jnp.append(jnp.int32(0), due)
         return self.cut(Example(tokens, targets, jnp.ones((length + 1,), bool)), jnp.int32(length))
 
     def cut(self, example: Example, length: Int[Array, ""]) -> Example:
-        """Returns the example of a shorter word: the question stands after it. `targets` has the answers everywhere."""
+        """Returns the example of a shorter word: the question stands after it. `targets` has the answers all along."""
         end = length - (length - 1) % self._period
         place = jnp.arange(example.tokens.shape[-1])
         tokens = jnp.where(place < end, example.tokens, jnp.where(place == end, self.question, 0))
-        return example._replace(tokens=tokens, mask=place == end)
+        if self.asked != EVERYWHERE:
+            return example._replace(tokens=tokens, mask=place == end)
+        targets = jnp.where(place == end, jnp.roll(example.targets, 1), example.targets)
+        words = (place < end) & (place % self._period == 0)
+        return Example(tokens, targets, words | (place == end))
 
     def solve(self, tokens: Int[np.ndarray, " t"]) -> tuple[np.ndarray, np.ndarray]:
         """Each language by its own rule; no automaton is run."""
         end = int(np.flatnonzero(tokens == self.question)[0])
-        targets, mask = np.zeros(len(tokens), np.int32), np.arange(len(tokens)) == end
-        targets[end] = LANGUAGES[self.language].rule([int(token) for token in tokens[:end]])
+        targets, mask = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), bool)
+        letters, rule = [int(token) for token in tokens[:end]], LANGUAGES[self.language].rule
+        for place in range(0, end, self._period) if self.asked == EVERYWHERE else ():
+            targets[place], mask[place] = rule(letters[: place + 1]), True
+        targets[end], mask[end] = rule(letters), True
         return targets, mask
 
     def symbol(self, token: int) -> str:

@@ -55,12 +55,11 @@ class Training:
         optimiser's own; null: none.
       state_passing: sequences begin from states of streams of ordinary tokens, each begun anew at a step with this
         probability; null: from nothing.
-      first_states: what `state_passing` begins a sequence from: `passed`, the state of its stream; `fitted_noise`,
-        normal noise with the mean and the spread that each number of the state has over the streams; or `noise`, normal
-        noise around 0 as large as the states are.
+      first_states: what `state_passing` begins from: states of streams (`passed`), noise with their mean and spread
+        (`fitted_noise`), or noise around 0 (`noise`).
       stream_facts: the probability that what a stream reads at a step holds a fact.
       skip_nonfinite: whether a step whose loss or gradient is not finite is left out and counted (`skipped`), where
-        training would end; after `log_every` in a row it ends, with a rate for each seed once all of them have so many.
+        training would end; after `log_every` in a row of every rate it ends.
       log_every (steps): steps between two rows of loss and accuracy.
       eval_every (steps): steps between two validations; a multiple of `log_every`.
       checkpoint_every (steps): steps between two checkpoints, of which the last two stay; a multiple of `log_every`.

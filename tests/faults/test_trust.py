@@ -7,12 +7,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
 
 import evalkit
 from evalkit.__main__ import main
@@ -28,6 +30,7 @@ from evalkit.disk import sums
 from evalkit.record import environment
 from evalkit.record.wandb import Wandb
 from evalkit.reports.kinds import kind_of
+from evalkit.reports.writer import report
 from evalkit.session import logs
 from support import tiny
 from support.made_up_runs import run_record, write_run
@@ -429,3 +432,43 @@ def test_an_archive_with_objects_in_it_is_one_line(run: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         evalkit.load("kept")
     assert not Path("exploded").exists()
+
+
+MARKUP = "<script>alert('x')</script><img src=x onerror=alert(1)><!--<script>\"'&$\\frac{$"
+
+
+class Tags(HTMLParser):
+    """Every element of a page with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+@pytest.mark.slow
+def test_pages_show_markup_as_text(tmp_path: Path) -> None:
+    """Of names, notes, texts, commands, the environment and the configuration."""
+    record = run_record(
+        model=f"m{MARKUP}", task=f"t{MARKUP}", notes=[MARKUP], preset=MARKUP, text={"used": MARKUP, "digest": MARKUP}
+    )
+    folder = write_run(tmp_path / "made", record)
+    (folder / "config.yaml").write_text(f"# {MARKUP}\n", encoding="utf-8")
+    (folder / "environment.json").write_text(json.dumps({"command": MARKUP, MARKUP: MARKUP}), encoding="utf-8")
+    (folder / "history.json").write_text(json.dumps([{"command": MARKUP}]), encoding="utf-8")
+    report(folder, Console(quiet=True))
+    out = evalkit.compare(folder, folder=tmp_path / "out", quiet=True)
+    for page in (folder / "report.html", out / "compare.html"):
+        text = page.read_text(encoding="utf-8")
+        found = Tags(text).found
+        assert [attributes for tag, attributes in found if tag == "script"] == [
+            {"type": "application/json", "id": "results"}
+        ]
+        assert not any(tag == "img" or name.startswith("on") for tag, named in found for name in named)
+        embedded = text.partition('id="results">')[2].partition("</script>")[0]
+        assert "<" not in embedded and json.loads(embedded)
+        assert text.rstrip().endswith("</script>\n</body>\n</html>")

@@ -281,17 +281,20 @@ def test_the_value_of_an_expression_is_pythons(name: str) -> None:
     assert [eval(text) % MODULUS for text in texts] == answers.tolist()
 
 
+@pytest.mark.parametrize("asked", ["end", "everywhere"])
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_shorter_word_of_a_language_has_its_own_answer(language: str) -> None:
-    task = RegularLanguage(language=language, length=13)
+def test_a_shorter_word_of_a_language_has_its_own_answer(language: str, asked: str) -> None:
+    task = RegularLanguage(language=language, length=13, asked=asked)
     example = drawn(task, 3, 128)
-    ends = example.mask.argmax(axis=1)
+    ends = example.mask.shape[1] - 1 - example.mask[:, ::-1].argmax(axis=1)
     step = len(automaton(language).drawn)
-    assert set(ends) == set(range(3, 14, step)) and (example.mask.sum(axis=1) == 1).all()
+    questions = np.ones(len(ends)) if asked == "end" else 1 + -(-ends // step)
+    assert set(ends) == set(range(3, 14, step)) and (example.mask.sum(axis=1) == questions).all()
     for tokens, targets, mask, end in zip(*example[:3], ends, strict=True):
         wanted, scored = task.solve(tokens)
         np.testing.assert_array_equal(mask, scored)
-        assert targets[end] == wanted[end] and tokens[end] == task.question and not tokens[end + 1 :].any()
+        np.testing.assert_array_equal(targets[mask], wanted[mask])
+        assert tokens[end] == task.question and not tokens[end + 1 :].any()
 
 
 def test_of_a_key_that_is_written_twice_the_last_value_counts() -> None:

@@ -55,6 +55,8 @@ VARIANTS = {
     "language-parity": RegularLanguage(language="parity"),
     "language-cycle": RegularLanguage(language="cycle_navigation"),
     "language-arithmetic": RegularLanguage(language="modular_arithmetic"),
+    "language-arithmetic-everywhere": RegularLanguage(language="modular_arithmetic", asked="everywhere"),
+    "language-pairs-everywhere": RegularLanguage(language="even_pairs", asked="everywhere"),
     "brackets-sums": BracketArithmetic(multiplication=False),
     "stack-one": Stack(stacks=1, elements=2),
     "ngram-prefix": NgramLookup(vocab_size=4, key="prefix", ngram=2, answer=2),  # an n-gram stands at several places
