@@ -59,7 +59,7 @@ class Training:
         (`fitted_noise`), or noise around 0 (`noise`).
       stream_facts: the probability that what a stream reads at a step holds a fact.
       skip_nonfinite: whether a step whose loss or gradient is not finite is left out and counted (`skipped`), where
-        training would end; after `log_every` in a row of every rate it ends.
+        training would end; after `log_every` in a row it ends.
       log_every (steps): steps between two rows of loss and accuracy.
       eval_every (steps): steps between two validations; a multiple of `log_every`.
       checkpoint_every (steps): steps between two checkpoints, of which the last two stay; a multiple of `log_every`.
