@@ -11,7 +11,8 @@ ABOUT = """\
 Go on with a run that was stopped, exactly where it stopped: the same steps, the same rows.
 
 What may be changed of it:
-  train.steps=…   more steps than it was begun with
+  train.steps=…   more steps than it was begun with; with train.state_passing=… those pass states, and
+                  train.first_states=… says what sequences begin from then
   eval.…          what its evaluation measures at the end, as long as that has not been done
   wandb.…         where W&B gets it
   mesh=…          on which devices it goes on; distributed=true with other processes

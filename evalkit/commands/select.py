@@ -10,7 +10,7 @@ Say which trial of a search its protocol chooses, model by model.
 
 Only validation at the training length counts. The trial with the fewest tokens to `--level` of the answers is chosen.
 Among trials within a tenth of the fewest, the lowest loss at the end decides. Trials that did not reach the level rank
-behind, by that loss. Those that did not finish, or ended without a finite loss, come last."""
+behind, by that loss. Those that did not finish, ended without a finite loss or skipped a step for that come last."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from evalkit.configuration.saved import plain_of
 from evalkit.core.contracts import Evaluation, LanguageModel
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Header
+from evalkit.training.settings import FITTED_NOISE, PASSED
 
 _EVALUATED = {
     "average": "the average of the parameters ({}) is evaluated",
@@ -43,8 +44,11 @@ def notes_of(experiment: Experiment, model: LanguageModel) -> list[str]:
     if experiment.train.state_passing is not None:
         probability, facts = experiment.train.state_passing, experiment.train.stream_facts
         held = f", which holds a fact at a step with probability {facts:g}" if facts else ""
+        first = {PASSED: "the state", FITTED_NOISE: "noise fitted to the state"}.get(
+            experiment.train.first_states, "noise"
+        )
         notes.append(
-            "trained with state passing: a sequence begins from the state of one of "
+            f"trained with state passing: a sequence begins from {first} of one of "
             f"{experiment.train.streams(experiment.task.length)} streams of ordinary tokens, begun anew with "
             f"probability {probability:g}{held}"
         )

@@ -19,7 +19,7 @@ from evalkit.disk.files import write_whole
 FILE = "config.yaml"
 OF_PROCESS = ("format", "quiet", "compilation_cache", ALLOW)
 POST_TRAINING = ("train.steps", "train.state_passing", "train.first_states")
-"""What further training of a run may have otherwise, as after-training with passed states (2507.02782, sec. 4) has."""
+"""Settings of training that `resume` may change: more steps, and states that are passed in them (2507.02782)."""
 RESUMABLE = (
     "log",
     "sinks",
@@ -206,6 +206,8 @@ def _refuse_fixed(override: Override, choices: Mapping[str, Any], allowed: Seque
     if key == "task.length":
         raise UserError("task.length is what this run was trained at; give 'eval.lengths=[…]' or eval.length=…")
     if any(key == prefix or key.startswith(f"{prefix}.") for prefix in allowed):
+        if key == "train.state_passing" and override.value() is None:
+            raise UserError(f"{override.input_line}: a run that passes states goes on with it; start a new run without")
         return
     if key in choices:
         raise UserError(

@@ -140,6 +140,11 @@ def own(tree: Any, shards: int) -> Any:
     return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, first, rows), tree)
 
 
+def averaged(value: jax.Array, shards: int) -> jax.Array:
+    """Returns the mean of a value over the devices, within a program that `shards` devices share."""
+    return value if shards == 1 else lax.pmean(value, AXIS)
+
+
 def split(mesh: Mesh) -> NamedSharding:
     """Returns the sharding that splits axis 0 over the devices."""
     return NamedSharding(mesh, PartitionSpec(AXIS))

@@ -22,16 +22,18 @@ FILE = "history.json"
 class Work:
     """One command's work on a run: `step` is where its training went on, None if it trained nothing.
 
-    `steps` is the number that it was to train to, by a `schedule` over as many.
+    `steps` is the number that it was to train to, by a `schedule` over as many; `starts` says what its sequences
+    began from where that was passed to them, such as "passed, 0.1".
     """
 
     command: str
     step: int | None = None
     steps: int | None = None
     schedule: str | None = None
+    starts: str | None = None
 
     def __post_init__(self) -> None:
-        numbers, words = (self.step, self.steps), (self.command, self.schedule or "")
+        numbers, words = (self.step, self.steps), (self.command, self.schedule or "", self.starts or "")
         if not all(number is None or type(number) is int for number in numbers) or not all(
             isinstance(word, str) for word in words
         ):
@@ -45,9 +47,13 @@ class Extension(NamedTuple):
     before: int
     after: int
     schedule: str | None
+    starts: str | None = None
+    """What sequences begin from since then, where that is another than before."""
 
     def __str__(self) -> str:
         steps = f"set out for {self.before:,} training steps, and from step {self.step:,} on for {self.after:,}"
+        if self.starts is not None:
+            steps += f", with state passing ({self.starts}) since then alone"
         if self.schedule in (None, "constant"):
             return steps
         return f"{steps}; from there the learning rate follows the {self.schedule} of {self.after:,} steps"
@@ -100,7 +106,13 @@ def extensions(folder: Path, record: Record) -> list[Extension]:
         kept.append(work)
     came = [work for work in kept if _began(work) < reached]
     return [
-        Extension(_began(later), earlier.steps, later.steps, later.schedule)
+        Extension(
+            _began(later),
+            earlier.steps,
+            later.steps,
+            later.schedule,
+            later.starts if later.starts != earlier.starts else None,
+        )
         for earlier, later in pairwise(came)
         if earlier.steps is not None and later.steps is not None and earlier.steps != later.steps
     ]

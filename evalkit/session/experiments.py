@@ -4,6 +4,7 @@ The same command again leaves finished runs alone and goes on with one that was 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from evalkit.reports.suite.cells import kept
 from evalkit.reports.suite.report import write as write_suite
 from evalkit.session import logs, plan, run, suite
 from evalkit.session.plan import Job, is_finished
+from evalkit.training.finite import NotFinite
 
 RUN_FOLDER = "hydra.run.dir"
 SUITE = "suite"
@@ -206,8 +208,9 @@ def _do(folder: Path, job: Job) -> int:
     """
     if job.search:
         for further in suite.further_searches(folder, job):
-            if code := 0 if is_finished(further.folder) else _train(further):
-                return code
+            with suppress(NotFinite):  # those of its grid are good
+                if code := 0 if is_finished(further.folder) else _train(further):
+                    return code
         chosen = suite.at_chosen_rate(folder, job)
         _refuse_other_rate(chosen)
         return 0 if is_finished(job.folder) else _train(chosen)

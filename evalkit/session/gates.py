@@ -206,7 +206,10 @@ def refuse_fewer_steps(launch: Launch) -> None:
 
 
 def refuse_other_evaluation(launch: Launch) -> None:
-    """The results of a finished run stay what they are."""
+    """The results of a finished run stay what they are, and nothing of its training is left to be done otherwise."""
+    for key in saved.POST_TRAINING[1:]:
+        if key in launch.spec.typed:
+            raise UserError(f"{launch.spec.typed[key]}: the run is finished; give more train.steps too")
     if launch.spec.plain["eval"] != launch.before["eval"]:
         settings = [word for key, word in launch.spec.typed.items() if not key.startswith("train.")]
         command = pasteable("evaluate", str(near(launch.folder)), *settings)

@@ -210,7 +210,9 @@ def _trained(
     _describe(launch, own)
     offset, step = (begun.meta["rows"], begun.step) if isinstance(begun, Restored) else (0, 0)
     training = launch.trainer.training
-    history.add(own, Work(launch.spec.command, step, training.steps, training.schedule))
+    passing = training.state_passing
+    starts = None if passing is None else f"{training.first_states}, {passing:g}"
+    history.add(own, Work(launch.spec.command, step, training.steps, training.schedule, starts))
     # Of several processes the others write elsewhere, and all go on with the one run.
     with Session(launch, own, offset if peers.first() else 0) as session:
         session.timing.update(timing)

@@ -1,4 +1,4 @@
-"""`experiment=suite`: every task with every model, each trained at the rate that a short search chooses.
+"""`experiment=suite`: every task with every model, each trained at the rate that a search chooses.
 
 A cell is a task with a model. Its search trains a seed a rate with all steps, all by one program, and is judged at the
 training length alone; a best rate at the edge of the grid widens it. Then the chosen rate trains fresh seeds. Further
@@ -88,6 +88,10 @@ def selected(words: Words) -> Selected | None:
     selection = Selected(choices.get("experiment", ""), task, model, mixer, rest, protocol)
     if not catalogue.is_suite(selection.suite, selection.own):
         return None
+    for word in protocol if any(word.value() is True for word in quick) else ():
+        if word.key_or_group in (f"{PROTOCOL}{name}" for name in QUICK_KEYS):
+            instead = word.key_or_group.replace(PROTOCOL, f"{PROTOCOL}{QUICK}.")
+            raise UserError(f"{word.input_line} with quick=true, which has its own; give {instead}")
     for word in quick:
         if not isinstance(word.value(), bool):
             raise UserError(f"{word.input_line}; allowed: quick=true for the quick form of the suite, or false")
@@ -109,9 +113,11 @@ def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
     suite = {**{name: {} for name in OPTIONAL}, **composition.plain(config, resolve=False)["suite"]}
     _refuse_wrong(suite)
     _refuse_misspelt(suite, selection)
+    tasks, models = _tasks(suite, str(config.preset), selection), _models(suite, selection)
     if selection.quick:
         suite = _quick(suite, str(config.preset))
-    tasks, models = _tasks(suite, str(config.preset), selection), _models(suite, selection)
+        tasks = tasks if selection.task else {name: tasks[name] for name in suite[QUICK]["tasks"]}
+        _refuse_wrong(suite)
     _refuse_one_size(suite, tasks, models, selection)
     is_typed = any(word.key_or_group == "preset" for word in selection.rest)
     rest = [*([] if is_typed else [f"preset={config.preset}"]), *selection.rest]
@@ -142,8 +148,7 @@ def _quick(suite: Mapping[str, Any], preset: str) -> dict[str, Any]:
     unknown = [name for name in quick["tasks"] if name not in tasks]
     if unknown:
         raise UserError(f"suite.quick.tasks: {unknown[0]} is no task at preset={preset}; give of {', '.join(tasks)}")
-    chosen = {"tasks": {preset: {name: tasks[name] for name in quick["tasks"]}}, "sizes": {}}
-    return {**suite, **chosen, "rates": quick["rates"], "seeds": quick["seeds"]}
+    return {**suite, "sizes": {}, "rates": quick["rates"], "seeds": quick["seeds"]}
 
 
 def _squares(
@@ -152,7 +157,8 @@ def _squares(
     """Every square of the suite, and those that were selected, with the command for one that is not run."""
     whole = itertools.product(suite["tasks"].get(preset, ()), suite["models"])
     own = [] if selection.own is None else ["--config-dir", shlex.quote(str(selection.own))]
-    command = " ".join(["python -m evalkit", f"experiment={selection.suite}", f"preset={preset}", *own])
+    form = ["quick=true"] if selection.quick else []
+    command = " ".join(["python -m evalkit", f"experiment={selection.suite}", f"preset={preset}", *form, *own])
     wanted = list(dict.fromkeys([*whole, *itertools.product(tasks, models)]))
     return Squares(wanted, suite["floors"], command, [] if selection.mixer is None else [selection.mixer])
 
@@ -243,9 +249,10 @@ def at_chosen_rate(folder: Path, final: Job) -> Spec:
     window = window_of(trials, _search_of(final).floor)
     if window:
         middle = math.sqrt(window[0].rate * window[-1].rate)
-        rate = min((trial.rate for trial in window), key=lambda rate: abs(math.log(rate / middle)))
+        # Of two as near, the lower one, whatever rounding says.
+        rate = min((trial.rate for trial in window), key=lambda rate: (round(abs(math.log(rate / middle)), 9), rate))
     else:
-        rate = _best(trials).rate
+        rate = min((trial for trial in trials if trial.loss is not None), key=lambda trial: trial.loss or 0.0).rate
     return Spec.of([*final.words, f"train.learning_rate={rate!r}", in_folder(final.folder)])
 
 
@@ -259,7 +266,7 @@ def further_searches(folder: Path, final: Job) -> Iterator[Spec]:
     for number, (name, edge, inner) in enumerate(((LOWER, 0, 1), (HIGHER, -1, -2))):
         best = _best(_searched(folder, final))
         further = folder / search.folder / name
-        at_edge = len(grid) > 1 and best.rate == grid[edge] and (best.accuracy or 0.0) > search.floor
+        at_edge = len(grid) > FURTHER and best.rate == grid[edge] and best.is_above(search.floor)
         if at_edge or is_finished(further):
             step = grid[edge] / grid[inner]
             rates = [float(f"{grid[edge] * step ** (1 + n):.3g}") for n in range(FURTHER)]

@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -166,7 +166,10 @@ class Checkpoints:
         if meta.get(STREAMS) is False:
             abstract = abstract._replace(streams=None)
         try:
-            return _in_form(partial(self._state, folder), abstract, layout, meta), meta
+            with suppress(ValueError) if STREAMS not in meta and abstract.streams is not None else nullcontext():
+                return _in_form(partial(self._state, folder), abstract, layout, meta), meta
+            # From before it was said whether there are streams: there are none.
+            return _in_form(partial(self._state, folder), abstract._replace(streams=None), layout, meta), meta
         except ValueError as error:
             if not summed:
                 raise

@@ -102,13 +102,13 @@ def _begun_from(
     at, size = jnp.asarray(step, jnp.int32), trainer.alone.microbatch(passing.count, tokens)
     drawn = passing.drawn(trainer.seeds[index], at, tokens, 1)
     reached = passing.advance(used, streams_of(state, index), drawn, size)
-    return copied_to(passing.starts(reached, drawn), stage.batch_size)
+    return copied_to(passing.starts(reached, drawn, 1), stage.batch_size)
 
 
 def _before(trainer: Trainer, checkpoints: Checkpoints, step: int) -> tuple[TrainState, Stage]:
     """The state before a step, trained again from the last checkpoint, and the stage that the step is of."""
     restored = checkpoints.restore(trainer.restorable, trainer.step.layout)
-    state, at = (trainer.init(), 0) if restored is None else (restored.state, restored.step)
+    state, at = (trainer.init(), 0) if restored is None else (trainer.with_streams(restored.state), restored.step)
     for stage in trainer.training.stages(trainer.task.length):
         while at < min(step, stage.stop):
             steps = min(trainer.training.log_every, min(step, stage.stop) - at)

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from evalkit.core import streams
 from evalkit.core.contracts import LONGEST, Cache, Feed, LanguageModel, Params
-from evalkit.parallel.devices import in_parts, own, together
+from evalkit.parallel.devices import averaged, in_parts, own, together
 from evalkit.training.settings import FITTED_NOISE, PASSED
 
 
@@ -75,9 +75,10 @@ class StatePassing:
 
         return jax.tree.map(begun, self.fresh(len(anew)), after)
 
-    def starts(self, states: Cache, drawn: Drawn) -> Cache:
+    def starts(self, states: Cache, drawn: Drawn, shards: int) -> Cache:
         """What the batch begins from: the states of this device's streams, or noise in place of their real numbers.
 
+        The mean and the spread of noise are those of the streams of all `shards` devices.
         A number that some stream does not have, such as the maximum of nothing, is left as it is.
         """
         if drawn.noise is None:
@@ -90,9 +91,10 @@ class StatePassing:
             own_keys = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
             noise = jax.vmap(lambda key: jax.random.normal(key, state.shape[1:], state.dtype))(own_keys)
             if self.first == FITTED_NOISE:
-                noise = state.mean(axis=0, keepdims=True) + state.std(axis=0, keepdims=True) * noise
+                mean = averaged(state.mean(axis=0, keepdims=True), shards)
+                noise = mean + jnp.sqrt(averaged(jnp.square(state - mean).mean(axis=0, keepdims=True), shards)) * noise
             else:
-                noise = jnp.sqrt(jnp.square(state).mean()) * noise
+                noise = jnp.sqrt(averaged(jnp.square(state).mean(), shards)) * noise
             return jnp.where(jnp.isfinite(noise), noise, state)
 
         leaves, kind = jax.tree.flatten(states)

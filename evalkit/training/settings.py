@@ -38,8 +38,8 @@ class Training:
     Options:
       steps (steps): updates of the parameters, those of the curriculum included.
       batch_size (sequences): sequences of a step.
-      learning_rate: the highest learning rate, reached after the warm-up; a list has one for each of `seeds`, which
-        train by one program.
+      learning_rate: the highest learning rate, reached after the warm-up; a list has one for each of `seeds`, all of
+        which one program trains.
       warmup_steps (steps): steps over which the learning rate rises from 0.
       schedule: the learning rate after the warm-up: `cosine` falls, `constant` stays, `wsd` stays and falls to 0 over
         the last fifth of the steps.
@@ -155,8 +155,8 @@ class Training:
     def _check_rates(self) -> None:
         if not self.rates or not all(rate > 0 for rate in self.rates):
             raise ValueError(f"learning_rate={self.learning_rate}; allowed: above 0, or a list of such, one a seed")
-        if isinstance(self.learning_rate, list) and callable(self.optimizer):
-            raise ValueError("learning_rate is a list, and an optimiser of Optax takes one rate; give one")
+        if len(self.rates) > 1 and callable(self.optimizer):
+            raise ValueError("learning_rate has several rates, and an optimiser of Optax takes one; give one")
 
     def check_seeds(self, seeds: int) -> None:
         """Raises ValueError for a list of learning rates that has not one for each seed."""

@@ -99,7 +99,7 @@ class Step:
         if self.passing is not None and drawn is not None:
             size = self.microbatch(*drawn.tokens.shape)
             streams = self.passing.advance(self.layout.used(gathered), streams, drawn, size)
-            starts = self.passing.starts(streams, drawn)
+            starts = self.passing.starts(streams, drawn, shards)
         loss, accuracy, gradient = self.layout.summed(self.gradient(gathered, example, starts), shards)
         gradient = jax.tree.map(lambda leaf: leaf / batch, gradient)
         norm = self.layout.norm(gradient)

@@ -95,8 +95,12 @@ class Trainer:
         passing = self.step.passing
         if passing is None or state.streams is not None:
             return state
-        begun = jax.jit(lambda seeds: lax.map(lambda _: passing.fresh(passing.count), seeds))(self.seeds)
-        return jax.device_put(state._replace(streams=begun), self._shardings)
+        fresh = jax.jit(
+            lambda seeds: lax.map(lambda _: passing.fresh(passing.count), seeds),
+            out_shardings=self._shardings.streams,
+            compiler_options=RUNS_ONCE,
+        )
+        return state._replace(streams=fresh(self.seeds))
 
     @property
     def restorable(self) -> TrainState:

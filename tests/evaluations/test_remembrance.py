@@ -90,7 +90,12 @@ def test_the_report_has_a_row_a_length_and_compares_at_the_longest() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "told"),
-    [({"lengths": []}, "lengths="), ({"kept_tokens": [0]}, "kept_tokens="), ({"sequences": 0}, "sequences=0")],
+    [
+        ({"lengths": []}, "lengths="),
+        ({"kept_tokens": [8]}, "nothing shorter is read"),
+        ({"kept_tokens": [0]}, "kept_tokens="),
+        ({"sequences": 0}, "sequences=0"),
+    ],
 )
 def test_a_value_that_cannot_be_is_refused(settings: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError, match=told):

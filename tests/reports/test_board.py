@@ -106,6 +106,14 @@ def test_the_window_of_rates_is_what_is_around_the_best_one(rates: dict[float, f
     assert window(cell("mqar", "gla", 1.0, rates=rates), 0.05) == (None if decades is None else pytest.approx(decades))
 
 
+def test_a_rate_that_is_no_better_than_a_guess_has_no_window() -> None:
+    """Of eight rates at chance one is above it: its interval says that nothing was learned."""
+    by_chance = [Trial(1e-3, 0.53, 0.7, 0.45), Trial(1e-2, 0.49, 0.7, 0.41)]
+    assert window(replace(cell("parity", "gla", 0.5), trials=by_chance), 0.5) is None
+    learned = [Trial(1e-3, 0.63, 0.7, 0.55), Trial(1e-2, 0.49, 0.7, 0.41)]
+    assert window(replace(cell("parity", "gla", 0.5), trials=learned), 0.5) == 0.0
+
+
 def test_cells_differ_only_after_all_comparisons_were_counted() -> None:
     """Ten seeds against ten: p = 2 / C(20, 10) each way, which the count of pairs does not hide; three cannot."""
     low, high = [0.1 + 0.001 * n for n in range(10)], [0.9 + 0.001 * n for n in range(10)]

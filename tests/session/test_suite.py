@@ -209,6 +209,11 @@ TASKS = {name for tasks in composition.compose(["experiment=suite"]).config.suit
         ("suite.rates=many", "suite.rates=many; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'"),
         ("quick=1", "quick=1; allowed: quick=true for the quick form of the suite, or false"),
         ("quick=true ~suite.quick", "quick=true, and suite.quick={}; a quick form has tasks, rates, seeds"),
+        ("quick=true suite.seeds=5", "suite.seeds=5 with quick=true, which has its own; give suite.quick.seeds"),
+        (
+            "quick=true suite.quick.rates=many",
+            "suite.rates=many; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'",
+        ),
         (
             "quick=true suite.quick.tasks=[parity,heads]",
             "suite.quick.tasks: heads is no task at preset=cpu; give of parity, s3, even_pairs, cycle, mqar, "
@@ -297,7 +302,7 @@ def test_the_board_of_one_cell_is_that_of_the_whole_suite() -> None:
     given = suite.selected(["experiment=suite", "task=copying", "model=gla"])
     assert given is not None
     squares = suite.jobs(composition.compose(["experiment=suite"]).config, given, Path("out"))[0].squares
-    assert squares is not None and squares.floors == {"mqar": 0.0833}
+    assert squares is not None and squares.floors["mqar"] == 0.0833
     assert {("copying", "gla"), ("mqar", "hawk"), ("stack", "mamba")} <= set(squares.wanted)
     assert squares.command == "python -m evalkit experiment=suite preset=cpu"
 
@@ -308,7 +313,8 @@ def test_the_board_of_one_cell_is_that_of_the_whole_suite() -> None:
         ((1.0, 1.0, 1.0, 0.95, 0.1), 2e-3),  # the middle, not the fastest or the last that works
         ((0.1, 0.2, 1.0, 0.3, 0.1), 4e-3),
         ((1.0, 0.1, 0.99, 0.99, 0.98), 1e-3),  # a gap ends the window
-        ((0.05, 0.1, 0.08, 0.1, None), 8e-3),  # nothing was learned: the lowest loss
+        ((0.1, 0.05, 0.08, 0.06, None), 8e-3),  # nothing was learned: the lowest loss
+        ((1.0, 1.0, 0.1, 0.1, None), 1e-3),  # of two as near the middle the lower
     ],
 )
 def test_the_middle_of_the_window_is_chosen(
@@ -337,6 +343,11 @@ def test_the_quick_form_has_fewer_tasks_rates_and_seeds(capsys: pytest.CaptureFi
     assert [part.name for part in parts if part.search] == [
         f"{task}/hawk/final" for task in ("parity", "mqar", "palindrome", "copying")
     ]
+    assert parts[0].squares is not None and "quick=true" in parts[0].squares.command
+    other = suite.selected(["experiment=suite", "quick=true", "model=hawk", "task=cycle"])
+    assert other is not None
+    of_other = suite.jobs(composition.compose(["experiment=suite"]).config, other, Path("out"))
+    assert [part.name for part in of_other] == ["cycle/hawk/rates", "cycle/hawk/final"], "a task of the suite"
     search, final = parts[:2]
     assert (search.experiment.train.rates, final.experiment.seeds) == ([2e-3, 8e-3], 1)
     whole = suite.selected(["experiment=suite", "quick=false"])
@@ -367,7 +378,7 @@ def test_a_rate_that_diverges_is_left_out_and_takes_no_other_with_it(
     cell = tmp_path / "out" / "heads" / "other"
     words = ["task=heads", "model=other", "train.clip=1e38", "train.optimizer={_target_: optax.sgd, _partial_: true}"]
     assert suite_of(*words, "suite.rates=[1e-3,1e38]") == 2
-    assert "an optimiser of Optax takes one rate" in capsys.readouterr().err
+    assert "an optimiser of Optax takes one" in capsys.readouterr().err
     assert suite_of(*words[:2], "suite.rates=[1e-3,1e30]", "train.steps=8", "train.warmup_steps=0") == 0
     assert [trial.loss is None for trial in trials_of(cell / "rates")] == [False, True]
     assert Spec.saved(cell / "final").plain["train"]["learning_rate"] < 1e-2

@@ -18,6 +18,7 @@ from evalkit.core.batches import feed_of
 from evalkit.core.errors import UserError
 from evalkit.core.objective import tally
 from evalkit.core.rows import read
+from evalkit.record.history import record_of
 from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.passing import StatePassing, check_bounded
 from evalkit.training.settings import Training
@@ -118,7 +119,7 @@ def test_noise_in_place_of_states_is_as_they_are_and_another_at_each_step() -> N
     def begun(first: str, step: int) -> Any:
         built = experiment("hawk")
         passing = StatePassing(feed_of(built.task), built.model, count, 0.5, 0.0, first)
-        return passing.starts(states, passing.drawn(7, jnp.int32(step), 2, 1))
+        return passing.starts(states, passing.drawn(7, jnp.int32(step), 2, 1), 1)
 
     assert begun("passed", 0) is states
     fitted, counted = begun("fitted_noise", 0)
@@ -133,17 +134,21 @@ def test_noise_in_place_of_states_is_as_they_are_and_another_at_each_step() -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["passed", "fitted_noise"])
-def test_a_run_is_trained_further_with_passed_states(first: str, tmp_path: Path) -> None:
+def test_a_run_is_trained_further_with_passed_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As post-training (2507.02782): a run without streams gets some that have read nothing, and keeps them."""
     words = ["train.state_passing=null", "train.lengths=null", "train.curriculum=[]"]
     run = tiny.trained(tmp_path / "run", *words)
     step = read(run).rows[-1]["step"]
-    changes = [f"train.steps={step + 4}", "train.state_passing=0.5", f"train.first_states={first}"]
+    changes = [f"train.steps={step + 4}", "train.state_passing=0.5", "train.first_states=fitted_noise"]
+    assert main(["resume", str(run), *changes[1:]]) == 2 and "give more train.steps too" in capsys.readouterr().err
     assert main(["resume", str(run), *changes]) == 0
     assert main(["resume", str(run), f"train.steps={step + 6}"]) == 0
+    assert main(["resume", str(run), f"train.steps={step + 8}", "train.state_passing=null"]) == 2
+    assert "goes on with it" in capsys.readouterr().err
+    (noted,) = [note for note in record_of(run).header.notes if "set out for" in note and "state passing" in note]
+    assert f"from step {step} on" in noted and "(fitted_noise, 0.5) since then alone" in noted
     after = Spec.saved(run)
-    assert (after.plain["train"]["state_passing"], after.plain["train"]["first_states"]) == (0.5, first)
+    assert (after.plain["train"]["state_passing"], after.plain["train"]["first_states"]) == (0.5, "fitted_noise")
     trainer = Trainer(after.experiment.task, after.experiment.model, after.experiment.train, [0])
     with closing(Checkpoints(run)) as checkpoints:
         restored = checkpoints.restore(trainer.restorable, trainer.step.layout)

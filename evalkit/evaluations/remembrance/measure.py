@@ -55,6 +55,10 @@ class Remembrance(Evaluation):
         if self.kept_tokens is not None and not (self.kept_tokens and min(self.kept_tokens) >= 1):
             raise ValueError(f"kept_tokens={self.kept_tokens}; allowed: numbers from 1, or null")
 
+        for length in self.lengths:
+            if not self.suffixes(length):
+                raise ValueError(f"lengths={list(self.lengths)}: of {length} tokens nothing shorter is read; give more")
+
     @property
     def pieces(self) -> int:
         """The lengths."""

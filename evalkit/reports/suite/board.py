@@ -79,7 +79,7 @@ class Board:
         return self.floors.get(cell.task, cell.chance or 0.0)
 
     def is_learned(self, cell: Cell) -> bool:
-        """Whether the median of the seeds is above the floor, by more than the sequences asked leave open."""
+        """Whether the 95% interval of the median seed is above the floor."""
         least = [one.low for one in cell.measured if (one.length, one.last) == (cell.train_length, None)]
         return median(least) > self.floor(cell)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from evalkit.core import studies
 from evalkit.core.rows import read, record_file
+from evalkit.core.statistics import wilson
 from evalkit.evaluations.extrapolation.summary import summarise
 from evalkit.record import history
 from evalkit.record.files import RESULTS
@@ -21,7 +22,7 @@ SEARCHES = GRID, LOWER, HIGHER = ("rates", "rates_lower", "rates_higher")
 SOLVED = 0.99
 WORKS = 0.9
 """The share of what the best rate has above the floor that a rate of the window has."""
-CHANGING = ("task.", "train.", "eval.", "suite.")
+CHANGING = ("task.", "train.", "eval.", "suite.", "quick=")
 OTHER_CELLS = ("~suite.sizes", "~suite.tasks", "~suite.models.", "+suite.models.", "+suite.sizes.")
 """Words that leave cells out or add some, and change none."""
 
@@ -45,11 +46,19 @@ class Measured:
 
 @dataclass(frozen=True)
 class Trial:
-    """One seed at one learning rate: accuracy and loss (nats) at the training length; None where it was no number."""
+    """One seed at one learning rate: accuracy and loss (nats) at the training length; None where it was no number.
+
+    `low` is the lower end of the accuracy's 95% interval over the sequences that were asked.
+    """
 
     rate: float
     accuracy: float | None
     loss: float | None
+    low: float | None = None
+
+    def is_above(self, floor: float) -> bool:
+        """Whether it is better than a guess, by more than the choice of sequences explains."""
+        return self.accuracy is not None and (self.accuracy if self.low is None else self.low) > floor
 
 
 @dataclass(frozen=True)
@@ -139,6 +148,7 @@ def _cell(place: Path, final: Path) -> Cell:
     searches = [final.with_name(name) for name in SEARCHES if (final.with_name(name) / RESULTS).is_file()]
     seen = tokens_seen(record)
     solved = summary["aggregate"]["steps_to"][str(SOLVED)]["median"]
+    until = [] if solved is None else [tokens for step, tokens in seen.items() if step >= solved]
     ends = ("length", "seed", "accuracy", "low", "high")
     ladder = [Measured(**{end: entry[end] for end in ends}) for entry in summary["extrapolation"]]
     spans = [Measured(**{end: entry[end] for end in (*ends, "first", "last")}) for entry in summary.get("spans", [])]
@@ -158,7 +168,7 @@ def _cell(place: Path, final: Path) -> Cell:
         trials=sorted((trial for search in searches for trial in trials_of(search)), key=lambda trial: trial.rate),
         typed=_typed(final),
         tokens=max(seen.values(), default=None),
-        tokens_to_solve=seen.get(solved),
+        tokens_to_solve=min(until, default=None),
         seconds=_seconds([final, *searches]),
     )
 
@@ -171,7 +181,7 @@ def window_of(trials: Iterable[Trial], floor: float) -> list[Trial]:
     tried = sorted(trials, key=lambda trial: trial.rate)
     above = [-1.0 if trial.accuracy is None else trial.accuracy - floor for trial in tried]
     best = max(range(len(tried)), key=lambda at: (above[at], -(tried[at].loss or 0.0)), default=0)
-    if not tried or above[best] <= 0:
+    if not tried or not tried[best].is_above(floor):
         return []
     low = high = best
     while low and above[low - 1] >= WORKS * above[best]:
@@ -188,7 +198,11 @@ def trials_of(folder: Path) -> Iterator[Trial]:
     lost = {row["seed"] for row in record.rows if row["metric"] == "skipped" and row["total"]}
     for rate, seed in zip(rates, summarise(record)["seeds"], strict=True):
         last = None if seed["seed"] in lost else seed["validation"]
-        yield Trial(rate, last and last["accuracy"], last and last["loss"])
+        if last is None or last["accuracy"] is None:
+            yield Trial(rate, None, None)
+        else:
+            low, _ = wilson(last["accuracy"] * last["sequences"], last["sequences"])
+            yield Trial(rate, last["accuracy"], last["loss"], low)
 
 
 def _seconds(folders: Sequence[Path]) -> int | None:

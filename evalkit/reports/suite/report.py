@@ -249,13 +249,13 @@ def _rates(cells: Sequence[Cell]) -> Table:
 
 
 def _budgets(cells: Sequence[Cell]) -> Table:
-    """What each cell was given: tokens a seed, and the seconds that its search and its seeds took."""
+    """What each cell was given: tokens a seed, and the seconds that its seeds took, with its search if it has one."""
     lines = [
         [_named(cell), shown(cell.tokens, ","), shown(cell.tokens_to_solve, ","), shown(cell.seconds, ",")]
         for cell in cells
         if cell.tokens is not None
     ]
-    header = ["task and model", "tokens a seed", f"tokens to {SOLVED:g}", "seconds of training, search and seeds"]
+    header = ["task and model", "tokens a seed", f"tokens to {SOLVED:g}", "seconds of training"]
     return Table("What a cell takes", header, lines)
 
 
