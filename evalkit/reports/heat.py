@@ -14,6 +14,8 @@ COLOURS = "Blues"
 DARK = 0.55
 MANY = 14
 """Columns or rows beyond which no number fits a cell."""
+WIDEST, SMALL = 80, 6
+"""Letters below the columns, as many each, beyond which names are small and go on below a `_`; else they overlap."""
 
 
 def heat_figure(
@@ -37,7 +39,10 @@ def heat_figure(
         axes.set(xlabel=axes_labels[0], ylabel=axes_labels[1])
         axes.set_xlim(-0.5, len(columns) - 0.5)
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xticks(range(len(columns)), columns)
+        is_wide = len(columns) * max(map(len, columns), default=0) > WIDEST
+        axes.set_xticks(range(len(columns)), [name.replace("_", "_\n") if is_wide else name for name in columns])
+        if is_wide:
+            axes.tick_params(axis="x", labelsize=SMALL)
         axes.set_yticks(range(len(rows)), rows)
         for x, column in enumerate(columns):
             for y, row in enumerate(rows):
