@@ -86,7 +86,7 @@ def _trained(cell: Cell) -> str:
 
     >>> from evalkit.reports.suite.cells import kept
     >>> _trained(kept("cpu")[0])
-    '40 tokens, 1,500 steps, 3 seeds, chance 0.5'
+    '40 tokens, 600 steps, 3 seeds, chance 0.5'
     """
     length, steps, seeds, chance, typed = cell.protocol
     known = [] if chance is None else [f"chance {chance:.3g}"]
