@@ -144,6 +144,8 @@ def _quick(suite: Mapping[str, Any], preset: str) -> dict[str, Any]:
     quick = suite[QUICK]
     if not isinstance(quick, Mapping) or set(quick) != set(QUICK_KEYS):
         raise UserError(f"quick=true, and suite.quick={quick}; a quick form has {', '.join(QUICK_KEYS)}")
+    if not isinstance(quick["tasks"], list) or not quick["tasks"]:
+        raise UserError(f"suite.quick.tasks={quick['tasks']}; allowed: a list of the suite's tasks, such as [parity]")
     tasks = suite["tasks"].get(preset, {})
     unknown = [name for name in quick["tasks"] if name not in tasks]
     if unknown:

@@ -215,6 +215,10 @@ TASKS = {name for tasks in composition.compose(["experiment=suite"]).config.suit
             "suite.rates=many; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'",
         ),
         (
+            "quick=true suite.quick.tasks=3",
+            "suite.quick.tasks=3; allowed: a list of the suite's tasks, such as [parity]",
+        ),
+        (
             "quick=true suite.quick.tasks=[parity,heads]",
             "suite.quick.tasks: heads is no task at preset=cpu; give of parity, s3, even_pairs, cycle, mqar, "
             "noisy_recall, copying, selective_copying, palindrome, stack",
