@@ -202,7 +202,7 @@ def test_more_steps_are_told_wherever_the_run_is_read(
     results = tiny.results(copy)
     note = "set out for 6 training steps, and from step 6 on for 10; from there the learning rate follows the cosine"
     assert results["step"] == results["steps"] == 10 and results["notes"][-1].startswith(note)
-    assert results["extended"] == [{"step": 6, "before": 6, "after": 10, "schedule": "cosine"}]
+    assert results["extended"] == [{"step": 6, "before": 6, "after": 10, "schedule": "cosine", "starts": None}]
     page = (copy / "report.html").read_text()
     assert "  # from step 6" in page and note in page
     again = tmp_path / "again"
