@@ -33,7 +33,7 @@ __all__ = ["Run", "UserError", "__version__", "compare", "evaluate", "load", "re
 
 
 def __getattr__(name: str) -> Any:
-    """What needs JAX, which takes a second to import, comes when it is asked for."""
+    """Imports a function that needs JAX at its first use, because importing JAX takes a second."""
     if name == "__version__":
         return metadata.version("griffin-evalkit")
     if name in _HOMES:

@@ -93,7 +93,7 @@ def _import_from_here() -> None:
 
 
 def _leave_unwritten() -> None:
-    """The program that read our output has ended: nothing more is written, at exit neither."""
+    """Drops the rest of the output, also at exit, because the program that read it has ended."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

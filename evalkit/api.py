@@ -53,8 +53,8 @@ def train(
         run = evalkit.train(["task=induction_heads", "model=griffin", "train.steps=2000"])
 
     `folder` is where it writes, by default `runs/<task>/<model>/<time>`; `config_dir` has tasks, models and recipes of
-    your own. Raises UserError, before anything is written, for what cannot be; KeyboardInterrupt when it was stopped,
-    its state saved: `evalkit.resume(folder)` goes on.
+    your own. Raises UserError, before anything is written, for an impossible run; KeyboardInterrupt when it was
+    stopped, with its state saved: `evalkit.resume(folder)` goes on.
     """
     first, own = ([], {"task": task}) if task is None or isinstance(task, str) else (_words(task), {})
     where = None if folder is None else named_folder(folder)
@@ -129,9 +129,9 @@ def compare(
         evalkit.compare(hawk, griffin, "runs/induction_heads/mqa")
         evalkit.compare("runs/induction_heads", x="cache_bytes", at=1024)
 
-    `folder` is by default `runs/compare/<task>-<time>`; the tables are printed unless `quiet`. With `x`,
-    `"cache_bytes"` or `"flops"`, a figure more has the accuracy `at` a length, by default the training length, against
-    that cost of the models. Curves of training are drawn `by` `"steps"`, `"tokens"`, `"flops"` or `"seconds"`. Raises
+    `folder` is by default `runs/compare/<task>-<time>`; the tables are printed unless `quiet`. With
+    `x="cache_bytes"` or `x="flops"`, one more figure shows accuracy against that cost, at the length `at`, by default
+    that of training. Curves of training are drawn `by` `"steps"`, `"tokens"`, `"flops"` or `"seconds"`. Raises
     UserError for runs that cannot be compared.
     """
     out = None if folder is None else named_folder(folder)
@@ -201,7 +201,7 @@ def _search(directory: Folder | None) -> dict[str, list[str]]:
 
 
 def _ended(outcome: Outcome, spec: Spec, again: str) -> None:
-    """Prints what a command would; raises what an outcome says, where `again` is what a user does after a signal."""
+    """Prints what a command would; raises KeyboardInterrupt after a signal, with the advice `again`, or UserError."""
     outcome.shown(spec.plain["format"])
     if outcome.stopped_by is not None:
         raise KeyboardInterrupt(f"stopped; {again}")

@@ -59,7 +59,7 @@ def refuse_other(name: str, value: Any, allowed: Iterable[str]) -> None:
 
 
 def refuse_other_types(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first value that is not of its hint's type; whole numbers are numbers, truths not."""
+    """Raises ValueError for the first value that is not of its hint's type; an int is a float, a bool no number."""
     for name, value in values.items():
         if not fits(value, hints[name]):
             raise ValueError(f"{name}={value!r}; allowed: {describe(hints[name])}")

@@ -29,7 +29,7 @@ GUMBEL = "low"
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 """A flag of XLA that evalkit sets where memory is short (`parallel.devices.spare_memory`); it changes no number."""
 NOT_TRIED = ("--xla_gpu_experimental_enable_fusion_autotuner=false", "--xla_gpu_enable_triton_gemm=false")
-"""Others, which its commands set: XLA tries fewer ways of its own (`parallel.devices.compile_sooner`)."""
+"""Flags of XLA that evalkit's commands set: XLA tries fewer ways to compile (`parallel.devices.compile_sooner`)."""
 
 
 def fix_process() -> None:
@@ -39,10 +39,10 @@ def fix_process() -> None:
 
 @contextmanager
 def fixed() -> Iterator[None]:
-    """JAX's flags are `FLAGS` within, whatever the environment or a notebook sets; it decorates functions, too.
+    """In the block, JAX's flags are `FLAGS`, whatever the environment or a notebook sets; it decorates functions, too.
 
-    They are set for this thread, and only until the block ends. JAX's own values are the same, so that it is not
-    imported for them where no variable says otherwise.
+    They are set for this thread, and only until the block ends. JAX's own defaults are the same, so JAX is not imported
+    just to set them, unless a variable has another value.
     """
     if "jax" not in sys.modules and all(os.environ.get(name, value) == value for name, value in FLAGS.items()):
         yield
@@ -59,7 +59,7 @@ def fixed() -> Iterator[None]:
 
 
 def for_threads(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as another thread calls it: under this thread's settings of JAX, which are a thread's own."""
+    """Wraps a function for another thread: it runs with this thread's settings of JAX, which JAX keeps per thread."""
     import jax
 
     precision = jax.config.values["jax_default_matmul_precision"]
@@ -72,7 +72,7 @@ def for_threads(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def quick_key(seed: int) -> "Array":
-    """A key whose random bits are a tenth of the work to compile: for what is looked at and counts for no result."""
+    """A key whose random bits take a tenth of the work to compile; for checks alone, not for results."""
     import jax
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Computes the same in the way that suits the platform which a program is lowered for."""
+"""Chooses the implementation of a function for the platform for which a program is lowered."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +9,10 @@ import jax
 def by_platform(
     *arguments: Any, cpu: Callable[..., Any], default: Callable[..., Any], **others: Callable[..., Any]
 ) -> Any:
-    """Calls with `arguments` the way of the platform: `cpu`, one of `others` (`cuda`, `rocm`, `tpu`), or `default`.
+    """Calls with `arguments` the platform's function: `cpu`, one of `others` (`cuda`, `rocm`, `tpu`), or `default`.
 
-    It is JAX's `lax.platform_dependent`. But that traces every way, kernels among them, which is a third of the time
-    before a CPU's first step; so a process whose programs run on a CPU traces the CPU's alone.
+    It is JAX's `lax.platform_dependent`. But that traces every function, kernels too, which takes a third of the
+    time before a CPU's first step; so a process whose programs run on a CPU traces only the one of the CPU.
     """
     if runs_on_cpu():
         return cpu(*arguments)

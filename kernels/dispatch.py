@@ -18,7 +18,7 @@ KERNELS = ("triton", "mosaic_gpu", "mosaic_tpu", "triton_interpret", "mosaic_tpu
 IMPLEMENTATIONS = ("auto", *SCANS, *KERNELS)
 Implementation = str | Kernel
 HOPPER_BLOCK, HOPPER_CHANNELS = 32, 128  # steps and channels of a block of `mosaic_gpu`
-ENOUGH_LANES = 2**15  # batch × channels that it was timed with; with fewer, Triton's chunks may be faster
+ENOUGH_LANES = 2**15  # least batch × channels for `mosaic_gpu`, as timed; with fewer, Triton's chunks may be faster
 SERVED = (jnp.float32, jnp.bfloat16, jnp.int32)  # the dtypes that kernels take: values, and flags of resets
 
 
@@ -38,9 +38,10 @@ def check(implementation: Implementation, x: Array) -> None:
 
 
 def check_shapes(others: Mapping[str, tuple[Array | None, tuple[int, ...]]], name: str, first: Array) -> None:
-    """Raises ValueError where one of `others`, an array and its shape beside `first`, called `name`, has another.
+    """Raises ValueError if one of `others` has not the shape that goes with the array `first`, called `name`.
 
-    Without it an array may be broadcast unseen by a scan, and read beyond its end by a kernel.
+    `others` gives each array with that shape. Without the check, a scan could broadcast an array silently, and a kernel
+    could read beyond its end.
     """
     for other, (value, shape) in others.items():
         if value is not None and value.shape != shape:
@@ -85,7 +86,7 @@ def dispatch(
 
 def _kernel(name: str) -> Kernel:
     """Returns the kernel of that name."""
-    # Here, because a plain scan must not pay for importing Pallas, nor any kernel for a part of it that JAX drops.
+    # Imported here: a plain scan must not pay for Pallas, nor a kernel fail if JAX drops what only another needs.
     module = import_module(f"evalkit.kernels.{name.removesuffix('_interpret')}")
     return module.kernel(interpret=True) if name.endswith("_interpret") else module.kernel()
 

@@ -26,7 +26,7 @@ from evalkit.kernels.xla import Scan, adjoint
 class Inputs(NamedTuple):
     """The arguments of a gated unit; `flags [b, t]` are 1 where the state is reset, because kernels read no booleans.
 
-    `per_channel` is the rate, and of a complex unit the angle: as many arrays as x, h0 and the states have planes.
+    `per_channel` is the rate and, for a complex unit, the angle: one array for each plane of x, h0 and the states.
     """
 
     x: Array
@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
 
     @property
     def whole(self) -> tuple[Rows, PerChannel]:
-        """What `passes.Gated` reads of all steps at once: every array has three axes."""
+        """The inputs of `passes.Gated` for all steps at once: every array has three axes."""
         rows = tuple(row if row.ndim == 3 else row[..., None] for row in self.rows)
         return rows, tuple(vector[None, None] for vector in self.per_channel)
 
@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
         return tuple(jnp.split(values, len(self.per_channel), axis=-1)) if len(self.per_channel) > 1 else (values,)
 
     def gradients(self, run: Gated, g: Planes, da: Planes, h0: Planes) -> "Inputs":
-        """Returns the gradients of the arguments from those that `run.gradients` takes, and from that of `h0`."""
+        """Returns the gradients of the arguments, from `g` and `da` as `run.gradients` takes them, and that of `h0`."""
         (*x, recurrence, entry), per_channel = run.gradients(*self.whole, g, da)
         return Inputs(
             x=merged(tuple(x)).astype(self.x.dtype),
@@ -80,7 +80,7 @@ def merged(planes: Planes) -> Array:
 def inputs_of(
     x: Array, recurrence: Array, entry: Array, per_channel: Mapping[str, Array], h0: Array | None, reset: Array | None
 ) -> Inputs:
-    """Returns the checked arguments, what is per channel and the state in float32; raises ValueError for a shape."""
+    """Returns the arguments, with state and per-channel arrays in float32; raises ValueError for a wrong shape."""
     batch, steps, width = x.shape
     channels = width // len(per_channel)
     gates = {"recurrence": (recurrence, (batch, steps, channels)), "entry": (entry, (batch, steps, channels))}
@@ -91,7 +91,7 @@ def inputs_of(
     return Inputs(x, recurrence, entry, tuple(v.astype(jnp.float32) for v in per_channel.values()), h0, flags)
 
 
-# Blocks of one kind are traced once, and with them each platform's way.
+# Jitted, so that blocks of one kind are traced once, with the implementations of all platforms.
 @partial(jax.jit, static_argnames=("unit_reset", "implementation"))
 def _primal(inputs: Inputs, unit_reset: bool, implementation: Implementation) -> tuple[Array, Array]:
     by_scan, by_kernel = partial(_states_by_scan, unit_reset), partial(_states_by_kernel, unit_reset)

@@ -36,7 +36,7 @@ class Gates(NamedTuple):
 
 
 class Instructions(NamedTuple):
-    """What a GPU has one instruction for, and XLA or Pallas would make many of: of arrays of float32.
+    """Functions of float32 arrays that a GPU has one instruction for, where XLA or Pallas would emit many.
 
     `reciprocal` is for numbers from 1e-4 on, `root` for those from 0 on; `fused` is x · y + z.
     """
@@ -55,7 +55,7 @@ class Arithmetic(NamedTuple):
 
 
 Gradients = tuple[tuple[Array, ...], tuple[Array, ...]]
-"""Of x, plane by plane, and of both gates before their sigmoid; and of rate, and angle, not yet summed over time."""
+"""Gradients: of x by plane and both gates before their sigmoid; of rate (and angle), not yet summed over time."""
 
 
 def gates(recurrence: Array, entry: Array, rate: Array) -> Gates:
@@ -64,8 +64,8 @@ def gates(recurrence: Array, entry: Array, rate: Array) -> Gates:
     With `u = tanh(log a / 2)`, `a = (1 + u) / (1 − u)` and `1 − a² = −4u / (1 − u)²`. One tanh gives both, and nothing
     cancels as a → 1.
     """
-    # The sigmoid of i is a tanh, which takes a CPU half the time. That of r is not: the root would enlarge its error
-    # near 0.
+    # The sigmoid of i is computed by a tanh, which takes half the time on a CPU. That of r is not: the root would
+    # enlarge its error near 0.
     r = jax.nn.sigmoid(recurrence.astype(jnp.float32))
     i = 0.5 + 0.5 * jnp.tanh(0.5 * entry.astype(jnp.float32))
     u = jnp.tanh(r * (0.5 * rate))
@@ -87,7 +87,7 @@ def by_exponentials(instructions: Instructions) -> Arithmetic:
 
 
 def gates_by_exponentials(recurrence: Array, entry: Array, rate: Array, *, instructions: Instructions) -> Gates:
-    """Returns the same as `gates`; of gates in bfloat16 to its digits."""
+    """Returns the same as `gates`; for gates in bfloat16, only to the precision of bfloat16."""
     exp2, reciprocal, root, _ = instructions
     r, i = (reciprocal(1 + exp2(-LOG2_E * gate.astype(jnp.float32))) for gate in (recurrence, entry))
     if recurrence.dtype == jnp.bfloat16:
@@ -105,7 +105,7 @@ def _decay(log_a: Array, instructions: Instructions) -> tuple[Array, Array]:
 
 
 def _decay_of_short(log2_a: Array, instructions: Instructions) -> tuple[Array, Array]:
-    """Returns a and 1 − a², which near a = 1, where it would cancel, is a Taylor polynomial, exact to 2e-6."""
+    """Returns a and 1 − a²; near a = 1, where 1 − a² would cancel, it is a Taylor polynomial, exact to 2e-6."""
     a, factor = instructions.exp2(log2_a), 2 / LOG2_E
     terms = [-(factor**power) / factorial(power) for power in range(1, 4)]
     near_one = log2_a * _polynomial(terms, log2_a, instructions)
@@ -121,7 +121,7 @@ def _polynomial(coefficients: Sequence[float], x: Array, instructions: Instructi
 
 
 PLAIN = Instructions(jnp.exp2, jnp.reciprocal, _root, lambda x, y, z: jnp.add(jnp.multiply(x, y), z))
-"""In operations that every platform has."""
+"""`Instructions` in operations that every platform has."""
 BY_TANH, BY_EXPONENTIALS = Arithmetic(gates), by_exponentials(PLAIN)
 
 

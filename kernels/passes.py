@@ -135,7 +135,7 @@ class Gated(Pass):
         return gates, float32(rows[:planes]), reset
 
     def gradients(self, rows: Rows, per_channel: PerChannel, g: Planes, da: Planes) -> tuple[Rows, Rows]:
-        """Returns the gradients of x and both gates, and those of what is per channel, not yet summed.
+        """Returns the gradients of x and both gates, and those of the per-channel arrays, not yet summed.
 
         `g` is the gradient of `scale · i · x`; `da` that of the decay, or with complex planes of its logarithm.
         """
@@ -149,7 +149,7 @@ class Gated(Pass):
 class GatedGradient(Gated):
     """`g = carry + dh`, `carry ← conj(a) g`. Rows: dh and those of `Gated`.
 
-    Writes dx, drecurrence, dentry; sums the gradients of what is per channel.
+    Writes dx, drecurrence, dentry; sums the gradients of the per-channel arrays.
     """
 
     sums: int

@@ -39,8 +39,8 @@ def selective_scan(
 
     `implementation` "loop" computes decays, inputs and outputs within a loop over time, so no array of `b t d n`
     numbers is ever in memory. "scan" makes such arrays and gives them to `linear_scan`, which is parallel in time.
-    "auto" is "loop" on a CPU and "scan" elsewhere. Where time is split over devices, it is `split_scan` by any.
-    Raises ValueError for another one, for an empty time axis, and for other shapes: nothing is broadcast.
+    "auto" is "loop" on a CPU and "scan" elsewhere. Where time is split over devices, all of them use `split_scan`.
+    Raises ValueError for another implementation, an empty time axis, and other shapes: nothing is broadcast.
 
     >>> one = jnp.ones((1, 3, 1))
     >>> y, last = selective_scan(one, one, jnp.log(jnp.full((1, 1), 2.0)), one, one)
@@ -80,7 +80,7 @@ def entering(u: Float[Array, "b t d"], delta: Float[Array, "b t d"], into: Float
 def _by_scan(
     u: Array, delta: Array, rate: Array, into: Array, out: Array, h0: Array, reset: Array | None
 ) -> tuple[Array, Array]:
-    """All decays and inputs are arrays, `[b, t, d · n]`, and so are all states."""
+    """Scans whole arrays `[b, t, d · n]` of decays and inputs into one of all states."""
     batch, length, channels = u.shape
     left = jnp.exp(-delta[..., None] * rate[None, None]).reshape(batch, length, -1)
     scan = split_scan if is_split() else linear_scan

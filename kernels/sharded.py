@@ -3,8 +3,8 @@
 A whole shard is one step of a linear recurrence, with the product of its `a` as decay and its last state from zero as
 input. So each shard exchanges two arrays `[b, d]`, whatever the length of the sequence.
 
-A program of all devices (`jax.shard_map`) over the mesh axis `SEQUENCE` gives each device its own part of time, in
-order. JAX knows that while it traces, so there a mixer asks `split_scan` and `across` for what it needs of the others.
+Inside `jax.shard_map` over the mesh axis `SEQUENCE`, each device has its own part of time, in order. JAX knows this
+while it traces; a mixer then gets what it needs from the other devices by `split_scan` and `across`.
 """
 
 from functools import partial
@@ -24,7 +24,7 @@ Tree = TypeVar("Tree")
 
 
 def is_split() -> bool:
-    """Returns whether what is traced now has a part of time alone."""
+    """Returns whether the code that is traced now works on one device's part of time."""
     return SEQUENCE in jax.sharding.get_abstract_mesh().manual_axes
 
 
@@ -35,9 +35,9 @@ def split_scan(
     *,
     reset: Bool[Array, "b t"] | None = None,
 ) -> tuple[Float[Array, "b t d"], Float[Array, "b d"]]:
-    """Returns the states of this device's part of time, and the last of all; `h0` is the state before all of it.
+    """Returns the states of this device's part of time, and the last of all; `h0` is the state before all parts.
 
-    As `linear_scan`, without a gradient of its own. Where time is not split, there is no such part.
+    Otherwise as `linear_scan`, but without a custom gradient. It works only where time is split (`is_split`).
     """
     a, h0 = started(x, a, h0, reset)
     h, last = _states(x.astype(h0.dtype), a.astype(h0.dtype), h0, axis=SEQUENCE, reverse=False)
@@ -45,11 +45,11 @@ def split_scan(
 
 
 def across(before: Tree, after: Tree) -> tuple[Tree, Tree]:
-    """Returns what stands before this device's part of time, and what stands after that of all devices.
+    """Returns the state before this device's part of time, from the device before it, and the state after all parts.
 
-    `before` stands before all of it, and `after` after this device's part: leaves are arrays of one shape. `after` must
-    not depend on `before`, as the last inputs of a convolution do not where a device has more tokens than these. Where
-    time is not split, both are returned as they are.
+    `before` is the state before all parts, `after` that after this device's part; their leaves have equal shapes.
+    `after` must not depend on `before`. The last inputs of a convolution, for example, do not, if a device has at least
+    as many tokens. Where time is not split, both are returned as they are.
     """
     if not is_split():
         return before, after

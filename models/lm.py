@@ -61,8 +61,9 @@ class ResidualBlock(nnx.Module):
     ) -> tuple[Float[jax.Array, "b _ d"], Cache | None, Values | None]:
         """Applies the block; with `at`, the result has those positions only. The cache is the mixer's.
 
-        `values` are those of a block of the same mixer below, and those for the blocks above come back, None of a mixer
-        that shares none (`ValueSharing`). `axis` is that of the devices that share the block, as in `layers.shares`.
+        `values` come from the last block below with the same class of mixer; the third result is those for the blocks
+        above, None if the mixer shares none (`ValueSharing`). `axis` is the mesh axis of the devices that share the
+        block, as in `layers.shares`.
         """
         mixed, cache, values = self.mixed(shared(self.mixer_norm(x), axis), positions, cache, values)
         if (mixed.shape, mixed.dtype) != (x.shape, x.dtype):
@@ -80,7 +81,7 @@ class ResidualBlock(nnx.Module):
     def mixed(
         self, x: Activations, positions: Positions | None, cache: Cache | None, values: Values | None
     ) -> tuple[Float[jax.Array, "..."], Cache | None, Values | None]:
-        """Returns what the mixer gives for a normed `x`, its cache, and the values that go on."""
+        """Returns the mixer's output for a normed `x`, its cache, and the values for the blocks above."""
         if isinstance(self.mixer, ValueSharing):
             return self.mixer.with_values(x, positions, cache, values)
         return *self.mixer(x, positions, cache), None
@@ -93,11 +94,11 @@ class SharedValues:
         self._by_mixer: dict[type, Values] = {}
 
     def of(self, mixer: Mixer) -> Values | None:
-        """Returns what the last block of this class of mixer gave, None to the first."""
+        """Returns the values of the last block with this class of mixer, None for the first one."""
         return self._by_mixer.get(type(mixer))
 
     def give(self, mixer: Mixer, values: Values | None) -> None:
-        """Keeps the values of a block for those of its class above it; of a mixer that shares none, nothing."""
+        """Keeps the values of a block for later blocks of its class; None, of a mixer that shares none, is ignored."""
         if values is not None:
             self._by_mixer[type(mixer)] = values
 
@@ -117,7 +118,7 @@ class Embedding(nnx.Module):
         self.soft_cap = soft_cap
 
     def flops(self, length: int) -> int:
-        """See `Counted`: of scaling the vectors and of the head. A lookup computes nothing, however it is done."""
+        """See `Counted`: scaling the vectors, and the head. A lookup counts as 0, even if done by a product."""
         vocab_size, width = self.table.shape
         return length * (width + vocab_size * (2 * width + 2 * (self.soft_cap is not None)))
 
@@ -217,7 +218,7 @@ class LanguageModel(nnx.Module):
             block.mixer.check_split(steps)
 
     def division(self, devices: int) -> dict[str, int | str]:
-        """Returns the rules of each parameter that so many `devices` share, by its dotted name; see `axes_of`."""
+        """Returns the partition rule of each parameter that `devices` share, by its dotted name; see `axes_of`."""
         rules: dict[str, int | str] = {}
         for number, block in enumerate(self.blocks):
             for name, part in (("mixer", block.mixer), ("mlp", block.mlp)):

@@ -19,7 +19,7 @@ from evalkit.models.parts import Part, parts_of
 Params = dict[str, Any]
 DTYPES = ("float32", "bfloat16")
 SPARED = ("bias", "scale")
-"""What Flax's own layers call their biases and norms, which decay no more than ours."""
+"""The names of biases and norm scales in Flax's own layers, which have no weight decay, as ours have none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,15 +59,15 @@ class Model:
     def over(self, axis: str) -> "Model":
         """Returns this model as each device of the mesh axis `axis` computes it, inside `jax.shard_map`.
 
-        Its parameters are a share of the heads, channels and blocks; what a mixer or an MLP gives is summed over the
-        axis. Norms and the embedding are whole on every device.
+        A device has a share of the heads, channels and blocks; the outputs of mixers and MLPs are summed over the axis.
+        Norms and the embedding are whole on every device.
         """
         return replace(self, module=partial(_over, self.module, axis))
 
     def division(self, devices: int) -> Params:
-        """Returns how so many devices share each parameter: the axis along which it is cut, or a word.
+        """Returns how `devices` devices share each parameter: the axis along which it is cut, or a rule's name.
 
-        The words: `whole`, every device has all of it; `term` and `once`, as `layers.shares` has them. Raises
+        The rules: `whole`, every device has all of it; `term` and `once`, see `layers.shares.Division`. Raises
         ValueError for a mixer that cannot be shared.
         """
         rules = self._shapes.division(devices) if devices > 1 else {}
@@ -153,14 +153,14 @@ def build(
     Options:
       width (channels): the model's width, D in the paper.
       pattern: the mixer of each block, from the first to the last, by its name in `mixers`.
-      depth (blocks): how many blocks there are: `pattern` begins again, and may end early; null: `pattern` once.
+      depth (blocks): the number of blocks: `pattern` is repeated, and may be cut off; null: `pattern` once.
       mixers: the mixers by name, each with settings of its own.
       mlp_expansion (× width): the MLP's width: 3 in the paper, 0 for no MLPs.
       mlp_bias: whether the MLP's maps have biases.
       embedding_scale (factor): multiplies token vectors; null: sqrt(width), as released; the paper does not say.
       logits_soft_cap: logits become c · tanh(logits / c), c being this; null: they stay as they are.
       dtype: the dtype of activations, `float32` or `bfloat16`; parameters, gates and logits stay float32.
-      remat: whether a backward pass computes each block again, a third more work, and keeps little but its input.
+      remat: whether the backward pass recomputes each block from its input, a third more work, to save memory.
 
     >>> from functools import partial
     >>> from evalkit.models.mixers.attention import MQA
@@ -189,7 +189,7 @@ def build(
         dtype=dtype,
         remat=remat,
     )
-    # The structure is built once, of shapes alone; each call only puts the parameters in. `init` takes its trace.
+    # The structure is built once, from shapes alone; each call only fills in parameters. `init` reuses its trace.
     drawn = jax.jit(lambda key: nnx.split(make(rngs=nnx.Rngs(key))), inline=True)
     graph, state = jax.eval_shape(drawn, jax.eval_shape(jax.random.key, 0))
     abstract = nnx.merge(graph, state)

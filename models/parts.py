@@ -17,7 +17,7 @@ from evalkit.numerics import random_key
 
 
 class Part(NamedTuple):
-    """One kind of piece, of which the model has as many as `times`.
+    """One kind of piece, which occurs `times` times in the model.
 
     `function(*arguments)` runs it; the first argument is its parameters, the others are arrays `[b, ...]`.
     """

@@ -22,9 +22,10 @@ class Example(NamedTuple):
 
 
 class Synthetic:
-    """What most synthetic tasks have in common; a task says for itself what is otherwise with it.
+    """Defaults that most synthetic tasks share; a task overrides those that do not fit it.
 
-    Nothing follows the context, any number of positions is scored, and tokens are shown as symbols with spaces between.
+    No answer tokens follow the context, any number of positions may be scored, and `describe` shows tokens as symbols
+    with spaces between.
     """
 
     answer_length: ClassVar[int] = 0

@@ -17,7 +17,7 @@ from evalkit.tasks.regular_language import MINUS, MODULUS, PLUS, TIMES
 OPEN, CLOSE, QUESTION = range(TIMES + 1, TIMES + 4)
 SYMBOLS = "01234+-×()="
 LEAVES = 4
-"""The longest expressions without an operator between two others: d, −d, (d) and (−d), one of each length to 4."""
+"""The longest expression without a binary operator, in tokens: d, −d, (d) and (−d) have the lengths 1 to 4."""
 
 
 class Laid(NamedTuple):
@@ -33,12 +33,12 @@ class Laid(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BracketArithmetic(Synthetic):
-    """An expression modulo 5, every operation in brackets, and `=` after it, where alone the value is scored.
+    """A fully bracketed expression modulo 5, then `=`, the only position at which its value is scored.
 
     An expression of length n is drawn as Delétang et al. 2023 draw it: `d`, `-d`, `(d)` or `(-d)` up to four tokens;
     longer ones are `(left ∘ right)`, where the length of the left one is any from 1 to n − 4, and the operation any.
-    With products 0 is the most frequent value, and more so in longer ones: 0.253 at 5 tokens, 0.292 at 40, 0.316 at
-    512. The chance that is reported is that of the training length.
+    With products, 0 is the most frequent value, and its share grows with the length: 0.253 at 5 tokens, 0.292 at 40,
+    0.316 at 512. `chance` is that of the training length.
 
     Options:
       length (tokens): the length of a training expression; `train.lengths` draws eight lengths up to it.
@@ -96,7 +96,7 @@ class BracketArithmetic(Synthetic):
 
 
 def _reduced(flat: list[int]) -> int:
-    """The value of `a`, `-a`, `a ∘ b`, `-a ∘ b` or `a ∘ -b`, of which a minus before a digit binds most."""
+    """Returns the value of `a`, `-a`, `a ∘ b`, `-a ∘ b` or `a ∘ -b`; a minus before a digit binds most tightly."""
     numbers: list[int] = []
     operator, sign = PLUS, 1
     for place, token in enumerate(flat):
@@ -117,7 +117,7 @@ def _write(
     operators: Int[Array, " t"],
     splits: Float[Array, " t"],
 ) -> Laid:
-    """Writes what is known of the expression that begins at a place, and says where those in it begin."""
+    """Writes the tokens that the expression beginning at `at` has of its own, and the spans of its operands."""
     span = laid.spans[at]
     left = 1 + jnp.floor(splits[at] * (span - LEAVES)).astype(jnp.int32)
     bracketed, split = span > 2, span > LEAVES
@@ -129,7 +129,7 @@ def _write(
     tokens = put(laid.tokens, at, first, span > 0)
     tokens = put(tokens, at + span - 1, CLOSE, bracketed)
     tokens = put(tokens, at + 1 + left, operators[at], split)
-    # Without an operator what is left of -d, (d) and (-d) is an expression too.
+    # In -d, (d) and (-d), the tokens inside are an expression too.
     inner = jnp.where(split, left, jnp.where(bracketed, span - 2, span - 1))
     spans = put(laid.spans, at + 1, inner, span > 1)
     spans = put(spans, at + 2 + left, span - 3 - left, split)
@@ -137,7 +137,7 @@ def _write(
 
 
 def _evaluate(values: Int[Array, " t"], at: Array, laid: Laid) -> Int[Array, " t"]:
-    """Sets the value of the expression that begins at a place; those of later places are there."""
+    """Sets the value of the expression that begins at `at`; the values at later places must be set already."""
     span, left, token = laid.spans[at], laid.lefts[at], laid.tokens[at]
     a, b = values[at + 1], values[at + 2 + left]
     operator = laid.tokens[at + 1 + left]

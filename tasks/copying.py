@@ -16,10 +16,10 @@ SYMBOLS = "$|."
 
 @dataclass(frozen=True, kw_only=True)
 class Copying(Synthetic):
-    """A beginning, a string of random letters, a bar, and the string again, which is scored, up to its end.
+    """A begin token, a string of random letters, a bar, and the string again, which is scored with its end token.
 
-    The layout is the paper's, `$ d b a | d b a .`, without the end that is never read: what is due at the bar is `d`,
-    and at the last letter the end. A string of n letters makes 2n + 2 tokens, so that lengths are even. The paper packs
+    The layout is the paper's, `$ d b a | d b a .`, without the end token, which is never read: the answer at the bar is
+    `d`, and at the last letter the end. A string of n letters makes 2n + 2 tokens, so lengths are even. The paper packs
     strings of different lengths into one context; here a sequence has one, and `train.lengths` draws the lengths.
 
     Options (the defaults are those of the paper's length generalisation):
@@ -68,7 +68,7 @@ class Copying(Synthetic):
         return letter(token) if token < self.letters else SYMBOLS[token - self.letters]
 
     def _letters(self, length: int) -> int:
-        """Returns the letters of the string; raises ValueError for a length that is none of a string twice."""
+        """Returns the number of letters of the string; raises ValueError for a length that is not 2n + 2."""
         if length < 4 or length % 2:
             raise ValueError(f"length={length}; allowed: even, at least 4 (2n + 2 for n letters)")
         return (length - 2) // 2

@@ -19,7 +19,7 @@ LABELS = ("right", "shuffled")
 
 @dataclass(frozen=True, kw_only=True)
 class InductionHeads(Synthetic):
-    """Random tokens with a special token at a random place, which stands again at the end and asks what followed it.
+    """Random tokens with a special token at a random place and again at the end; recall the token after the first one.
 
     The vocabulary counts the special token, whose id is `vocab_size - 1`; the other tokens are ordinary. With length 8,
     ordinary tokens a to e and special token S, an example is `b S d a c e a S`. The answer at the last position is `d`,
@@ -77,7 +77,7 @@ class InductionHeads(Synthetic):
 
     @property
     def special(self) -> int:
-        """Returns the id of the special token, which asks, and so the number of ordinary ones, which may answer."""
+        """Returns the id of the special token, the query; it equals the number of ordinary tokens, the answers."""
         return self.vocab_size - 1
 
     query = answers = special
@@ -129,7 +129,7 @@ class InductionHeads(Synthetic):
         places = self._last_place(length) + 1
         if self.triggers == 1:
             return jax.random.randint(key, (1,), 0, places)
-        # A choice of n places with gaps of at least two is a choice of n among n - 1 fewer, spread out again.
+        # Choosing n places at least two apart is choosing n among n - 1 fewer places, and adding 0 to n - 1 in order.
         chosen = jax.random.permutation(key, places - self.triggers + 1)[: self.triggers]
         return jnp.sort(chosen) + jnp.arange(self.triggers)
 

@@ -26,14 +26,14 @@ class MQAR(Synthetic):
     `2 8 4 7 · · 4 · · · · 2 · · · ·`; the answers are 7 below the second 4, and 8 below the second 2.
 
     With `fewest_pairs`, a training sequence has a random number of pairs: a power of two times `fewest_pairs`, at most
-    `pairs`, and at most a quarter of its length, so that a curriculum of lengths is one of pairs. The places of pairs
-    stay, and the first ones are taken; the others hold 0. Held-out sequences have all pairs.
+    `pairs`, and at most a quarter of its length, so that a curriculum of lengths is also one of pairs. The room for
+    pairs stays the same: its first places hold the drawn pairs, the others 0. Held-out sequences have all pairs.
 
-    With `rewrites`, so many of the keys stand among the pairs twice, with another value each time, in random order. The
-    last value counts, so that a mixer must overwrite, and not only add. That is ours, and not zoology's.
+    With `rewrites`, that many keys occur twice among the pairs, with another value each time, in random order. The last
+    value counts, so that a mixer must overwrite, and not only add. This option is ours, not zoology's.
 
-    A random filler may happen to be a key at a place for queries; nothing in the tokens tells it from the query. Then
-    the first of them is scored here, and zoology scores whichever was drawn as the query. Tokens are distributed alike.
+    A random filler at a place for queries may equal a key; nothing in the tokens tells it from the query. Then the
+    first of them is scored here, but in zoology the one drawn as the query. The distribution of tokens is the same.
 
     Options (the defaults are zoology's):
       vocab_size (token ids): the size of the vocabulary: 0, keys, and values.
@@ -138,16 +138,16 @@ class MQAR(Synthetic):
         return targets, mask
 
     def _there(self, key: Key[Array, ""], pairs: int) -> Bool[Array, " pairs"]:
-        """Draws which of the `pairs` an example has: the first ones."""
+        """Draws how many pairs an example has; returns True for the first ones of `pairs`, up to that number."""
         if self.fewest_pairs is None:
             return jnp.ones((pairs,), bool)
         counts = [self.fewest_pairs << i for i in range((pairs // self.fewest_pairs).bit_length())]
-        # Folded in, so that what is drawn else is as without it; 0 to 3 are the keys that `sample` splits off.
+        # Folded in, so that all other draws stay as without it; 0 to 3 are the keys that `sample` splits off.
         chosen = jax.random.randint(jax.random.fold_in(key, max(self.pairs, 4)), (), 0, len(counts))
         return jnp.arange(pairs) < jnp.asarray(counts)[chosen]
 
     def _rewritten(self, key: Key[Array, ""], pairs: int) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
-        """Which key stands at each place for a pair, and which value: at its last place the value of its number."""
+        """Returns the indices of each pair's key and value; a key's last pair has the value of the same index."""
         owner = jnp.concatenate([jnp.arange(pairs), jnp.arange(self.rewrites)])
         # Folded in, as in `_there`.
         owner = jax.random.permutation(jax.random.fold_in(key, max(self.pairs, 4) + 1), owner)

@@ -24,19 +24,19 @@ QUESTIONS = "\n\nThe secret {kind}s of {key} are"
 SENTENCES = ("Rain fell on the roof.", "A dog slept by the door.", "The bread was still warm.", "Nobody came in.")
 NOISE = " ".join(SENTENCES) + " "
 KINDS = {"numbers": "number", "words": "word", "uuids": "code"}
-"""What a value is called, by the setting that chooses it."""
+"""The noun for a value in the text, by the setting `value`."""
 DIGITS = 7
 NOISES = ("noise", "needles")
 PROBES, CORRECTIONS = 8, 8  # a length is averaged over 8 prompts, and a guess at a size corrected at most 8 times
 WORDS = (len(CONSONANTS) * len(VOWELS)) ** SYLLABLES
-MOST = WORDS // 2  # needles and sentences, so that different ones are soon drawn
+MOST = WORDS // 2  # needles and sentences; with fewer than half of the words, `_drawn` soon finds different ones
 
 
 class Hidden(NamedTuple):
     """One prompt and the values that answer it.
 
-    `depth` is the place of the first of them among the sentences around: 0 is before the first, 1 after the last.
-    `sentences` counts those. `place` counts the characters of the prompt before the first sentence that answers.
+    `depth` is the place of the first answer among the sentences around the needles: 0 is before the first sentence, 1
+    after the last. `sentences` is their number. `place` counts the characters before the first needle that answers.
     """
 
     prompt: str
@@ -51,22 +51,22 @@ class Needle:
     """Sentences that give secret values, hidden in other text, and the question for some of them.
 
     A prompt is an introduction, the text, and the beginning of the answer: `The secret number of valoki is`. Keys are
-    words that nobody has used. With several `values` or `queries` the answer is all values that are asked for. The
-    same (`seed`, sentences, index) always gives the same prompt. Raises ValueError for an impossible value.
+    made-up words. With several `values` or `queries`, the answer is all values that are asked for. The same (`seed`,
+    sentences, index) always gives the same prompt. Raises ValueError for an impossible value.
 
-    RULER's tasks are: single 1, as it is here; single 2, with a `haystack` of one's own; single 3, with
-    `value=uuids` too; multi-key 1, `keys=4`; multi-key 2 and 3, `haystack=needles`, with `key=uuids value=uuids` in
-    the latter; multi-value, `values=4`; multi-query, `queries=4`.
+    RULER's tasks are: single 1, the defaults; single 2, a `haystack` of your own; single 3, the same with
+    `value=uuids`; multi-key 1, `keys=4`; multi-key 2 and 3, `haystack=needles`, and for 3 also `key=uuids value=uuids`;
+    multi-value, `values=4`; multi-query, `queries=4`.
 
     Options:
-      haystack: what hides the needles: `noise`, four sentences again and again; `needles`, others like them; or
-        texts: a file, a folder or a pattern, as in `task=books`.
-      key: what a value is asked by: `words` or `uuids`.
-      value: what is asked for: `numbers` of seven digits, `words` or `uuids`.
-      keys (keys): needles of other keys among them; those that are asked for count.
-      values (values): values that each key has, all of them asked for.
-      queries (keys): keys that are asked for.
-      depth (share of the text): where the answers stand, together, from 0 to 1; null: anywhere, each by itself.
+      haystack: what hides the needles: `noise`, four sentences repeated; `needles`, other needles; or texts: a
+        file, a folder or a pattern, as in `task=books`.
+      key: the form of keys: `words` or `uuids`.
+      value: the form of values: `numbers` of seven digits, `words` or `uuids`.
+      keys (keys): how many keys have needles, those that are asked for included.
+      values (values): how many values each key has; all of them are asked for.
+      queries (keys): how many keys are asked for.
+      depth (share of the text): the place of all answers together, from 0 to 1; null: a random place for each.
       seed: the seed of keys, values and places.
 
     >>> hidden = Needle().example(sentences=20, index=0)
@@ -98,7 +98,7 @@ class Needle:
             raise ValueError(f"depth={self.depth}; allowed: 0 (the beginning) to 1 (the end), or null for anywhere")
 
     def example(self, sentences: int, index: int) -> Hidden:
-        """Returns prompt number `index` with so many sentences around the needles; raises ValueError for none."""
+        """Returns prompt number `index` with `sentences` around the needles; raises ValueError for too few or many."""
         if not 1 <= sentences <= self._most:
             raise ValueError(f"sentences={sentences}; allowed: 1 to {self._most:,}, or there would be no more words")
         random = np.random.default_rng([self.seed, sentences, index])
@@ -108,7 +108,7 @@ class Needle:
         values = self._drawn(random, self.value, asked * self.values + others)
         around = self._around(index, keys[asked:], values[asked * self.values :], sentences)
         keys, values = keys[:asked], values[: asked * self.values]
-        # Those of the keys that are asked for come first.
+        # The needles of the keys that are asked for come first.
         places = random.integers(0, sentences + 1, len(values)).tolist()
         if self.depth is not None:
             places[:answers] = [round(self.depth * sentences)] * answers
@@ -137,13 +137,13 @@ class Needle:
             if other == size:
                 break
             size, has = other, mean(other)
-            if size > 1:  # of a book the first sentences say little of the others
+            if size > 1:  # the first sentences of a book are not typical of the rest
                 rate = (has - shortest) / (size - 1)
         return size
 
     @property
     def _most(self) -> int:
-        """The sentences that fit around the needles."""
+        """Returns the largest possible number of sentences around the needles."""
         return MOST - max(self.keys, self.queries) * self.values
 
     @property
@@ -159,17 +159,17 @@ class Needle:
         return question.format(kind=self._kind, key=named)
 
     def _around(self, index: int, keys: Sequence[str], values: Sequence[str], sentences: int) -> list[str]:
-        """The sentences that hide the needles; where they are needles too, those of these keys and values."""
+        """Returns the sentences around the needles; with `haystack=needles`, needles of these `keys` and `values`."""
         if self.haystack == "needles":
             return [self._sentence(key, value) for key, value in zip(keys, values, strict=True)]
         whole = SENTENCES if self.haystack == "noise" else self._text
-        # Of a book each prompt has its own place, whatever its length, so that a longer one is the same and more.
+        # A prompt's place in a book depends on `seed` and `index` only: a longer one has the same text and more.
         first = 0 if self.haystack == "noise" else int(np.random.default_rng([self.seed, index]).integers(len(whole)))
         return [whole[(first + i) % len(whole)] for i in range(sentences)]
 
     @cached_property
     def _text(self) -> list[str]:
-        """The sentences of the texts; raises ValueError for what cannot be read, or has none."""
+        """The sentences of the haystack's texts; raises ValueError for texts that cannot be read, or are empty."""
         try:
             texts = [document.text for document in documents.read(self.haystack)]
         except ValueError as error:
@@ -182,7 +182,7 @@ class Needle:
         return [sentence for sentence in found if sentence]
 
     def _drawn(self, random: np.random.Generator, kind: str, count: int) -> list[str]:
-        """So many different keys or values."""
+        """Draws `count` different keys or values."""
         drawn: dict[str, None] = {}
         while len(drawn) < count:
             drawn[_one(random, kind)] = None
@@ -209,7 +209,7 @@ def _one(random: np.random.Generator, kind: str) -> str:
 
 
 def _among(around: Sequence[str], needles: Sequence[str], places: Sequence[int]) -> str:
-    """The sentences with each needle before the one at its place."""
+    """Joins the sentences, with each needle before the sentence at its place."""
     at: dict[int, list[str]] = {}
     for needle, place in zip(needles, places, strict=True):
         at.setdefault(place, []).append(needle)

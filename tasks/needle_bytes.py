@@ -25,13 +25,13 @@ KEY = "k" * 2 * SYLLABLES
 class NeedleBytes(Synthetic):
     """Sentences that give secret numbers, hidden in repeated noise, and the question for one of the numbers.
 
-    It is `task=needle` of a checkpoint, byte by byte, after the token that begins a text: the same introduction,
-    sentences, noise and question. The last sentence of noise is cut where the context is full. Each sentence with a
-    number stands before a sentence of noise, at a place drawn uniformly.
+    It is the text that `task=needle` gives to checkpoints, byte by byte, after the token that begins a text: the same
+    introduction, sentences, noise and question. The last sentence of noise is cut where the context is full. Each
+    sentence with a number stands before a sentence of noise, at a place drawn uniformly.
 
     `length` counts everything up to the question's last letter. The answer, a space, the digits and a full stop, is
-    teacher-forced: `tokens` goes on with all of it but the full stop. All of it is scored: a model that is asked in
-    text must say the space, and must know where a number ends.
+    teacher-forced: `tokens` goes on with all of it but the full stop. All of it is scored: a model that answers in
+    text must generate the space, and must know where a number ends.
 
     Options:
       length (bytes): a training sequence up to its answer.
@@ -87,7 +87,7 @@ class NeedleBytes(Synthetic):
             filled = filled.at[self._sentence.index("0") + jnp.arange(self.digits)].set(number)
             body = jax.lax.dynamic_update_slice_in_dim(body, filled, start, axis=0)
         question = QUESTION.format(kind=KIND, key=KEY)
-        # The places are in order and the words are not, so that the first word is at any of them.
+        # Word i is at the i-th place in order, so the queried word is drawn: it may then be at any place.
         asked = jax.random.randint(jax.random.fold_in(for_places, 1), (), 0, self.keys)
         asking = jnp.asarray(_bytes(question)).at[question.index(KEY) + jnp.arange(len(KEY))].set(words[asked])
         answer = jnp.concatenate([jnp.full((1,), ord(" ")), numbers[asked], jnp.full((1,), ord("."))])
@@ -137,7 +137,7 @@ def _bytes(text: str) -> Int[np.ndarray, " t"]:
 
 
 def _places(noise: int) -> Int[np.ndarray, " n"]:
-    """Where sentences of so many bytes of noise begin."""
+    """Returns where sentences begin in `noise` bytes of noise."""
     begins = [0, *(found.end() for found in re.finditer(r"\. ", NOISE))]
     return np.asarray([at for at in range(noise) if at % len(NOISE) in begins])
 

@@ -26,12 +26,12 @@ MOST_WORDS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class NeedleTokens(Synthetic):
-    """Words, among them once `★`, a key of two words and a number; at the end `?` and the key: answer with the number.
+    """Words that hide a needle: `★`, a key of two words and a number. Then `?` and the key: answer with the number.
 
     It is the test of a needle in a haystack (RULER's `niah_single`, arXiv 2404.06654) without a text or a tokenizer, at
-    sizes that a model of 250K parameters is trained on in minutes. The haystack is one fixed sentence over and over, or
-    a text of a fixed Markov chain of order 2, in which up to four words may follow each pair. The needle's words are
-    of the same vocabulary. It stands anywhere with equal chance. No published number is of this task.
+    sizes on which a model of 250K parameters trains in minutes. The haystack is one fixed sentence, repeated, or a text
+    of a fixed Markov chain of order 2, in which up to four words may follow each pair. The needle's words are from the
+    same vocabulary, and every place of the needle is equally likely. There are no published results on this task.
 
     `length` counts everything up to the key at the end. The answer is teacher-forced: `tokens` goes on with all its
     digits but the last. With three digits and letters for words an example is `a b c ★ d b 4 1 7 a b c a ? d b`, and
@@ -121,7 +121,7 @@ class NeedleTokens(Synthetic):
         return np.arange(length + self.answer_length) >= length - 1
 
     def _text(self, key: Key[Array, ""], size: int) -> Int[Array, " n"]:
-        """The first words of a haystack, from any word of the sentence on, or from any two words of the chain."""
+        """Returns `size` words: of the sentence from a random word on, or of the chain after two random words."""
         for_start, for_choices = jax.random.split(key)
         if self.haystack == "sentence":
             start = jax.random.randint(for_start, (), 0, SENTENCE)

@@ -21,8 +21,8 @@ class NgramLookup(Synthetic):
 
     With `key=suffix` the n-gram stands after the string, `$ c a d b | a d`, and the answer is `b`. With `key=prefix` it
     stands before, `$ a d | c a d b |`: a model then knows what to wait for, and small states suffice. The n-gram begins
-    at a uniformly random place that leaves room for the answer. The paper's end of the answer is left out, since the
-    length of the answer is fixed.
+    at a uniformly random place that leaves room for the answer. The paper's token that ends the answer is left out,
+    since the length of the answer is fixed.
 
     `length` counts everything up to the first letter of the answer. The answer is teacher-forced: `tokens` goes on with
     all its letters but the last.
@@ -106,7 +106,7 @@ class NgramLookup(Synthetic):
         return letter(token) if token < self.letters else "$|"[token - self.letters]
 
     def _letters(self, length: int) -> int:
-        """Returns the letters of the string; raises ValueError if they do not hold the n-gram and its answer."""
+        """Returns the number of letters of the string; raises ValueError if an n-gram and its answer do not fit."""
         around = self.ngram + (2 if self.key == "suffix" else 3)
         if length - around < self.ngram + self.answer:
             raise ValueError(

@@ -13,11 +13,11 @@ from evalkit.tasks.base import Example, Synthetic, letter
 
 @dataclass(frozen=True, kw_only=True)
 class Palindrome(Synthetic):
-    """A random string, a bar, and the string again from its end, of which every letter is scored.
+    """A random string, a bar, and the string in reverse, of which every letter is scored.
 
-    The layout is `d b a | a b`, without the last letter, which is never read: at the bar `a` is due, at the end `d`. So
-    a string of n letters makes 2n tokens. What was read last is due first, unlike in a copy. Published strings have 128
-    to 1,024 letters; how many different ones there are is ours.
+    The layout is `d b a | a b`, without the last letter, which is never read: the answer at the bar is `a`, at the end
+    `d`. So a string of n letters makes 2n tokens. Unlike in a copy, the letter that was read last is answered first.
+    Published strings have 128 to 1,024 letters; the size of the alphabet is ours.
 
     Options:
       vocab_size (token ids): the size of the vocabulary: letters, and the bar.
@@ -64,7 +64,7 @@ class Palindrome(Synthetic):
 
 
 def _letters(length: int) -> int:
-    """Returns the letters of the string; raises ValueError for a length that is none of a string and its reversal."""
+    """Returns the number of letters of the string; raises ValueError for a length that is not 2n."""
     if length < 2 or length % 2:
         raise ValueError(f"length={length}; allowed: even, at least 2 (2n for n letters)")
     return length // 2

@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 class Lookup(NamedTuple):
     """One prompt and its answer of ten digits.
 
-    `depth` is the place of the answer in the book: 0 is the first entry, 1 the last. `entries` counts the book's.
+    `depth` is the place of the answer in the book: 0 is the first entry, 1 the last. `entries` is its size.
     `place` counts the characters of the prompt before the entry with the answer; if there are several, the last one.
     """
 
@@ -90,7 +90,7 @@ class Phonebook:
         at_least(self, 0, "seed")
 
     def example(self, entries: int, index: int) -> Lookup:
-        """Returns lookup number `index` in books of `entries`; raises ValueError for too few, or more than names."""
+        """Returns lookup `index` in a book of `entries`; raises ValueError for too few, or more than names exist."""
         names = len(FIRST) * len(LAST)
         if not FEWEST <= entries <= names:
             raise ValueError(f"entries={entries}; allowed: {FEWEST} to {names} (there are no more names)")

@@ -1,4 +1,4 @@
-"""Regular languages: what a finite automaton says of a word, asked at its end or all along (Delétang et al. 2023)."""
+"""Regular languages: the answer of a finite automaton, after a word or after each prefix (Delétang et al. 2023)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from evalkit.checks import one_of, refuse_below_1
 from evalkit.tasks.base import Example, Synthetic
 
 MODULUS = 5
-"""Of the cycle and of the arithmetic, as published."""
+"""The modulus of the cycle and of the arithmetic, as published."""
 PLUS, MINUS, TIMES = range(MODULUS, MODULUS + 3)
 ASKED = ("end", EVERYWHERE := "everywhere")
 
@@ -23,8 +23,8 @@ ASKED = ("end", EVERYWHERE := "everywhere")
 class Automaton(NamedTuple):
     """A finite automaton: `after[s, a]` is the state that letter a leads to from s, and the first is state 0.
 
-    `drawn` says which letters stand at places 0, 1, … of a word, over and over; a word ends after a place of the first
-    kind. `answers[s]` is what is due in state s. `letters` has the name of each; the token after them asks.
+    `drawn` are the letters from which places 0, 1, … of a word are drawn, periodically; a word ends after a place of
+    the first kind. `answers[s]` is the answer in state s. `letters` names each letter; the next id is the question.
     """
 
     letters: str
@@ -35,20 +35,20 @@ class Automaton(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RegularLanguage(Synthetic):
-    """A random word and a question after it, `=`; the answer, which is a token, is scored there, or after each letter.
+    """A random word and the question `=`; the answer, which is a token, is scored there, or after each prefix as well.
 
     The languages are the four regular ones of Delétang et al. 2023 (arXiv 2207.02098): `parity` (is the number of ones
     odd), `even_pairs` (do the first and the last letter differ: is the number of `01` and `10` odd), `cycle_navigation`
     (where on a circle of five places a walk of steps −1, 0 and 1 ends) and `modular_arithmetic` (the value modulo 5 of
-    sums, differences and products without brackets). An expression has an odd number of tokens: at an even length it is
-    one shorter, the shortest too, and padding follows the question. `task=state_tracking` asks parity at every place.
+    sums, differences and products without brackets). An expression has an odd number of tokens: at an even length, 2
+    included, it is one shorter, and padding follows the question. `task=state_tracking` asks parity at every place.
 
-    Asked `everywhere`, what is due of each beginning that is a word is scored at its last letter too. That is our own
-    form: from single answers at the end even an LSTM needs far more words to find the automaton.
+    With `asked=everywhere`, the answer for each prefix that is a word is scored too, at its last letter. This form is
+    ours: from single answers at the end, even an LSTM needs far more words to learn the automaton.
 
     Options:
       language: `parity`, `even_pairs`, `cycle_navigation` or `modular_arithmetic`.
-      asked: `end`, as published, or `everywhere`.
+      asked: where answers are scored: `end`, as published, or `everywhere`.
       length (tokens): the longest word of training; `train.lengths` draws shorter ones too.
 
     >>> task = RegularLanguage(language="modular_arithmetic", length=5)
@@ -70,7 +70,7 @@ class RegularLanguage(Synthetic):
 
     @property
     def scored(self) -> int | None:
-        """Returns 1, or None where each beginning of a word is asked for."""
+        """Returns the number of scored positions: 1, or None with `asked=everywhere`."""
         return None if self.asked == EVERYWHERE else 1
 
     @property
@@ -80,12 +80,12 @@ class RegularLanguage(Synthetic):
 
     @property
     def question(self) -> int:
-        """Returns the token that asks."""
+        """Returns the id of the question, `=`."""
         return len(automaton(self.language).letters)
 
     @property
     def chance(self) -> float:
-        """Returns the accuracy of always giving the most frequent answer of each length that is asked, exactly."""
+        """Returns the exact accuracy of always giving the most frequent answer at each length that is scored."""
         machine, longest = automaton(self.language), self.length - (self.length - 1) % self._period
         before = range(1, longest + 1, self._period) if self.asked == EVERYWHERE else ()
         asked = [_distribution(machine, length) for length in (*before, longest)]
@@ -109,7 +109,7 @@ class RegularLanguage(Synthetic):
         return self.cut(Example(tokens, targets, jnp.ones((length + 1,), bool)), jnp.int32(length))
 
     def cut(self, example: Example, length: Int[Array, ""]) -> Example:
-        """Returns the example of a shorter word: the question stands after it. `targets` has the answers all along."""
+        """Returns the example of a shorter word, with the question after it. `example.targets` answers every prefix."""
         end = length - (length - 1) % self._period
         place = jnp.arange(example.tokens.shape[-1])
         tokens = jnp.where(place < end, example.tokens, jnp.where(place == end, self.question, 0))
@@ -135,7 +135,7 @@ class RegularLanguage(Synthetic):
 
     @property
     def _period(self) -> int:
-        """Returns in steps of how many tokens words grow, from one token on."""
+        """Returns the step between possible lengths of words, which begin at one token."""
         return len(automaton(self.language).drawn)
 
 
@@ -165,7 +165,7 @@ def _even_pairs() -> Automaton:
 
 
 def _cycle_navigation() -> Automaton:
-    """Letters 0 to 4 are places, which only answers name; after them come the steps −1, 0 and 1."""
+    """Letters 0 to 4 are places, which occur only as answers; after them come the steps −1, 0 and 1."""
     place, step = np.arange(MODULUS)[:, None], np.array([-1, 0, 1])
     stays = np.broadcast_to(place, (MODULUS, MODULUS))
     after = np.concatenate([stays, (place + step) % MODULUS], axis=1)
@@ -173,7 +173,7 @@ def _cycle_navigation() -> Automaton:
 
 
 def _modular_arithmetic() -> Automaton:
-    """A state is a sum, the signed product that is to be added to it, and whether a digit comes that multiplies it."""
+    """A state is a sum, the signed product still to be added to it, and whether the next token is a factor of that."""
     states = [(total, product) for total in range(MODULUS) for product in range(MODULUS)]
     number = {state: index for index, state in enumerate(states)}
     # The second half of the states waits for a digit; before any, the product is 1.
@@ -196,7 +196,7 @@ def _modular_arithmetic() -> Automaton:
 
 
 class Language(NamedTuple):
-    """How a language is drawn, and the rule that says what is right, written apart from it."""
+    """The automaton that a language is sampled by, and a separate rule that gives the right answer."""
 
     machine: Callable[[], Automaton]
     rule: Callable[[list[int]], int]

@@ -29,8 +29,8 @@ class SelectiveCopying(Synthetic):
       vocab_size (token ids): the size of the vocabulary, noise and marker included.
       length (tokens): the context of a training sequence; the answers come after it.
       data_tokens (tokens): how many tokens are to be repeated.
-      layout: what asks for the answers: `markers` one each, `mad` one marker, then noise, `lm` one, then the answers
-        so far.
+      layout: the input at the answers: `markers`, a marker each; `mad`, one marker, then noise; `lm`, one, then the
+        answers so far.
       length_includes_answer: whether `length` counts the answers too, as in MAD.
 
     >>> task = SelectiveCopying(length=8, data_tokens=3)

@@ -1,4 +1,4 @@
-"""Stacks: what is on top of one of many, after elements went on and off them (Kimi Team 2025, arXiv 2510.26692)."""
+"""Stacks: recall the top of one of many stacks, after pushes and pops (Kimi Team 2025, arXiv 2510.26692)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from evalkit.checks import at_least
 from evalkit.tasks.base import Example, Synthetic, letter
 
 STEP = 3
-"""Tokens of an operation: which one, of which stack, and the element."""
+"""Tokens of an operation: push or pop, the stack, and the element."""
 
 
 class Stacks(NamedTuple):
-    """Stacks as lists that are linked: of each the operation that put its top there, −1 where it is empty.
+    """Stacks as linked lists of operations: `top[s]` is the one that pushed the top of stack s, −1 if it is empty.
 
-    `below[t]` is the operation whose element lies below that of operation t, and `elements[t]` is what t put there.
+    `below[t]` is the operation whose element lies below that of operation t, and `elements[t]` is the element of t.
     """
 
     top: Int[Array, " s"]
@@ -29,12 +29,12 @@ class Stacks(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Stack(Synthetic):
-    """Operations on many stacks, `push 7 c` and `pop 7 c`; at the stack of a pop the element is scored that comes off.
+    """Operations on many stacks, `push 7 c` and `pop 7 c`; at the stack of a pop, the popped element is scored.
 
-    Each operation is of a random stack. It is a push where that stack is empty, else a push or a pop with equal
-    chance; the last one is a pop wherever there is something to take off. So a model must keep the order of what it
-    holds, and forget what was taken off. Published are 64 stacks; elements and proportions are ours. Where `length` is
-    no multiple of 3, up to two tokens at the end belong to no operation.
+    Each operation has a random stack. It is a push where that stack is empty, else a push or a pop with equal chance;
+    the last one is a pop unless all stacks are empty. So a model must keep the order of the elements, and forget those
+    that were popped. The 64 stacks are published; elements and proportions are ours. Where `length` is no multiple of
+    3, up to two tokens at the end belong to no operation.
 
     Options:
       stacks (stacks): how many stacks there are.
@@ -87,7 +87,7 @@ class Stack(Synthetic):
         nothing = jnp.full((count,), -1)
 
         def operate(stacks: Stacks, at: Array) -> tuple[Stacks, Int[Array, " 3"]]:
-            # Of the stacks with something on them, the first in a random order is the last operation's.
+            # The last operation takes the first stack, in a random order, that is not empty.
             filled = order[jnp.argmax(stacks.top[order] >= 0)]
             stack = jnp.where(at == count - 1, filled, where[at])
             top = stacks.top[stack]

@@ -22,14 +22,14 @@ CYCLIC = ("z2", "z60")
 class StateTracking(Synthetic):
     """Random elements of a finite group; the answer at every position is the product of all elements so far.
 
-    A token is an element, and element 0 is the identity. A product a·b does a first and b after it. The groups are
+    A token is an element, and element 0 is the identity. A product a·b applies a first, then b. The groups are
     those of Merrill et al. 2024, with parity and S₃: `z2` (parity), `s3`, `z60`, `a4xz5`, `a5`, `s5`, of 2, 6, 60, 60,
-    60 and 120 elements. Z₂, S₃, Z₆₀ and A₄ × Z₅ are solvable; A₅ and S₅ are not, so that their words are complete for
-    NC¹. Of parity, `1 0 1 1` has the answers `1 1 0 1`.
+    60 and 120 elements. Z₂, S₃, Z₆₀ and A₄ × Z₅ are solvable; A₅ and S₅ are not, so that their word problems are
+    complete for NC¹. For parity, `1 0 1 1` has the answers `1 1 0 1`.
 
-    With `generators`, tokens are so many elements alone, which generate the group: the first two of whose long words
-    every product can be, and then others in their order. The fewer there are, the longer a word must be for that, and
-    the better a guess by the position alone.
+    With `generators`, tokens are only that many elements, which generate the group: the first pair whose long words
+    reach every product, then other elements in their order. With fewer of them, a word must be longer to reach every
+    product, and a guess by the position alone is better.
 
     Options:
       group: which group: `z2`, `s3`, `z60`, `a4xz5`, `a5` or `s5`.
@@ -60,7 +60,7 @@ class StateTracking(Synthetic):
     def chance(self) -> float:
         """Returns the accuracy of guessing: products are uniform, as their factors are.
 
-        With generators it is that of the likeliest product at each position, the mean over a training sequence.
+        With generators it is the probability of the likeliest product, averaged over a training sequence.
         """
         if self.generators is None:
             return 1.0 / self.vocab_size
@@ -141,9 +141,9 @@ def table_of(group: str) -> Int[np.ndarray, "n n"]:
 
 @cache
 def generating(group: str) -> Int[np.ndarray, " n"]:
-    """Returns every element, and before all others the first pair of whose long words every product can be.
+    """Returns every element, beginning with the first pair whose long words reach every product.
 
-    Two odd permutations generate S₃, too, but the position would tell of which sign a product is.
+    Two odd permutations generate S₃, too, but then the position would give away the sign of a product.
     """
     order = len(table_of(group))
     pairs = ((a, b) for a in range(order) for b in range(a + 1, order))

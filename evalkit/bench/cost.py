@@ -75,10 +75,11 @@ def measure(
     mesh: str,
     gather: str,
 ) -> dict[str, Any]:
-    """A row a model, after `length` tokens, and one more for it with multi-head attention where it has multi-query.
+    """One row per model, after `length` tokens, and one more with multi-head attention for a model with multi-query.
 
-    `bytes` is the size of a weight and of a number of the cache. `progress` hears of each model that is counted. With
-    a `mesh`, a row also has what each of its devices keeps in training. Raises UserError for one that divides no model.
+    `bytes` is the size of a weight and of a number of the cache. `progress` is called with each model's name. With a
+    `mesh`, a row also has what each of its devices keeps in training. Raises UserError for a mesh that does not divide
+    a model.
     """
     refuse_beyond_positions("length", length)
     sizes = _sizes(mesh, gather)
@@ -96,7 +97,7 @@ def measure(
 
 
 def _sizes(mesh: str, gather: str) -> Sizes | None:
-    """The sizes of a mesh as it is typed; raises UserError for what is none."""
+    """The sizes of a mesh from its text; raises UserError for an invalid mesh or `gather`."""
     if gather not in GATHERS:
         raise UserError(f"gather={gather}; allowed: {', '.join(GATHERS)}")
     try:
@@ -187,7 +188,7 @@ def is_attention(mixer: Mapping[str, Any]) -> bool:
 
 
 def _of_layers(node: Mapping[str, Any], machine: Machine, batch: int, per_head: float) -> dict[str, Any]:
-    """F.1 to F.3 for one layer: where a map of D × D is bound by compute, and what attention computes a byte.
+    """F.1 to F.3 for one layer: the batch from which a map of D × D is bound by compute, and attention's FLOPs a byte.
 
     A product of `D × D` with `D × N` has `D·N / (D + N)` FLOPs a byte, of 2 bytes a number. One query head does
     `per_head` FLOPs for each byte of keys and values, four for each channel of both; all heads of MQA read the same.

@@ -75,7 +75,7 @@ def arguments(read: Prefilled, steps: int) -> tuple[np.ndarray, np.ndarray, np.i
 
 
 def peak_bytes(run: Compiled) -> int:
-    """The bytes on one device of its arguments, the caches among them, and of what it needs besides."""
+    """The bytes on one device of the program's arguments, the caches included, and of its temporary arrays."""
     memory = run.memory_analysis()
     assert memory is not None, "this backend reports no memory"
     return memory.argument_size_in_bytes + memory.temp_size_in_bytes
@@ -84,7 +84,7 @@ def peak_bytes(run: Compiled) -> int:
 def seconds(
     run: Compiled, params: Params, read: Prefilled, tokens: Sequence[int], progress: Callable[[int, float], None]
 ) -> list[float]:
-    """Seconds from the prefill to each of `tokens` decoded, ascending; `progress` hears of each; `read` is used up."""
+    """Seconds from the prefill to each of `tokens` decoded, ascending; calls `progress` at each; `read` is donated."""
     marks, taken, done = [], 0.0, 0
     read, _ = jax.block_until_ready(run(params, read, *arguments(read, 0)))
     for count in tokens:
@@ -141,7 +141,7 @@ def limits(pretrained: Pretrained, batch: int, width: int, heads: int, head_dim:
 def predicted(
     model: LanguageModel, weights: int, batch: int, prefilled: int, tokens: Sequence[int], limits: Limits
 ) -> list[Predicted]:
-    """What decoding each of `tokens`, ascending, after `prefilled` must take by what is read and computed.
+    """The predicted time to decode each of `tokens`, ascending, after `prefilled`, from what is read and computed.
 
     A step reads all weights and, of each row, the cache as far as it is filled (De et al. 2024, eq. 5). It computes
     what a first token does, at the rate of maps, and what a longer context adds, at the rate of attention.

@@ -31,9 +31,9 @@ CONTENDERS: dict[str, dict[str, Any]] = {
 def measure(
     batch: int, heads: int, keys: int, values: int, shortest: int, longest: int, repeats: int, patience: int
 ) -> dict[str, Any]:
-    """Milliseconds forward and with the gradient of all inputs, and how often that is the loop's speed.
+    """Milliseconds forward and with the gradient of all inputs, and the speed as a multiple of the loop's.
 
-    A contender whose call takes more than `patience` seconds is not taken to longer ones, and its row says so.
+    A contender whose call takes more than `patience` seconds is not run at longer lengths, and its row says so.
     """
     race = Race(repeats, patience)
     rows = [

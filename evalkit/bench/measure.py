@@ -89,7 +89,7 @@ TABLES: Sequence[Columns] = (
         "gradient_on_a_device_bytes": ("gradient, MiB", _mebibytes),
     },
 )
-"""A bench shows the tables of which its rows have a number, each after the names of the row."""
+"""A bench shows the tables for which its rows have numbers; each table begins with the columns of `NAMES`."""
 
 
 def measure(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], str, bool]:
@@ -116,7 +116,7 @@ def measure(what: str, own: Mapping[str, Any], overrides: Sequence[str]) -> tupl
 
 
 def _of_models(what: str, own: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Of the models that `words` choose, or the paper's three; `cost` without any word, of these at every scale.
+    """The result for the models that `words` choose, or the paper's three; for `cost` without words, at every scale.
 
     Progress is shown on stderr, so that a result on stdout stays alone.
     """

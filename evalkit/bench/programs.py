@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from evalkit.numerics import fix_process
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
-"""JAX records it for each program, and for one that its compilation cache had."""
+"""The event that JAX records for each program, also for one from its compilation cache."""
 SLOW_S = 0.5
 PREFIX = "compiled: "
 

@@ -43,8 +43,8 @@ class Contender:
 def measure(batch: int, width: int, shortest: int, longest: int, repeats: int, patience: int) -> dict[str, Any]:
     """Milliseconds, GB/s and share of a copy's rate, forward and with the gradient, at lengths that double.
 
-    A contender whose call takes more than `patience` seconds is not taken to longer ones; a length that would not fit
-    in memory is not run; both say so.
+    A contender whose call takes more than `patience` seconds is not run at longer lengths; a length that would not fit
+    in memory is not run; the rows say so.
     """
     copy = rates(repeats)["fresh_copy"]  # a call writes its outputs to new arrays
     race = Race(repeats, patience, LEAST_S)

@@ -86,7 +86,7 @@ class Record:
 
 
 def timed(models: Sequence[Sized], vocab_size: int) -> list[Timed]:
-    """The models built of shapes; raises UserError for one that cannot be."""
+    """The models, built as shapes alone; raises UserError for a model that cannot be built."""
     ready = []
     for sized in models:
         model = sized.built(vocab_size)
@@ -295,7 +295,7 @@ def _draw(file: Path, title: str, rows: Sequence[dict[str, Any]], value: str, pr
 
 
 def curves_of(rows: Sequence[Mapping[str, Any]], x: str, value: str, unit: float = 1.0) -> list[Curve]:
-    """A curve a model, of a column against another, in a `unit` of its own."""
+    """One curve per model, of the column `value`, divided by `unit`, against the column `x`."""
     points = grouped((row["model"], Point(row[x], row[value] / unit)) for row in rows)
     return [Curve(model, {0: of_model}) for model, of_model in points.items()]
 

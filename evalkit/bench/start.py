@@ -16,8 +16,8 @@ from evalkit.core.errors import UserError
 def measure(overrides: Sequence[str], repeats: int) -> dict[str, Any]:
     """Seconds from starting the command to the line that reports its first step, of fresh processes.
 
-    They are started in pairs, `repeats` times: the first finds its compilation cache empty, and the second what that
-    one left there. The programs are those of the last pair's first.
+    The processes are started in pairs, `repeats` times: the first has an empty compilation cache, and the second has
+    the cache that the first one filled. The programs listed are those of the first process of the last pair.
     """
     firsts, seconds_again, compiled = list[float](), list[float](), list[Program]()
     for _ in range(repeats):

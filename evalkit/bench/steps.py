@@ -26,7 +26,7 @@ STEPS = 2
 
 @dataclass(frozen=True)
 class Noise:
-    """Tokens without any pattern, each of which is predicted from those before it: what a text costs, without one."""
+    """A task of random tokens, each predicted from those before it: it costs as much as a text, and needs none."""
 
     vocab_size: int
     length: int

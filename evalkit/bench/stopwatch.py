@@ -1,6 +1,6 @@
-"""Times by repetition: medians and quartiles, the candidates taken in turn so that noise falls on all alike.
+"""Times repeated calls: medians and quartiles, the candidates called in turn so that noise falls on all alike.
 
-And by them, what the machine can do: the rate of a large float32 product and of a copy.
+It also measures what the machine can do: the rate of a large float32 product and of a copy.
 """
 
 import time
@@ -27,8 +27,8 @@ class Yardstick(NamedTuple):
 
 ON_A_CPU = Yardstick(2048, 2**26, 0.0)
 ON_AN_ACCELERATOR = Yardstick(8192, 2**28, 0.1)
-"""There a call of 256 MiB by itself is dispatch, 1.6 TB/s in place of 4.2 on an H200. These calls take half a
-millisecond and more, so that the next is dispatched meanwhile."""
+"""The time of a single call on 256 MiB is mostly dispatch there: 1.6 TB/s instead of 4.2 on an H200. These calls take
+half a millisecond and more, so that the next is dispatched meanwhile."""
 
 
 class Work(NamedTuple):
@@ -49,7 +49,7 @@ class Spread(NamedTuple):
 def times(functions: Mapping[str, Callable[[], Any]], repeats: int, least_s: float = 0.0) -> dict[str, list[float]]:
     """Seconds of each call, each function called once before the clock starts and then in turn with the others.
 
-    A function faster than `least_s` is called so often in a row, without waiting, that they are filled.
+    A function faster than `least_s` is called several times in a row, without waiting, to fill this time.
     """
     calls = {name: _calls(function, least_s) for name, function in functions.items()}
     taken: dict[str, list[float]] = {name: [] for name in functions}
@@ -85,7 +85,7 @@ def doubling(shortest: int, longest: int) -> Iterator[int]:
 
 
 def compiled(function: Callable[..., Any], backward: bool, *inputs: Any) -> partial[Any]:
-    """The function of these inputs, with the gradient of all of them if `backward`, whose cotangent is its value."""
+    """The jitted function of `inputs`; if `backward`, also the gradient of all of them, with its value as cotangent."""
 
     def gradient(*inputs: Any) -> Any:
         value, pull = jax.vjp(function, *inputs)
@@ -95,7 +95,7 @@ def compiled(function: Callable[..., Any], backward: bool, *inputs: Any) -> part
 
 
 def name_of_pass(backward: bool) -> str:
-    """What a row calls it."""
+    """The name of the pass in a row."""
     return "forward+backward" if backward else "forward"
 
 

@@ -116,8 +116,10 @@ def parts(trainer: Trainer, stage: Stage, repeats: int) -> list[dict[str, Any]]:
 
 
 def _as_in_a_step(trainer: Trainer, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function's gradient by its parameters, summed over micro-batches, and by its arrays `[b, ...]`, the
-    cotangent its own value."""
+    """The function's gradient by its parameters, summed over micro-batches, and by its arrays `[b, ...]`.
+
+    The cotangent is the function's own value.
+    """
 
     def on_device(params: Any, *arrays: Any) -> Any:
         def one(total: Any, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -162,8 +164,10 @@ def _update(trainer: Trainer) -> Callable[[], Any]:
 
 
 def product_flops(closed: ClosedJaxpr) -> int:
-    """Floating-point operations of all matrix products in it, 2 a multiply-add; a `scan` counts each of its steps, a
-    loop of unknown length one, a branch its dearest arm. Elementwise work is not counted."""
+    """Floating-point operations of all matrix products in it, 2 per multiply-add; elementwise work is not counted.
+
+    A `scan` counts each of its steps, a loop of unknown length counts one, and a branch counts its most expensive arm.
+    """
     return _flops(closed.jaxpr)
 
 

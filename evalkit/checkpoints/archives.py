@@ -27,7 +27,7 @@ RECORD = ("config.yaml", RESULTS, HISTORY, "environment.json", "timing.json")
 PARAMETERS = "parameters"
 STEP, EVALUATED = "step", "evaluated"
 SUMMED = "summed"
-"""What parameters that were written with sums have beside them: without the sums they are damaged."""
+"""An array beside parameters that were written with checksums: if the checksums are missing, they are damaged."""
 LONGEST_WORD = 256
 # What zipfile, zlib and NumPy raise of files that are damaged, packed in ways that they do not know, or encrypted.
 UNREADABLE = (
@@ -47,7 +47,7 @@ UNREADABLE = (
 def write(folder: Path, run: Path, experiment: Experiment, state: TrainState, step: int) -> None:
     """Writes the record of `run` and its evaluated parameters, a file a seed, whole or not at all. Raises UserError."""
     if not peers.first():
-        for index in range(experiment.seeds):  # what is divided over processes, all must ask for
+        for index in range(experiment.seeds):  # all processes must take part where the state is divided over them
             params_of(state, index, experiment.parameters)
         return
     place = folder.absolute()

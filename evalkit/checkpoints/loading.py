@@ -27,7 +27,7 @@ from evalkit.training.trainer import Trainer
 class Run:
     """A run's parameters at one step of one seed, with what they belong to.
 
-    It unpacks as `apply, params, task = run`, and goes wherever a folder goes. `config` is its configuration as plain
+    It unpacks as `apply, params, task = run`, and can be passed as a path. `config` is its configuration as plain
     data. `folder` holds the rows: the run's own, or an evaluation's.
     """
 
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def apply(self) -> Callable[..., Any]:
-        """`apply(params, tokens[b, t]) -> (logits[b, t, v], None)`; with `cache=`, the cache after it in its place."""
+        """`apply(params, tokens[b, t]) -> (logits[b, t, v], None)`; with `cache=`, the new cache in place of None."""
         return self.model.apply
 
     @property
@@ -91,7 +91,7 @@ def load(
 
 
 def named_folder(folder: Any) -> Path:
-    """A folder as it is named; raises UserError for what is no name, or an empty one: that would be the current one."""
+    """A folder's path, from its name; raises UserError for no name or an empty one, which means the current folder."""
     if not isinstance(folder, str | os.PathLike) or not os.fspath(folder).strip():
         raise UserError(f"{folder!r} names no folder; give one, such as runs/<task>/<model>/<time>")
     return typed_path(folder)
@@ -105,7 +105,7 @@ def trainer_of(experiment: Experiment) -> Trainer:
 
 def restore(experiment: Experiment, run: Path, at: int | None = None) -> tuple[TrainState, int]:
     """The newest state of a run, or that of step `at`, and its step; raises UserError if there is none."""
-    _ = experiment.trained  # a run that measured a checkpoint has no parameters of its own
+    _ = experiment.trained  # raises for a run that measured a checkpoint: it has no parameters of its own
     if archives.is_archive(run):
         if at is not None:
             raise UserError(f"{run} is an archive, which has the last parameters alone; leave step= out")

@@ -49,7 +49,7 @@ def load(
 def find(
     checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = (), cache_dtype: str | None = None
 ) -> Unread:
-    """As `load`, up to where the weights would be read."""
+    """As `load`, but without reading the weights yet."""
     folder = typed_path(checkpoint)
     if not folder.is_dir():
         folder = download(checkpoint)
@@ -62,12 +62,12 @@ def find(
 
 
 def load_for_text(checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = ()) -> Pretrained:
-    """As `load`; raises UserError for a model whose tokens stand for no text, too."""
+    """As `load`; also raises UserError for a model whose tokens stand for no text."""
     return find_for_text(checkpoint, dtype, allow_targets).read()
 
 
 def find_for_text(checkpoint: str, dtype: str = "float32", allow_targets: Sequence[str] = ()) -> Unread:
-    """As `load_for_text`, up to where the weights would be read."""
+    """As `load_for_text`, but without reading the weights yet."""
     unread = find(checkpoint, dtype, allow_targets)
     if isinstance(unread.tokenizer, Numbers):
         raise UserError(
@@ -81,7 +81,7 @@ def digest(params: Params) -> str:
     """SHA-256 of every parameter with its name, shape and dtype, in hexadecimal."""
     sha256 = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        # Of a copy, since JAX keeps what NumPy was given for as long as the array lives; on a CPU it gives its own.
+        # Of a copy: JAX keeps the NumPy array that it makes as long as its own lives; on a CPU both share memory.
         array = np.asarray(leaf if jax.default_backend() == "cpu" else jnp.copy(leaf))
         sha256.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
         sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

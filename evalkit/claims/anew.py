@@ -10,7 +10,7 @@ from evalkit.claims.parts import Part
 from evalkit.core.errors import UserError
 
 READ = ("run", "minus")
-"""Where a measure names a kept run."""
+"""The fields of a measure that name a kept run."""
 
 
 def needed(claim: Claim) -> list[str]:
@@ -31,7 +31,7 @@ def names(claim: Claim, parts: Sequence[Part]) -> list[str]:
 
 
 def measures(part: Part) -> list[Mapping[str, Any]]:
-    """What a part reads of runs, an entry a measure; none of tests of the suite."""
+    """The measures of runs that a part reads; none for a part that consists of tests of the suite."""
     each: list[Any] = part.of if isinstance(part.of, list) else [part.of]
     return [one for one in each if isinstance(one, Mapping)]
 
@@ -44,7 +44,7 @@ def experiment(claim: Claim, studies: Path) -> str:
 
 
 def on(claim: Claim, folder: Path) -> Claim:
-    """The claim with its experiment's runs read from `folder`, however many seeds these have; others stay the kept."""
+    """The claim with its experiment's runs read from `folder`, with any number of seeds; other runs stay as kept."""
     control = replace(claim.control, parts=[_moved(part, claim, folder) for part in claim.control.parts])
     runs = replace(claim.runs, seeds=())
     return replace(claim, test=[_moved(part, claim, folder) for part in claim.test], control=control, runs=runs)

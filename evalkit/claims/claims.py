@@ -44,7 +44,7 @@ class Claim:
     section: str
     figure: str
     paper: str
-    """What the paper has, beside which our number stands."""
+    """The paper's result, with which our number is compared."""
     test: Sequence[Part]
     lacking: str | None
     """What would be needed and cannot be had here, such as weights that were never released."""
@@ -55,7 +55,7 @@ class Claim:
     scale: Mapping[str, Any]
     """`run`: the kept run that is ours, or `ours` in numbers; `paper`: parameters, tokens and length of the paper's."""
     hours: Mapping[str, float | None]
-    """Of one CPU core and of one GPU; None where it cannot be run there."""
+    """Hours of one CPU core and of one GPU; None where it cannot be run there."""
     not_claimed: str
     read: str
     """The page that has the whole story, from the folder of studies."""

@@ -68,21 +68,21 @@ def loss_at(kept: Kept, position: int) -> Numbers:
 
 
 def context(kept: Kept, position: int) -> texts.Estimate | None:
-    """What so much context changes of the loss of a passage, against what fits into a training window."""
+    """The change of a passage's loss after `position` tokens of context, against what fits into a training window."""
     paired, base = texts.table_of(kept.record.rows, text_rows.PAIRED), texts.base_context(kept.record)
     return _at(position, texts.differences(paired, paired, base))
 
 
 def repeated(kept: Kept, position: int) -> texts.Estimate | None:
-    """What it changes of the loss of a passage that it stood so many tokens before already."""
+    """The change of a passage's loss if the same passage also stood `position` tokens before."""
     seen, fresh = (texts.table_of(kept.record.rows, name) for name in (text_rows.REPEATED, text_rows.FRESH))
     return _at(position, texts.differences(seen, fresh))
 
 
 def timing(rows: Sequence[Mapping[str, Any]], field: str, over: str | None = None, **where: Any) -> Numbers:
-    """A field of the one row of a kept timing whose fields are as `where` says; a list has a number a round.
+    """A field of the one row of a kept timing that matches `where`; a list has one number per round.
 
-    With `over` each is divided by that field.
+    With `over`, each number is divided by that field.
     """
     matching = [row for row in rows if all(row.get(name) == value for name, value in where.items())]
     if len(matching) != 1:
@@ -101,9 +101,9 @@ ESTIMATES: Mapping[str, Callable[..., texts.Estimate | None]] = {
 
 
 def measured(folder: Path, of: str, **parameters: Any) -> Numbers:
-    """A measure of kept runs in a folder of studies, seed by seed less that of the runs `minus`.
+    """A measure of kept runs in a folder of studies; with `minus`, less that of these other runs, seed by seed.
 
-    Raises NoRows where there is none, UserError for another word.
+    Raises NoRows where there is none, UserError for an unknown measure.
     """
     if other := parameters.pop("minus", None):
         less = measured(folder, of, **{**parameters, "run": other})
@@ -155,7 +155,7 @@ def _kept(place: Path) -> Kept:
 
 @lru_cache(maxsize=256)
 def _read(place: Path, _: float) -> Kept:
-    """The time of the rows is there for the cache."""
+    """Reads a run; the time of its rows is only a key of the cache."""
     return Kept(read(place))
 
 

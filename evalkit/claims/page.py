@@ -50,7 +50,7 @@ WIDTH, HEIGHT, EDGE = 260, 46, 14
 LINE = 20
 """Where the line lies, from the top."""
 ROOM = 40
-"""What a number below the line takes."""
+"""The width of a number below the line."""
 
 
 def html(sheet: Mapping[str, Judged]) -> str:

@@ -21,9 +21,9 @@ COMPARED: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 LEVEL = 0.05
-"""The p of an exact test, adjusted for the comparisons of its figure, from which on an order is one."""
+"""The largest p of an exact test, adjusted for the comparisons of its figure, that shows an order."""
 SEEDS_A_STRAY = 5
-"""Of so many seeds one may lie on the other side of a mark; of fewer none may (studies/protocol.md)."""
+"""One in so many seeds may lie on the other side of a mark; with fewer seeds none may (studies/protocol.md)."""
 STATISTICS = ("median", "ratio", "difference", "order", "slope", "context", "repeated", "tests")
 
 
@@ -36,7 +36,7 @@ class Mark:
 
     @classmethod
     def of(cls, text: str) -> "Mark":
-        """Raises UserError for anything else."""
+        """Parses a mark. Raises UserError for any other text."""
         parsed = re.fullmatch(r"(>=|<=|>|<) (-?\d+(?:\.\d+)?)", text)
         if parsed is None:
             raise UserError(f"{text!r} is no mark of a claim; write it as >= 0.99, with one of {', '.join(COMPARED)}")
@@ -51,7 +51,8 @@ class Mark:
 class Part:
     """What is measured and compared with marks; between `meets` and `fails` nothing is decided.
 
-    `exact` is the mark of every seed where the median is 1. With `median_alone` seeds on the other side decide nothing.
+    With `exact`, a part is exact if its median is 1 and every seed satisfies this mark. With `median_alone`, seeds on
+    the other side of a mark do not count.
     """
 
     statistic: str
@@ -70,7 +71,7 @@ class Part:
 
     @property
     def upward(self) -> bool:
-        """Whether the first of two groups is asked to be higher, or feared to be: its exact test is of that."""
+        """Whether the exact test is for the first of two groups being higher, which the marks ask for or rule out."""
         neutral = 1.0 if self.statistic == "ratio" else 0.0
         mark = self.meets or Mark(">", neutral)
         return mark.number > neutral or (mark.number == neutral and mark.sign in (">", ">="))
@@ -112,7 +113,7 @@ class Finding:
     p: float | None = None
     """The exact one-sided p of the order that the marks ask for or rule out.
 
-    None where no two families of two seeds are compared.
+    None unless two families are compared that have at least two seeds each.
     """
     reverse: float | None = None
     """The two-sided p of the opposite order, which was not foreseen."""
@@ -204,7 +205,7 @@ def _slope(numbers: Sequence[float]) -> float:
 
 
 def _tests(part: Part, studies: Path) -> Finding:
-    """The tests that hold a claim are in the suite, which runs them; here each only has to be there."""
+    """Checks that the tests that prove a claim exist; the test suite is what runs them."""
     for test in part.of:
         name, _, function = test.partition("::")
         path = studies.parent / name

@@ -76,13 +76,13 @@ def counts(sheet: Mapping[str, Judged]) -> dict[Verdict, int]:
 
 
 def command(claim: Claim) -> str:
-    """What is typed to see it anew: the runs, or the tests that hold it."""
+    """The command that reproduces a claim: it makes the runs, or runs the tests that prove the claim."""
     tests = [test for part in claim.test if part.statistic == "tests" for test in part.of]
     return f"python -m pytest -m '' {' '.join(tests)}" if tests else f"python -m evalkit {claim.runs.command}"
 
 
 def price(claim: Claim) -> str:
-    """The hours that it takes to see it with one's own eyes."""
+    """The hours that reproducing a claim takes."""
     hours = claim.hours
     parts = [f"{hours[name]:g} h of {words}" for name, words in (("cpu", "a core"), ("gpu", "a GPU")) if hours[name]]
     return " or ".join(parts) or NONE

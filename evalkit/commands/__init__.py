@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 
 class Verb(NamedTuple):
-    """The module of this room whose `main(arguments)` does it, and what it does.
+    """A command: the module of this package whose `main(arguments)` runs it, and its purpose.
 
-    One that `composes` takes settings, and among them where the user's own YAML is.
+    A command that `composes` takes settings, among them the folder of the user's own YAML.
     """
 
     module: str

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _completed(runs: Sequence[tuple[Path, Header]], length: int | None) -> Sequence[Header]:
-    # Here, because it needs JAX, and only records from before headers said what a model costs need it.
+    # Imported here, because it needs JAX, and only old records, whose headers lack a model's costs, need it.
     from evalkit.configuration.account import completed
 
     return completed(runs, length)

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _anew(words: Sequence[str]) -> int:
-    """Makes the runs of one claim anew and prints its verdict by the kept runs, after that by these."""
+    """Makes the runs of one claim anew; prints its verdict by the kept runs, then by the new ones."""
     from evalkit.claims import anew, claims, shown
     from evalkit.claims.sheet import judge
     from evalkit.commands import run

@@ -113,7 +113,7 @@ def _refuse_hyphens(words: Sequence[str]) -> None:
 
 
 def _refuse_no_folder(overrides: Sequence[str]) -> None:
-    """Raises UserError for a folder that is named by nothing, which would be the current one, or by a list."""
+    """Raises UserError for a folder that is empty or null, which would be the current one, or that is a list."""
     for text in overrides:
         name, equals, folder = text.lstrip("+").partition("=")
         is_none = not folder.strip("'\" ") or folder == "null" or folder.startswith(("[", "{"))
@@ -191,7 +191,7 @@ def _run(words: "Sequence[Override]") -> int:
     _refuse_without_effect(words)
     devices.use_every_core()
     with connection.connected(spec.plain["distributed"]):
-        # By the clock of the first process, which is the one that may find a run there.
+        # All processes use the folder of the first, whose clock names it and which checks that no run is there.
         folder = Path(peers.agreed(str(spec.folder)))
         if folder != spec.folder:
             spec = Spec.of([*words, *overrides_of({"hydra.run.dir": folder})])
@@ -222,7 +222,7 @@ def _go_on(request: Request) -> int:
 
 
 def _saved(request: Request, words: "Sequence[Override]") -> "Spec":
-    """The run that there is, with these words; raises UserError for what is none, and for what may not be changed."""
+    """The existing run with these changes; raises UserError for a folder without a run, and for a fixed setting."""
     from evalkit.configuration.saved import EVALUABLE, RESUMABLE
     from evalkit.configuration.spec import Spec
 
@@ -231,7 +231,7 @@ def _saved(request: Request, words: "Sequence[Override]") -> "Spec":
 
 
 def _is_whole_experiment(words: "Sequence[Override]") -> bool:
-    """Whether all its runs are meant; with a model= it is one of them, as any other run."""
+    """Whether the words name all runs of an experiment; with `model=` they name one of them, as any other run."""
     named = _named(words)
     return "experiment" in named and "checkpoint" not in named and ("model" not in named or _is_suite(words))
 
@@ -244,7 +244,7 @@ def _is_suite(words: "Sequence[Override]") -> bool:
 
 
 def _named(words: "Sequence[Override]") -> dict[str, str]:
-    """The text of what is set, by its key, but for what is null."""
+    """The text of each value that is set and not null, by its key."""
     texts = {word.key_or_group: (word.input_line or "").partition("=")[2] for word in words}
     return {key: text for key, text in texts.items() if text != "null"}
 
@@ -259,7 +259,7 @@ def _refuse_distributed(words: "Sequence[Override]", several: bool) -> None:
         raise UserError(f"{line}: several processes train one model together; give one run, with task= and model=")
     from evalkit.parallel.layouts import connection
 
-    try:  # before the types of all settings, which would say less of it
+    try:  # before the check of all types, whose message says less
         connection.check(typed[-1].value())
     except ValueError as error:
         raise UserError(str(error)) from error

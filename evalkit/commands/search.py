@@ -116,7 +116,7 @@ def _is_of_search(word: "Override") -> bool:
 
 
 def _settings(words: "Sequence[Override]") -> dict[str, Any]:
-    """What the words say of the search, over the defaults; `sampler=` replaces the sampler, `sampler.seed=` is one."""
+    """The search's own settings: its words over the defaults; `sampler=` replaces a sampler, `sampler.seed=` a key."""
     from omegaconf import OmegaConf
 
     from evalkit.configuration.composition import text_of

@@ -33,7 +33,7 @@ SUBMITIT, SUBMITIT_FOLDER = ".submitit", "hydra.launcher.submitit_folder"
 
 
 def main(words: "Words") -> int:
-    """Every run of a sweep is built, so that what cannot be is refused, before Hydra starts the first.
+    """Runs a sweep; before Hydra starts the first run, all are built, so that an impossible one is refused in time.
 
     Ends with a list of the runs and their comparison; returns the code of the first that failed.
     """
@@ -88,9 +88,9 @@ def typed(words: "Words", now: datetime) -> list[str]:
 
 
 def job(config: "DictConfig", command: str) -> "Ended":
-    """One run of a sweep in the folder that Hydra gives it, where a job that was requeued goes on with it.
+    """Does one run of a sweep in the folder that Hydra gives it; a requeued job goes on with the run there.
 
-    Hydra composed its `config`, which was held to the constructors before the sweep began. `command` is that of the
+    Hydra composed `config`, which was checked against the constructors before the sweep began. `command` is that of the
     sweep, since a launcher's process has another. A run that failed does not stop the others; a signal ends the sweep
     by SystemExit.
     """
@@ -125,7 +125,7 @@ def job(config: "DictConfig", command: str) -> "Ended":
 
 @contextmanager
 def ending_in_one_line(launcher: str, folder: Path) -> Iterator[None]:
-    """Says in one line what is left of a sweep that ends before its runs do; `launcher` is the class of Hydra's."""
+    """If a sweep ends before its runs do, says in one line what to do next; `launcher` is the class of its launcher."""
     from evalkit.record.history import pasteable
     from evalkit.session.hints import near
 
@@ -155,18 +155,18 @@ def _refuse_missing_launcher(overrides: Sequence[str]) -> None:
 
 
 def _at(now: datetime, text: str) -> str:
-    """The text with `${now:…}` as of when the sweep begins.
+    """The text with `${now:…}` replaced by the time at which the sweep begins.
 
-    A job reads the clock when it runs, so that one that is requeued would not find its folder again.
+    Otherwise each job would read the clock when it runs, and a requeued job would not find its folder again.
     """
     return NOW.sub(lambda match: f"{now:{match[1]}}", text)
 
 
 def names(overrides: Sequence[str], first: "Composed", now: datetime) -> list[str]:
-    """Names by the time at which the sweep begins: the folder of each run, that of submitit's files, W&B's group.
+    """Overrides that name each run's folder, submitit's folder and W&B's group by the time at which the sweep begins.
 
-    Jobs of `submitit_local` are called by their process, whose number may have been that of an earlier one. `first` is
-    the configuration of the first job; a group that was set stays, and so does one of W&B's own variable.
+    submitit's folder needs it because `submitit_local` names jobs by process numbers, which may repeat. `first` is the
+    configuration of the first job. A group that the user or W&B's own variable has set stays.
     """
     from evalkit.configuration.overrides import overrides_of
     from evalkit.record.wandb_names import cut

@@ -32,9 +32,9 @@ def chosen(words: "Words") -> bool:
 
 
 def ends(words: "Words") -> list[list[str]]:
-    """The words of runs with each choice, and each end of an interval, among them; where nothing is swept, of one.
+    """The words of runs that together have each choice and each end of an interval; of one run if nothing is swept.
 
-    A sweeper may have its own place for what it varies, which only it reads.
+    Even then a sweeper may vary something, in settings of its own that only it reads.
     """
     from evalkit.configuration.composition import parse, text_of
     from evalkit.configuration.space import at, corners, space_of
@@ -109,7 +109,7 @@ def _checked(composed: "Composed", words: "Words", judged: "Judged") -> "Experim
 
 
 def number_of(config: "DictConfig", command: str, by: str) -> float:
-    """A run of the sweep, and what it is judged by; raises UserError where it failed or has no such number."""
+    """Does one run of the sweep and returns its number `by`; raises UserError where it failed or has no such number."""
     from evalkit.core.rows import read, record_file
     from evalkit.reports.judged import Judged
 

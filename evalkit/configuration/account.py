@@ -1,4 +1,4 @@
-"""What the header of a run's record says of it: notes on how it was made, and what its model keeps and computes."""
+"""Facts for the header of a run's record: notes on how it was made, and its model's cache bytes and FLOPs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ def notes_of(experiment: Experiment, model: LanguageModel) -> list[str]:
 
 
 def account(model: LanguageModel, train_length: int | None, evaluation: Evaluation) -> dict[str, Any]:
-    """The fields of `Header` that say what a model costs, for a sequence as in training and the longest measured."""
+    """The fields of `Header` on a model's costs: cache at the training and the longest evaluated length, and FLOPs."""
     longest = max((length for *_, length in evaluation.held()), default=None)
     return {
         "cache_bytes": {str(at): model.cache_bytes(1, at) for at in sorted({*filter(None, (train_length, longest))})},

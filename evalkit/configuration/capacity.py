@@ -1,4 +1,4 @@
-"""What this machine cannot hold is refused before anything is built: by a least number of bytes, never an estimate."""
+"""Refuses what this machine cannot hold, before anything is built: by a lower bound of the bytes, never an estimate."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -13,13 +13,13 @@ from evalkit.numerics import random_key
 from evalkit.parallel.devices import accelerator_bytes, bytes_of, memory_bytes
 
 ADAM, ANY = (3, "parameters and AdamW's moments"), (1, "parameters")
-"""How many times the parameters' bytes an optimiser certainly takes, and what these are."""
+"""By optimiser (AdamW, any): how many times the parameters' bytes training needs at least, and what these hold."""
 PLAINLY_SMALL = 10**8
 """Numbers in the matrices of a model; fewer are not counted, which takes as long as building it."""
 
 
 class Need(NamedTuple):
-    """The bytes that `setting` asks for at least, and of what they are."""
+    """The bytes that `setting` needs at least, what they hold (`of`), and what to give `instead`."""
 
     setting: str
     bytes: int
@@ -38,9 +38,9 @@ def refuse_too_large(needs: Iterator[Need]) -> None:
 
 
 def of_training(experiment: Experiment) -> Iterator[Need]:
-    """The tokens of a batch, of one sequence the input of each block and the logits, parameters and their moments.
+    """What training needs: a batch's tokens, one sequence's logits and block inputs, and parameters with their moments.
 
-    Only what is certainly held at once is counted.
+    Only what is certainly in memory at once is counted.
     """
     config, training, model, task = experiment.config, experiment.train, experiment.model, experiment.task
     if training is None or model is None:
@@ -63,7 +63,7 @@ def of_training(experiment: Experiment) -> Iterator[Need]:
 
 
 def of_evaluation(experiment: Experiment) -> Iterator[Need]:
-    """The tokens of a batch and the caches of its rows, of an evaluation that is streamed."""
+    """What a streamed evaluation needs: the tokens of a batch and the caches of its rows."""
     for setting, rows, length in experiment.eval.held():
         tokens = TOKEN_BYTES * rows * length
         cache = 0 if experiment.model is None else experiment.model.cache_bytes(rows, length)

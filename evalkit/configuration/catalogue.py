@@ -26,7 +26,7 @@ PRESETS: Mapping[str, str] = {
 }
 """What `preset=` takes, a plain name, with what it means; `conf/recipe/<task>.yaml` has what it sets."""
 TOY = "tiny"
-"""The one preset that a task lacks where its recipe has no entry of it; by the others it keeps the paper's sizes."""
+"""The one preset that a task has only if its recipe has an entry for it; without one, others keep the paper's sizes."""
 
 
 def directory() -> Path:
@@ -97,13 +97,13 @@ def refuse_other_encodings(own: Path) -> None:
 
 
 def stamps(own: Path) -> tuple[Stamp, ...]:
-    """The YAML of the user's `own` folder, each with what changes whenever it is written."""
+    """The YAML files of the user's `own` folder with their times and sizes, which tell when a file was written."""
     files = [(str(path), path.stat()) for path in _files_of(own, "*.yaml", *OF_GROUPS)]
     return tuple((name, status.st_mtime_ns, status.st_size) for name, status in files)
 
 
 def documented(target: str) -> str | None:
-    """How our YAML calls what `target` names by an old name, or in a wrong module of ours; None where it has none."""
+    """The name in our YAML of a `target` that has an old name or a wrong module of ours; None where there is none."""
     last = target.rpartition(".")[2]
     if target in MOVED or not target.startswith("evalkit."):
         return MOVED.get(target)

@@ -32,11 +32,12 @@ GROUPS = ("task", "model", "scale", "preset", "eval", "experiment", "recipe", "o
 OURS = ("experiment", "scale")
 """The groups, and those that Hydra does not know: their files are layers over what it composes."""
 NAMES = ("task_name", "model_name")
-# What Hydra knows, as a value names it, and as only Hydra's own part can: it is taken out before a run begins.
+# References to Hydra's own part, `${hydra:…}` in any value and `${hydra.…}` within that part alone: it is removed
+# before a run begins.
 OF_HYDRA, OF_NODE = re.compile(r"(?<!\\)\$\{hydra:"), re.compile(r"(?<!\\)\$\{hydra\.")
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", "hydra.searchpath"
-# A mixer alone, of the folder of --config-dir, and the blocks that are built around it.
+# The word for a mixer of the user's own, from the folder --config-dir, and the model that is built around it.
 MIXER, AROUND = "+mixer=", "around/mixer"
 LOG = "log"
 # What only a run that trains has; the parameters of a checkpoint are trained already.
@@ -85,9 +86,9 @@ class Composed(NamedTuple):
 def compose(words: Words, *, job: int | None = None, named_by: Words | None = None) -> Composed:
     """The configuration that `words` describe, keys and types not yet checked; raises UserError.
 
-    Hydra composes once, with the options alone, and the layers of recipes follow. The values are set afterwards, so
-    that what was there before them is known: a misspelt key is told by that. `job` is its number in a sweep; `named_by`
-    are the words that name its folder, if these are others.
+    Hydra composes once, with the options alone, and the layers of recipes follow. The values are set last, so that the
+    valid keys are known and a misspelt one can be refused. `job` is the run's number in a sweep; `named_by` are the
+    words that name its folder, if they differ.
     """
     parsed = parse(words)
     config, base = _whole(parsed)
@@ -105,9 +106,9 @@ def compose(words: Words, *, job: int | None = None, named_by: Words | None = No
 
 
 def whole(words: Words) -> DictConfig:
-    """As `compose`, with Hydra's own part: what a launcher of Hydra's takes for a job of these words.
+    """As `compose`, but with Hydra's own part, which a launcher of Hydra's needs for a job of these words.
 
-    What stands for something of Hydra's is not replaced, since the launcher numbers the job and gives it a folder.
+    References to Hydra's own part are not replaced, since the launcher numbers the job and gives it a folder.
     """
     parsed = parse(words)
     config = _whole(parsed)[0]
@@ -174,16 +175,16 @@ def combinations(words: Words) -> list[list[str]]:
 
 def choices_of(override: Override, own: Path | None) -> list[str]:
     """The values of a word that has several, as they are typed; `own` is the user's folder of YAML."""
-    known = SimpleNamespace(get_group_options=lambda group, **_: catalogue.options(group, own))  # of model=*
+    known = SimpleNamespace(get_group_options=lambda group, **_: catalogue.options(group, own))  # for model=*
     with one_line():
         override.config_loader = known  # type: ignore[assignment]
         return [str(value) for value in override.sweep_string_iterator()]
 
 
 def for_hydra(words: Words) -> list[str]:
-    """What Hydra itself can compose of these words, to say how it found the files: values are `++key=value`.
+    """These words as Hydra itself can compose them, to say how it finds the files: values become `++key=value`.
 
-    The constructor says which keys exist, not what YAML lists.
+    With `++` Hydra accepts keys that no YAML lists: here the constructors say which keys exist.
     """
     composed = [word for word in parse(words) if not (is_choice(word) and word.key_or_group in OURS)]
     return [
@@ -371,7 +372,7 @@ def _hydra(options: Sequence[str], folders: Sequence[Path]) -> DictConfig:
 
 
 def _settle(config: DictConfig, keys: Sequence[str] | None = None) -> None:
-    """Gives each value, or those of `keys`, what `${hydra:…}` in it stands for, while Hydra's own part is there."""
+    """Replaces `${hydra:…}` in each value, or in those of `keys`, while Hydra's own part is still there."""
     for key, text in _texts(config):
         if keys is not None and key not in keys:
             continue
@@ -463,7 +464,7 @@ def _is_none(override: Override) -> bool:
 
 
 def _leave_out_of_other_evaluations(config: DictConfig) -> None:
-    """Takes from the evaluation that was chosen what a recipe says of the one that its task has by default."""
+    """Removes from the chosen evaluation the settings that a recipe has for the task's default evaluation."""
     known = settings_of(config.eval, "eval")
     with open_dict(config.eval):
         for name, value in plain(config.eval, resolve=False).items():
@@ -474,7 +475,7 @@ def _leave_out_of_other_evaluations(config: DictConfig) -> None:
 
 
 def _name(config: DictConfig) -> None:
-    """The names of task and model: the options that were taken; on a checkpoint, its own."""
+    """Sets the names of task and model to the chosen options; a checkpoint is named after its folder."""
     choices, checkpoint = config.hydra.runtime.choices, OmegaConf.select(config, CHECKPOINT)
     with open_dict(config):
         if choices.get("task") is not None or checkpoint is None:

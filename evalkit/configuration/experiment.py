@@ -39,7 +39,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that a run needs, built; raises ValueError for a value that cannot be.
+    """Everything that a run needs, built; raises ValueError for an invalid value.
 
     With a `checkpoint` nothing is trained: `model` and `train` are None. `config` is the same as plain resolved data.
 
@@ -48,8 +48,8 @@ class Experiment:
       seeds (models): models that are trained together, with `seed`, `seed + 1`, …
       checkpoint: a run, a released model's folder, or its name on the hub: nothing is trained, it is evaluated.
       dtype: the dtype of a checkpoint's activations, `float32` or `bfloat16`; of a trained model it is `model.dtype`.
-      parameters: which are evaluated: the `average` that `train.average` keeps, if it does, or the `last`.
-      matmul_precision: how exact products of float32 are on an accelerator: `default`, `high` or `highest`.
+      parameters: the parameters that are evaluated: the `average` if `train.average` is set, or the `last`.
+      matmul_precision: the precision of float32 matrix products on an accelerator: `default`, `high` or `highest`.
       compilation_cache: where the next command finds the programs that this one compiles: `auto`: in the user's cache
         folder; a folder of yours; null: nowhere.
       mesh: devices that train one model, such as `{data: 4, model: 2}`: `data` share a batch and `model` each layer;
@@ -260,17 +260,17 @@ def build_task(name: str, words: Words = ()) -> Task | Text:
 
 
 def build(plain: Mapping[str, Any], name: str, within: str = "") -> Any:
-    """What the part `name` of a plain configuration describes; raises UserError with the constructor's own message."""
+    """Builds the part `name` of a plain configuration; raises UserError with the constructor's own message."""
     if plain[name] is None:
         return None
-    constructor(plain[name], within + name)  # an unnamed one would come back as the mapping that it is
+    constructor(plain[name], within + name)  # without _target_, Hydra would return the mapping itself
     _locate_all(plain[name], within + name)
     with explained(plain[name], within + name):
         return instantiate(plain[name], _convert_="all")
 
 
 def _locate_all(node: Mapping[str, Any], path: str) -> None:
-    """Raises UserError for what Hydra would call and `schema` does not see, within lists for example."""
+    """Raises UserError for a wrong `_target_` that Hydra would call and `schema` does not check, such as in a list."""
     for key, inner in trust.nodes(node, path):
         constructor(inner, key)
 
@@ -293,7 +293,7 @@ def admitted(plain: Mapping[str, Any], packages: Iterable[str], where: str = "")
 
 
 def written(config: Mapping[str, Any]) -> dict[str, str]:
-    """The folders that a plain configuration has written into, beside the run's own, by their dotted keys."""
+    """The folders, besides the run's own, that a run of a plain configuration writes into, by their dotted keys."""
     settings = (("wandb", "dir"), ("task", "cache"))
     folders = {f"{part}.{name}": config[part].get(name) for part, name in settings if isinstance(config[part], Mapping)}
     return {key: folder for key, folder in folders.items() if folder is not None}
@@ -321,7 +321,7 @@ def model_of(node: Mapping[str, Any], vocab_size: int) -> LanguageModel:
 
 @contextmanager
 def explained(node: Mapping[str, Any], path: str) -> Iterator[None]:
-    """A constructor's own message with the path of the key that it speaks of; other errors are ours and stay."""
+    """Turns a constructor's error into a UserError with the key's path; other errors are ours and stay as they are."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""All that evalkit takes of Hydra that is private or the whole process's; a test says when a version moves it."""
+"""All of Hydra that evalkit uses and that is private or global to the process; a test says when a version moves it."""
 
 import copy
 import functools
@@ -33,7 +33,7 @@ def loaded(directory: Path, options: Sequence[str], stamps: tuple[Stamp, ...] = 
 
 @functools.lru_cache(maxsize=64)
 def _composed(directory: Path, options: tuple[str, ...], stamps: tuple[Stamp, ...], _: Path) -> DictConfig:
-    """What a loader of its own composes, without Hydra's global state: any thread may; the last one is the cwd."""
+    """Composes with a loader of its own, without Hydra's global state, in any thread; the last argument is the cwd."""
     loader = ConfigLoaderImpl(create_config_search_path(str(directory)))
     return loader.load_configuration("config", list(options), RunMode.RUN)
 

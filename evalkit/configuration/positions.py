@@ -5,7 +5,7 @@ from evalkit.core.errors import UserError
 LONGEST = 2**31 - 1
 """Positions are 32-bit integers."""
 TOKEN_BYTES = 9
-"""Of a token of an example: itself, its target, and whether it is scored."""
+"""Bytes per token of an example: the token, its target, and whether it is scored."""
 
 
 def refuse_beyond_positions(setting: str, length: int) -> None:

@@ -32,7 +32,7 @@ class Planned(NamedTuple):
 
 
 def recipe(task: str, preset: str, model: str | None, own: Path | None) -> list[Node]:
-    """What works for a task, the strongest last; the user's `own` file is laid over ours. Raises UserError."""
+    """The layers of a task's recipe, the strongest last; the user's `own` file is laid over ours. Raises UserError."""
     _refuse_folder(own, "recipe", task)
     document: Node = {}
     for path in catalogue.recipe_files(task, own):
@@ -56,7 +56,7 @@ def experiment(name: str, own: Path | None) -> Planned:
 
 
 def fixed(planned: Planned, preset: str, model: str, own: Path | None) -> Node | None:
-    """What the protocol of an experiment fixed for a model, None where it fixed nothing; raises UserError."""
+    """The settings that an experiment's protocol fixed for a model, None where it fixed nothing; raises UserError."""
     models = _models(planned.recipes or {}, preset)
     if model not in models:
         return None
@@ -153,7 +153,7 @@ def _models(document: Node, preset: str) -> Node:
 
 
 def _entry(table: Node, name: str | None, borrowed: Any = None, below: tuple[str, ...] = ()) -> Node:
-    """An entry of a table, laid over that which it is `like`; a name with a slash is of another experiment."""
+    """An entry of a table, laid over the entry that its `like` names; a name with a slash is of another experiment."""
     entry = dict(table.get(name) or {}) if name is not None else {}
     other = entry.pop(LIKE, None)
     if other is None:
@@ -185,7 +185,7 @@ def _held(document: Node, path: Path, own: Path | None) -> Node:
 
 
 def _refuse_folder(own: Path | None, group: str, name: str) -> None:
-    """Raises UserError for a folder of recipes, a file each, where one file has them now."""
+    """Raises UserError for a folder with one recipe per file, the old form: one file has them all now."""
     files = sorted((own / group / name).rglob("*.yaml")) if own is not None else []
     if files:
         *_, preset, model = ("", *files[0].relative_to(own / group / name).with_suffix("").parts)  # type: ignore[operator]
@@ -206,7 +206,7 @@ def _points(grid: Node, point: Node) -> Iterator[Node]:
 
 
 def _chosen(node: Any, point: Node) -> Any:
-    """What a mapping by the values of variables has here."""
+    """The value at `point` of a mapping by the values of variables."""
     while isinstance(node, Mapping):
         by_text = {str(value): below for value, below in node.items()}
         here = [str(value) for value in point.values() if str(value) in by_text]

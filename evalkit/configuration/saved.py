@@ -44,7 +44,7 @@ PARTS: Mapping[str, tuple[type, ...]] = {
     ),
     **dict.fromkeys(("model", "train"), (Mapping, type(None))),
 }
-"""What has settings in a saved configuration."""
+"""The parts of a saved configuration that hold settings, with the types that each may have."""
 LATER: Mapping[str, Any] = {
     "data": {"path": None},
     "runs": {},
@@ -74,9 +74,9 @@ def checkpoint_of(path: Path) -> str | None:
 
 
 def plain_of(path: Path, packages: Iterable[str] = ()) -> dict[str, Any]:
-    """A run's saved configuration as if saved today; raises UserError for one that would leave the run's folder.
+    """A run's saved configuration in today's form; raises UserError for names that would lead out of the run's folder.
 
-    It may have come with a stranger's run: code of packages that were not named is refused too.
+    The run may be a stranger's, so code of packages that the user did not name is refused too.
     """
     plain = _read(path)
     plain[ALLOW] = admitted(plain, packages, f"{path}: ")
@@ -87,11 +87,11 @@ def plain_of(path: Path, packages: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def begun_with_other(run: Path, wanted: Mapping[str, Any], packages: Iterable[str]) -> str | None:
-    """The first setting that decides the numbers of the run in a folder and is another in `wanted`, a configuration.
+    """The first setting that decides a run's numbers and differs between the saved run and the configuration `wanted`.
 
-    None if there is none; a run that was given more steps stays itself, and how many sequences are read at a time
-    decides no number. Its code may be of these `packages`. What the one or the other leaves out is its constructor's
-    default.
+    None if there is none. A saved run that was given more steps still counts as the same, and the batch size of the
+    evaluation decides no number. The run's code may come from `packages`. Settings that either of the two leaves out
+    have their constructor's default.
     """
     begun, new = (
         completed({key: plain[key] for key in DECIDING}) for plain in (plain_of(run / FILE, packages), wanted)
@@ -119,7 +119,7 @@ def changed(
     for word in changes:
         if word.is_hydra_override():
             raise UserError(f"{word.input_line} is of a new run; this one has its folder: leave it out")
-    # How processes were started says nothing about how they are now.
+    # How the saved run's processes were started says nothing about those of this one.
     config = DictConfig({**before, "distributed": False})
     for word in filter(composition.is_choice, changes):
         _refuse_fixed(word, choices, allowed)
@@ -174,7 +174,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _of_a_checkpoint(content: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """The configuration of a run on a checkpoint from before these had a place in the one configuration."""
+    """Converts the old form of a configuration, in which a run on a checkpoint has other keys; others stay the same."""
     if content.get("checkpoint") is None or "train" in content:
         return content
     kept = {name: content[name] for name in ("checkpoint", "dtype", "data", "format", "wandb") if name in content}
@@ -217,7 +217,7 @@ def _refuse_fixed(override: Override, choices: Mapping[str, Any], allowed: Seque
 
 
 def _choose(config: DictConfig, override: Override, search: Sequence[Override]) -> None:
-    """Puts another option in place of a whole group; what a run was trained at stays its length."""
+    """Replaces a whole group by another option; the task keeps the length that the run was trained at."""
     group, option = override.key_or_group, override.value()
     length = config.task.length
     config[group] = composition.compose([f"{group}={option}", *search]).config[group]

@@ -38,7 +38,7 @@ CALLED_WITH = {
     "train.optimizer": ("learning_rate",),
     "train.average": ("state", "params"),
 }
-"""What evalkit gives to a partial when it calls it, by its key; a mixer gets a width and random numbers."""
+"""The arguments with which evalkit calls a partial, by the partial's key; a mixer gets a width and random numbers."""
 
 
 def verify(config: Node, base: Node, root: Settings) -> None:
@@ -51,9 +51,9 @@ def verify(config: Node, base: Node, root: Settings) -> None:
 
 
 def unknown(key: str, valid: Sequence[str], giver: str = "") -> str:
-    """What is said of a key that is none of the `valid` ones: the one that is likely meant, or why there is none.
+    """The message for a key that is none of the `valid` ones: the key that is likely meant, or why there is none.
 
-    `giver` says who gave it, where that was not the user.
+    `giver` says where the key comes from, if the user did not type it.
     """
     name = key.rpartition(".")[2]
     meant = HABITS.get(key) or HABITS.get(name, "")
@@ -75,7 +75,7 @@ def nearest(key: str, valid: Sequence[str]) -> str:
 
 
 def locate(node: Node, path: str, message: str) -> str:
-    """A constructor's `message` with each `name=value` in it as it is typed, by its dotted key; else after `path`."""
+    """A constructor's `message` with the dotted key in each `name=value`; with none in it, `path` stands before it."""
     keys = list(_dotted(node, path, settings_of(node, path)))
     by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
 
@@ -120,7 +120,7 @@ def _is_built(value: Any) -> bool:
 
 
 def settings_of(node: Node, path: str) -> Settings:
-    """What the constructor of `node` takes, less what its caller gives; raises UserError if it cannot be imported."""
+    """The settings of `node`'s constructor, without those its caller gives; raises UserError for a failed import."""
     later = _given_later(node, path)
     return {name: kind for name, kind in annotations(constructor(node, path)).items() if name not in later}
 
@@ -146,7 +146,7 @@ def constructor(node: Node, path: str) -> Callable[..., Any]:
 
 
 def _named(target: str) -> Any:
-    """What a dotted name stands for; an import that fails within a module on the way is that error."""
+    """The object of a dotted name; where an import within one of its modules fails, that error is raised."""
     name, *rest = target.split(".")
     part = import_module(name)
     while rest:
@@ -196,7 +196,7 @@ def _refuse_missing(node: Node, path: str) -> None:
 
 
 def _refuse_not_given(node: Node, path: str, parameters: Sequence[inspect.Parameter]) -> None:
-    """Raises UserError for a model or a mixer that names otherwise what it is given when built, or needs it at once."""
+    """Raises UserError if a partial does not take the arguments of its call by name, or lacks `_partial_: true`."""
     if path not in CALLED_WITH and not path.startswith("model.mixers."):
         return
     later = _given_later({"_partial_": True}, path)

@@ -16,7 +16,7 @@ DIGITS = ".3g"
 
 
 class Interval(NamedTuple):
-    """Numbers from `low` to `high`; `log`: as many in each octave; `whole`: whole ones."""
+    """Numbers from `low` to `high`; `log`: uniform in the logarithm; `whole`: whole numbers."""
 
     low: float
     high: float
@@ -56,7 +56,7 @@ def at(words: Words, values: Mapping[str, Value]) -> list[str]:
 
 
 def corners(space: Space) -> list[dict[str, Value]]:
-    """Values of all keys, with each choice and each end of an interval among them: what is built to check them."""
+    """Points of the space that together have each choice and each end of an interval; they are built as a check."""
     ends = {key: list(of) if isinstance(of, list) else _ends(of) for key, of in space.items()}
     longest = max(map(len, ends.values()))
     return [{key: of[min(place, len(of) - 1)] for key, of in ends.items()} for place in range(longest)]

@@ -26,9 +26,9 @@ Check = Callable[[Experiment], None]
 class Spec:
     """A run before it is built: `Spec.of` a new one, `Spec.saved` one that goes on or is evaluated again.
 
-    `plain` is its whole configuration, resolved, of named code alone, each key and type held to the constructors.
-    `typed` has the words that the user typed, by their keys; `command` is what the history says of whoever began it.
-    `checks` judge the experiment once it is built, such as whether this machine can hold it.
+    `plain` is its whole configuration: resolved, with code of named packages alone, its keys and types checked against
+    the constructors. `typed` has the words that the user typed, by their keys; `command` is what the history notes as
+    its command. `checks` judge the experiment once it is built, such as whether this machine can hold it.
     """
 
     plain: dict[str, Any]
@@ -70,7 +70,7 @@ class Spec:
     ) -> "Spec":
         """The run of a plain configuration that was composed of these words.
 
-        Raises UserError for code of others, and for what stands for something else, which no saved run may say.
+        Raises UserError for code of packages that are not named, and for a value with `${`, as saved runs have none.
         """
         for key, value in composition.leaves(plain):
             if isinstance(value, str) and "${" in value:
@@ -104,7 +104,7 @@ class Spec:
         """
         words = composition.parse(changes)
         plain, values = saved.changed(self.plain, words, allowed)
-        # A run of a larger machine is read on any; what is asked for anew must fit.
+        # A run of a larger machine may be read on any; an evaluation with changed values must fit into this one.
         checks: tuple[Check, ...] = (refuse_large_caches,) if values else ()
         if plain["task"] != self.plain["task"]:
             checks = (*checks, partial(saved.refuse_other_vocabulary, self.plain["task"]))
@@ -172,7 +172,7 @@ def _refuse_missing(composed: Composed) -> None:
 def _refuse_without_effect(plain: Mapping[str, Any], composed: Composed) -> None:
     """Raises UserError for a setting of training that the user gave and that has no effect beside the others.
 
-    A recipe's serves shorter trainings and tasks too, and gives way to them.
+    The settings of a recipe give way instead, since they serve shorter trainings and other tasks too.
     """
     task, train = plain.get("task") or {}, plain.get("train") or {}
     warmup, steps = train.get("warmup_steps", 0), train.get("steps", 0)

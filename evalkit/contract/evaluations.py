@@ -31,7 +31,7 @@ class EvaluationUnderCheck:
 
     @cached_property
     def trained(self) -> Trained:
-        """What it is given to measure; its parameters take a moment, so they are made when they are needed."""
+        """The input of the evaluation; its parameters take a moment, so they are made when they are needed."""
         return self._make_trained()
 
     @cached_property
@@ -121,5 +121,5 @@ def _rows(subject: EvaluationUnderCheck) -> str | None:
 
 
 QUICK_PROMISES_OF_EVALUATIONS: tuple[tuple[Promise, ...], ...] = ((_evaluation,), (_kind, _pieces, _limits))
-"""In groups: one is looked at where those before it are kept."""
+"""In groups: a group is checked only if all promises of those before it are kept."""
 PROMISES_OF_EVALUATIONS: tuple[tuple[Promise, ...], ...] = (*QUICK_PROMISES_OF_EVALUATIONS, (_rows,), (_report,))

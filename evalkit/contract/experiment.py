@@ -33,15 +33,15 @@ class Part(NamedTuple):
         return [promise for group in self.groups for promise in group]
 
     def broken(self) -> Iterator[BrokenPromise]:
-        """Those that are not kept."""
+        """The promises that are not kept."""
         return broken(self.name, self.groups, self.under_check)
 
 
 def hold(experiment: Experiment, params: Callable[[], Params]) -> None:
-    """Raises BrokenPromise for the first promise that does not hold, of those that take a second to look at.
+    """Raises BrokenPromise for the first promise that does not hold, of those that take a second to check.
 
-    `params` gives those of the model. A task, a model of our mixers alone and an evaluation of ours are not looked at
-    again: our tests hold them, and their programs would take three seconds of every run.
+    `params` makes the model's parameters. A task of ours, a model of our mixers alone and an evaluation of ours are not
+    checked again: our tests do that, and their programs would take three seconds of every run.
     """
     every = {"model": QUICK_PROMISES_OF_MODELS, "task": PROMISES_OF_TASKS, "eval": QUICK_PROMISES_OF_EVALUATIONS}
     of = {name: () if is_ours(experiment.config[name]) else groups for name, groups in every.items()}
@@ -51,9 +51,9 @@ def hold(experiment: Experiment, params: Callable[[], Params]) -> None:
 
 
 def hold_model(experiment: Experiment) -> None:
-    """Raises BrokenPromise for the first promise of a model that does not hold, of all that `evalkit check` looks at.
+    """Raises BrokenPromise for the first promise of a model that does not hold, of all that `evalkit check` checks.
 
-    It takes up to a minute on two cores. Our tests hold models of our mixers alone (`is_ours`).
+    It takes up to a minute on two cores. Our tests check models of our mixers alone (`is_ours`).
     """
     _, model, _ = _parts(experiment, None, (), (*QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES), ())
     _raise_first(chain(model, _mixers(experiment)))
@@ -74,7 +74,7 @@ def every_part(experiment: Experiment) -> list[Part]:
 
 
 def _at_twice_the_length(experiment: Experiment) -> list[Part]:
-    """The task at another length than its own, where it has one: evaluations go far beyond."""
+    """The task at twice its own length, if it can have that: evaluations go far beyond the training length."""
     task = experiment.task
     if not isinstance(task, Task):
         return []
@@ -100,7 +100,7 @@ def _mixers(experiment: Experiment) -> list[Part]:
 
 
 def _sinks(experiment: Experiment, groups: Sequence[Sequence[Promise]]) -> list[Part]:
-    """The sinks of the user's own; ours are held by our tests, and would send rows of a look to a server."""
+    """The user's own sinks. Our tests check ours, which would send the rows of a check to a server."""
     nodes = {name: node for name, node in experiment.config["sinks"].items() if not is_ours(node)}
     return [Part(f"log={name}", groups, SinkUnderCheck(partial(build, nodes, name, "sinks."))) for name in nodes]
 
@@ -112,7 +112,7 @@ def _parts(
     of_models: Sequence[Sequence[Promise]],
     of_tasks: Sequence[Sequence[Promise]] = PROMISES_OF_TASKS,
 ) -> tuple[list[Part], list[Part], list[Part]]:
-    """Of the task, which has none where it is a text, of the model, and of the evaluation."""
+    """The parts of the task (none for a text), of the model, and of the evaluation."""
     task, (model, _) = experiment.task, experiment.trained
     if params is not None and of_models:
         model, params = _one_block_of_each(experiment, params)
@@ -127,7 +127,7 @@ def _parts(
 
 
 def _one_block_of_each(experiment: Experiment, params: Params) -> tuple[LanguageModel, Params]:
-    """A model with one block of each mixer, and the parameters of the first of each: what they promise, in less time.
+    """A model of one block per mixer, with the parameters of the mixer's first block: as many promises, in less time.
 
     A model that is no pattern of blocks stays whole.
     """

@@ -1,6 +1,6 @@
-"""What a model, and with it each of its mixers, promises; `evalkit.models.layers.Mixer` says it in full.
+"""The promises of a model, and so of each of its mixers; `evalkit.models.layers.Mixer` has them in full.
 
-The quick promises are looked at before every training, in two small programs of 32 tokens.
+The quick promises are checked before every training, in two small programs of 32 tokens.
 """
 
 import warnings
@@ -25,17 +25,17 @@ LONG, MOST = 128, 512
 CUTS = (1, 5, 11, 16, 17, 24, 31)
 # Where the later documents of a row begin; the pads before a row; the pads after a row's first tokens.
 RESETS, LEFT, RIGHT = (1, 9, 20), 5, 6
-# Of the largest logit: sums in another order are as exact as this in float32, and in bfloat16.
+# Relative to the largest logit: the error of sums in another order, in float32 and in bfloat16.
 CLOSE = {"float32": 1e-3, "bfloat16": 0.1}
 NO_PAD = "position -1 writes nothing and changes no state"
 
 
 class ModelUnderCheck:
-    """A model with parameters to look at; what several promises need is computed once.
+    """A model under check, with parameters; what several promises need is computed once.
 
-    `params` may be those of a run; without them there are fresh ones. What starts at zero gets small random values,
-    since a layer that adds nothing would hide what it does. `dtype` is that of the activations.
-    What holds of many tokens is looked at on about `length` of them, from 128 to 512.
+    `params` may be those of a run; by default they are fresh. A parameter that is zero gets small random values, since
+    a layer that adds nothing would hide its faults. `dtype` is that of the activations.
+    Promises about many tokens are checked on about `length` tokens, from 128 to 512.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class ModelUnderCheck:
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """`[rows, TOKENS]`: three rows, each followed by itself with the tokens from each of `CUTS` on replaced; then
-        the later documents of the first row, by themselves.
+        """`[rows, TOKENS]`: three rows, each before its changed copies; then the first row's later documents, alone.
 
-        The second row has tokens of one half of the vocabulary and is replaced with the other half, the third the
-        other way round: a choice of the largest is then seen to change in one of the two.
+        In a row's copies the tokens from each of `CUTS` on are replaced. The second row has tokens of one half of the
+        vocabulary and its copies of the other half, the third the other way round: if a mixer takes a maximum over
+        time, it changes in one of the two.
         """
         random = np.random.default_rng(1)
         half = max(self.vocab_size // 2, 1)
@@ -119,7 +119,7 @@ class ModelUnderCheck:
 
     @cached_property
     def pieces(self) -> np.ndarray:
-        """`[rows, TOKENS, v]` of what `_rows` makes, in chunks through the cache."""
+        """The logits `[rows, TOKENS, v]` of the rows of `_rows`, in chunks through the cache."""
         tokens, positions = (jnp.asarray(x) for x in _rows(self.tokens[0]))
         program = self.lowered_with_cache.compile(RUNS_ONCE)
         cache, chunks = self.model.init_cache(len(tokens), TOKENS + 1), []
@@ -148,7 +148,7 @@ class ModelUnderCheck:
 
     @cached_property
     def tolerance(self) -> float:
-        """What two ways to the same logits may differ by."""
+        """The largest allowed difference between two computations of the same logits."""
         return CLOSE[self.dtype] * max(float(np.abs(self.logits).max()), 1e-6)
 
     def differ(self, actual: np.ndarray, expected: np.ndarray, when: str = "") -> str | None:
@@ -160,7 +160,7 @@ class ModelUnderCheck:
         return f"{when}the logits differ from position {wrong[0]} on, by {np.nanmax(off[wrong]):.2g}"
 
     def documents_differ(self, actual: np.ndarray) -> str | None:
-        """As `differ`, of each document of the row that `_rows` packs with several: beside the document alone."""
+        """As `differ`, for each document in the row of `_rows` that packs several: compared with the document alone."""
         for row, start, stop in _documents():
             when = f"in the document that begins at {start} "
             if differs := self.differ(actual[start:stop], self.logits[row, : stop - start], when):
@@ -294,7 +294,7 @@ def _state(subject: ModelUnderCheck) -> str | None:
         _, cache = subject.applied(tokens[:, start : start + ODD_CHUNK], None, cache)
     following = tokens[:, 2 * ODD_CHUNK : 3 * ODD_CHUNK]
     _, after = subject.applied(following, np.full((2, ODD_CHUNK), -1, np.int32), cache)
-    # What follows is compared, not the arrays: a cache may move places that hold nothing.
+    # Compares the logits that follow, not the cache's arrays: a cache may move empty places.
     expected, _ = subject.applied(following, None, cache)
     logits, _ = subject.applied(following, None, after)
     return subject.differ(logits[0], expected[0], f"after {ODD_CHUNK} pads ")
@@ -358,11 +358,11 @@ def _window(subject: ModelUnderCheck) -> str | None:
 
 @promised("causality by gradients", "a position has no gradient at those after it")
 def _gradients_of_later(subject: ModelUnderCheck) -> str | None:
-    # Each position gets a token of its own, so that the gradient of its row of the table is that position's. The
-    # logit is of the last token, which stands nowhere: the table is the head, too.
+    # Each position gets its own token, so that the gradient of that token's row of the table belongs to this position.
+    # The logit is that of the last token, which is at no position, since the table is the head, too.
     tokens = jnp.arange(min(subject.vocab_size - 1, 4 * TOKENS))[None]
     if "table" not in subject.params.get("embedding", {}) or tokens.shape[1] < 3:
-        return None  # another embedding than ours, or too few tokens: replaced tokens must say it
+        return None  # another embedding than ours, or too few tokens: `causality` must suffice
     at = tokens.shape[1] // 2
 
     def logit(table: Array) -> Array:
@@ -407,9 +407,9 @@ QUICK_PROMISES_OF_MODELS: tuple[tuple[Promise, ...], ...] = (
     (_batch,),
     (_causality, _chunks, _padding, _resets),
 )
-"""In groups: one is looked at where those before it are kept."""
+"""In groups: a group is checked only if all promises of those before it are kept."""
 OF_ONE_MIXER: tuple[Promise, ...] = (_window,)
-"""What is seen of a model with one block alone: several blocks reach further than each."""
+"""Promises that are checked on a model of one block alone: several blocks reach further than each."""
 SLOWER_PROMISES = (_long, _steps, _packing, _state, _at, _gradients, _gradients_of_later, _same_key)
 EVERY_PROMISE_OF_MODELS: tuple[Promise, ...] = (*sum(QUICK_PROMISES_OF_MODELS, ()), *SLOWER_PROMISES)
 

@@ -1,4 +1,4 @@
-"""A promise: a name, what is promised, and a look at whether it is kept."""
+"""A promise: its name, what is promised, and a function that checks it."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,14 +10,14 @@ READ_ON = "docs/extending.md"
 
 
 class Promise(NamedTuple):
-    """`look(subject)` says in words what was found instead, or None where the promise is kept."""
+    """A promise, which `look(subject)` checks: it returns the violation in words, or None if the promise is kept."""
 
     name: str
     text: str
     look: Callable[[Any], str | None]
 
     def found(self, subject: Any) -> str | None:
-        """What was found instead of what is promised, None if it is kept; an error of the subject's is one too."""
+        """The violation in words, None if the promise is kept; an error that the subject raises is a violation, too."""
         try:
             return self.look(subject)
         except Exception as error:  # whatever code that we did not write may raise
@@ -55,7 +55,7 @@ def not_callable(subject: Any, methods: Mapping[str, int]) -> str | None:
 
 
 def broken(subject: str, groups: Sequence[Sequence[Promise]], under_check: Any) -> Iterator[BrokenPromise]:
-    """The broken promises, in order; a group is looked at where all groups before it are kept."""
+    """The broken promises, in order; a group is checked only if all groups before it are kept."""
     for group in groups:
         kept = True
         for promise in group:

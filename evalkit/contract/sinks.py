@@ -46,7 +46,7 @@ def counts(make: Callable[[], Any], sessions: Sequence[tuple[int, int, bool]]) -
     killed = []
     with TemporaryDirectory() as name:
         for number, (first, last, ends) in enumerate(sessions):
-            # Each goes on in a copy: what a sink that was killed still writes, from a thread of its own, is not there.
+            # Each session goes on in a copy of the folder, which the threads of a killed sink cannot reach.
             folder = Path(name) / str(number)
             shutil.copytree(Path(name) / str(number - 1), folder) if number else folder.mkdir()
             sink = make()
@@ -58,7 +58,7 @@ def counts(make: Callable[[], Any], sessions: Sequence[tuple[int, int, bool]]) -
                 if ends:
                     recorder.finish(SinkEnd(0 if last == len(ROWS) else 130))
                 else:
-                    killed.append(sink)  # it is kept, because one that goes may write what it holds back
+                    killed.append(sink)  # keeps the sink alive: a deleted one may write rows that it holds back
         own = {FILE, f"{NAME}_sent.json"}
         files = [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in own]
         for sink in killed:
@@ -106,5 +106,5 @@ def _once(subject: SinkUnderCheck) -> str | None:
 
 
 QUICK_PROMISES_OF_SINKS: tuple[tuple[Promise, ...], ...] = ((_sink,),)
-"""Those that write nothing; in groups: one is looked at where those before it are kept."""
+"""The promises whose check writes nothing; a group is checked only if all promises of those before it are kept."""
 PROMISES_OF_SINKS: tuple[tuple[Promise, ...], ...] = (*QUICK_PROMISES_OF_SINKS, (_session,), (_once,))

@@ -163,4 +163,4 @@ PROMISES_OF_TASKS: tuple[tuple[Promise, ...], ...] = (
     (_vocabulary, _scored, _keys),
     (_ordinary, _solve, _describe),
 )
-"""In groups: one is looked at where those before it are kept."""
+"""In groups: a group is checked only if all promises of those before it are kept."""

@@ -27,7 +27,7 @@ from evalkit.tasks.text.tokenizers import Bytes, Numbers, Tokenizer, WithoutBos
 ANSWER_SECONDS = 1.0
 SHOWN_LENGTH = 24
 PARTS = ("vocab_size", "length", "answer_length", "scored", "chance", "version", "sample", "solve", "describe")
-"""What a task has, as `Task` says it."""
+"""The attributes of a `Task`."""
 
 
 def feed_of(task: AnyTask, ladder: Sequence[int] = ()) -> Feed:
@@ -105,7 +105,7 @@ class Drawn(Feed):
 
     def illustrate(self, seed: int, length: int | None) -> Illustration:
         """Each token as a symbol, and below it the answer that is due there."""
-        if length is None:  # one that a line can show, or the task's own where that is too short for it
+        if length is None:  # a length that fits in a line, or the task's own length if it cannot have that one
             length = SHOWN_LENGTH if streams.has_length(self.task, SHOWN_LENGTH) else self.task.length
         example = self.task.sample(random_key(seed), length)
         tokens, targets, mask = (np.asarray(field) for field in example[:3])
@@ -115,7 +115,7 @@ class Drawn(Feed):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Bytes for a task on as many tokens as bytes have; else tokens stand for no text."""
+        """Bytes if the task has as many tokens as `Bytes`; otherwise its tokens stand for no text."""
         size = self.task.vocab_size
         return Bytes() if size == Bytes.vocab_size else Numbers(size)
 
@@ -167,9 +167,9 @@ class Read(_OfText):
     def load(
         self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: Rows = slice(None)
     ) -> Example:
-        """The windows of every seed and step; without positions where no document begins within any process's.
+        """The windows of every seed and step; without positions if no document begins within a window of any process.
 
-        Leaving positions out skips the masks, a sixth of MQA's step.
+        Without positions the model needs no masks, which take a sixth of MQA's step.
         """
         numbers = range(int(first), int(first) + steps)
         windows = _stacked(
@@ -182,7 +182,7 @@ class Read(_OfText):
         return windows if peers.largest(int(begun)) else windows._replace(positions=None)
 
     def shapes(self, seeds: int, steps: int, batch: int, length: int) -> Example:
-        """As windows are in which no document begins."""
+        """The shapes and dtypes of windows in which no document begins."""
         shape = (seeds, steps, batch, length)
         whole, flags = (jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.bool_))
         return Example(whole, whole, flags)  # type: ignore[arg-type]
@@ -201,11 +201,11 @@ class Read(_OfText):
         return jax.tree.map(lambda leaf: leaf[index], loaded)
 
     def held_out(self, stream: int, first: int, batch: int, length: int) -> Example:
-        """Windows of what is kept for validation, whatever the stream."""
+        """Windows of the text that is kept for validation, the same for every stream."""
         return _example_of(self.task.validation_windows(first, batch, length))
 
     def check_length(self, length: int, shortest: int | None = None) -> None:
-        """Any length may fit: how long the texts are is known when they are read. Windows all have the same one."""
+        """Accepts any `length`, since texts are not read yet, but no `shortest`: all windows have one length."""
         if shortest is not None:
             raise ValueError(
                 "train.lengths draws lengths of sequences, and a text has windows; give train.lengths=null"
@@ -222,12 +222,12 @@ class Read(_OfText):
         return self.task.documents()
 
     def facts(self) -> dict[str, str]:
-        """Of training and held-out texts."""
+        """The facts of training and held-out texts."""
         held_out = _digest_of(self.contents)
         return {"used": self.task.used(), "digest": self.task.digest(), "held_out": held_out}
 
     def reported(self, totals: dict[str, float]) -> dict[str, float]:
-        """With bits a byte, and without the exact match of a whole window, which is always 0."""
+        """The totals, with bits per byte, and without the exact match of a whole window, which is always 0."""
         kept = {metric: total for metric, total in totals.items() if metric != "exact_match"}
         return kept | {"bits_per_byte": totals["loss"] / (log(2) * self.task.bytes_per_token())}
 
@@ -236,7 +236,7 @@ class Read(_OfText):
         refuse_unreachable(self.task.streamed)
 
     def in_tokens_of(self, tokenizer: Tokenizer) -> "Reread":
-        """Read at once, so that what cannot be read is told before anything is written."""
+        """Reads the documents at once, so that one that cannot be read is reported before anything is written."""
         feed = Reread(self.task, tokenizer)
         feed.prepare()
         return feed
@@ -256,7 +256,7 @@ class Read(_OfText):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The task's; no token stands for a beginning, since none did in training."""
+        """The task's tokenizer, without a token for the beginning of a text, since training had none."""
         return WithoutBos(self.task.tokenizer_)
 
 
@@ -279,11 +279,11 @@ class Reread(_OfText):
             raise UserError(f"no held-out text in {origin}; give data.path=FOLDER with files heldout-*.txt")
 
     def documents(self) -> Sequence[Span]:
-        """Those with any text in them."""
+        """The held-out documents that have any text."""
         return [document.span for document in self._documents]
 
     def facts(self) -> dict[str, str]:
-        """Of the held-out documents alone."""
+        """The facts of the held-out documents alone."""
         size = sum(document.span.size for document in self._documents)
         omissions = self.task.omissions(len(self._read) - len(self._documents), self._dropped)
         held_out = f"held-out text: {self.task.origin} ({len(self._documents)} documents, {size / 1e6:,.1f} MB)"
@@ -312,7 +312,7 @@ class Reread(_OfText):
 
     @cached_property
     def _documents(self) -> "Sequence[_Tokenised]":
-        """Without copies."""
+        """The documents, each once: copies are left out."""
         return [self._read[index] for index in firsts([document.content.form for document in self._read])]
 
     @cached_property

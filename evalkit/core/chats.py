@@ -34,10 +34,10 @@ class Chat:
         return self.templates[name]
 
     def text(self, messages: Sequence[Message], *, name: str | None = None, answers: bool = True) -> str:
-        """The conversation up to where the answer begins, or without `answers` to the end of the last message.
+        """The conversation as text, up to where the answer begins, or without `answers` to the end of the last message.
 
-        It has no token that begins texts, which stands before any text anyway. Raises ValueError for a conversation
-        that the template refuses, and for a template that cannot be read.
+        The token that begins a text is left out, since every text gets it later anyway. Raises ValueError for a
+        conversation that the template refuses, and for a template that cannot be read.
         """
         import jinja2
 
@@ -57,7 +57,7 @@ class Chat:
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> Any:
-    """In the sandbox and with the functions that transformers gives to templates."""
+    """The compiled template, in the sandbox and with the functions that transformers gives to templates."""
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -87,7 +87,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _until_last(text: str, messages: Sequence[Message]) -> str:
-    """Without what a template writes after the last message, which the answer continues."""
+    """The text up to the end of the last message, which the answer continues; a template may write more after it."""
     last = messages[-1]["content"]
     start = text.rfind(last.strip())
     if start < 0:

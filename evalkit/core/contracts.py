@@ -57,7 +57,7 @@ class Task(Protocol):
 
     @property
     def version(self) -> int:
-        """Raised whenever the same key would give another example."""
+        """A number that is increased whenever the same key would give another example."""
         ...
 
     def describe(self, tokens: np.ndarray) -> str:
@@ -75,7 +75,7 @@ class Task(Protocol):
 
 @runtime_checkable
 class Recalls(Protocol):
-    """What sets a task apart whose one fact may stand anywhere and be asked for anywhere after it."""
+    """Optional: a task with one fact that can be planted at any position and queried at any later one."""
 
     @property
     def answers(self) -> int:
@@ -94,7 +94,7 @@ class Recalls(Protocol):
 
 @runtime_checkable
 class Judged(Protocol):
-    """What sets a task apart that is trained on more than it is judged by, such as on every next token."""
+    """Optional: a task whose training scores more than its evaluation, such as every next token."""
 
     @property
     def judged(self) -> Task:
@@ -104,7 +104,7 @@ class Judged(Protocol):
 
 @runtime_checkable
 class Cuts(Protocol):
-    """What sets a task apart whose example at a length is the beginning of a longer one, its answers included."""
+    """Optional: a task whose example at one length, with its answers, is the beginning of a longer example."""
 
     def cut(self, example: Example, length: Array) -> Example:
         """The example as it is at a shorter `length`, with padding after it that is not scored; jittable in both."""
@@ -113,7 +113,7 @@ class Cuts(Protocol):
 
 @runtime_checkable
 class Ordinary(Protocol):
-    """What sets a task apart that says what its ordinary tokens are: those that stand around its facts."""
+    """Optional: a task that can draw its ordinary tokens, which are those around its facts."""
 
     def ordinary(self, key: Array, length: int) -> Array:
         """Draws `length` ordinary tokens `[length]`; jittable with `length` static."""
@@ -121,7 +121,7 @@ class Ordinary(Protocol):
 
 
 AnyTask = Any
-"""What a run may be about: a `Task`, a `Text`, or what only checkpoints are asked, such as a phonebook in text."""
+"""The task of a run: a `Task`, a `Text`, or one that only checkpoints are evaluated on, such as a phonebook in text."""
 
 NO_ORDINARY = (
     "train.state_passing: this task does not say what an ordinary token is (a method `ordinary`); make it null, or "
@@ -164,10 +164,10 @@ class Feed:
         shortest: int | None = None,
         shards: int = 1,
     ) -> Example:
-        """Inside the program: the batch `[b, t]` of `step`, the one at `index` of what was `loaded` for a seed.
+        """Inside the program: the batch `[b, t]` of `step`, which is at `index` in the data `loaded` for a seed.
 
-        With `shortest`, sequences have random lengths from there to `length`, and padding that is not scored. Of a
-        `batch` that so many `shards` share, this device's sequences are made, and were loaded.
+        With `shortest`, sequences have random lengths from there to `length`, and padding that is not scored. Where
+        `shards` devices share a `batch`, `loaded` has this device's sequences, and only these are made.
         """
         raise ValueError(UNTRAINED)
 
@@ -183,7 +183,7 @@ class Feed:
     def ordinary(self, seed: ArrayLike, step: Array, count: int, length: int, facts: float) -> Array:
         """Inside the program: the tokens `[b, t]` that `count` streams of ordinary tokens read at `step`.
 
-        Those of a stream hold a fact with the probability `facts`.
+        With the probability `facts`, the tokens of a stream hold a fact.
         """
         raise ValueError(NO_ORDINARY)
 
@@ -204,7 +204,7 @@ class Feed:
         raise ValueError("loss by position needs a text; give task=books, or eval=extrapolation")
 
     def prepare(self) -> None:
-        """Reads what is to be read, before anything is written; raises UserError, in one line, for what cannot be."""
+        """Reads the texts, if any, before anything is written; raises UserError, in one line, where it cannot."""
 
     def documents(self) -> Sequence[Span]:
         """The held-out documents; raises ValueError as `check_documents`."""
@@ -212,7 +212,7 @@ class Feed:
         return []
 
     def facts(self) -> dict[str, str] | None:
-        """What text is read: `used` in words, `digest` of all of it, `held_out` of those documents; None if none is."""
+        """What text is read, if any: `used` in words, `digest` of all of it, `held_out`, that of held-out documents."""
         return None
 
     def reported(self, totals: dict[str, float]) -> dict[str, float]:
@@ -299,9 +299,9 @@ class LanguageModel(Protocol):
         ...
 
     def decays(self, params: Params, tokens: Array) -> Mapping[int, tuple[Array, Array]]:
-        """Of each block that has a decaying state, by its number: δ = −log a and the state, both `[b, t, r]`.
+        """For each block with a decaying state, by block number: δ = −log a and the state, both `[b, t, r]`.
 
-        That state is `h`, `[b, r]`, of the block's entry in the cache, which is a sequence of one NamedTuple a block.
+        The cache is a sequence of one NamedTuple per block; its field `h`, `[b, r]`, holds this state.
         """
         ...
 
@@ -312,7 +312,7 @@ class Split(Protocol):
 
     @property
     def check_split(self) -> Callable[[int], None]:
-        """Raises ValueError if it cannot be, with so many tokens on each device."""
+        """Raises ValueError if the time cannot be split with this number of tokens on each device."""
         ...
 
 
@@ -321,10 +321,11 @@ class Divisible(Protocol):
     """Optional: a model of which each device of a mesh axis computes a share of the heads, channels and blocks."""
 
     def division(self, devices: int) -> Params:
-        """How so many devices share each parameter: by the axis of this number, or by a word.
+        """How `devices` devices share each parameter: the number of the axis that they divide, or a word.
 
-        `whole`: each has all of it. `term`: so too, and its gradient is one term of a sum. `once`: so too, and each
-        adds its part of it to a sum. Raises ValueError, in words, for a model that they cannot share.
+        `whole`: each has all of it. `term`: as `whole`, and its gradient is one term of a sum. `once`: as `term`, for a
+        bias that one device adds after the all-reduce; on a mesh each device adds 1/`devices` of it. Raises ValueError,
+        in words, for a model that they cannot share.
         """
         ...
 
@@ -350,7 +351,7 @@ class Silent:
 
 
 def never_interrupt() -> None:
-    """In place of a look at the signals: what is short is not interrupted."""
+    """Used in place of a check for signals, where work is too short to interrupt."""
 
 
 @dataclass(frozen=True)
@@ -391,9 +392,9 @@ class Unread(NamedTuple):
 
 @dataclass(frozen=True)
 class Trained:
-    """What an evaluation is given: a model with one set of parameters a seed, and what it is evaluated on.
+    """The input of an evaluation: a model with one set of parameters per seed, and the task that it is evaluated on.
 
-    `step` is None for the parameters of a checkpoint, which are of no step of a run of ours. `check_interrupt` raises
+    `step` is None for the parameters of a checkpoint, which belong to no step of our runs. `check_interrupt` raises
     when the user asked to stop, and is called between batches. `folder` is where the rows go, for a file beside them.
     `kept` are rows of an earlier, interrupted evaluation.
     """
@@ -416,7 +417,7 @@ class Trained:
     kept: Sequence[Row] = ()
 
     def each(self, **fields: Any) -> Iterator[tuple[Params, Callable[..., Row]]]:
-        """Of each seed its parameters, and what makes its rows, with these `fields` (`split`, `length`, …) in each."""
+        """For each seed its parameters, and the function that makes its rows with `fields` (`split`, `length`, …)."""
         for seed, params in zip(self.seeds, self.params, strict=True):
             yield params, partial(self.make_row, seed=seed, step=self.step, **fields)
 
@@ -442,7 +443,7 @@ class Evaluation(ABC):
 
     kind: ClassVar[str]
     spaced_by: ClassVar[str] = "during.every"
-    """Its setting that says after how many steps it looks at a model that trains."""
+    """The name of its setting for the steps between two evaluations of a model that trains."""
 
     @property
     def pieces(self) -> int:
@@ -450,19 +451,19 @@ class Evaluation(ABC):
         return 1
 
     def check(self, task: AnyTask) -> None:
-        """Raises ValueError if it asks of `task` what that cannot give, before anything is trained."""
+        """Raises ValueError if `task` lacks something that it needs; called before anything is trained."""
         return None
 
     def check_model(self, model: LanguageModel) -> None:
-        """Raises ValueError if it asks of `model` what that cannot do, before anything is written."""
+        """Raises ValueError if `model` cannot do something that it needs; called before anything is written."""
         return None
 
     def check_looks(self, eval_every: int) -> None:
-        """Raises ValueError if it looks at models where none is validated: that is every `eval_every` steps."""
+        """Raises ValueError if it evaluates at steps without a validation, which comes every `eval_every` steps."""
         return None
 
     def check_tokens(self, task: AnyTask, tokenizer: Tokenizer) -> None:
-        """Raises ValueError if it asks what the tokens of a checkpoint cannot give, before anything is written."""
+        """Raises ValueError if it needs what a checkpoint's tokens cannot give; called before anything is written."""
         return None
 
     @property
@@ -471,11 +472,11 @@ class Evaluation(ABC):
         return ()
 
     def held(self) -> Sequence[tuple[str, int, int]]:
-        """What is certainly in memory at once: by the name of a setting, so many sequences of so many tokens."""
+        """Batches that are certainly in memory: the name of a setting, how many sequences, and how many tokens each."""
         return []
 
     def limits(self, model: LanguageModel) -> Sequence[str]:
-        """What it will not do of what was asked for, and why: known before it starts, a line each."""
+        """What it leaves out although the settings ask for it, and why: known before it starts, a line each."""
         return []
 
     def probe(self, trained: Trained) -> Iterator[Row]:
@@ -491,15 +492,15 @@ class Evaluation(ABC):
         """Rows of the whole evaluation (split `test`)."""
 
     def verdict(self, trained: Trained) -> Verdict:
-        """What is said once all rows are there; an exit code other than 0 says that what was promised does not hold."""
+        """What it prints once all rows are there; an exit code other than 0 means that a required result is missed."""
         return Verdict()
 
 
 class SinkStart(NamedTuple):
-    """What a sink is told when a session begins: where the run is, what it is, and what the sink has of it.
+    """What a sink gets when a session begins: the run's folder and configuration, and what it has received already.
 
-    `received` counts the first rows of the record that it was given in sessions that ended by themselves, and
-    `sessions` are the names that these left. `config` is the run's configuration as plain data.
+    `received`: in sessions that ended by themselves the sink got so many of the record's first rows. `sessions` are the
+    names that those sessions left. `config` is the run's configuration as plain data.
     """
 
     folder: Path
@@ -509,7 +510,7 @@ class SinkStart(NamedTuple):
 
 
 class SinkEnd(NamedTuple):
-    """What a sink is told when a session ends: the exit code, 0 for a run that is finished and well.
+    """What a sink gets when a session ends: the exit code, 0 for a run that finished successfully.
 
     `records` makes the results as flat dictionaries, for a finished run whose figures lie in the folder; else it is
     None. `summary` is then what `results.json` will hold.
@@ -524,7 +525,7 @@ class Sink(ABC):
     """Where rows go besides the record, `metrics.jsonl`: a subclass gives `write`, and a YAML in `conf/log/` names it.
 
     A session calls `begin` once, `write` with rows in the order of the record, and `finish` once. A session that is
-    killed does not call `finish`: what it gave is given again by the next one. Where a sink raises, the user reads one
+    killed does not call `finish`; the next session passes its rows again. Where a sink raises, the user reads one
     warning, the run goes on, and the sink gets nothing more in this session but `finish`.
     """
 
@@ -538,10 +539,10 @@ class Sink(ABC):
         return None
 
     def begin(self, header: Header, start: SinkStart) -> int | None:
-        """Returns how many of the record's first rows it has and keeps; those after them are given to it now.
+        """Returns how many of the record's first rows it has and keeps; it gets the rows after them now.
 
-        0, the default, has all rows written again: what earlier sessions wrote is the sink's to replace.
-        `start.received` keeps all that it received, for what cannot be replaced. None takes no rows in this session.
+        0, the default: it gets all rows again and must replace what earlier sessions wrote. `start.received`: it keeps
+        all rows that it received, for a target that cannot be replaced. None: it takes no rows in this session.
         """
         return 0
 

@@ -15,7 +15,7 @@ MASK = "***"
 
 
 def masked(text: str) -> str:
-    """`text` without keys and tokens: those that say what they are, and the values of variables that are named so.
+    """`text` without keys and tokens: those of a known form, and the values of variables whose names say so.
 
     >>> masked("https://me:hunter2@example.org refused hf_abcdefghijklmnopqrstuvwxyz")
     'https://***@example.org refused ***'

@@ -1,4 +1,4 @@
-"""What command line and Python do alike around whatever a user calls, so that the machine's own habits end no run."""
+"""The setup around every call from the command line or Python, so that no setting of the machine ends a run."""
 
 import io
 import os
@@ -52,7 +52,7 @@ def _naming_variables() -> Iterator[None]:
 
 
 def _named_in(error: Exception) -> str | None:
-    """The variable of JAX's that an error of JAX's names by its name or its value; None where it names none."""
+    """The JAX variable whose name or value is in an error of JAX; None if there is none."""
     frames = [Path(frame.filename).as_posix() for frame in extract_tb(error.__traceback__)]
     if not any("/jax/" in frame for frame in frames) and not any("JAX" in note for note in _notes(error)):
         return None
@@ -68,7 +68,7 @@ def _named_in(error: Exception) -> str | None:
 
 
 def _notes(error: Exception) -> list[str]:
-    """What JAX adds to an error from whose traceback it took its own lines."""
+    """The notes that JAX adds to an error when it removes its own lines from the traceback."""
     return getattr(error, "__notes__", [])
 
 

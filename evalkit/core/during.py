@@ -7,7 +7,7 @@ from evalkit.core.rows import Row, value
 DURING = "during"
 """The split of these rows; else they are those of `evaluate RUN step=N`."""
 ALL = "all"
-"""What `extra.answer` says of a row that is over everything asked."""
+"""The value of `extra.answer` in a row over all answers."""
 
 
 def name_of(entry: Row) -> str:
@@ -18,7 +18,7 @@ def name_of(entry: Row) -> str:
 
 
 def curves(rows: Iterable[Row]) -> dict[str, dict[int, dict[int, float]]]:
-    """By curve and seed the value at each step, a mean over the documents that there are rows of."""
+    """The value at each step, by curve and seed: the mean over the documents that have rows."""
     values: dict[str, dict[int, dict[int, list[float]]]] = {}
     for entry in rows:
         if entry["split"] == DURING and entry["count"] and entry["total"] is not None:

@@ -23,7 +23,7 @@ LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 class UserError(Exception):
     """One line: what was given, what is allowed, what to do. Commands print it and exit with `exit_code`.
 
-    What a file or another library put into it cannot break the line, and is cut where it is too long to be read.
+    Text from a file or another library cannot break the line: line breaks become spaces, and a long line is cut.
     """
 
     exit_code: int = 2
@@ -47,9 +47,9 @@ def first_line(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Where in the user's own code an error was raised, such as " (mixers.py:12)"; nothing where it was in ours.
+    """The last line of the user's own code in an error's traceback, such as " (mixers.py:12)"; "" if there is none.
 
-    A line of ours or of a library above it may have been reached from there; it is the user's that is told.
+    A line of ours or of a library, called from there, may have raised the error; the user's line is named all the same.
     """
     for frame in reversed(extract_tb(error.__traceback__)):
         if not frame.filename.startswith(OURS) and not any(word in frame.filename for word in LIBRARIES):
@@ -66,7 +66,7 @@ def typed_path(path: str | PathLike[str]) -> Path:
 
 
 def refuse_bytes(text: str) -> None:
-    """Raises UserError for a word or a name in bytes that are no characters here: no file of a run can say it."""
+    """Raises UserError for text with bytes that are no characters in this encoding: no file of a run can hold it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -78,7 +78,7 @@ def refuse_bytes(text: str) -> None:
 
 @contextmanager
 def said_of(name: str) -> Iterator[None]:
-    """A `UserError` in the block says of which of several it is."""
+    """Puts `name`, which of several things failed, before the message of a `UserError` in the block."""
     try:
         yield
     except UserError as error:

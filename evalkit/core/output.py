@@ -1,4 +1,4 @@
-"""What a command prints. Where the terminal is gone or a disk is full, that is dropped, and the work goes on."""
+"""Keeps a command running when its output cannot be printed, because the terminal is gone or a disk is full."""
 
 import io
 import os
@@ -47,7 +47,7 @@ def never_failing() -> None:
 
 
 def drop_sizes_of_nothing() -> None:
-    """Forgets a terminal's size that is no number above 0, as some programs set it: in it nothing would be printed."""
+    """Unsets COLUMNS and LINES if they are no numbers above 0, as some programs set them: nothing would be printed."""
     for name in SIZES:
         if not re.fullmatch("0*[1-9][0-9]*", os.environ.get(name, "80")):
             del os.environ[name]

@@ -30,7 +30,7 @@ from evalkit.core import moved, studies
 from evalkit.core.errors import UserError, writing
 
 FILE, PACKED = "metrics.jsonl", "metrics.jsonl.gz"
-# What tells a recall evaluation among the records that were written before there was a header.
+# Metrics that identify a recall evaluation in records that were written before there was a header.
 RECALL_METRICS = {"recalled", "forgetting", "difference", "drift", "restored"}
 
 
@@ -83,7 +83,7 @@ class Row(TypedDict):
     total: float | None
     count: float | None
     extra: dict[str, Any]
-    """What else there is to say; in the file null where it is empty."""
+    """Anything else about the measurement; null in the file where it is empty."""
 
 
 class Record(NamedTuple):
@@ -99,8 +99,8 @@ HEADER_FIELDS = tuple(HEADER_TYPES)
 LIMITS: Mapping[type, float] = {int: 2**63, float: math.inf}
 """Beyond every number of a record: JSON that is too large for a float is read as infinity."""
 LARGEST_RECORD = 2**30
-"""Bytes of an unpacked record: more than any run wrote, and less than a small file of zeros would fill."""
-# What a line may hold, by its type and nothing that only behaves like it: true is no number.
+"""The most bytes of an unpacked record: more than any run wrote, but a small packed file of zeros can hold more."""
+# The exact types of a line's fields. A subtype is not enough: true is no number.
 TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("run", "task", "model", "split"), (str, type(None))),
     **dict.fromkeys(("seed", "step", "length", "position"), (int, type(None))),
@@ -176,7 +176,7 @@ def encode_header(header: Header) -> str:
 
 
 def decode(line: bytes) -> Header | Row:
-    """What a line of the record is; raises UserError if it is neither."""
+    """A line of the record as a header or a row; raises UserError if it is neither."""
     path = Path(FILE)
     return _header(line, path) or _decode(line, path, 0)
 
@@ -266,10 +266,10 @@ def pack(run: Path, folder: Path) -> None:
 def read(run: str | Path) -> Record:
     """The record in one run's folder, rows in the order written; a last line cut short by a kill is ignored.
 
-    An archive keeps it packed, as `metrics.jsonl.gz`; of a study it is one of many in a file.
+    An archive keeps it packed, as `metrics.jsonl.gz`; a study keeps the records of many runs in one file.
 
     Records that were written before there was a header get one from their rows. Raises `UserError` if the folder has no
-    `metrics.jsonl`, or if a complete line is not what it should be.
+    record, or if a complete line is damaged.
     """
     path, data = Path(run) / FILE, record_bytes(run)
     lines = data[: _complete(data)].splitlines()
@@ -340,7 +340,7 @@ def _fits(value: Any, annotation: Any) -> bool:
 
 
 def _headed(rows: Sequence[Row], path: Path) -> Record:
-    """The record of old rows, of which the first has the facts in `extra` under the metric `parameters`."""
+    """The record of rows without a header, whose first row, of the metric `parameters`, has the facts in `extra`."""
     first = next((entry for entry in rows if entry["metric"] == "parameters"), None)
     facts = {} if first is None else {name: first["extra"][name] for name in HEADER_FIELDS if name in first["extra"]}
     lengths = (entry["length"] for entry in rows if entry["split"] == "validation" and entry["length"] is not None)

@@ -10,7 +10,7 @@ from typing import TypedDict
 from scipy.special import betaincinv
 
 LOOK_EVERY = 32
-"""Sequences between two looks at an interval's width: an evaluation that ends early ends at a multiple of them."""
+"""Sequences between two checks of an interval's width: an evaluation that stops early stops at a multiple of this."""
 
 
 class Spread(TypedDict):
@@ -47,9 +47,9 @@ def wilson(total: float, count: float, z: float = 1.96) -> tuple[float, float]:
 
 
 def is_narrow(total: float, count: int, width: float | None, marks: Sequence[float] = ()) -> bool:
-    """Whether the 95% interval of `total` right of `count` is at most `width` wide, with none of `marks` inside it.
+    """Whether the 95% interval of `total` / `count` is at most `width` wide and has none of `marks` inside it.
 
-    Nothing is narrow enough where `width` is None.
+    Without a `width` no interval is narrow enough.
     """
     if width is None:
         return False
@@ -58,10 +58,11 @@ def is_narrow(total: float, count: int, width: float | None, marks: Sequence[flo
 
 
 def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
-    """Returns the exact one-sided p-value of "`first` is larger": the share of all ways to divide these numbers in two
-    groups of these sizes in which the first group's ranks are at least as high. Equal numbers share a middle rank.
+    """Returns the exact one-sided p-value of "`first` is larger".
 
-    Infinite numbers may be given, for a step that was never reached. Raises ValueError for an empty group.
+    It is the share of all ways to divide these numbers into two groups of these sizes in which the first group's ranks
+    are at least as high. Equal numbers share a middle rank. Infinite numbers are allowed, for a step that was never
+    reached. Raises ValueError for an empty group.
     Source: Mann & Whitney 1947, "On a test of whether one of two random variables is stochastically larger".
 
     >>> mann_whitney([0.9, 0.8, 1.0], [0.5, 0.6, 0.7])
@@ -108,7 +109,7 @@ def censored_spread(steps: Iterable[int | None]) -> Spread:
 
 
 def exact_interval(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
-    """Returns the exact interval (low, high) for a share of which `successes` of `trials` are seen, such as of seeds.
+    """Returns the exact interval (low, high) for a share, given `successes` in `trials`, such as seeds.
 
     Raises ValueError unless 0 <= successes <= trials and trials > 0.
     Source: Clopper & Pearson 1934, "The use of confidence or fiducial limits illustrated in the case of the binomial".
@@ -126,7 +127,7 @@ def exact_interval(successes: int, trials: int, level: float = 0.95) -> tuple[fl
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns p-values adjusted for how many there are, in their order: each may be held to the level of one alone.
+    """Returns p-values adjusted for multiple tests, in their order: compare each with the level of a single test.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
 

@@ -16,16 +16,16 @@ from evalkit.tasks import Example
 
 # Folded into every key: another order would change the data of every run.
 INIT, TRAIN, VALIDATION, TEST, RECALL, ORDINARY = range(6)
-# Folded into the key of a training sequence for its length, which no task draws from.
+# Folded into the key of a training sequence to draw its length; no task folds in this number.
 LENGTH = 2**31
-# Folded into the key of a step's ordinary tokens for which streams begin anew.
+# Folded into the key of a step's ordinary tokens to draw which streams begin anew.
 ANEW = 2**31
 NOISE = ANEW + 1
-# Folded into the key of a stream's ordinary tokens for its fact: smaller numbers are keys that the task draws from,
-# since `split` gives those of `fold_in`.
+# Folded into the key of a stream's ordinary tokens to draw its fact. The task may draw from the keys of smaller
+# numbers, since `split` gives the same keys as `fold_in` of 0, 1, ….
 WHETHER, PLACE, ANSWER = range(2**31, 2**31 + 3)
 MOST_LENGTHS = 8
-"""Lengths that a training draws from: each is a sampler of its own, which takes half a second to compile."""
+"""The most lengths that a training draws from: each needs its own sampler, which takes half a second to compile."""
 
 
 def init_key(seed: ArrayLike) -> Array:
@@ -39,10 +39,10 @@ def check_length(task: Task, length: int) -> None:
 
 
 def lengths_between(task: Task, shortest: int, longest: int) -> list[int]:
-    """Returns the lengths that a training draws from, all equally likely: at most 8, evenly spread, both ends too.
+    """Returns the lengths that a training draws from, all equally likely: at most 8, evenly spread, with both ends.
 
-    Those between that the task cannot have, such as odd ones, give way to the next shorter one that it can. Raises the
-    task's own ValueError for either end.
+    A length in between that the task cannot have, such as an odd one, is replaced by the next shorter one that it can
+    have. Raises the task's own ValueError if it cannot have one of the ends.
     """
     check_length(task, shortest)
     check_length(task, longest)
@@ -59,9 +59,9 @@ def train_batch(
 ) -> Example:
     """Returns the training batch `[b, t]` of one seed at one step; a resumed run draws the same one.
 
-    With `shortest`, each sequence has a random length from there to `length`: any of them if the task is one of
-    `Cuts`, else one of `lengths_between`. Padding fills the rest, which is never scored. No position before it sees it,
-    so that models need not be told where it is. Where `shards` devices share the batch, each draws its own sequences.
+    With `shortest`, each sequence has a random length from `shortest` to `length`: any length if the task is one of
+    `Cuts`, else one of `lengths_between`. Padding, which is never scored, fills the rest. No earlier position sees it,
+    so models get no positions for it. Where `shards` devices share the batch, each draws its own sequences.
     """
     key = jax.random.fold_in(jax.random.fold_in(random_key(seed), TRAIN), step)
     keys = own(jax.random.split(key, batch), shards)
@@ -83,7 +83,7 @@ def train_batch(
 def ordinary_batch(task: Any, seed: ArrayLike, step: ArrayLike, count: int, length: int, facts: float = 0.0) -> Array:
     """Returns the ordinary tokens `[b, t]` that `count` streams read at one step of one seed.
 
-    Those of a stream hold one fact, at a random place, with the probability `facts`.
+    With the probability `facts`, the tokens of a stream hold one fact at a random place.
     """
 
     def one(key: Array) -> Array:
@@ -111,7 +111,7 @@ def noise_keys(seed: ArrayLike, step: ArrayLike, count: int) -> Array:
 
 
 def _of_streams(seed: ArrayLike, step: ArrayLike) -> Array:
-    """Returns the key of what streams of ordinary tokens do at a step."""
+    """Returns the key for everything that streams of ordinary tokens draw at a step."""
     return jax.random.fold_in(jax.random.fold_in(random_key(seed), ORDINARY), step)
 
 
@@ -145,7 +145,7 @@ def has_length(task: Task, length: int) -> bool:
 
 
 def _padded(example: Example, extra: int) -> Example:
-    """The example with so much padding after it, which is never scored."""
+    """The example, followed by `extra` positions of padding, which are never scored."""
     after = ((0, 0),) * (example.tokens.ndim - 1) + ((0, extra),)
     positions = None if example.positions is None else jnp.pad(example.positions, after, constant_values=-1)
     tokens, targets, mask = (jnp.pad(field, after) for field in example[:3])

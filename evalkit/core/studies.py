@@ -1,8 +1,8 @@
 """Reads a study: the finished runs of a folder, packed into two files beside its pages.
 
 `rows.jsonl.gz` has their records, one gzip member a run, byte for byte; `zcat` shows them all. `runs.json` has a line a
-run: its name, where in `rows.jsonl.gz` its record lies, and what its other files say. Whatever reads a run takes a
-packed one by the folder that it would have in the study, such as `studies/synthetic/fig6b/hawk`.
+run: its name, where in `rows.jsonl.gz` its record lies, and what its other files say. Code that reads a run also
+reads a packed one, by the folder that it would have in the study, such as `studies/synthetic/fig6b/hawk`.
 """
 
 import json
@@ -24,7 +24,7 @@ ROWS, RUNS = "rows.jsonl.gz", "runs.json"
 
 @dataclass(frozen=True)
 class Packed:
-    """A run in a study: its record is `size` bytes of `rows.jsonl.gz`, from `at` on. `files`: what each other says."""
+    """A run in a study: its record is `size` bytes of `rows.jsonl.gz` from `at` on; `files` has its other files."""
 
     study: Path
     at: int
@@ -68,9 +68,9 @@ def packed_below(folder: Path) -> list[Path]:
 
 
 def content(path: Path) -> Any:
-    """The plain data of a run's YAML or JSON file, None where there is none; raises ValueError for another text.
+    """The plain data of a run's YAML or JSON file, None where there is none; raises ValueError for other text.
 
-    A packed run's is shared by all who read it.
+    All readers of a packed run share one copy of its data.
     """
     if not path.is_file():
         run = packed(path.parent)
@@ -80,7 +80,7 @@ def content(path: Path) -> Any:
 
 
 def _yaml(text: str) -> Any:
-    """The plain data of YAML in which no part stands for another: a few lines of such fill all memory."""
+    """The plain data of YAML without aliases: a few lines of nested aliases would fill all memory."""
     from omegaconf import OmegaConf  # a machine that only times programs has none
     from omegaconf.errors import OmegaConfBaseException
 

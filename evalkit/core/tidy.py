@@ -25,7 +25,7 @@ COLUMNS = (
     "value",
     "sequences",
 )
-"""What every record has. No name is a method of a data frame, which as a column could not be reached by a dot."""
+"""Columns of every record. None is named like a method of a data frame: a dot could not reach such a column."""
 EXTRA = "extra_"
 TOTAL, NON_FINITE = "value", ("nan", "inf", "-inf")  # in a row's `extra`, what its total was
 

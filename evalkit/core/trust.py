@@ -17,7 +17,7 @@ OURS = "evalkit"
 BUILD = "evalkit.models.build"
 """The one function of evalkit's that a configuration may name."""
 OPTAX, OPTIMIZERS = "optax", ("train.optimizer", "train.average")
-"""A package that counts as ours, and the keys of the optimisers that may be named in it."""
+"""A package that counts as ours, but only below these keys, which name optimisers."""
 FILE = "evalkit/named.jsonl"
 
 
@@ -43,14 +43,14 @@ def nodes(content: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def strangers(content: Any) -> dict[str, str]:
-    """What plain data names by `_target_` that is none of evalkit's, and no optimiser of Optax, by its dotted key."""
+    """Each `_target_` of plain data that is neither evalkit's nor an optimiser of Optax, by its dotted key."""
     targets = {path: str(node["_target_"]) for path, node in nodes(content)}
     known = {path: (OURS, OPTAX) if path.startswith(OPTIMIZERS) else (OURS,) for path in targets}
     return {path: target for path, target in targets.items() if package_of(target) not in known[path]}
 
 
 def code_of(content: Any) -> dict[str, str]:
-    """The SHA-256 of each module's file that plain data names something of, by the module, evalkit's own left out."""
+    """The SHA-256 of each module file that a `_target_` of plain data names, by module, without evalkit's own."""
     found = {}
     for target in strangers(content).values():
         name = target.rpartition(".")[0]
@@ -65,8 +65,8 @@ def code_of(content: Any) -> dict[str, str]:
 def refuse_unnamed(content: Any, packages: Iterable[str], where: str = "") -> None:
     """Raises UserError for a `_target_` of a package that is neither evalkit nor among `packages`.
 
-    What the user named once, in the same package at the same place, counts as named. Nothing is imported to know. Where
-    there is no such package, importing it says so.
+    A target that the user named before counts as named if its package is still at the same place. This check imports
+    nothing. It accepts a package that does not exist, since importing it gives an error anyway.
     """
     known, remembered = frozenset(packages), _remembered()
     for path, target in strangers(content).items():
@@ -117,7 +117,7 @@ def documented(found: Callable[..., Any]) -> str:
 def refuse_unnamed_kind(kind: str) -> None:
     """Raises UserError for a kind of report that is none of evalkit's and of a package that the user did not name.
 
-    A package that this process has imported already runs nothing new.
+    A package that this process has already imported is accepted: it runs no new code.
     """
     package = package_of(kind)
     if (package == OURS and kind.endswith(".report")) or (package in sys.modules and package != OURS):
@@ -135,10 +135,9 @@ def remember(targets: Iterable[str]) -> None:
 
 
 def refuse_elsewhere(run: Path, written: Mapping[str, str], given: Iterable[str]) -> None:
-    """Raises UserError for a folder, outside that of a saved `run`, which the run would write into and no user gave.
+    """Raises UserError if a saved `run` would write into a folder outside its own that the user never gave.
 
-    `written` are its folders by their keys, and `given` the keys that the user types now. Links count as what they
-    lead to.
+    `written` has the run's folders by their keys, and `given` the keys that the user types now. Links are followed.
     """
     typed, inside = frozenset(given), run.absolute().resolve()
     for path in run.iterdir() if run.is_dir() else ():
@@ -159,7 +158,7 @@ def remember_folders(written: Mapping[str, str]) -> None:
 
 
 def _file() -> Path:
-    """What the user named so far, of all runs: it lies outside of them, since a stranger's run may say anything."""
+    """The file of what the user has named so far: outside of all runs, since a stranger's run may say anything."""
     return kept_below("XDG_STATE_HOME", "~/.local/state") / FILE
 
 

@@ -1,7 +1,7 @@
-"""Files of one piece: ours, which are written as a whole, and a user's texts, which are UTF-8 and nothing else.
+"""Writes our files as a whole, and reads a user's texts, which are UTF-8 and nothing else.
 
-Of a file that is written, whoever reads it, and whatever ends the process, meets the old content or the new one. A text
-may begin with a byte order mark; what a file is instead of a text is named.
+A reader of a file that we write finds the old content or the new one, whatever ends the writing process. A text may
+begin with a byte order mark; the error for a file that is no text says what it is instead.
 """
 
 import codecs

@@ -25,9 +25,9 @@ def write(folder: Path) -> None:
 
 
 def check(folder: Path) -> bool:
-    """Whether `folder` has sums, as folders of before have none; raises Damaged, naming the file, if they differ.
+    """Whether `folder` has sums, which older folders lack; raises Damaged, naming the file, if they differ.
 
-    A file that came later and has no sum is nobody's concern here.
+    Files that were added later have no sum and are not checked.
     """
     if not (folder / FILE).exists():
         return False

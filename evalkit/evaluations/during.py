@@ -1,4 +1,4 @@
-"""What a model of text is asked while it trains, beside its own evaluation: benchmarks of lm-eval, and lookups."""
+"""Evaluations of a text model while it trains, besides its own: benchmarks of lm-eval, and lookups."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from evalkit.tasks.phonebook import Phonebook
 
 @dataclass
 class Benchmarked:
-    """Benchmarks of lm-eval while a model trains on text; raises ValueError for settings that cannot be.
+    """Benchmarks of lm-eval while a model trains on text; raises ValueError for invalid settings.
 
     Options:
       during: `tasks`, and settings of `task=downstream`, as in `{every: 400, tasks: [piqa], limit: 200}`; `every` is a
@@ -22,12 +22,12 @@ class Benchmarked:
     def __post_init__(self) -> None:
         if not self.during:
             return
-        # Not before it is asked for: to import lm-eval takes seconds.
+        # Imported only if it is needed: importing lm-eval takes seconds.
         from evalkit.evaluations.downstream.benchmarks import Benchmarks
         from evalkit.evaluations.downstream.measure import Downstream
 
         setting = "downstream.during"
-        # Its verdict would be of a whole run.
+        # A calibration judges a whole run, not one step of it.
         if "calibrate" in self.during:
             raise ValueError(f"{setting}.calibrate is of a whole run; give task=downstream checkpoint=RUN")
         called = {"names": "tasks"}
@@ -39,7 +39,7 @@ class Benchmarked:
 
 @dataclass
 class LookedUp:
-    """Lookups in a phonebook in text while a model trains on text; raises ValueError for settings that cannot be.
+    """Lookups in a phonebook in text while a model trains on text; raises ValueError for invalid settings.
 
     Options:
       during: settings of `task=phonebook`, as in `{every: 400, lengths: [256, 1024], prompts: 50}`; `every` is a

@@ -1,4 +1,4 @@
-"""A whole evaluation that is made every so many steps of training, and what it costs."""
+"""A whole evaluation that runs every so many steps of training."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,17 +18,17 @@ from evalkit.tasks.text.tokenizers import Tokenizer
 
 EVERY = "every"
 OWN = ("kind", "spaced_by", "during")
-"""What of an evaluation no look sets."""
+"""Attributes of an evaluation that the settings of a look cannot change."""
 Given = dict[str, object]
 """What a user says of a look: `every`, and settings of the evaluation in place of its own."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """`evaluation`, made of the model at every step that is a multiple of `every`.
+    """Runs `evaluation` on the model at every step that is a multiple of `every`.
 
-    `setting` is the one that asks for it, such as `eval.during`. `task` is what is asked where it is not what the model
-    trains on. Raises ValueError for a value that cannot be.
+    `setting` is the user's setting that asks for it, such as `eval.during`. `task` is the task to evaluate; None: the
+    one that the model trains on. Raises ValueError for an invalid value.
     """
 
     setting: str
@@ -47,10 +47,10 @@ class Look:
             raise ValueError(
                 f"{setting} has no {EVERY}; give a number of steps, such as '{setting}={{{EVERY}: 400, …}}'"
             )
-        return cls(setting, evaluation, given[EVERY], task)  # type: ignore[arg-type]  # held to a number there
+        return cls(setting, evaluation, given[EVERY], task)  # type: ignore[arg-type]  # `__post_init__` checks it
 
     def check_looks(self, eval_every: int) -> None:
-        """Raises ValueError if it looks at models where none is validated: that is every `eval_every` steps."""
+        """Raises ValueError if it is due at steps without a validation; one comes every `eval_every` steps."""
         if self.every % eval_every:
             raise ValueError(
                 f"{self.setting}.{EVERY}={self.every}, but models are validated every train.eval_every={eval_every} "
@@ -58,11 +58,11 @@ class Look:
             )
 
     def check(self, tokenizer: Tokenizer) -> None:
-        """Raises ValueError for what cannot be asked of models with this tokenizer, UserError for absent data sets."""
+        """Raises ValueError for a task that does not suit this tokenizer, and UserError for absent data sets."""
         if self.task is not None:
             try:
                 self.evaluation.check(self.task)
-            except UserError as error:  # which speaks of the data of a whole run
+            except UserError as error:  # its message names the setting of a whole run
                 raise UserError(str(error).replace("data.path=", f"{self.setting}.path=")) from error
             self.evaluation.check_tokens(self.task, tokenizer)
 
@@ -82,7 +82,7 @@ class Look:
 
 
 def _each_asked(trained: Trained, task: AnyTask) -> Iterator[Trained]:
-    """Each seed's model by itself, on another task: what is asked of a checkpoint knows no seeds."""
+    """Yields each seed's model alone, on another task: the evaluation of a checkpoint has no seeds."""
     feed = feed_of(task).in_tokens_of(trained.tokenizer)
     for seed, params in zip(trained.seeds, trained.params, strict=True):
         make_row = partial(trained.make_row, seed=seed, step=trained.step)
@@ -92,9 +92,9 @@ def _each_asked(trained: Trained, task: AnyTask) -> Iterator[Trained]:
 def settings_in(
     setting: str, given: Given, *parts: type, called: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """What a look gives to each constructor of `parts`; raises ValueError for a name or a type that none has.
+    """The settings of a look for each constructor of `parts`; raises ValueError for an unknown name or a wrong type.
 
-    A setting may be `called` otherwise here than by its constructor.
+    `called` maps a constructor's name of a setting to the name that the user gives it here, where they differ.
     """
     names = called or {}
     taken = [

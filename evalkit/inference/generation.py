@@ -19,9 +19,9 @@ from evalkit.inference.sampling import GREEDY, Sampler
 from evalkit.inference.texts import Ends, Row, Said, ends_of
 from evalkit.parallel.devices import by_rows, bytes_of, mesh_sharing
 
-# Tokens that one call of the device decodes: at most, and before the text is looked at for the first time.
+# Tokens that one call on the device decodes: at most, and in the first call if the host checks the text in between.
 MOST_AT_ONCE, FIRST_LOOK = 256, 16
-# A call of a large model reads so many bytes of parameters, and decodes no more tokens: a choice, not a measurement.
+# A call reads at most so many bytes of parameters, which limits its tokens for a large model: chosen, not measured.
 BYTES_AT_ONCE = 2**33
 NO_TOKEN = -1
 LARGEST_SEED = 2**31 - 1
@@ -43,13 +43,13 @@ def generate(
     said: Callable[[int, Said], None] = lambda index, said: None,
     heard: Heard | None = None,
 ) -> list[Said]:
-    """What the model says after each of `prompts` (token ids, the first one included), in their order.
+    """The text that the model generates after each of `prompts` (token ids, the first one included), in their order.
 
-    A text ends before the tokenizer's end token or one of `stop_tokens`, before the first of the `stop` strings to be
-    complete, or with `max_new_tokens`. Tokens are drawn by `seed` and the prompt's index in `prompts`. The other
-    prompts, `batch_size` and `chunk` (tokens of a prompt read at a time) change no text but where two tokens are within
-    rounding of each other. `heard` gets a prompt's index and each piece of its text as it comes, and `said` the whole
-    as soon as it is there. Raises ValueError for a value that cannot be.
+    A text ends before the tokenizer's end token or one of `stop_tokens`, before the first complete `stop` string, or
+    after `max_new_tokens`. Random draws depend on `seed` and the prompt's index in `prompts`. The other prompts,
+    `batch_size` and `chunk` (tokens of a prompt read at a time) do not change a text, unless two tokens are within
+    rounding of each other. `heard` is called with a prompt's index and each new piece of its text, `said` with the
+    index and the whole text once it is complete. Raises ValueError for an invalid value.
 
         generate(load("runs/text"), [list(b"Once upon a time")], 200, sampler=Sampler(temperature=0.8, top_p=0.95))
     """
@@ -95,7 +95,7 @@ def decode(
     ids = np.zeros(rows, np.int32)
     ids[: len(indices)] = indices
     most = min(MOST_AT_ONCE, max(1, BYTES_AT_ONCE // max(1, bytes_of(pretrained.params))))
-    # Where nobody looks at the text meanwhile, a call is as long as it may be: end tokens are seen on the device.
+    # If the host does not check the text meanwhile, calls are as long as allowed: the device checks end tokens.
     first, steps = 0, min(most, FIRST_LOOK if ends.strings or heard else most)
     while first < max_new_tokens and any(row.said is None for row in said):
         steps = min(steps, max_new_tokens - first)
@@ -127,7 +127,7 @@ def decoded(
     sampler: Sampler,
     ends: tuple[int, ...],
 ) -> tuple[Prefilled, Int[Array, "b n"]]:
-    """At most `steps` tokens more, of which number `first` comes first; ends early where every row is done."""
+    """Decodes at most `steps` more tokens, the first of which has number `first`; ends early if every row is done."""
 
     def on_device(whole: tuple[Params, Array, Array, Array], read: Prefilled, done: Array, ids: Array) -> Any:
         params, seed, first, steps = whole

@@ -19,16 +19,16 @@ PER_OCTAVE = 8
 
 
 class Prefilled(NamedTuple):
-    """Where a batch of prompts stands: the cache after them, and the logits that say what comes next."""
+    """A batch of prompts that have been read: the cache after them, and the logits of the next token."""
 
     cache: Cache
     logits: Float[Array, "b v"]
 
 
 def placed(pretrained: Pretrained, rows: int) -> Pretrained:
-    """The same, its parameters on every device that `rows` are split over: once, instead of at each batch."""
+    """`pretrained` with its parameters on every device that `rows` are split over: once, instead of at each batch."""
     where = copied(mesh_sharing(pretrained.params, rows))
-    # Asking where each is takes a tenth of the time of placing it where it is already.
+    # This check takes a tenth of the time of placing parameters that are in place already.
     if all(isinstance(leaf, Array) and leaf.sharding == where for leaf in jax.tree.leaves(pretrained.params)):
         return pretrained
     return replace(pretrained, params=jax.device_put(pretrained.params, where))
@@ -42,7 +42,7 @@ def by_length(prompts: Sequence[Sequence[int]], rows: int) -> Iterator[list[int]
 
 
 def rows_within(pretrained: Pretrained, rows: int, size: int, gib: float) -> int:
-    """Prompts at a time whose caches, with room for `size` tokens, take `gib` at most: `rows`, or half, a quarter, …
+    """How many prompts to read at a time, so that caches for `size` tokens take at most `gib`: `rows`, or half, …
 
     There are never fewer than one a device.
     """
@@ -75,11 +75,11 @@ def check(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
 
 
 def prefill(pretrained: Pretrained, prompts: Sequence[Sequence[int]], *, rows: int, size: int, chunk: int) -> Prefilled:
-    """Reads `prompts`, token ids, as a batch of `rows`, of which those beyond the prompts repeat the first.
+    """Reads `prompts`, token ids, as a batch of `rows`; rows beyond the prompts repeat the first prompt.
 
-    Rows are left-padded with position −1, which no mixer sees, so each is as if it were alone. A global cache gets room
-    for `size` tokens. `chunk` tokens a row are in memory at a time; the program depends on neither the prompts' lengths
-    nor, unless the cache does, on `size`. Raises ValueError for a prompt longer than `size`.
+    Rows are left-padded with position −1, which mixers ignore, so each row is read as if it were alone. A global cache
+    gets room for `size` tokens. `chunk` tokens of each row are in memory at a time. The program does not depend on the
+    prompts' lengths, and on `size` only if the cache does. Raises ValueError for a prompt longer than `size`.
     """
     longest = max(map(len, prompts))
     if longest > size:
@@ -90,7 +90,7 @@ def prefill(pretrained: Pretrained, prompts: Sequence[Sequence[int]], *, rows: i
     logits = None
     for start in range(0, tokens.shape[1], chunk):
         part, where = tokens[:, start : start + chunk], positions[:, start : start + chunk]
-        # Without pads a row just continues, which local attention does at less cost than with positions.
+        # Without padding no positions are needed, which costs less in local attention.
         padded = jnp.asarray(where) if (where < 0).any() else None
         with jax.default_matmul_precision("highest"):
             logits, cache = _read(pretrained.model, mesh, pretrained.params, jnp.asarray(part), padded, cache)

@@ -20,7 +20,7 @@ class Sampler:
     `temperature` 0 takes the likeliest token. Above it, tokens are drawn from softmax(logits / temperature), with
     `top_k` from the k likeliest alone. `top_p` then keeps the fewest likeliest tokens whose probabilities sum to it
     (nucleus sampling, Holtzman et al. 2019). Tokens as likely as the last one that is kept are kept too.
-    Raises ValueError for a value that cannot be, and for `top_k` or `top_p` where nothing is drawn.
+    Raises ValueError for an invalid value, and for `top_k` or `top_p` where nothing is drawn.
 
     >>> logits = jnp.log(jnp.array([[0.1, 0.6, 0.3]]))
     >>> Sampler().choose(logits, rows=jnp.array([0]), seed=jnp.array(0), step=jnp.array(0)).tolist()
@@ -63,7 +63,7 @@ class Sampler:
             sorted_logits = -jnp.sort(-left, axis=1)
             weights = jax.nn.softmax(sorted_logits, axis=1)
             needed = jnp.cumsum(weights, axis=1) - weights < self.top_p
-            needed = needed.at[:, 0].set(True)  # where float32 has no such small sum, the likeliest token is left
+            needed = needed.at[:, 0].set(True)  # a `top_p` too small for float32 leaves the likeliest token
             kept &= left >= jnp.where(needed, sorted_logits, jnp.inf).min(axis=1, keepdims=True)
         return kept
 

@@ -21,7 +21,7 @@ from evalkit.core.errors import UserError
 from evalkit.inference.prefill import empty_cache
 from evalkit.parallel.devices import by_rows, copied, in_parts, mesh_sharing, microbatch, split, together
 
-# Of lengths and rooms, so that few programs serve many.
+# Lengths are rounded up to `MULTIPLE` and may be `SPARE` too long, so that few programs serve many.
 MULTIPLE, SPARE = 8, 1 / 8
 LOGITS_AT_A_TIME = 2**28  # numbers: 1 GiB of float32
 CACHE_AT_A_TIME = 2**30  # bytes
@@ -70,10 +70,10 @@ class Row(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Rows that are read together: which they are of those that were to be read, and the shapes of the program.
+    """Rows that are read together: `members` are their indices among all rows; the rest gives the program's shapes.
 
-    `size` rows, the last ones dummies; at most `chunk` tokens and `places` answers of each at a time; `room` tokens in
-    the cache, 0 for none.
+    A batch has `size` rows, the last ones dummies; at most `chunk` tokens and `places` answers of each row are computed
+    at a time; the cache has room for `room` tokens, 0 for no cache.
     """
 
     members: list[int]
@@ -85,7 +85,7 @@ class Batch(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A row, and the rows that continue it; `requests` are all that it answers."""
+    """A row, and the rows that continue it; `requests` are the indices of all requests that they answer."""
 
     requests: list[int]
     stem: Row
@@ -204,7 +204,7 @@ class Scorer:
             read = _advance if continues or first + batch.chunk < length else _finish
             tokens, positions = _tokens(batch, starts, first)
             questions, at, targets = _questions(batch, first)
-            # Without a cache nothing comes after the pads that could see them; without pads a row just continues.
+            # Positions are needed only where later tokens could see padding: with a cache, and with padding in it.
             where = positions if batch.room and (positions < 0).any() else None
             arrays = jax.device_put((tokens, where, at, targets), split(self._mesh))
             with jax.default_matmul_precision("highest"):
@@ -237,9 +237,9 @@ def _near(length: int, before: int) -> int:
 
 
 def fit(requests: Sequence[Request], max_length: int, *, truncate: bool, keep: int | None) -> tuple[list[Request], int]:
-    """The requests with what the model reads of each, all but the last token, cut to `max_length`; how many were cut.
+    """Cuts what the model reads of each request, all but its last token, to `max_length`; counts the requests cut.
 
-    A context loses tokens on its left, but for a first token `keep` (the one that begins every text). Raises UserError
+    A context loses tokens on its left, except a first token `keep` (the one that begins every text). Raises UserError
     for a request that is longer, unless `truncate`, and for a continuation that is longer by itself.
     """
     fitted, cut = [], 0
@@ -265,7 +265,7 @@ def fit(requests: Sequence[Request], max_length: int, *, truncate: bool, keep: i
 
 
 def _groups(requests: Sequence[Request], share_prefixes: bool) -> list[Group]:
-    """What is to be read; of a context that is shared, only what follows it more than once is a branch."""
+    """The groups to read; with `share_prefixes`, a context that several rows share becomes a stem with branches."""
     if not share_prefixes:
         return _rows_apart(requests, range(len(requests)))
     followers = defaultdict[Tokens, list[int]](list)
@@ -313,7 +313,7 @@ def _places(rows: Sequence[Row], chunk: int) -> int:
 
 
 def _power_of_four(count: int) -> int:
-    """`count` or more: few sizes, since each is a program of its own."""
+    """`count` rounded up to a power of four: few sizes, since each is a program of its own."""
     return 4 ** (((count - 1).bit_length() + 1) // 2)
 
 
@@ -329,8 +329,10 @@ def _tokens(batch: Batch, starts: np.ndarray, first: int) -> tuple[np.ndarray, n
 
 
 def _questions(batch: Batch, first: int) -> tuple[list[tuple[tuple[int, int], Question]], np.ndarray, np.ndarray]:
-    """The questions in the chunk that begins at `first`, each with its (row, slot); places and targets `[size, slots]`,
-    which have no slots where there is no question."""
+    """The questions in the chunk that begins at `first`, each with its (row, slot), and their places and targets.
+
+    Places and targets are `[size, slots]`, with no slots where there is no question.
+    """
     questions = []
     for number, row in enumerate(batch.rows):
         low = bisect_left(row.questions, first, key=lambda question: question.place)
@@ -355,8 +357,10 @@ def _read_rows(
     *,
     keep: bool,
 ) -> tuple[Float[Array, "b n"], Bool[Array, "b n"], Cache | None]:
-    """The log-probabilities of `targets` after the tokens `at [b, n]`, whether each is the likeliest, and the cache
-    if there is one to `keep`."""
+    """The log-probabilities of `targets` after the tokens `at [b, n]`, whether each is the likeliest, and the cache.
+
+    The cache is None unless there is one to `keep`.
+    """
 
     def read(
         params: Params, cache: Cache | None, tokens: Array, positions: Array | None, at: Array, targets: Array
@@ -378,7 +382,7 @@ def _read_rows(
 
 
 _advance = jax.jit(partial(_read_rows, keep=True), static_argnames=("model", "mesh"), donate_argnames=("cache",))
-# Without the cache that nobody reads on: sorting its pads away costs as much as the rest.
+# The last chunk returns no cache, since nothing follows: sorting the padding out of it costs as much as the rest.
 _finish = jax.jit(partial(_read_rows, keep=False), static_argnames=("model", "mesh"))
 
 

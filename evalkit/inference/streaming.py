@@ -17,7 +17,7 @@ from evalkit.parallel.devices import accelerator_bytes, by_rows, copied, mesh_fo
 from evalkit.tasks import Example
 
 CHUNKS = {"cpu": 1}
-"""How many chunks one call reads, by the device: a call is dear where a chunk is read in less time than it takes."""
+"""How many chunks one call reads, by device (else `MOST_CHUNKS`): a call may take longer than reading a chunk."""
 MOST_CHUNKS = 32
 ROWS = 8
 """Sequences that a CPU reads at a time: few enough that a core keeps their activations in its cache."""
@@ -25,14 +25,14 @@ MOST_ROWS = 256
 SHARE = 4
 """The part of an accelerator's memory, one in so many, that sequences may take."""
 TOKEN_BYTES = 24
-"""Of activations a token, for each root of a parameter: a model of width d and n blocks has some 12 n d² of them."""
+"""Bytes of activations per token, times the root of the number of parameters (some 12 n d² for n blocks of width d)."""
 
 
 def rows_at_once(setting: int | str, model: LanguageModel, params: Params, length: int, chunk: int, look: int) -> int:
     """Sequences of `length` tokens that are in memory at a time: the `setting`, or by the device where it is "auto".
 
-    An accelerator reads as many as it has memory for, a power of two up to 256: one takes it as long. After so many as
-    `look` it may be enough, so that it reads no more.
+    An accelerator reads as many as it has memory for, a power of two up to 256, since one alone takes as long. It reads
+    at most `look`, the number after which an evaluation may end.
     """
     if not isinstance(setting, str):
         return setting
@@ -45,7 +45,7 @@ def rows_at_once(setting: int | str, model: LanguageModel, params: Params, lengt
 
 
 def least_rows(setting: int | str) -> int:
-    """Of `rows_at_once`, what is certain whatever the device."""
+    """The rows in memory that can be expected on any device: the `setting`, or those of a CPU where it is "auto"."""
     return ROWS if isinstance(setting, str) else setting
 
 
@@ -101,15 +101,15 @@ def _calls(
     check_interrupt: Callable[[], None],
     scored: int | None,
 ) -> Iterator[tuple[int, Tally, Tally]]:
-    """Of each call how many chunks it read, the tally so far, and the tallies `[b, n]` after each of its chunks.
+    """Yields for each call its number of chunks, the tally so far, and the tallies `[b, n]` after each of its chunks.
 
-    A tally so far is gone when the next one is asked for.
+    The tally so far is donated to the next call: it cannot be used after that.
     """
     batch, length = example.tokens.shape
     chunks = -(-length // chunk)
     most = CHUNKS.get(jax.default_backend(), MOST_CHUNKS)
     padding = -length % (chunk * most)
-    # Padding is never scored, and packed text says of it that it is no token.
+    # Padding is never scored, and in packed text position −1 marks it as no token.
     empty = Example(0, 0, False, None if example.positions is None else -1)  # type: ignore[arg-type]
     whole = jax.tree.map(lambda x, fill: _padded(x, padding, fill), example, empty)
     counts = whole.mask.reshape(batch, -1, chunk).sum(axis=2).max(axis=0)

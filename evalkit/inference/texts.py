@@ -33,7 +33,7 @@ class Row:
         self.said: Said | None = None
 
     def hear(self, tokens: Sequence[int], *, last: bool) -> str:
-        """Takes the next tokens, `last` if no more may follow; returns the new text that no stop string takes back."""
+        """Takes the next tokens, `last` if no more may follow; returns new text that cannot become a stop string."""
         self._tokens += tokens
         self.said = finished(self._tokenizer, self._tokens, self._ends)
         if self.said is None and last:

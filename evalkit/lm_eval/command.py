@@ -40,7 +40,7 @@ from evalkit.session.compilation import keep_programs
 Results = dict[str, Any]
 
 
-# What draws tokens, and where it means nothing.
+# Settings for drawing tokens, and the values at which they have no effect.
 DRAWING = {"temperature": (0,), "top_k": (0, -1), "top_p": (1,)}
 SAMPLES = """'{"TASK": [0, 1]}'"""
 PRETRAINED = "a run, a released model's folder, or its name on the hub"
@@ -51,9 +51,9 @@ LOGS = {
     "wandb_args": ("wandb", "init"),
     "trackio_args": ("trackio", "init"),
 }
-"""What lm-eval gives the words of a flag to."""
+"""The class or function to which lm-eval passes the values of each flag."""
 STEP = "step"
-"""A word that lm-eval takes out before."""
+"""A value of such a flag that lm-eval removes before it passes them on."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -195,7 +195,7 @@ def _refuse_places(configuration: EvaluatorConfig) -> None:
 
 
 def _refuse_unlogged(configuration: EvaluatorConfig) -> None:
-    """Raises UserError for what a log does not take; lm-eval would end in a TypeError, of the hub after the work."""
+    """Raises UserError for a value that a log does not take; lm-eval's own TypeError may come after the work (hub)."""
     for flag, (module, function) in LOGS.items():
         named = getattr(configuration, flag, None)
         if not named or find_spec(module) is None:
@@ -239,10 +239,10 @@ def evaluate(
     bootstrap_iters: int = 0,
     **settings: Any,
 ) -> Results:
-    """lm-eval's `simple_evaluate`, which gets `settings`, with the data read before the weights are.
+    """Calls lm-eval's `simple_evaluate` with `settings`; the data are read before the weights.
 
-    A response cache is of one checkpoint and its settings: their fingerprint becomes part of its name. Prompts are kept
-    by what they were made from (`prompts`). Raises UserError, before weights are read, for what cannot be.
+    A response cache belongs to one checkpoint and its settings, so their fingerprint is part of its name. Prompts are
+    kept by what they were made from (`prompts`). Raises UserError, before weights are read, for an impossible request.
     """
     if settings.get("check_integrity"):
         raise UserError("--check_integrity runs tests that lm-eval's package has not; leave it out")
@@ -297,7 +297,7 @@ def _tasks_of(objects: Sequence[Any]) -> Iterator[Any]:
 
 
 def _refuse_questions(objects: Sequence[Any], settings: Mapping[str, Any]) -> None:
-    """Raises UserError for examples and documents that there are not."""
+    """Raises UserError for an impossible number of examples or documents, and for documents that do not exist."""
     shots, limit = settings.get("num_fewshot"), settings.get("limit")
     if shots is not None and shots < 0:
         raise UserError(f"--num_fewshot {shots}; allowed: 0 or more")
@@ -315,7 +315,7 @@ def _refuse_questions(objects: Sequence[Any], settings: Mapping[str, Any]) -> No
 
 
 def _refuse_generation(objects: Sequence[Any], stated: Mapping[str, Any]) -> None:
-    """Raises UserError for ways to generate that are not served, and for ones that are stated and mean nothing."""
+    """Raises UserError for generation settings that are not supported, and for given ones that have no effect."""
     for task in _tasks_of(objects):
         name, output_type = task.config.task, task.get_config("output_type")
         wanted = {**(task.get_config("generation_kwargs") or {}), **stated}

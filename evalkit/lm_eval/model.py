@@ -15,17 +15,17 @@ from evalkit.evaluations.downstream.language_model import PretrainedLM
 
 SETTINGS = list(inspect.signature(PretrainedLM).parameters)
 DEFAULT_DEVICE = EvaluatorConfig().device
-"""What lm-eval's command gives to a model where the user gave none."""
+"""The device that lm-eval's command passes to a model where the user named none."""
 
 
 @register_model("evalkit")
 class EvalkitLM(PretrainedLM):
-    """What `--model evalkit --model_args pretrained=CHECKPOINT,…` gives.
+    """The model behind `--model evalkit --model_args pretrained=CHECKPOINT,…`.
 
-    `pretrained` is what `evalkit.checkpoints.pretrained.load` takes, or what it gives; the other `settings` are those
-    of `PretrainedLM`. The rest is lm-eval's, which gives some of it always: batches here are of constant tokens, no
-    code of a checkpoint is run, and the device is JAX's, so that its default says nothing. Raises UserError, before
-    the weights are read, for a setting that there is not, and for a device that is not in use.
+    `pretrained` is an argument of `evalkit.checkpoints.pretrained.load`, or its result; the other `settings` are those
+    of `PretrainedLM`. The rest are arguments of lm-eval, which always passes some of them. They have no effect: batches
+    have a constant number of tokens, no code of a checkpoint runs, and JAX decides the device, so lm-eval's default is
+    ignored. Raises UserError, before the weights are read, for an unknown setting, and for a device that is not in use.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ def parsers(harness: HarnessCLI) -> dict[str, ArgumentParser]:
 
 
 def say_why(parser: ArgumentParser) -> None:
-    """A word that a function of lm-eval's cannot read is refused with its reason; argparse names the function alone."""
+    """Makes argparse give the reason why a function of lm-eval cannot read a word, not only the function's name."""
     for action in parser._actions:
         if action.type not in (None, int, float, str):
             action.type = partial(_read, action.type)

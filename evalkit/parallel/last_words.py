@@ -66,7 +66,7 @@ def pass_on(last: str) -> None:
 
 
 def _lines() -> Iterator[bytes]:
-    """The lines of stdin, and after a while of silence what there is of one, which may be nothing."""
+    """The lines of stdin; after `HELD_SECONDS` of silence the begun line, which may be empty."""
     rest = b""
     while True:
         if not select.select([0], [], [], HELD_SECONDS)[0]:

@@ -14,11 +14,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 LOST = ("Gloo", "gloo", "NCCL", "coordination service")
-"""What is in an error of JAX's where another process has gone, or was never reached."""
+"""Text in an error of JAX's if another process has ended or was never reached."""
 
 
 def first() -> bool:
-    """Whether this process speaks for all; the only one does."""
+    """Whether this process speaks for all; a single process does."""
     return jax.process_index() == 0
 
 
@@ -28,12 +28,12 @@ def several() -> bool:
 
 
 def largest(number: int) -> int:
-    """Returns the largest that any process gives; all must ask."""
+    """Returns the largest number that any process passes; all processes must call this."""
     return int(multihost_utils.process_allgather(np.asarray([number], np.int32)).max()) if several() else number
 
 
 def agreed(text: str) -> str:
-    """Returns what the first process says; all must ask."""
+    """Returns the text that the first process passes; all processes must call this."""
     if not several():
         return text
     own = np.frombuffer(text.encode(), np.uint8)

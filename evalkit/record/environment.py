@@ -18,14 +18,14 @@ from evalkit.record.history import command_line
 PACKAGES = ("griffin-evalkit", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "hydra-core", "wandb")
 OWN_CODE = "own_code"
 OF_A_HOOK = ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_WORK_TREE")
-"""What git sets in hooks and aliases: it would have our question answered about another repository."""
+"""Variables that git sets in hooks and aliases; with them, git would answer about another repository."""
 CHANGES = ("-c", "core.fsmonitor=false", "status", "--porcelain", "--untracked-files=normal")
 """The question for changes, to be answered alike whatever the user's own settings of git are."""
 GIT_SECONDS = 10
 
 
 def changed_code(folder: Path, own_code: Mapping[str, str]) -> str | None:
-    """Which modules had another file when the run in `folder` was trained, in words; None where none, or unknown."""
+    """A sentence on the user's modules that changed since the run in `folder` was trained; None if none or unknown."""
     before = variables.kept_in(folder, OWN_CODE) or {}
     other = [name for name, digest in own_code.items() if before.get(name, digest) != digest]
     return f"note: {', '.join(other)} was changed since {folder} was trained" if other else None
@@ -74,7 +74,7 @@ def git_state(root: Path) -> dict[str, Any] | None:
 
 
 def _answer(root: Path, *question: str) -> str | None:
-    """What git says of a repository; None where there is no git, or it gives no answer in time or none at all."""
+    """Git's answer about a repository; None where git is missing, fails or takes too long."""
     own = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
     own["GIT_CEILING_DIRECTORIES"] = str(root.parent)  # a repository around a broken one is another
     command = ["git", "--no-optional-locks", "-C", str(root), *question]

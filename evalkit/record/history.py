@@ -22,8 +22,8 @@ FILE = "history.json"
 class Work:
     """One command's work on a run: `step` is where its training went on, None if it trained nothing.
 
-    `steps` is the number that it was to train to, by a `schedule` over as many; `starts` says what its sequences
-    began from where that was passed to them, such as "passed, 0.1".
+    `steps` is the number of steps to train to, which is also the length of the `schedule`. With state passing,
+    `starts` says what its sequences began from and how often a stream began anew, such as "passed, 0.1".
     """
 
     command: str
@@ -41,7 +41,7 @@ class Work:
 
 
 class Extension(NamedTuple):
-    """A run of `before` steps was given other ones, `after`, when it was at `step`."""
+    """At `step`, a run of `before` steps was given another number of steps, `after`."""
 
     step: int
     before: int
@@ -93,14 +93,14 @@ def add(folder: Path, work: Work, before: Iterable[Work] | None = None) -> None:
 
 
 def extensions(folder: Path, record: Record) -> list[Extension]:
-    """Where the training that led to the last row was given another number of steps."""
+    """The points at which the training that led to the last row was given another number of steps."""
     reached = max((entry["step"] or 0 for entry in record.rows), default=0)
     trained = [work for work in read(folder) if work.step is not None]
     if trained and trained[0].step:  # it began before there was a history
         trained.insert(0, Work("", 0, record.header.steps))
     kept: list[Work] = []
     for work in trained:
-        # What goes on from an earlier step leaves nothing of what came after it.
+        # Work that goes on from an earlier step discards all work from that step on.
         while kept and _began(kept[-1]) >= _began(work):
             kept.pop()
         kept.append(work)
@@ -119,7 +119,7 @@ def extensions(folder: Path, record: Record) -> list[Extension]:
 
 
 def record_of(folder: Path) -> Record:
-    """The record of a run, whose header says in `steps` and `notes` that other steps were given. Raises UserError."""
+    """The record of a run; where steps were added, `steps` and `notes` of its header say so. Raises UserError."""
     record = rows.read(folder)
     extended = extensions(folder, record)
     if not extended:

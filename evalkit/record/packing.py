@@ -46,7 +46,7 @@ def add(study: Path, runs: Mapping[str, Path]) -> list[str]:
 
 
 def _write(study: Path, members: list[bytes], entries: Mapping[str, Any]) -> None:
-    """Writes the rows first: what `runs.json` does not name is cut off by the next who adds a run."""
+    """Writes the rows first: after a kill, the next call cuts off the rows that `runs.json` does not name."""
     path = study / studies.ROWS
     new = sum(map(len, members))
     total = max(at + size for at, size in (entry[studies.ROWS] for entry in entries.values()))
@@ -61,7 +61,7 @@ def _write(study: Path, members: list[bytes], entries: Mapping[str, Any]) -> Non
 
 
 def _files(run: Path) -> dict[str, Any]:
-    """What the files of a run say, as JSON can hold it; raises UserError for a file that it cannot."""
+    """The contents of a run's files; raises UserError for a file whose content JSON cannot hold."""
     contents = {}
     for name in FILES:
         try:

@@ -59,7 +59,7 @@ class _Display:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _show(self, completed: float, parts: Mapping[str, str], spare: Sequence[str]) -> None:
-        """Shows the `parts`; on a terminal without room for all, those named `spare` go, one after the other."""
+        """Shows the `parts`; a narrow terminal leaves out those named in `spare`, in turn, until the rest fits."""
         if self._bar is not None:
             text = _fitted(parts, spare, self._console.width - len(self._description) - _bar_width(self._console) - 2)
             self._bar.update(self._bar.task_ids[0], completed=completed, text=text)

@@ -1,7 +1,7 @@
 """Writes a run's rows to `metrics.jsonl`, the record, and gives them to the sinks; no failure of a sink stops a run.
 
-A killed session may lose the end of what a sink was given. So a session that did not end by itself counts for nothing:
-its rows are given to the sink again in the next one. What the others gave it is noted in `<name>_sent.json`.
+A killed session may lose the last rows that a sink was given. So it does not count: the next session gives its rows to
+the sink again. `<name>_sent.json` notes what the sink got in sessions that ended by themselves.
 """
 
 import json
@@ -28,7 +28,7 @@ class Recorder:
     def __init__(self, folder: Path, offset: int, sinks: Mapping[str, Sink], config: Mapping[str, Any]):
         file = folder / FILE
         before = file.read_bytes() if file.is_file() else b""
-        # What is taken back from the record is noted before it is deleted there.
+        # Each outlet notes the rows that are cut from the record before they are deleted there.
         self._outlets = [Outlet(name, sink, folder, config, before, offset) for name, sink in sinks.items()]
         self._log = RowLog(file, offset)
         if self._log.offset and self._outlets:
@@ -145,7 +145,7 @@ class Outlet:
         return [] if self._failed else lines
 
     def _new(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows that the sink has not: lines of the record that are written anew it has, up to one that differs."""
+        """The rows that the sink does not have; it has those that repeat `_ahead`, up to the first difference."""
         new = []
         for entry in rows:
             if self._ahead and self._ahead[0] == encode(entry):
@@ -173,7 +173,7 @@ class Outlet:
 
 
 def written_together(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Rows as they were written: those of a dispatch, of a validation, each measurement at the end."""
+    """Groups rows as they were written: by dispatch, by validation, and singly in the evaluation at the end."""
     # A look while training was written with the validation before it.
     alike = {during.DURING: "validation"}
     for (split, _), group in groupby(

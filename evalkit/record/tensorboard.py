@@ -12,7 +12,7 @@ from evalkit.core.rows import Header, Row
 from evalkit.record.sinks import points
 
 FOLDER = "tensorboard"
-# So many events wait for the thread that writes them; with tensorboard's default of 10 a step would wait for it.
+# How many events may wait for the thread that writes them; with tensorboard's default of 10, training would wait.
 WAITING = 10_000
 FLUSH_SECONDS = 10
 
@@ -20,8 +20,8 @@ FLUSH_SECONDS = 10
 class TensorBoard(Sink):
     """Curves by the same names as in W&B, in `tensorboard/seed_<seed>` of the run's folder.
 
-    Every session writes the whole record anew in place of the files before it, so that no point is there twice; each
-    file begins with a start, at which an open page forgets the old points.
+    Every session replaces the earlier files with the whole record, so that no point is there twice. Each file begins
+    with a START event, at which an open page forgets the old points.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ def variables() -> dict[str, str]:
 
 
 def _typed(value: str) -> str:
-    """The flags that the user gave."""
+    """A variable's value without the flags that evalkit itself adds."""
     for own in (IN_ORDER, *NOT_TRIED):
         value = value.replace(own, "")
     return value.strip()
@@ -52,7 +52,7 @@ def kept_in(folder: Path, field: str) -> Mapping[str, Any] | None:
 
 
 def changed(folder: Path) -> str | None:
-    """Which variables the run in `folder` had otherwise than this process, in words; None where none, or unknown."""
+    """A sentence on the variables that differ between a run and this process; None if none do, or it is unknown."""
     before, now = kept_in(folder, FIELD), variables()
     if before is None or before == now:
         return None

@@ -1,7 +1,7 @@
 """Sends a run's rows to Weights & Biases (W&B).
 
-A killed session loses the end of what W&B was given, offline up to 32 KiB. So its rows are sent again by the next one.
-Offline its folder is set aside, so that each row is in exactly one session's folder.
+A killed session loses the last data that W&B was given, offline up to 32 KiB. So the next session sends its rows again.
+Offline, the killed session's folder is renamed, so that each row is in exactly one session's folder.
 """
 
 import json
@@ -139,14 +139,14 @@ class Wandb(Sink):
         self._send(rows, {})
 
     def repeat(self, rows: Sequence[Row]) -> None:
-        """Sends what a killed session has lost: online, W&B's server says how far it came, and has the rows before."""
+        """Sends the rows that a killed session may have lost; online, from the last step that W&B's server has."""
         self._send(rows, self._reached)
 
     def finish(self, end: SinkEnd) -> list[str]:
         """Closes every run; a non-zero exit code marks a failure.
 
-        A finished run's figures go before, the records of each run's own seed as the table `results`, and its numbers
-        into the summary. Returns where the runs are to be seen, or the command that uploads them.
+        Before that it sends, for a finished run, the figures, the records of each seed as the table `results`, and the
+        seed's numbers for the summary. Returns the addresses of the runs, or the command that uploads them.
         """
         runs, self._runs = self._runs, {}
         try:
@@ -213,9 +213,10 @@ def check_before_several(sinks: Iterable[Sink]) -> None:
 
 
 def _resumed(stated: str | None, *, is_first: bool, in_sweep: bool) -> str:
-    """How a new run opens the W&B run that a variable names: one that is there is another run's, but for a sweep's.
+    """The mode (`resume`) in which a new run opens the W&B run that a variable names.
 
-    Two runs are in one W&B run only if WANDB_RESUME says so; else W&B refuses the second, and it is logged offline.
+    If that W&B run exists, it belongs to another run, except in a sweep. Two runs share a W&B run only if WANDB_RESUME
+    says so; else W&B refuses the second, and it is logged offline.
     """
     if stated == "must":
         return "must" if is_first else "allow"
@@ -233,7 +234,7 @@ def _chosen_ids(seeds: Sequence[int], before: Mapping[str, str], known: "wandb.S
 
 @contextmanager
 def _outside_of_sweeps() -> Iterator[None]:
-    """Within it a run gets the id that it is given: in a sweep W&B takes the variable's, for every run of a process."""
+    """Hides a sweep in the block, so that a run gets its own id: in a sweep W&B takes the variable's for every run."""
     import wandb
 
     whole = wandb.setup().settings
@@ -259,7 +260,7 @@ def _set_aside(root: Path, ids: Iterable[str], ended: Sequence[str]) -> None:
 
 
 def _facts(settings: Wandb, known: "wandb.Settings", folder: Path, title: str) -> dict[str, Any]:
-    """What the runs of all seeds have in common: as it was set, else as W&B's variables say, else a default."""
+    """The settings that all seeds' runs share: each from the user, else from W&B's variables, else a default."""
     named = settings.dir or os.environ.get("WANDB_DIR")
     root = typed_path(named) if named else folder
     root.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What W&B takes for names and variables, asked of the installed version before training: later a log is lost."""
+"""Checks names and variables with the installed W&B before training; a later refusal would lose the log."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ OF_ADDRESSES = frozenset("/\\#?%: ")
 
 
 class Name(NamedTuple):
-    """A name of a run: W&B's own word for the setting, the variable that counts where it is null, its length."""
+    """A name of a run: W&B's field for it, the variable that counts if the setting is null, and its length limit."""
 
     field: str
     variable: str
@@ -42,7 +42,7 @@ NAMES = {
 
 
 def is_off() -> bool:
-    """Whether W&B's variables switch it off; WANDB_DISABLED does, for which W&B's package looks no more."""
+    """Whether a variable switches W&B off; WANDB_DISABLED counts too, which W&B's package no longer reads."""
     mode = os.environ.get("WANDB_MODE")
     return mode == "disabled" or os.environ.get(OFF, "").strip().lower() not in FALSE
 
@@ -101,7 +101,7 @@ def refuse(settings: Mapping[str, Any], known: "wandb.Settings") -> None:
 
 
 def cut(text: str, ending: str = "", longest: int = LONGEST) -> str:
-    """`text` with its `ending`, as UTF-8 that is short enough; of what is cut a sum tells one from another.
+    """`text` with its `ending`, cut to `longest` bytes of UTF-8; a digest in place of the rest keeps names distinct.
 
     >>> cut("hawk-copying", "-s3"), len(cut("a" * 300, "-s3"))
     ('hawk-copying-s3', 128)

@@ -22,7 +22,7 @@ FLOPS_OF_A_STEP = 3
 
 
 def along(curve: Curve, line: Line) -> Curve:
-    """A curve of training by what `line.by` counts in place of steps; what is not known of a run is left out."""
+    """A training curve with `line.by` as x in place of steps; points of a run whose x is not known are left out."""
     if line.by == STEPS:
         return curve
     places = {seed: _places(run, line.by) for run in line.runs for seed in run.seeds}
@@ -45,7 +45,7 @@ def omitted(lines: Sequence[Line]) -> list[str]:
 
 
 def _places(run: Run, by: str) -> dict[int, int]:
-    """What was done by each step that rows of training are of; empty where it is not known."""
+    """The tokens, FLOPs or seconds (`by`) spent up to each logged training step; empty if they are not known."""
     tokens = tokens_seen(run.record)
     if by == "flops":
         cost = run.header.flops_per_token

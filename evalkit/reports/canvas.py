@@ -207,7 +207,7 @@ def length_label(length: float) -> str:
 
 
 def raised(label: str) -> str:
-    """`label` with its exponent set as one."""
+    """`label` with its exponent as a superscript."""
     return re.sub(r"\^(\d+)", r"$^{\1}$", label)
 
 

@@ -44,10 +44,10 @@ def compare(
 ) -> Path:
     """Writes the comparison of the runs found in `folders` to `out`, prints its tables and returns `out`.
 
-    `out` defaults to `runs/compare/<task>-<timestamp>`. `names` are what runs are called, by folder, instead of after
-    their models. `complete` fills in what older runs do not say of their models. Curves of
-    training are drawn against `by`: steps, tokens, flops or seconds. A line says what is left out. Raises
-    `UserError` for a folder without rows, runs of different tasks, and a figure `against` what is not known.
+    `out` defaults to `runs/compare/<task>-<timestamp>`. `names` maps folders to labels; other runs are called after
+    their models. `complete` fills in what older runs did not record of their models. Training curves are drawn against
+    `by`: steps, tokens, flops or seconds. A printed line says what is left out. Raises `UserError` for a folder without
+    rows, runs of different tasks, and a figure `against` a cost that is not known.
     """
     loaded = _loaded(folders, names or {}, console)
     runs = _of_one_kind(loaded)
@@ -133,7 +133,7 @@ def _loaded(folders: Sequence[Path], names: Mapping[Path, str], console: Console
 
 
 def _of_one_kind(loaded: Sequence[Run]) -> list[Run]:
-    """The runs of the first one's kind, which is never recall beside others; raises `UserError` for several tasks."""
+    """The runs of the first run's kind; recall only if all runs are recall. Raises `UserError` for several tasks."""
     others = [run for run in loaded if run.header.kind != RECALL] or list(loaded)
     tasks: dict[str, Path] = {}
     for run in others:

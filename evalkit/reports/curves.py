@@ -113,7 +113,7 @@ def cost_figure(curves: Sequence[Curve], frame: Frame, unit: str, title: str = "
 
 
 def rate_figure(curves: Sequence[Curve], frame: Frame, rates: Sequence[float], title: str = "") -> Figure:
-    """Values by learning rate: a line a curve, whose points stand at the places of `rates`, evenly spread."""
+    """Values by learning rate: one line per curve; the x of a point is an index into `rates`, evenly spaced."""
     with matplotlib.rc_context(STYLE):
         figure, axes = _framed(frame)
         axes.set_xlim(-0.25, len(rates) - 0.75)

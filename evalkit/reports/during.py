@@ -12,7 +12,7 @@ from evalkit.reports.pooling import Line
 HEADING = "Evaluated while training"
 LOSS = "loss@"
 PARTS = ("inside", "outside")
-"""Of a lookup: whether what answers lies in the window of the model's attention."""
+"""The groups of a lookup's prompts: whether the answer lies in the window of the model's attention."""
 RIGHT = ("acc", "exact_match", "digit_accuracy", "found", "all_found")
 COLUMNS = 8
 """At how many steps, at most, the table has the values."""
@@ -62,7 +62,7 @@ def tables(lines: Sequence[Line]) -> list[Table]:
 
 
 def _worth_a_line(named: Mapping[str, Mapping[int, Steps]]) -> dict[str, Mapping[int, Steps]]:
-    """Of losses those at octaves, and of what is asked the answers over everything."""
+    """The curves that the table shows: losses at powers of two, and scores over all prompts."""
     octaves = _losses(named, alone=True)
     parts = tuple(f"/{part}" for part in PARTS)
     return {
@@ -73,7 +73,7 @@ def _worth_a_line(named: Mapping[str, Mapping[int, Steps]]) -> dict[str, Mapping
 
 
 def _spread(points: Sequence[tuple[int, float, float, float]]) -> list[tuple[int, float, float, float]]:
-    """So many of them, evenly spread, with the last one."""
+    """At most `COLUMNS` of the points, evenly spaced, with the last one."""
     every = -(-len(points) // COLUMNS)
     return list(reversed(points[::-1][:: max(1, every)]))
 
@@ -87,7 +87,7 @@ def _losses(named: Mapping[str, Mapping[int, Steps]], alone: bool) -> dict[str, 
 
 
 def _shares(named: Mapping[str, Mapping[int, Steps]]) -> dict[str, Mapping[int, Steps]]:
-    """The curves of what is right or wrong, by the names that lookups and lm-eval give it."""
+    """The curves of shares of right answers, recognised by the metric names of lookups and lm-eval."""
     metrics = {name: name.partition("@")[0].partition("/")[2] or name.partition("@")[0] for name in named}
     return {name: seeds for name, seeds in _worth_a_line(named).items() if metrics[name].startswith(RIGHT)}
 

@@ -15,7 +15,7 @@ DARK = 0.55
 MANY = 14
 """Columns or rows beyond which no number fits a cell."""
 WIDEST, SMALL = 80, 6
-"""Letters below the columns, as many each, beyond which names are small and go on below a `_`; else they overlap."""
+"""Column names of more letters in all, each counted as the longest, would overlap: they are small, broken at `_`."""
 
 
 def heat_figure(

@@ -32,7 +32,7 @@ class Judged(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "Judged":
-        """What `by=` names; raises UserError."""
+        """Parses the value of `by=`; raises UserError for any other form."""
         match = FORM.fullmatch(text)
         if match is None or match[1] not in SPLITS:
             raise UserError(f"by={text}; allowed: {' or '.join(SPLITS)}, a metric and a length, such as {EXAMPLES}")
@@ -41,23 +41,23 @@ class Judged(NamedTuple):
         return cls(match[1], match[2], None if match[3] is None else int(match[3]))
 
     def refuse_unmeasured(self, feed: Feed) -> None:
-        """Raises UserError for a metric that no row of a task's has."""
+        """Raises UserError for a metric that the task does not report."""
         metrics = feed.reported(dict.fromkeys(METRICS, 0.0))
         if self.metric not in metrics:
             raise UserError(f"by={self}: {self.metric} is not measured; allowed: {', '.join(metrics)}")
 
     @property
     def direction(self) -> str:
-        """Whether more of it is better, unless the user says so."""
+        """`maximize` if a higher value is better, else `minimize`; the user may say otherwise."""
         return "maximize" if self.metric in HIGHER_IS_BETTER else "minimize"
 
     @property
     def while_training(self) -> "Judged":
-        """What is looked at before the end: the same metric in validation."""
+        """What a run is judged by before its end: the same metric in validation."""
         return self if self.part == "validation" else Judged("validation", self.metric)
 
     def rows_of(self, rows: Sequence[Row], train_length: int | None) -> list[Row]:
-        """The measurements of it."""
+        """The rows that measure this metric."""
         length, split = self.length or train_length, SPLITS[self.part]
         return [
             row

@@ -44,7 +44,10 @@ class Drawing:
 
 @runtime_checkable
 class Kind(Protocol):
-    """The four functions. A report of one run is one line with one run, and may show more than one of several lines."""
+    """The four functions of a kind of report.
+
+    The report of a single run gets one line with one run, and may show more than a report of several lines.
+    """
 
     def summarise(self, record: Record) -> dict[str, Any]:
         """The content of `results.json`; a number that JSON has not is null."""
@@ -87,7 +90,7 @@ def kind_of(name: str) -> Kind:
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """Turns what a kind of report raises of rows that are not what it reads into one line; the log has the rest."""
+    """Turns an error that a kind of report raises on rows it cannot read into one line; the log has the traceback."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -136,7 +139,7 @@ def by_column(
     costed: Sequence[Line] = (),
     label: Callable[[int], str] = length_label,
 ) -> Table:
-    """A row a label, under `name`, a column a length or position; `COSTS` come first with the lines `costed`."""
+    """One row per label, under `name`, one column per length or position; lines `costed` have `COSTS` first."""
     columns = sorted({column for cells in rows.values() for column in cells})
     costs = {line.label: costs_of(line.header) for line in costed}
     lines = [

@@ -32,19 +32,19 @@ LATER = {
     "parameter_dtype": "float32",
     "gather": "step",
 }
-"""Settings of `train` that older runs do not name, and what was so of them; they are the defaults."""
+"""Settings of `train` that older runs do not name, with the values that these runs used; they are the defaults."""
 BUDGET = ("steps", "train.steps", "extended", "measured")
 SHOWN = 3
 STEPS = "steps"
 COMPARED = (("training length", "train_length"), ("chance", "chance"), ("preset", "preset"))
-"""What a note tells of where it differs from line to line, and its field of the header."""
+"""Facts that a note reports if they differ between lines: the name, and the field of the header."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run's folder and record, and the recipe that tells it from others: dotted name to value.
+    """One run's folder and record, and its recipe, from dotted name to value, which distinguishes it from others.
 
-    `name`: what it is called; None: after its model, and what sets it apart from others.
+    `name` is its label; None: it is called after its model and the settings that distinguish it from others.
     """
 
     folder: Path
@@ -79,7 +79,7 @@ class Line:
 
     @property
     def header(self) -> Header:
-        """What its runs are; only the seeds are of the first alone."""
+        """The header of its first run; the other runs differ in their seeds alone."""
         return self.runs[0].header
 
     @cached_property
@@ -129,7 +129,7 @@ def load(folder: Path, name: str | None = None) -> Run:
         facts["extended"] = str(extensions[0].before)
     settings = _settings(folder / "config.yaml")
     measured = max((entry["step"] for entry in record.rows if entry["split"] == "test" and entry["step"]), default=None)
-    # Training that ends once it is solved ends where it does; what else was measured before the end is a checkpoint.
+    # Training with `stop_when_solved` may end at any step; otherwise a test before the last step is of a checkpoint.
     if measured not in (None, record.header.steps) and settings.get("train.stop_when_solved", "None") == "None":
         facts["measured"] = str(measured)
     return Run(folder, record, facts | settings, name)
@@ -142,7 +142,7 @@ def pool(runs: Sequence[Run]) -> list[Line]:
     labels = [(_described(run, runs) if run.name is None else run.name) + _budget(run, runs) for run in first]
     lines = []
     for label, group in zip(labels, groups.values(), strict=True):
-        # Runs without seeds are the same seed: what has no chance in it is no further evidence when it is repeated.
+        # Runs without seeds count as one seed: repeating a deterministic run adds no evidence.
         seeds = [seed for run in group for seed in run.seeds or [None]]
         if len(set(seeds)) < len(seeds) or labels.count(label) > 1:
             namesakes = [
@@ -165,7 +165,7 @@ def _own_name(run: Run, namesakes: Sequence[Run]) -> str:
 
 
 def _budget(run: Run, runs: Sequence[Run]) -> str:
-    """The steps it was trained for where they are not the same for all, or were raised later; an earlier checkpoint."""
+    """The end of a label: the training steps, if they differ between runs or were raised; the step of a checkpoint."""
     extended, measured, steps = run.recipe.get("extended"), run.recipe.get("measured"), run.header.steps
     at = "" if measured is None else f" · at step {int(measured):,}"
     budgets = {other.header.steps for other in runs}
@@ -181,7 +181,7 @@ def _described(run: Run, runs: Sequence[Run]) -> str:
     differing = [name for name in settings if len({other.recipe.get(name) for other in namesakes}) > 1]
     # The configuration explains the facts: `task.length` says why `train_length` differs.
     names = [name for name in differing if "." in name] or differing
-    # What is not set is not said: those that set it say so.
+    # A label omits settings that are not set: the labels of runs that set them have them.
     values = [(name, run.recipe[name]) for name in names if run.recipe.get(name, "None") not in ("", "None")]
     distinct = [value if name == "notes" else f"{name.rpartition('.')[2]}={value}" for name, value in values]
     return " · ".join([run.header.model, *distinct[:SHOWN]])
@@ -212,7 +212,7 @@ def _flatten(name: str, value: Any) -> list[tuple[str, str]]:
 
 
 def notes_of(lines: Sequence[Line]) -> list[str]:
-    """Where the lines were not made alike; what all their runs say of themselves; what some of them say."""
+    """Notes on differences between the lines, then the notes that all lines share, then those of some lines."""
     notes = []
     known = ((line.label, line.header.text) for line in lines if line.header.text)
     texts = grouped((text.get("held_out", text["digest"]), label) for label, text in known)

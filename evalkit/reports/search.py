@@ -38,7 +38,7 @@ class Trial(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """Its trials, the best first; what is judged at the end and in validation; what is drawn by its logarithm."""
+    """A search: its trials, the best first; what judges them at the end and in validation; settings on a log axis."""
 
     title: str
     by: str

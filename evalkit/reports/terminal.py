@@ -47,14 +47,14 @@ def _widths(room: int, header: Sequence[str], lines: Sequence[Sequence[str]]) ->
 
 
 def _wrapped(name: str, most: int) -> int:
-    """The least width in which a name takes at most so many lines; where its words are more, that of the longest."""
+    """The least width in which a name takes at most `most` lines; if there is none, the width of its longest word."""
     longest = max(map(len, name.split()), default=0)
     fitting = (width for width in range(max(longest, 1), len(name) + 1) if len(wrap(name, width)) <= most)
     return next(fitting, longest)
 
 
 def _first_width(texts: Sequence[str], room: int, whole: int) -> int:
-    """The `room` beside all other columns if no word of the first breaks in it, else at most half the `whole`."""
+    """The first column's width: the `room` beside the others if no word breaks in it, else at most half the `whole`."""
     longest = max(map(len, texts)) + GAP
     word = max(len(word) for text in texts for word in text.split() or [""]) + GAP
     return min(longest, room if room >= max(word, whole // 4) else max(word, whole // 2))

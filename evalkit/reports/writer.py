@@ -27,9 +27,9 @@ def report(
 ) -> dict[str, Any]:
     """Writes `results.json`, the figures of the run's kind and `report.html` into its folder, and prints the tables.
 
-    Returns the summary. What has `results.json` is finished: `before_results` does with the summary what else belongs
-    to the end of a run. Raises `UserError` for a folder without rows, an unknown kind of report, and what cannot be
-    written.
+    Returns the summary. A run with `results.json` is finished, so `before_results` is called with the summary just
+    before that file is written, for all else that ends a run. Raises `UserError` for a folder without rows, an unknown
+    kind of report, and files that cannot be written.
     """
     record = history.record_of(folder)
     header, kind = record.header, kind_of(record.header.kind)

@@ -17,7 +17,7 @@ from evalkit.session.gates import Launch
 from evalkit.training.state import TrainState
 
 ENOUGH_CORES = 4
-"""With fewer, what compiles takes a core from training, and nothing is won."""
+"""With fewer cores, compiling takes a core from training and saves no time."""
 VALIDATION = Extrapolation(lengths=[], chunk=256)
 """How models are validated, at the training length."""
 

@@ -43,10 +43,10 @@ function(x)
 
 
 def keep_programs(setting: str | None) -> None:
-    """Has JAX keep its programs where `compilation_cache` says; a folder that cannot be used is a line, and no more.
+    """Makes JAX keep compiled programs where `compilation_cache` says; a folder that cannot be used is only a warning.
 
-    It is for a process of evalkit's own, before anything is compiled. With `auto` a cache that the environment gave
-    JAX, or took from it, is left as it is.
+    Call it before anything is compiled, and only in a process of evalkit's own. With `auto`, a cache that environment
+    variables configure or switch off is left as it is.
     """
     compile_sooner()
     if setting is None:
@@ -77,7 +77,7 @@ def _use(folder: Path | None) -> None:
     for name, value in settings.items():
         if name == "jax_compilation_cache_dir" or name.upper() not in os.environ:
             jax.config.update(name, value)
-    # One for each program, of a disk that became full or of an entry that is not whole: it is compiled, and goes on.
+    # JAX warns for each program that meets a full disk or an incomplete entry; it compiles the program and goes on.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
 
 
@@ -102,11 +102,11 @@ def _prepare(folder: Path) -> None:
 
 
 def _is_quiet(folder: Path) -> bool:
-    """Whether XLA reads a program for this processor without a word, or this process has an accelerator.
+    """Whether XLA reads a program for this processor without printing errors, or this process has an accelerator.
 
     XLA's loader of CPU programs compares the processor's features with those that the compiler assumed. On some
-    processors the two differ for every program, and each is a page of errors. A small program is tried once for each
-    version of jaxlib, not before there is something to read.
+    processors the two differ for every program, and each prints a page of errors. So a small program is tried once for
+    each version of jaxlib, as soon as the cache has something to read.
     """
     verdict = folder / f"jaxlib-{version('jaxlib')}"
     if not verdict.is_file():

@@ -81,7 +81,7 @@ def main(words: Sequence[Override], *, dry_run: bool = False) -> int:
                 return 0
             _refuse_unreadable(jobs)
             code = _run_all(folder, jobs, console)
-    except KeyboardInterrupt:  # between two runs; within one, that is saved first
+    except KeyboardInterrupt:  # between two runs; a run itself saves its state first
         console.print(Text(again), soft_wrap=True)
         raise
     if code in STOPPED:
@@ -103,7 +103,7 @@ def _run_all(folder: Path, jobs: Sequence[Job], console: Console) -> int:
     failed = []
     for number, job in enumerate(jobs, 1):
         if job.search is not None and job.search.name in failed:
-            failed.append(job.name)  # its rate cannot be chosen, and why was said of the search
+            failed.append(job.name)  # its rate cannot be chosen; the error of the search said why
             continue
         console.print(Text(f"{job.folder} ({number} of {len(jobs)})", style="bold"), soft_wrap=True)
         try:
@@ -123,7 +123,7 @@ def _run_all(folder: Path, jobs: Sequence[Job], console: Console) -> int:
 
 
 def _jobs(chosen: DictConfig, typed: Sequence[Override], folder: Path) -> list[Job]:
-    """The runs below `folder` in order, the user's own settings last in what is trained; raises UserError for none."""
+    """The runs below `folder` in order; in each training the user's settings come last. Raises UserError for no run."""
     jobs: dict[str, Job] = {}
     for group, name, words in _plans(chosen):
         with said_of(f"run {name}"):
@@ -146,7 +146,7 @@ def _jobs(chosen: DictConfig, typed: Sequence[Override], folder: Path) -> list[J
 
 
 def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:
-    """Group, name and words of each run, those that train first; raises UserError for what are no words."""
+    """Group, name and words of each run, training runs first; raises UserError for a value that is no list of words."""
     plans = []
     settings = composition.plain(chosen, resolve=False)
     for group, named in ((group, settings.get(group, {})) for group in GROUPS):
@@ -175,7 +175,7 @@ def _refuse_begun_otherwise(job: Job) -> None:
 
 
 def _say_changed(jobs: Sequence[Job], console: Console) -> None:
-    """Says of the first run that is there already, and was trained with other code of the user's, that it was."""
+    """Warns of the first existing run that was trained with another version of the user's own code."""
     for job in jobs:
         changed = environment.changed_code(job.folder, code_of(job.spec.plain))
         if changed:
@@ -184,7 +184,7 @@ def _say_changed(jobs: Sequence[Job], console: Console) -> None:
 
 
 def _hold_models(jobs: Sequence[Job], console: Console) -> None:
-    """Raises BrokenPromise for a model of the user's that is wrong: it is looked at once, before hours of training."""
+    """Raises BrokenPromise for a user's model that breaks a promise; each is checked once, before hours of training."""
     looked_at = []
     for job in jobs:
         model = job.spec.plain["model"]
@@ -202,13 +202,13 @@ def _refuse_unreadable(jobs: Sequence[Job]) -> None:
 
 
 def _do(folder: Path, job: Job) -> int:
-    """Trains or evaluates one, unless that is done; returns its exit code. Raises UserError for a run not finished.
+    """Does one run, unless it is finished; returns the exit code. Raises UserError if a run it needs is not finished.
 
     The search of a suite's cell goes on with further rates where the best one lies at the edge of its grid.
     """
     if job.search:
         for further in suite.further_searches(folder, job):
-            with suppress(NotFinite):  # those of its grid are good
+            with suppress(NotFinite):  # the rates of the grid remain
                 if code := 0 if is_finished(further.folder) else _train(further):
                     return code
         chosen = suite.at_chosen_rate(folder, job)
@@ -257,7 +257,7 @@ def _train(spec: Spec) -> int:
 def _draw(folder: Path, jobs: Sequence[Job], console: Console) -> None:
     """One comparison of the runs, and one of the controls; of a suite its own report."""
     if jobs[0].squares is not None:
-        # What is installed with evalkit is of its own suite, whose words another one need not have.
+        # The cells that evalkit brings belong to its own suite; another suite may define them by other words.
         others = kept(jobs[0].experiment.preset) if jobs[0].group == SUITE else []
         write_suite(folder, console, others, partial(Board, **jobs[0].squares._asdict()))
         return

@@ -1,4 +1,7 @@
-"""What is asked before a run is worked on, in order; each gate raises UserError, with one line, for what cannot be."""
+"""The checks ("gates") before work on a run, in order.
+
+A gate's docstring says what must hold; where it does not, the gate raises UserError with one line.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -57,7 +60,7 @@ class Launch:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has the results of all that it is to do."""
+        """Whether the run has results and `train.steps` asks for no more steps than the saved configuration."""
         if not (self.folder / RESULTS).is_file():
             return False
         train = self.experiment.train
@@ -79,7 +82,7 @@ def pass_all(gates: tuple[Gate, ...], launch: Launch) -> None:
 
 
 def refuse_unconnected(launch: Launch) -> None:
-    """One of several processes has met the others."""
+    """With `distributed=`, this process is connected to the others."""
     connection.refuse_unconnected(launch.experiment.distributed)
 
 
@@ -90,7 +93,7 @@ def refuse_missing_packages(launch: Launch) -> None:
 
 
 def refuse_unnamable(launch: Launch) -> None:
-    """The run's files can say the name of its folder, and of those above it."""
+    """The path of the run's folder is valid text, which the run's files can store."""
     refuse_bytes(str(launch.folder.absolute()))
 
 
@@ -114,7 +117,7 @@ def refuse_unreadable(launch: Launch) -> None:
 
 
 def refuse_unready_looks(launch: Launch) -> None:
-    """What is asked while the model trains can be asked, and its data sets are there."""
+    """Each evaluation during training suits the task's tokenizer, and its data sets are there."""
     experiment = launch.experiment
     try:
         for look in experiment.looks if experiment.checkpoint is None else ():
@@ -180,7 +183,7 @@ def refuse_measured(launch: Launch) -> None:
 
 
 def refuse_changed_measurement(launch: Launch) -> None:
-    """The evaluation of a checkpoint is one process's, and goes on with its own settings."""
+    """The evaluation of a checkpoint runs in one process, and goes on with the settings that it began with."""
     if launch.experiment.checkpoint is None:
         return
     if peers.several():
@@ -191,7 +194,7 @@ def refuse_changed_measurement(launch: Launch) -> None:
 
 
 def refuse_fewer_steps(launch: Launch) -> None:
-    """A run that goes on has no fewer steps to do than are done, and was trained in its folder."""
+    """A run that goes on was trained in its folder, and is not beyond `train.steps` already."""
     if launch.experiment.checkpoint is not None:
         return
     _, training = launch.experiment.trained
@@ -206,7 +209,7 @@ def refuse_fewer_steps(launch: Launch) -> None:
 
 
 def refuse_other_evaluation(launch: Launch) -> None:
-    """The results of a finished run stay what they are, and nothing of its training is left to be done otherwise."""
+    """The settings of a finished run are not changed: its training is over, and its results stay."""
     for key in saved.POST_TRAINING[1:]:
         if key in launch.spec.typed:
             raise UserError(f"{launch.spec.typed[key]}: the run is finished; give more train.steps too")
@@ -226,9 +229,9 @@ def refuse_other_text(launch: Launch) -> None:
 
 
 def refuse_trained_on(launch: Launch) -> str | None:
-    """Raises UserError if a run is to be evaluated on text that it was trained on; says what could not be looked at."""
+    """Raises UserError if a run would be evaluated on its training text; returns a line if that cannot be checked."""
     before = launch.before
-    # The run's own texts were held to each other when they were read.
+    # With the same task, held-out and training texts were compared when they were read.
     if before["task"] == launch.spec.plain["task"]:
         return None
     return launch.experiment.feed.refuse_trained_on(feed_of(build(before, "task")))
@@ -246,7 +249,7 @@ BEFORE_START = (
 )
 BEFORE_RESUME = (refuse_unconnected, refuse_unnamable, refuse_missing_packages, refuse_foreign_folders, refuse_archive)
 WHILE_ALONE = (refuse_changed_measurement, refuse_unshared, refuse_fewer_steps)
-"""Those of a run that goes on, asked while no other process works on it."""
+"""The gates of a run that goes on, checked while its folder is locked."""
 BEFORE_GOING_ON = (lambda launch: refuse_rare_looks(launch.experiment), refuse_unready_looks, refuse_small_disk)
 BEFORE_EVALUATION = (
     refuse_unnamable,

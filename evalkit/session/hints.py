@@ -39,7 +39,7 @@ def _report(folder: Path) -> str:
 
 
 def _further(experiment: Experiment) -> list[str]:
-    """Settings of the evaluation that go as far again."""
+    """The settings that evaluate at twice the longest length."""
     settings = experiment.config["eval"]
     if settings.get("lengths"):
         return [f"eval.lengths=[{2 * max(settings['lengths'])}]"]
@@ -47,6 +47,6 @@ def _further(experiment: Experiment) -> list[str]:
 
 
 def _others(experiment: Experiment, folder: Path) -> list[str]:
-    """All runs of the task, where they lie as they do by default, `runs/<task>/<model>/<time>`."""
+    """All runs of the task, if this one is in `runs/<task>/<model>/<time>`; else this run and a placeholder."""
     task = folder.parent.parent
     return [str(near(task))] if task.name == experiment.task_name else [str(near(folder)), "OTHER_RUN"]

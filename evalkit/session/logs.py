@@ -27,7 +27,7 @@ class _Masked(logging.Formatter):
 
 
 class _File(logging.FileHandler):
-    """Is silent where the disk is full: that is told once, by what could not be written."""
+    """Ignores a full disk, which is reported once, by the code whose file could not be written."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
@@ -74,9 +74,9 @@ def kept(file: Path) -> Iterator[None]:
 
 @contextmanager
 def _added(handler: logging.Handler, block: object) -> Iterator[None]:
-    """The handler gets what is logged in this block, and by threads of libraries, which are in none.
+    """Gives the handler what is logged in this block, and what threads of libraries log, which belong to no block.
 
-    The logger is as it was once its last handler of ours goes.
+    The logger's own settings are restored when its last handler of ours is removed.
     """
     logger = logging.getLogger("evalkit")
     handler.addFilter(lambda record: _OWN.get() in (None, block))

@@ -1,4 +1,4 @@
-"""The training loop: from fresh parameters, or a checkpoint, to the last step, and what looks on the way cost."""
+"""The training loop, from fresh parameters or a checkpoint to the last step, and the cost of evaluations on the way."""
 
 import logging
 import math
@@ -43,7 +43,7 @@ class Looked:
 
 @dataclass
 class LookCosts:
-    """The cost of looks by the setting that says how often they are made, such as `eval.during.every`.
+    """The time that evaluations during training ("looks") take, by the setting of their interval (`eval.during.every`).
 
     Models are validated every `eval_every` steps. `clock` gives seconds. The first look of each setting is not judged,
     because it compiles.
@@ -61,7 +61,7 @@ class LookCosts:
         return sum(each.seconds for each in self.looked.values())
 
     def timed(self, setting: str, rows: Iterable[Row], step: int) -> list[Row]:
-        """The rows of a look after so many steps; one without rows was not due."""
+        """Makes a look after `step` steps, measures its time and returns its rows; a look without rows was not due."""
         began = self.clock()
         made = list(rows)
         if made:
@@ -73,7 +73,7 @@ class LookCosts:
         return made
 
     def _judge(self, setting: str, steps: int, between: float, seconds: float) -> None:
-        """Says what to change if a look of so many `seconds` takes too much, `steps` after the one before."""
+        """Says what to change if a look of `seconds` takes too large a share, `steps` after the look before."""
         share = seconds / (between + seconds)
         if steps and share > MOST:
             self.said.add(setting)
@@ -86,10 +86,10 @@ class LookCosts:
 
 
 def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: Restored | TrainState) -> TrainState:
-    """Trains to the last step and returns the state there; raises Interrupted after a signal, the state saved.
+    """Trains to the last step and returns the state there; raises Interrupted after a signal, once the state is saved.
 
-    `begun` is what it starts from, fresh or restored. A restored run takes the very same steps as one that was never
-    stopped. Batches are functions of seed and step, and its rows were cut to what the checkpoint knows.
+    `begun` is the fresh or restored state to start from. A restored run takes the very same steps as one that was never
+    stopped: batches are functions of seed and step, and the record was cut to the rows that the checkpoint counts.
     """
     training, task = trainer.training, trainer.task
     if isinstance(begun, Restored):
@@ -108,7 +108,7 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
             while step < stage.stop and not _is_solved(trainer, solved):
                 # One dispatch: the device takes `log_every` steps, data included, before Python hears of them.
                 steps = min(training.log_every - step % training.log_every, stage.stop - step)
-                # Of several processes none asks for anything else before all of its devices are there.
+                # With several processes, each waits for all of its devices before it starts another program.
                 state, sums = jax.block_until_ready(trainer.advance(state, stage, steps))
                 sums = jax.tree.map(np.asarray, sums)
                 refuse_non_finite(sums, trainer, checkpoints, steps)
@@ -140,7 +140,7 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
 
 
 def validate(session: Session, state: TrainState, step: int, costs: LookCosts) -> list[Row]:
-    """Writes validation at the training length, and what looks at the model find; returns both, in this order."""
+    """Writes the rows of validation at the training length, then those of due looks; returns both, in this order."""
     experiment = session.experiment
     subject = subjects.uninterrupted(experiment, session.folder, state, step)
     rows = VALIDATION.score(subject, "validation", experiment.task.length, experiment.trained[1].validation_sequences)
@@ -151,12 +151,12 @@ def validate(session: Session, state: TrainState, step: int, costs: LookCosts) -
 
 
 def _all_right(rows: Sequence[Row], length: int) -> bool:
-    """Whether every seed has all right at the training length."""
+    """Whether every seed's accuracy at the training length is 1."""
     return all(value(row) >= SOLVED for row in rows if row["metric"] == "accuracy" and row["length"] == length)
 
 
 def _mean(rows: Sequence[Row], metric: str) -> float:
-    """Over the sequences of all seeds; those of steps that were skipped are not counted."""
+    """The mean of a metric over the sequences of all seeds, without those of skipped steps."""
     of_metric = [entry for entry in rows if entry["metric"] == metric]
     count = sum(entry["count"] or 0 for entry in of_metric)
     return sum(entry["total"] or 0.0 for entry in of_metric) / count if count else float("nan")
@@ -168,7 +168,7 @@ def _is_solved(trainer: Trainer, solved: int) -> bool:
 
 
 def _rows(session: Session, sums: Sums, step: int, stage: Stage, steps: int) -> list[Row]:
-    """Loss and accuracy of a dispatch of `steps`, by seed; where steps may be skipped, how many were, too."""
+    """Rows of a dispatch of `steps`: each seed's loss and accuracy and, if steps may be skipped, how many were."""
     loss, accuracy = np.asarray(sums.loss), np.asarray(sums.accuracy)
     counted = session.experiment.trained[1].skip_nonfinite
     skipped = np.asarray(sums.bad_steps) if counted else np.zeros(len(loss), int)

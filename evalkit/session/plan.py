@@ -31,9 +31,9 @@ SPEED = ("batch_size", "microbatch", "log_every")
 
 
 class Squares(NamedTuple):
-    """What a suite's board shows: its tasks and models, accuracies by task that are no better than a guess (`floors`).
+    """The content of a suite's board: its pairs of task and model, and the accuracy of a guess by task (`floors`).
 
-    `command` runs a square with `task=` and `model=` after it, or `+mixer=` for one of `mixers`.
+    `command` with `task=` and `model=` after it runs one square; one of `mixers` takes `+mixer=` instead.
     """
 
     wanted: Sequence[tuple[str, str]]
@@ -43,10 +43,10 @@ class Squares(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What the learning rate of a suite's final run is chosen from: runs in `folder` that train a seed a rate.
+    """The search for the learning rate of a suite's final run: runs in `folder` that train one seed at each rate.
 
-    `words` are those of each run, without the rates and the seeds; the first has `rates`, from `seed` on. An accuracy
-    at or below `floor` is that of a guess.
+    `words` are those of each run, without rates and seeds. The first run has the `rates`, with seeds from `seed` on. An
+    accuracy at or below `floor` is no better than a guess.
     """
 
     folder: str
@@ -64,9 +64,9 @@ class Search(NamedTuple):
 class Job(NamedTuple):
     """One run of an experiment, built, in the folder of its `spec`.
 
-    `evaluation` says which trained run it evaluates, and how; None for a run that trains. Of a suite it has the `cell`,
-    and a final run the `words` it is made of and the `search` that its learning rate is chosen from; `squares` are what
-    its board shows.
+    `evaluation` says which trained run it evaluates, and how; None for a run that trains. In a suite, a job has its
+    `cell` and the `squares` of the board; a final run also has its `words` and the `search` that chooses its learning
+    rate.
     """
 
     group: str
@@ -97,8 +97,8 @@ class Job(NamedTuple):
 def show(jobs: Sequence[Job], console: Console) -> None:
     """Prints every run with its state and the hours that its training still takes, and the sum of them.
 
-    The hours are those of a step of each model, measured here for some seconds, or what the runs that began have taken;
-    scaled by tokens, so that the shorter stages of a curriculum count as what they are. Writes nothing.
+    The hours follow from the seconds per token of each model: from runs that have begun, or else from steps that are
+    measured here for some seconds. So the shorter stages of a curriculum count for less. Writes nothing.
     """
     measured: dict[Hashable, float] = {}
     lines, whole, waiting = [], 0.0, False
@@ -125,7 +125,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def _hours(job: Job, jobs: Sequence[Job], measured: dict[Hashable, float], console: Console) -> float | None:
-    """What its training still takes; None for a text that was not read yet."""
+    """The hours that its training still takes; None for a run on a text until a similar run has been timed."""
     key = _speed_key(job)
     if key not in measured:
         alike = [other for other in jobs if other.evaluation is None and _speed_key(other) == key]
@@ -141,7 +141,7 @@ def _hours(job: Job, jobs: Sequence[Job], measured: dict[Hashable, float], conso
 
 
 def _speed_key(job: Job) -> Hashable:
-    """Runs with the same key take as long over a token; those of a suite if their model is the same."""
+    """A key of the speed: runs with the same key take equally long per token. In a suite it is the model's name."""
     if job.cell:
         return job.cell.split("/")[1]
     config: Mapping[str, Any] = job.experiment.config
@@ -153,7 +153,7 @@ def _speed_key(job: Job) -> Hashable:
 
 
 def _seconds_taken(job: Job) -> float | None:
-    """Seconds a token of what a run has trained so far, compiling left out; None where that is not known."""
+    """The seconds per token that a run's training took so far, without compilation; None where that is not known."""
     try:
         taken = json.loads((job.folder / "timing.json").read_text(encoding="utf-8"))
         seconds = taken["training"] - taken["first_dispatch"] - taken.get("looks", 0.0)
@@ -212,7 +212,7 @@ def _state(jobs: Sequence[Job]) -> str:
 
 
 def _steps(jobs: Sequence[Job]) -> str:
-    """How many of their steps are done, of every run those of all its seeds together."""
+    """How many of the runs' training steps are done; all seeds of a run train together, so a step counts once."""
     if jobs[0].evaluation is not None:
         return DASH
     done = [_steps_done(job) for job in jobs]

@@ -1,4 +1,4 @@
-"""What a checkpoint says after prompts: what is asked for is refused or read before the weights are."""
+"""Generates text from a checkpoint; prompts and settings are read and checked before the weights are read."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ class Ready:
 def ready(checkpoint: str, prompts: Sequence[str], settings: Settings) -> Ready:
     """Finds the checkpoint and turns prompts into its tokens; raises UserError, before weights are read, in one line.
 
-    Refused are an empty prompt, one that is no text of the tokenizer, stop tokens that the vocabulary has not, and
+    It refuses an empty prompt, one that the tokenizer cannot encode, stop tokens that are not in the vocabulary, and
     prompts whose caches would not fit into this machine's memory.
     """
     found = find(checkpoint, settings.dtype, settings.allow_targets, settings.cache_dtype)
@@ -119,7 +119,7 @@ def ready(checkpoint: str, prompts: Sequence[str], settings: Settings) -> Ready:
 
 
 def prompts_in(file: Path) -> list[Mapping[str, Any]]:
-    """The prompts of a file, each as `prompt` of what its line or row says; raises UserError for what is none."""
+    """The entries of a file, one a line or row, each with its `prompt`; raises UserError for an entry without one."""
     prompts = []
     try:
         for entry in documents.entries(file):

@@ -16,13 +16,13 @@ SHEET = ("out", "run", "studies")
 DECIDED = ("experiment", "task", "model", "scale", "mixer", "checkpoint")
 """What the claim's experiment chooses."""
 CHANGED = ("task.", "model.", "train.", "eval.")
-"""Where settings begin that make a run another one."""
+"""How the keys begin of settings that make a run differ from the claim's."""
 # What depends on the architecture: how far its cache reaches, and how many sequences fit into memory.
 OF_MODEL = (("eval", "max_length"), ("eval", "batch_size"))
 
 
 class Reproduction(NamedTuple):
-    """What is started for a claim: the words of the command, where its runs lie, and how they differ from the kept."""
+    """The command that makes a claim's runs anew: its words, its folder, and how the runs differ from the kept ones."""
 
     words: list[str]
     folder: Path
@@ -30,9 +30,9 @@ class Reproduction(NamedTuple):
 
 
 def reproduction(claim: Claim, studies: Path, words: Sequence[str]) -> Reproduction:
-    """The runs that a claim's test and control read, as `words` have them; raises UserError for what cannot be.
+    """The runs that a claim's test and control read, with the user's `words`; raises UserError for a wrong word.
 
-    A word `RUN=MODEL` gives the place of one of these runs to another model.
+    The word `RUN=MODEL` puts another model in place of one of these runs.
     """
     places = [word for word in words if word.startswith(composition.SEARCHPATH)]
     settings = dict(word.split("=", 1) for word in words if "=" in word and word not in places)
@@ -132,7 +132,7 @@ def _choice(name: str, model: str, words: Sequence[str]) -> str:
 
 
 def _differs(claim: Claim, preset: str | None, mine: Mapping[str, str], settings: Sequence[str]) -> str:
-    """What the verdict is of, where it is not of the claim as it was registered."""
+    """How the new runs differ from those of the claim as it was registered; empty where they do not."""
     parts = [f"{model} in the place of {name}, by its recipe" for name, model in mine.items()]
     if preset == catalogue.TOY:
         parts.append("a toy, which says nothing of the paper")

@@ -1,6 +1,6 @@
 """One run: start it, go on with it, evaluate it again.
 
-Its life: it is built; gates refuse what cannot be; the folder is described; a session trains, evaluates and reports.
+A run is built and checked by the gates, and its configuration is saved; then a session trains, evaluates and reports.
 A run on a checkpoint is the same without training.
 """
 
@@ -43,14 +43,14 @@ from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.state import TrainState, params_of
 
 EARLIER = "before"
-"""Where the folder of a run that was trained further keeps what it was."""
+"""The subfolder in which a run that is trained further keeps archives of its shorter trainings."""
 AGAIN = "give the same command again"
 
 
 def start(spec: Spec, judge: Judge | None = None) -> Outcome:
     """Trains, evaluates and reports in `spec.folder`; a `judge` may end the training early.
 
-    Raises BrokenPromise, before anything is written, for a task, a model or an evaluation that does not keep one.
+    Raises BrokenPromise, before anything is written, for a task, a model or an evaluation that breaks a promise.
     """
     launch = Launch(spec.at(spec.folder.absolute()), judge)
     experiment, folder = launch.experiment, launch.folder
@@ -147,12 +147,12 @@ def _finished(launch: Launch) -> Outcome:
 
 
 def _fresh(launch: Launch, pool: ThreadPoolExecutor | None) -> TrainState:
-    """Where training begins; raises BrokenPromise while its program is still being compiled."""
+    """The state that training begins from; raises BrokenPromise for a broken promise, while its program compiles."""
     experiment = launch.experiment
 
     def look(state: TrainState) -> None:
         hold(experiment, partial(params_of, state, 0, experiment.parameters))
-        # After what may refuse: at its end a process waits for its threads.
+        # Only after the checks: a process that they end would wait for these threads.
         ahead.compile_next(pool, launch, state, 0)
 
     try:
@@ -168,7 +168,7 @@ def _fresh(launch: Launch, pool: ThreadPoolExecutor | None) -> TrainState:
 def _go_on(launch: Launch, own: Path) -> Outcome:
     """Trains from the newest checkpoint, or from the beginning where there is none yet, and evaluates.
 
-    The record is written in `own`, which is the run's folder for who speaks for all.
+    The record is written in `own`: the run's folder in the first process, a temporary one in the others.
     """
     pass_all(gates.BEFORE_GOING_ON, launch)
     _announce(launch)
@@ -191,7 +191,7 @@ def _go_on(launch: Launch, own: Path) -> Outcome:
 
 
 def _keep_finished(launch: Launch, restored: Restored) -> None:
-    """Archives a finished run that is trained further: its results go on being what its shorter training gave."""
+    """Archives a finished run before it is trained further, so that the results of the shorter training are kept."""
     kept = launch.folder / EARLIER / str(restored.step)
     if not peers.agreed(EARLIER if kept.exists() else ""):
         archives.write(kept, launch.folder, launch.experiment, restored.state, restored.step)
@@ -204,8 +204,8 @@ def _trained(
 ) -> Outcome:
     """Trains to the last step, and evaluates."""
     checkpoints.tidy()
-    # Of an earlier end: what has results is finished. They go first, or a kill here would leave a run that has more
-    # steps to do and is said to be finished.
+    # A run with results counts as finished, so those of a shorter training are removed first. Else a kill here would
+    # leave a run that counts as finished and has more steps to do.
     (own / RESULTS).unlink(missing_ok=True)
     _describe(launch, own)
     offset, step = (begun.meta["rows"], begun.step) if isinstance(begun, Restored) else (0, 0)
@@ -213,7 +213,7 @@ def _trained(
     passing = training.state_passing
     starts = None if passing is None else f"{training.first_states}, {passing:g}"
     history.add(own, Work(launch.spec.command, step, training.steps, training.schedule, starts))
-    # Of several processes the others write elsewhere, and all go on with the one run.
+    # Of several processes only the first continues the record; the others write elsewhere.
     with Session(launch, own, offset if peers.first() else 0) as session:
         session.timing.update(timing)
 
@@ -288,7 +288,7 @@ def _describe(launch: Launch, folder: Path) -> None:
 
 
 def _announce(launch: Launch, folder: Path | None = None) -> None:
-    """What runs, on what, and where to find it."""
+    """Prints what runs, on which device, and in which folder."""
     experiment = launch.experiment
     seeds, (model, _) = experiment.all_seeds, experiment.trained
     shapes = jax.eval_shape(model.init, random_key(0))

@@ -37,7 +37,7 @@ from evalkit.session.study import TRIALS, Claimed, Made, Study, Tried
 FILE, FINAL, FINAL_LOCK = "search.json", "final", ".final.lock"
 SEEDS, GROUP = ("seed", "seeds"), "wandb.group"
 TRUSTED = (composition.ALLOW, composition.SEARCHPATH)
-"""Words that let others' code run: they are typed again when a search goes on."""
+"""Words that allow code of other packages: they are not saved, so the user types them again when a search goes on."""
 STATES = {"COMPLETE": "finished", "PRUNED": "given up", "FAIL": "failed", "RUNNING": "not finished"}
 BY_TEST = (
     "chosen by test rows: at these lengths the evaluation of the best is no test of it, and fresh seeds are measured "
@@ -53,12 +53,12 @@ DEFAULTS: Mapping[str, Any] = {
     "pruner": {"_target_": "optuna.pruners.NopPruner"},
     "final_seeds": 3,
 }
-"""The words of a search that are none of its runs, and what they are if they are not typed."""
+"""The settings of the search itself, not of its runs, with their defaults."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, as `search.json` keeps it; raises UserError for a value that cannot be.
+    """What is searched, as `search.json` keeps it; raises UserError for an invalid value.
 
     Options:
       words: the words of every run, those with several values among them.
@@ -123,7 +123,7 @@ class Searching:
         self.console = Console(quiet=self._experiments[0].quiet)
 
     def trial(self, values: Mapping[str, Value], number: int) -> Spec:
-        """The run of a trial. What is judged by validation measures nothing but the training length at its end."""
+        """The run of a trial; if validation judges it, its final evaluation has the training length alone."""
         words, judged = [*at(self._words, values), *self._group()], self.search.judged
         spec = _spec(words, self.folder / TRIALS / f"{number:03d}")
         experiment = spec.experiment
@@ -158,7 +158,7 @@ class Searching:
                     if code in STOPPED:
                         say(self.console, again)
                         return code
-            except KeyboardInterrupt:  # between two trials; within one, that is saved first
+            except KeyboardInterrupt:  # between two trials; a trial itself saves its state first
                 say(self.console, again)
                 raise
             return self._end(study)
@@ -195,7 +195,7 @@ class Searching:
         return 0
 
     def _end(self, study: Study) -> int:
-        """The report, and fresh seeds of the best: by the process that finds no trial left anywhere."""
+        """Writes the report and trains fresh seeds of the best trial, if no trial is left in any process."""
         if not study.is_over:
             say(self.console, "the trials that are left are with other processes; the last of them ends the search")
             return 0

@@ -64,10 +64,10 @@ def ranked(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def trials_of(folder: Path, level: float, packages: Sequence[str] = ()) -> list[Trial]:
-    """What the rows of a run say of each of its learning rates, for one of `LEVELS`; its code may be of `packages`.
+    """One trial for each learning rate of a run, from its rows; `level` is one of `LEVELS`.
 
-    Of a seed with a step that was skipped nothing counts. Raises UserError for what is no run, or has several seeds at
-    one rate.
+    The run's code may come from `packages`. Nothing counts of a seed that skipped a step. Raises UserError for a folder
+    that is no run, and for a run with several seeds at one rate.
     """
     experiment = Spec.saved(folder, packages=packages).experiment
     record, (_, training) = read(folder), experiment.trained

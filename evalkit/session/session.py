@@ -59,7 +59,7 @@ class GivenUp(Exception):
 
 
 class Session:
-    """Where the work on one run writes, in `folder`, shows and listens; use it as a context manager.
+    """Work on one run: its files in `folder`, its console and its signals; use it as a context manager.
 
     Rows after the first `offset` bytes of `metrics.jsonl` belong to an interrupted attempt and are deleted. `hint` is
     printed on Ctrl-C, by default how to resume, and `following` at the end: commands that may be typed next.
@@ -160,7 +160,7 @@ class Session:
         """Makes the report and says what may follow; returns its numbers."""
 
         def before_results(summary: Mapping[str, Any]) -> None:
-            # A kill after these is one of a finished run, with which nobody goes on.
+            # The sinks end before the results are written: from then on a killed run counts as finished.
             self._close(SinkEnd(verdict.exit_code, partial(records_of, self.folder), summary))
 
         summary = report(self.folder, self.console, before_results)
@@ -173,14 +173,14 @@ class Session:
 
     def _close(self, end: SinkEnd) -> None:
         """Writes the seconds of every session on this run, added up, and ends the sinks that have not ended yet."""
-        # A full disk ended the work and was told then; it is not told twice.
+        # A full disk has ended the work with an error already; it is not reported twice.
         with suppress(UserError):
             write_text(self.folder / TIMES, json.dumps(self.timing, indent=2) + "\n")
         self._said_by_sinks += self.record.finish(end)
 
 
 def _times_of(folder: Path) -> dict[str, float]:
-    """What earlier sessions took."""
+    """The seconds of earlier sessions on this run, by name; empty where they are unknown."""
     try:
         return json.loads((folder / TIMES).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """Optuna's part of a search: which settings are tried next, and which trial is given up.
 
-Every process of a search has a `Study` of the same folder. What they share is an SQLite file, and a lock a trial. The
-system lets go of a lock when its process dies, so a trial that is not finished and not locked belongs to nobody.
+Every process of a search has a `Study` of the same folder. They share an SQLite file and one lock for each trial. The
+system releases a lock when its process dies, so a trial that is not finished and not locked belongs to nobody.
 """
 
 import pkgutil
@@ -72,7 +72,7 @@ class Study:
         self._study.pruner = made.pruner()
 
     def claim(self) -> Claimed | None:
-        """A trial that a dead process left, else a new one; None where all are finished or others work on them."""
+        """Takes a trial that a dead process left, else a new one; None if the others are finished or worked on."""
         with self._lock:
             for left in (trial for trial in self.tried() if trial.state == "RUNNING"):
                 lock = self._free(left.number)
@@ -89,7 +89,7 @@ class Study:
             return Claimed(trial.number, trial.params, lock)
 
     def gives_up(self, claimed: Claimed, step: int, judged: float) -> bool:
-        """Notes what a validation at `step` gave, and asks the pruner. A trial that goes on again gave it before."""
+        """Stores a validation's value, unless a resumed trial did so before; asks the pruner whether to give up."""
         trial = self._id(claimed.number)
         if step not in self._storage.get_trial(trial).intermediate_values:
             self._storage.set_trial_intermediate_value(trial, step, judged)
@@ -154,7 +154,7 @@ class Made:
         self.pruner()
 
     def sampler(self, number: int) -> Any:
-        """What draws the trial of this number. Its seed is the sampler's and the number: a function of nothing else."""
+        """The sampler that draws the trial of this number; its seed is the configured one plus the number."""
         seed = self.sampler_node.get("seed")
         if not isinstance(seed, int | None):
             raise UserError(f"sampler.seed={seed}; give a whole number, or null")
@@ -215,7 +215,7 @@ def refuse_missing() -> None:
 
 
 def _distributions(space: Space) -> dict[str, Any]:
-    """The same in Optuna's types, which are not known here: it is an extra."""
+    """The search space in Optuna's types; these cannot be annotated here, because Optuna is an optional extra."""
     from optuna import distributions
 
     def of(values: Interval | list[str]) -> Any:

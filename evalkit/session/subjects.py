@@ -1,4 +1,4 @@
-"""What an evaluation is given: the parameters of a run at one step, or of a checkpoint; and what is said of them."""
+"""The input of an evaluation: the parameters of a run at one step, or of a checkpoint; and the header of its record."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,9 +33,9 @@ class Opened(NamedTuple):
 
 
 def open_checkpoint(experiment: Experiment) -> Opened:
-    """Reads what `experiment.checkpoint` names; raises UserError, before anything is written, for what cannot be.
+    """Reads the checkpoint of an experiment; raises UserError, before anything is written, if it cannot be evaluated.
 
-    The held-out texts are read too, and held to those that a run of ours was trained on.
+    It reads the held-out texts too. If the checkpoint is a run of ours, they are compared with its training texts.
     """
     assert experiment.checkpoint is not None
     devices.spare_memory()
@@ -54,7 +54,7 @@ def open_checkpoint(experiment: Experiment) -> Opened:
 
 
 def _refuse_trained_on(feed: Feed, run: Path, packages: Sequence[str]) -> str | None:
-    """Raises UserError if a saved run was trained on what is to be measured; says what could not be looked at."""
+    """Raises UserError if a saved run was trained on the held-out text; returns a line if that cannot be checked."""
     before = plain_of(run / FILE, packages)
     refuse_elsewhere(run, written(before), ())
     return feed.refuse_trained_on(feed_of(build(before, "task")))
@@ -67,7 +67,7 @@ def of_state(session: Session, state: TrainState, step: int, progress: Progress 
 
 
 def uninterrupted(experiment: Experiment, folder: Path, state: TrainState, step: int) -> Trained:
-    """The same, which no signal interrupts, and which shows no progress."""
+    """As `of_state`, but no signal interrupts the evaluation, and it shows no progress."""
     seeds = experiment.all_seeds
     return Trained(
         task=experiment.task,

@@ -1,8 +1,8 @@
 """`experiment=suite`: every task with every model, each trained at the rate that a search chooses.
 
-A cell is a task with a model. Its search trains a seed a rate with all steps, all by one program, and is judged at the
-training length alone; a best rate at the edge of the grid widens it. Then the chosen rate trains fresh seeds. Further
-state sizes of a model take its rate.
+A cell is a task with a model. Its search trains one seed at each learning rate of a grid, for all steps and in one
+program, and is judged at the training length alone. If the best rate is at the edge, the grid is widened. Then fresh
+seeds train at the chosen rate. Further state sizes of the model use the same rate.
 """
 
 import itertools
@@ -51,9 +51,9 @@ DECIDED = {
 
 
 class Selected(NamedTuple):
-    """What was typed: which suite; a task, a model or a mixer of it, or None; and what goes to every run.
+    """What the user typed: the suite; one task, model or mixer of it, or None; and the words for every run (`rest`).
 
-    `protocol` is what is typed of the suite itself, such as `suite.seeds=5`; `quick` takes its quick form.
+    `protocol` has the words that set the suite itself, such as `suite.seeds=5`; `quick` selects its quick form.
     """
 
     suite: str
@@ -71,9 +71,10 @@ class Selected(NamedTuple):
 
 
 def selected(words: Words) -> Selected | None:
-    """What the words select of a suite; None where `experiment=` names none. No run of it has these four words.
+    """The part of a suite that the words select; None where `experiment=` names no suite.
 
-    Raises UserError for several of what a suite takes one of, and for what its protocol decides.
+    The words task=, model=, +mixer= and experiment= are not passed on to its runs. Raises UserError for several values
+    where a suite takes one, and for a setting that its protocol decides.
     """
     choices: dict[str, str] = {}
     rest, protocol = [], []
@@ -195,7 +196,7 @@ def _refuse_one_size(
 
 
 def _refuse_wrong(suite: Mapping[str, Any]) -> None:
-    """Raises UserError for a key of the protocol that is unknown, or a value that cannot be."""
+    """Raises UserError for a key of the protocol that is unknown, or an invalid value."""
     for name in suite:
         if name not in KEYS:
             raise UserError(f"suite.{name} is unknown; a suite has {', '.join(KEYS)}")
@@ -244,14 +245,15 @@ def _has_words(value: Any, depth: int) -> bool:
 def at_chosen_rate(folder: Path, final: Job) -> Spec:
     """A final run at the rate that its search, in the suite's `folder`, chooses: the middle of the window that works.
 
-    One seed says which rates work, and at its fastest, which is often the highest, others may fail. Where nothing was
-    learned, the lowest loss decides. Raises UserError if the search is not finished, or no loss stayed a number.
+    The search trains one seed at each rate. The rate at which it learns fastest is often the highest that works, and
+    other seeds may fail there. Where nothing was learned, the lowest loss decides. Raises UserError if the search is
+    not finished, or no loss stayed finite.
     """
     trials = _searched(folder, final)
     window = window_of(trials, _search_of(final).floor)
     if window:
         middle = math.sqrt(window[0].rate * window[-1].rate)
-        # Of two as near, the lower one, whatever rounding says.
+        # Of two rates that are equally near, the lower one: `round` removes differences by rounding errors.
         rate = min((trial.rate for trial in window), key=lambda rate: (round(abs(math.log(rate / middle)), 9), rate))
     else:
         rate = min((trial for trial in trials if trial.loss is not None), key=lambda trial: trial.loss or 0.0).rate
@@ -277,7 +279,7 @@ def further_searches(folder: Path, final: Job) -> Iterator[Spec]:
 
 
 def _searched(folder: Path, final: Job) -> list[Trial]:
-    """Every trial of the searches of a cell that are finished."""
+    """Every trial of a cell's finished searches; raises UserError if the grid is not finished or no loss is finite."""
     search = _search_of(final)
     places = [folder / search.folder / name for name in (GRID, LOWER, HIGHER)]
     if not is_finished(places[0]):
@@ -289,7 +291,7 @@ def _searched(folder: Path, final: Job) -> list[Trial]:
 
 
 def _best(trials: Iterable[Trial]) -> Trial:
-    """The highest accuracy, and of equals the lowest loss, of trials whose loss stayed a number."""
+    """The trial with the highest accuracy, and of equal ones the lowest loss, among those with a finite loss."""
     known = [trial for trial in trials if trial.loss is not None]
     return max(known, key=lambda trial: (trial.accuracy or 0.0, -(trial.loss or 0.0)))
 
@@ -345,8 +347,8 @@ def _cell(
 
 
 def _search(suite: Mapping[str, Any], cell: str, words: Words, task: AnyTask) -> Search:
-    """What chooses the rate of a cell: all the steps of its training, judged at the training length alone."""
-    # A rate at which the loss is no number takes no other seed with it.
+    """The search that chooses the rate of a cell: all steps of training, judged at the training length alone."""
+    # All rates train in one program: a loss that is not finite at one rate must not end the others.
     judged = [f"eval.lengths=[{task.length}]", "eval.during=[]", "eval.span=null", "train.skip_nonfinite=true"]
     floor = suite["floors"].get(cell.partition("/")[0], task.chance or 0.0)
     return Search(cell, [*words, *judged], suite["rates"], suite["search_seed"], floor)
@@ -358,7 +360,7 @@ def _at_rates(rates: Sequence[float], seed: int) -> list[str]:
 
 
 def _final(suite: Mapping[str, Any], group: str, cell: str, words: Words, folder: Path) -> Job:
-    """The fresh seeds of a cell; the training length, by which it is judged, is among the lengths of evaluation."""
+    """The final run of a cell, with fresh seeds; its evaluation includes the training length, at which it is judged."""
     own, name = [*words, f"seed={suite['seed']}", f"seeds={suite['seeds']}"], f"{cell}/{FINAL}"
     with said_of(f"cell {cell}"):
         spec = buildable(own, folder / name)
@@ -375,7 +377,7 @@ def in_folder(folder: Path) -> str:
 
 
 def buildable(words: Words, folder: Path) -> Spec:
-    """The run of these words in `folder`, which is built: raises UserError for what cannot be."""
+    """The run of these words in `folder`, built to check it; raises UserError if it cannot be built."""
     spec = Spec.of([*words, in_folder(folder)])
     _ = spec.experiment
     return spec

@@ -27,7 +27,7 @@ class Ended(NamedTuple):
 
 
 def conclude(ended: Sequence[Ended], console: Console) -> None:
-    """Prints each run with its headline numbers, then the comparison of those that are finished, if of one task."""
+    """Prints each run with its headline numbers, then compares the finished ones if they have the same task."""
     summaries = {one.folder: _summary(Path(one.folder)) for one in ended}
     if not ended:
         return
@@ -57,7 +57,7 @@ def _summary(folder: Path) -> Mapping[str, Any]:
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
-    """Accuracy where it was trained and at the longest length; of a text, its loss."""
+    """The accuracy at the training length and at the longest one; for a text, the loss."""
     ladder = (summary.get("aggregate") or {}).get("extrapolation") or []
     accuracies = {at["length"]: at["accuracy"]["median"] for at in ladder}
     if accuracies:

@@ -1,6 +1,6 @@
 """Checkpoints by Orbax: the training state of all seeds, and beside it what the loop must know to go on.
 
-Orbax restores a flipped bit in silence, so that every file has a sum (`evalkit/disk/sums.py`), which is checked first.
+Orbax restores a flipped bit in silence, so every file has a checksum (`evalkit/disk/sums.py`), which is checked first.
 """
 
 import logging
@@ -28,11 +28,11 @@ FOLDER = "checkpoints"
 KEPT = 2
 UNFINISHED = "unfinished-"
 SUMMED = "summed"
-"""What a checkpoint's own facts say, so that one without sums is either of before there were any, or damaged."""
+"""A metadata key of checkpoints with checksums: if these are missing, it is damaged; without the key it is older."""
 MOMENTS = "moments"
-"""What is saved beside a state says so where its moments are shaped as the parameters, as those of a mesh are."""
+"""A key in the metadata, only if the moments have the shapes of the parameters, as those of a mesh do."""
 STREAMS = "streams"
-"""What is saved beside a state says whether it has streams: further training may be the first to pass them."""
+"""A key in the metadata: whether the state has streams. Further training may be the first that passes states."""
 log = logging.getLogger(__name__)
 _SAVING = threading.Lock()
 """Orbax numbers the saves of a whole process, and two at once would wait for each other's folders."""
@@ -76,7 +76,7 @@ class Checkpoints:
             state=ocp.args.StandardSave(jax.tree.map(_stand_in, _parts(jax.tree.map(_on_host, state)))),
             meta=ocp.args.JsonSave(facts),
         )  # type: ignore[call-arg]
-        # Of the writes that a first failure keeps from starting, Python would speak, now or when the process ends.
+        # After one write has failed, others never start; Python would warn of these, now or when the process ends.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         try:
             self.tidy()
@@ -98,12 +98,12 @@ class Checkpoints:
         peers.wait(f"checkpoint {step}")
 
     def _keep(self, new: Path, step: int) -> None:
-        """Gives what was written its name, once it was read again; older ones go then."""
+        """Checks a checkpoint that was written, gives it its name, and then removes older ones."""
         sums.write(new)
         sums.check(new)
         self._remove(step)
         new.rename(self.path / str(step))
-        # Those after this step belong to an attempt that a damaged checkpoint has taken back.
+        # Checkpoints after this step are of an earlier attempt, which was undone because a checkpoint was damaged.
         for other in self.steps:
             if other > step:
                 self._remove(other)
@@ -118,10 +118,10 @@ class Checkpoints:
                 self._remove(old)
 
     def restore(self, abstract: TrainState, layout: Layout) -> Restored | None:
-        """The newest checkpoint that is what was written, None if none ever was; raises UserError if all are broken.
+        """The newest intact checkpoint, None if none was ever written; raises UserError if all are broken.
 
-        It comes in the form of `abstract`, and lies where that says, whatever mesh it was written on. `layout` is that
-        of one seed's parameters.
+        The state has the form and the placement of `abstract`, whatever mesh it was written on. `layout` is that of one
+        seed's parameters.
         """
         # All look in the same order, and all hear what is wrong with the files.
         steps = [int(text) for text in peers.agreed(" ".join(map(str, self.steps))).split()]
@@ -141,7 +141,7 @@ class Checkpoints:
         return None
 
     def at(self, step: int, abstract: TrainState, layout: Layout) -> TrainState:
-        """As `restore`, of one step; raises UserError that names those there are, or if it is broken."""
+        """The state of one step, as `restore`; raises UserError if it is broken or not kept, naming those that are."""
         steps = self.steps[::-1]
         if step not in steps:
             raise UserError(f"step={step} was not kept in {self.path}; kept: {', '.join(map(str, steps))}")
@@ -168,7 +168,7 @@ class Checkpoints:
         try:
             with suppress(ValueError) if STREAMS not in meta and abstract.streams is not None else nullcontext():
                 return _in_form(partial(self._state, folder), abstract, layout, meta), meta
-            # From before it was said whether there are streams: there are none.
+            # A checkpoint from before the key STREAMS was written: it has no streams.
             return _in_form(partial(self._state, folder), abstract._replace(streams=None), layout, meta), meta
         except ValueError as error:
             if not summed:
@@ -198,7 +198,7 @@ class Checkpoints:
             shutil.rmtree(renamed, ignore_errors=True)
 
     def tidy(self) -> None:
-        """Removes what a kill left of a checkpoint that was being written or removed; for who writes into the run."""
+        """Removes what a kill left of a checkpoint that was being written or removed; only a writer may call it."""
         if not peers.first():
             return
         for left in self.path.glob(f"{UNFINISHED}*"):
@@ -240,15 +240,15 @@ def _forget_late_writes(failure: "sys.UnraisableHookArgs") -> None:
 
 
 def _stand_in(leaf: Any) -> Any:
-    """The array as it is written: Orbax takes none of no size, such as the state of a mixer that keeps none."""
+    """The array as it is written: Orbax takes no empty array, such as the state of a mixer without one."""
     return leaf if leaf.size else np.zeros(1, leaf.dtype)
 
 
 def _on_host(leaf: jax.Array) -> jax.Array | np.ndarray:
-    """What each device has all of, as NumPy's: of copies on several devices Orbax would slice each."""
+    """An array that every device holds whole, as NumPy's: otherwise Orbax would slice each device's copy."""
     return np.asarray(leaf) if leaf.is_fully_replicated and leaf.is_fully_addressable else leaf
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """What a state has; a part that it lacks has no place on disk, as in checkpoints from before there was one."""
+    """The parts that a state has; others are not on disk, just as in checkpoints from before such a part existed."""
     return {name: part for name, part in state._asdict().items() if part is not None}

@@ -1,4 +1,4 @@
-"""What to say when a loss or a gradient is no number: the step is taken once more, and looked at part by part."""
+"""Finds where a loss or gradient stops being finite: takes the step once more and checks it part by part."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
@@ -37,9 +37,9 @@ class NotFinite(UserError):
 def refuse_non_finite(sums: Sums, trainer: Trainer, checkpoints: Checkpoints, steps: int) -> None:
     """Raises NotFinite that names the step, the seed, the part where it began and the last good checkpoint.
 
-    `sums` are those of a dispatch of so many `steps`. With `train.skip_nonfinite` only a dispatch of `train.log_every`
-    steps of which nothing is left is refused: then parameters no longer recover. Seeds of several learning rates are
-    refused together.
+    `sums` are those of a dispatch of so many `steps`. With `train.skip_nonfinite` it raises only if all
+    `train.log_every` steps of a dispatch were skipped: then parameters no longer recover. With several learning rates,
+    it raises only if this holds for every seed.
     """
     bad, training = np.asarray(sums.bad_step), trainer.training
     if training.skip_nonfinite:
@@ -86,7 +86,7 @@ def first_in(trainer: Trainer, params: Params, example: Example, begun: Cache | 
     loss, _, gradient = jax.jit(alone.gradient)(used, example, begun)
     if not bool(jnp.isfinite(loss)):
         return "it begins in the loss"
-    # The last layer's comes first on the way back.
+    # The backward pass reaches the last layer first.
     names = _not_finite(alone.layout.params(gradient))
     return f"it begins in the gradient of {names[-1]}" if names else None
 

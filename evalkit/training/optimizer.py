@@ -17,7 +17,7 @@ OPTIMIZERS = ("adamw", "amsgrad", "clipped_adamw")
 Factory = Callable[..., optax.GradientTransformation]
 """An optimiser of Optax, or of one's own, which is called with `learning_rate=`, a schedule."""
 MASKS = ("mask", "weight_decay_mask")
-"""What factories of Optax call the tree that is True where weight decay applies."""
+"""The arguments by which factories of Optax take the tree that is True where weight decay applies."""
 DECAYING = 0.2
 """The share of steps over which `wsd` falls."""
 MOST_RMS = 1.0
@@ -28,7 +28,7 @@ def schedule(kind: str, rate: float, warmup_steps: int, steps: int, final_fracti
     """Returns a linear warm-up to `rate`, and what `kind` says after it.
 
     `cosine` falls to `final_fraction * rate` at `steps`, `constant` stays, and `wsd` (warm up, stay, decay) stays and
-    falls in a line to 0 over the last fifth of the steps.
+    falls linearly to 0 over the last fifth of the steps.
     """
     warmup = min(warmup_steps, steps - 1)
     rise = optax.linear_schedule(0.0, rate, warmup) if warmup else optax.constant_schedule(rate)

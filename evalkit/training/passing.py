@@ -38,9 +38,9 @@ class Drawn(NamedTuple):
 class StatePassing:
     """`count` streams of ordinary tokens, each begun anew after a step with `probability` (arXiv 2507.02782).
 
-    A stream reads as many tokens a step as a training sequence has, `facts` of the time with a fact among them. The
-    batch begins from copies of the states after it, or from noise that is like them (`first`, one of `FIRST_STATES`);
-    no gradient flows through either.
+    In each step a stream reads as many tokens as a training sequence has; with the probability `facts` they hold a
+    fact. The batch then begins from copies of the new states, or from noise that is like them (`first`, one of
+    `FIRST_STATES`); no gradient flows through either.
     """
 
     feed: Feed
@@ -76,10 +76,10 @@ class StatePassing:
         return jax.tree.map(begun, self.fresh(len(anew)), after)
 
     def starts(self, states: Cache, drawn: Drawn, shards: int) -> Cache:
-        """What the batch begins from: the states of this device's streams, or noise in place of their real numbers.
+        """The states that the batch begins from: those of this device's streams, or noise for their real numbers.
 
         The mean and the spread of noise are those of the streams of all `shards` devices.
-        A number that some stream does not have, such as the maximum of nothing, is left as it is.
+        A number whose noise is not finite, such as the maximum of nothing in some stream, is left as it is.
         """
         if drawn.noise is None:
             return states
@@ -102,5 +102,5 @@ class StatePassing:
 
 
 def copied_to(states: Cache, sequences: int) -> Cache:
-    """The states that a batch begins from: of each stream as many copies, one after the other."""
+    """The states that a batch begins from: equally many copies of each stream's state, one after the other."""
     return jax.tree.map(lambda x: jnp.repeat(x, sequences // len(x), axis=0), states)

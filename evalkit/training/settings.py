@@ -33,7 +33,7 @@ class Training:
 
     A dispatch is `log_every` steps, and validation and checkpoints fall on its multiples. `stop_when_solved` is off by
     default, since extrapolation goes on growing after the task is solved. The default `microbatch` keeps activations
-    in a CPU's cache. Raises ValueError for a value that cannot be.
+    in a CPU's cache. Raises ValueError for an invalid value.
 
     Options:
       steps (steps): updates of the parameters, those of the curriculum included.
@@ -50,24 +50,24 @@ class Training:
       b1: AdamW's β₁, the decay of the mean of gradients.
       b2: AdamW's β₂, the decay of the mean of their squares.
       clip (norm): gradients of all parameters together are scaled down to at most this.
-      label_smoothing: the share of a target that all tokens have alike; rows of loss are without it.
-      average: decay of a moving average of the parameters, such as 0.999, which is evaluated; or what gives an
+      label_smoothing: the share of a target that is spread evenly over all tokens; rows have the loss without it.
+      average: decay of a moving average of parameters, such as 0.999, which is evaluated; or a function for an
         optimiser's own; null: none.
       state_passing: sequences begin from states of streams of ordinary tokens, each begun anew at a step with this
         probability; null: from nothing.
       first_states: what `state_passing` begins from: states of streams (`passed`), noise with their mean and spread
         (`fitted_noise`), or noise around 0 (`noise`).
-      stream_facts: the probability that what a stream reads at a step holds a fact.
-      skip_nonfinite: whether a step whose loss or gradient is not finite is left out and counted (`skipped`), where
-        training would end; after `log_every` in a row it ends.
+      stream_facts: the probability that the tokens of a stream at a step hold a fact.
+      skip_nonfinite: whether a step with a non-finite loss or gradient is skipped and counted (`skipped`), instead of
+        ending training; `log_every` such steps in a row end it.
       log_every (steps): steps between two rows of loss and accuracy.
       eval_every (steps): steps between two validations; a multiple of `log_every`.
       checkpoint_every (steps): steps between two checkpoints, of which the last two stay; a multiple of `log_every`.
       keep_every (steps): checkpoints at multiples of this stay too, for `evaluate RUN step=…`; null: none.
       validation_sequences (sequences): sequences of a validation.
       curriculum: stages `{length: …, steps: …, batch_size: …}` of shorter lengths, which come first.
-      lengths (tokens): the shortest and the longest random length (`task.length`); null: no random ones.
-        Most tasks take 8 between them.
+      lengths (tokens): the shortest random length, and the longest, which is `task.length`; null: no random lengths.
+        Most tasks draw from 8 lengths.
       stop_when_solved (validations): training ends after so many in a row with accuracy 1; null: never.
       microbatch (sequences): sequences whose gradient is taken at once; null: 512 tokens of them on a CPU, elsewhere
         all.
@@ -171,7 +171,7 @@ class Training:
         return self.learning_rate if isinstance(self.learning_rate, list) else [self.learning_rate]
 
     def check_divided(self) -> None:
-        """Raises ValueError for what looks at whole arrays, of which a device of a mesh has parts."""
+        """Raises ValueError for settings that need whole arrays, of which a device of a mesh has only parts."""
         if self.optimizer == "clipped_adamw" or callable(self.optimizer):
             name = self.optimizer if isinstance(self.optimizer, str) else "{_target_: …}"
             raise ValueError(
@@ -188,7 +188,7 @@ class Training:
         return (Layout if callable(self.optimizer) else VectorLayout)(params, decays, self.parameter_dtype)
 
     def transformation(self, layout: Layout) -> optax.GradientTransformation:
-        """The optimiser of parameters that lie so, at the first of the learning rates."""
+        """The optimiser for parameters in this `layout`, at the first of the learning rates."""
         rate = optimizer.schedule(self.schedule, self.rates[0], self.warmup_steps, self.steps, self.final_fraction)
         if callable(self.optimizer):
             return optimizer.from_factory(self.optimizer, rate, self.weight_decay, self.clip, layout.mask)
@@ -212,8 +212,8 @@ class Training:
     def stages(self, length: int) -> list[Stage]:
         """The stages in order, the last one at the task's own `length`; they cover steps 0 to `steps`.
 
-        Those of the curriculum that are not shorter are left out: a recipe's curriculum serves shorter tasks too.
-        A stage at a length below the shortest of `lengths` has that length alone.
+        Stages of the curriculum that are not shorter are left out, so that one recipe also serves shorter tasks.
+        A stage at a length below the shortest of `lengths` draws its own length alone.
         """
         stages, start = [], 0
         for stage in (stage for stage in self.curriculum if stage["length"] < length):

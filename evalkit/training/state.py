@@ -69,7 +69,7 @@ def _of_seed(tree: Any, index: ArrayLike) -> Any:
 
 
 def _whole(leaf: Array) -> Array:
-    """The array, which on a mesh is divided over the devices, on each of them; of several processes, on one device."""
+    """The whole array: on every device if a mesh divides it, and on one device if there are several processes."""
     if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and not leaf.is_fully_replicated:
         leaf = jax.device_put(leaf, NamedSharding(leaf.sharding.mesh, PartitionSpec()))
     return leaf.addressable_data(0) if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable else leaf

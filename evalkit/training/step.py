@@ -126,7 +126,7 @@ class Step:
         """Loss, accuracy and rows of the gradient, each summed over the sequences, a micro-batch at a time.
 
         `gathered` and the rows are as the layout makes them. With `streams`, sequences begin from their states, which
-        are given: no gradient flows into them.
+        are constants: no gradient flows into them.
         """
 
         def summed_loss(gathered: Any, part: Example, before: Cache | None) -> tuple[Array, tuple[Array, Array]]:

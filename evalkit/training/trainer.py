@@ -27,7 +27,7 @@ from evalkit.training.state import Sums, TrainState
 from evalkit.training.step import Data, Step
 
 SMALL_BYTES = 2**24
-"""Of the parameters of a seed whose steps are launches rather than work: four million of them in float32."""
+"""The most bytes of a seed's parameters whose steps are mainly kernel launches: four million of them in float32."""
 
 
 class Trainer:
@@ -40,7 +40,7 @@ class Trainer:
         self.feed = feed_of(task)
         self.seeds = np.asarray(seeds, np.uint32)
         sizes = sizes_of(mesh)
-        # The step as one device takes it by itself is looked at on a mesh, too.
+        # The step as one device takes it by itself, which `one_step` and `finite` use on a mesh, too.
         self.alone = Step(self.feed, task.scored, model, training, training.streams(task.length))
         self.step = self.alone if sizes is None else Step(self.feed, task.scored, model, training, 0, sizes)
         batches = [stage.batch_size for stage in training.stages(task.length)]
@@ -49,10 +49,10 @@ class Trainer:
 
     @cached_property
     def side_by_side(self) -> bool:
-        """Whether the seeds of a device take each step at the same time, or one seed all of its steps after the other.
+        """Whether all seeds of a device take each step together, or each seed takes all its steps before the next seed.
 
-        On an accelerator a step of a small model is launches, and eight seeds have as many as one. A large model fills
-        it by itself; on a CPU the larger arrays would leave the cache.
+        On an accelerator a small model's step is mainly kernel launches, and eight seeds need as many as one. A large
+        model fills the accelerator by itself; on a CPU the larger arrays would leave the cache.
         """
         return jax.default_backend() != "cpu" and bytes_of(self.abstract.params) <= SMALL_BYTES * len(self.seeds)
 
@@ -63,7 +63,7 @@ class Trainer:
         small = bytes_of(self.abstract.params) <= COPIED_BYTES
         with on_host() if small else nullcontext():
             fresh = jax.jit(self._fresh, compiler_options=RUNS_ONCE)(self.seeds)
-        # By way of the host, since to place an array of a device otherwise is a program for each shape.
+        # Through the host, since placing a device's array elsewhere would compile a program for each shape.
         return jax.device_put(jax.tree.map(np.asarray, fresh) if small else fresh, self._shardings)
 
     def start(self, meanwhile: Callable[[TrainState], None]) -> TrainState:
@@ -104,7 +104,7 @@ class Trainer:
 
     @property
     def restorable(self) -> TrainState:
-        """As what a checkpoint is read: each device reads its own part, or one device all of it."""
+        """The form in which a checkpoint is read: each device reads its own part, or one device all of it."""
         return self.abstract if self.place.whole else self.place.placed(self.abstract)
 
     def _fresh(self, seeds: Array) -> TrainState:
@@ -123,13 +123,13 @@ class Trainer:
         return self.program(stage, loaded)(jax.device_put(state, self._shardings), self.seeds, steps, loaded)
 
     def _load(self, stage: Stage, first: Array | int) -> Any:
-        # For a whole dispatch even where it is cut short, so that there is one program.
+        # Loads for a whole dispatch, even a shorter one, so that there is one program.
         batch, steps = stage.batch_size, self.training.log_every
         read = self.feed.load(self.seeds.tolist(), first, steps, batch, stage.length, self.place.rows(batch))
         return self.place.together(read, batch)
 
     def program(self, stage: Stage, loaded: Any = None) -> jax.stages.Compiled:
-        """What `advance` calls as `(state, seeds, steps, loaded)`; `loaded`: arrays, shapes, or None: the usual."""
+        """The program of `advance`, for `(state, seeds, steps, loaded)`; `loaded`: arrays, shapes, or None (usual)."""
         loaded = self._usual(stage) if loaded is None else loaded
         key = _key(stage, loaded)
         if key not in self._programs:
@@ -182,9 +182,9 @@ class Trainer:
         return jnp.where(self.seeds == seed, over_first, 0).sum()
 
     def _ahead(self, read: Callable[[Array, Array], Data], first: Array) -> Callable[[Array, Array], Data]:
-        """`read`, or where drawing is launches, a function that takes its part of what is drawn for all steps at once.
+        """`read`, or on an accelerator a function that draws small data for all steps at once and gives each its part.
 
-        To draw for a dispatch is as many launches as to draw for a step.
+        Drawing for a dispatch needs as many kernel launches as drawing for one step.
         """
         at = jnp.arange(self.training.log_every, dtype=jnp.int32)
         every = jax.vmap(read)
@@ -242,7 +242,7 @@ def _sizes(stage: Stage) -> dict[str, int | None]:
 
 
 def _key(stage: Stage, loaded: Any) -> tuple[Any, ...]:
-    """What sets programs apart: the sizes, and whether positions are among what is read."""
+    """What differs between programs: the sizes, and whether the loaded data has positions."""
     return stage.length, stage.batch_size, jax.tree.structure(loaded)
 
 

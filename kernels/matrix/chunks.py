@@ -22,7 +22,7 @@ from evalkit.platforms import by_platform
 LONGEST = 256
 # Numbers of one input that a CPU's caches hold beside all else of their chunks; measured, docs/kernels.md.
 SEGMENT = 2**17
-# exp(-100) is 0 in float32, so a stronger decay is the same; sums of at most 256 of them stay exact in `Total`.
+# exp(-100) is 0 in float32, so a stronger decay is the same; sums of at most 256 of them stay exact in `_totals`.
 STRONGEST = -100.0
 GRID = 512.0
 # Smaller products than these are slow as `dot`s on a CPU.
@@ -36,8 +36,8 @@ class Steps(NamedTuple):
     """The recurrence `H ← Diag(exp(log_decay)) H;  H ← H + k (v − eraseᵀ H)ᵀ;  o = Hᵀ q`, for `H [k, v]`.
 
     With `along` what is erased lies along another key than k: `H ← H − along (eraseᵀ H)ᵀ + k vᵀ`.
-    q, k, erase, along `[..., k]`; v `[..., v]`; log_decay `[..., 1]` (a head's) or `[..., k]`; all before `[b, t, h]`,
-    and reset `[b, t]`.
+    q, k, erase, along are `[..., k]`, v `[..., v]`, log_decay `[..., 1]` (a head's) or `[..., k]`, where `...` is
+    `[b, t, h]`; reset is `[b, t]`.
     """
 
     q: Array
@@ -96,7 +96,7 @@ def _in_two(steps: Steps) -> Steps:
 
 
 def _between(one: Array, other: Array) -> Array:
-    """Each step of `one` `[b, t, …]`, and after it that of `other`."""
+    """Interleaves two arrays `[b, t, …]` in time: each step of `one`, then that of `other`."""
     return jnp.stack([one, other], axis=2).reshape(one.shape[0], -1, *one.shape[2:])
 
 
@@ -116,7 +116,7 @@ def _in_segments(steps: Steps, h0: Array, size: int, segments: int) -> tuple[Arr
 
 def _at_once(steps: Steps, h0: Array, size: int) -> tuple[Array, Array]:
     length = steps.q.shape[1]
-    # What is computed within chunks is computed again for the gradient: it is c numbers a step, the inputs are few.
+    # The gradient computes the maps within chunks again: they are c numbers a step, the inputs are few.
     maps = jax.checkpoint(_maps)(_cut(steps, size))
 
     def chunk(state: Array, maps: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -170,8 +170,9 @@ def _maps(steps: Steps) -> Maps:
 def _totals(log_decay: Array) -> Array:
     """Running sums of log decays along the last axis but one, in two parts `[2, …]`.
 
-    The first part sums multiples of 1/512 without rounding, the second what is left, which is small. So a difference
-    of two sums is as exact as it is small. A float32 sum in one part loses a weak decay's digits after a strong one.
+    The first part sums multiples of 1/512 without rounding, the second the remainders, which are small. So the
+    error of a difference of two sums is small beside the difference itself. A float32 sum in one part loses a weak
+    decay's digits after a strong one.
     """
     log_decay = jnp.maximum(log_decay, STRONGEST)
     coarse = lax.stop_gradient(jnp.round(log_decay * GRID) / GRID)
@@ -179,7 +180,7 @@ def _totals(log_decay: Array) -> Array:
 
 
 def _left(total: Array) -> Array:
-    """The factor that decays of this total leave."""
+    """Returns the factor of a state whose log decays have this `total`."""
     return jnp.exp(total[0] + total[1])
 
 
@@ -210,8 +211,9 @@ def _flat(values: Array) -> Array:
 def _within_channels(rows: tuple[Array, ...], keys: Array, total: Array) -> tuple[Array, ...]:
     """The same where each channel has its own decay, so that no product of matrices has exactly these factors.
 
-    A step of the second half and one of the first have the end of the first half between them: both exponents to there
-    are negative, and each half has one product. Within a half it is the same again. A few steps go pair by pair.
+    The end of the first half lies between each step of the second half and each step of the first: both exponents to
+    there are negative, so one product gives all these pairs. Each half is divided in the same way again. Up to four
+    steps are computed pair by pair.
     """
     size = keys.shape[-2]
     if size <= LEAF:

@@ -48,18 +48,18 @@ def linear_state(
     zero. A step whose `log_decay`, `beta` and `write` are 0 leaves the state as it is.
 
     With `erased = (a, b)` in place of `beta` the transition is the more general
-    `S_t = S_{t-1} (Diag(α_t) − a_t b_tᵀ) + w_t v_t k_tᵀ`: what `a` reads is taken away along `b`, and the key that is
-    written is another one. No step's `log_decay` may then be far below −10, as the reading is divided by `α`.
+    `S_t = S_{t-1} (Diag(α_t) − a_t b_tᵀ) + w_t v_t k_tᵀ`: the value read by `a` is subtracted along `b`, and the key
+    that is written may be a third one. No step's `log_decay` may then be far below −10, as reading divides by `α`.
 
     Linear attention and GLA (arXiv 2312.06635) are β = 0. Mamba-2 (2405.21060) is β = 0, k = B, q = C, w = Δ. DeltaNet
     (2406.06484) is α = 1 and w = β. Gated DeltaNet (2412.06464) adds a decay of a head, and KDA (2510.26692) of a key
-    channel. RWKV-7 (2503.14456) is `erased`. Several delta steps a token are as many steps of time, of which one reads
-    `o` at the last.
+    channel. RWKV-7 (2503.14456) is `erased`. Several delta steps a token are as many steps of time; read `o` at the
+    last of them.
 
     `implementation` "sequential" is one loop step per time step. "chunked" is one per `chunk` time steps, a power of
     two, with products of matrices within a chunk. "auto" is "chunked", except on a CPU where key channels decay and the
-    states of a sequence have at most 3,072 numbers: there it is loops of a few sequences each. Up to 4 time steps are
-    no loop, by any of them.
+    states of a sequence have at most 3,072 numbers: there it is loops over a few sequences each. Every implementation
+    unrolls up to 4 time steps.
     Raises ValueError for shapes that do not fit, an empty time axis, an unknown implementation and another chunk.
 
     >>> q = k = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).reshape(1, 3, 1, 2)
@@ -126,7 +126,7 @@ def check(given: Given, implementation: str = "auto", chunk: int = CHUNK) -> Non
 
 
 def _steps(given: Given, dtype: jnp.dtype) -> Steps:
-    """What the recurrence needs of a call: the weight of a write goes into v, and that of an erasure into its key."""
+    """Returns the inputs of the recurrence: a write's weight multiplies v, and an erasure's weight its key."""
     q, k, v = given.q.astype(dtype), given.k.astype(dtype), given.v.astype(dtype)
     if given.write is not None:
         v = v * given.write.astype(dtype)[..., None]

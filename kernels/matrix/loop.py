@@ -13,7 +13,7 @@ from jax import Array, lax
 
 PIECE = 32  # steps between two states that are kept for the gradient; 16 and 64 are as fast
 SMALL = 3072  # numbers in the states of a loop on a CPU: from 4096 on XLA fuses less of a step; docs/kernels.md
-UNROLLED = 4  # so few steps are no loop: those of a token of DeltaProduct, when it is decoded
+UNROLLED = 4  # up to so many steps are unrolled, such as those of one token of DeltaProduct in decoding
 
 
 Step = Callable[[Any, Array, Any, Array | None], tuple[Array, Array]]
@@ -46,7 +46,7 @@ def loop(step: Step, shared: Any, steps: Any, reset: Array | None, state: Array)
 def loop_in_groups(step: Step, shared: Any, steps: Any, reset: Array | None, state: Array) -> tuple[Array, Array]:
     """The same for groups of sequences, one after the other, so that a group's states are small; for a CPU.
 
-    A last group is filled with sequences of zeros. So few steps as are no loop are taken for the whole batch.
+    The last group is padded with sequences of zeros. Steps few enough to be unrolled are taken for the whole batch.
     """
     batch, length = jax.tree.leaves(steps)[0].shape[:2]
     groups = -(-batch // max(1, SMALL // state[0].size))
@@ -76,7 +76,7 @@ def _unrolled(step: Step, shared: Any, steps: Any, reset: Array | None, state: A
 
 
 def _looped_primal(step: Step, shared: Any, pieces: Any, resets: Array | None, state: Array) -> tuple[Array, Array]:
-    """What is read, and the last state; all but it and `shared` are `[pieces, steps, b, …]`."""
+    """Returns what is read, and the last state; arrays other than states and `shared` are `[pieces, steps, b, …]`."""
     return _looped_forward(step, shared, pieces, resets, state)[0]
 
 

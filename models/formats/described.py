@@ -36,14 +36,14 @@ def shown(name: object) -> str:
 
 
 def whole(number: object, least: int = 0) -> bool:
-    """Whether a number out of a file is a whole one from `least`; True and False are none."""
+    """Whether a value out of a file is an integer of at least `least`; True and False are not."""
     return type(number) is int and number >= least
 
 
 def refuse_unlike(config: Mapping[str, Any], integers: Mapping[str, int], numbers: tuple[str, ...]) -> None:
-    """Raises ValueError for a value of `config.json` that is no whole number up to its limit, or no positive number.
+    """Raises ValueError for a value of `config.json` that is no integer from 1 to its limit, or no positive number.
 
-    Null and what is missing have a meaning elsewhere.
+    Null and missing values are allowed: other code gives them a meaning.
     """
     for key, most in integers.items():
         value = config.get(key)

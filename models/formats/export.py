@@ -66,7 +66,7 @@ def config_of(module: LanguageModel) -> Config:
     vocab_size, width = module.embedding.table[...].shape
 
     def one(name: str, values: list[Any], otherwise: Any) -> Any:
-        """The one value of all."""
+        """Returns the value that all share; if they differ, adds a line to `wrong`."""
         if len(set(values)) > 1:
             several = ", ".join(map(str, sorted(set(values), key=str)))
             wrong.append(f"one number for {name}, this model {several}")

@@ -84,7 +84,7 @@ def parse(config: Mapping[str, Any]) -> Config:
         vocab_size=config["vocab_size"],
         width=config["hidden_size"],
         width_rnn=config.get("lru_width") or config["hidden_size"],
-        mlp_width=config["intermediate_size"] // 2,  # theirs is that of both branches together
+        mlp_width=config["intermediate_size"] // 2,  # RecurrentGemma counts both branches together
         heads=heads,
         pattern=tuple((list(period) * layers)[:layers]),
         window=config["attention_window_size"],

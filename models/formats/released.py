@@ -24,7 +24,7 @@ SIZES: Mapping[str, int] = {
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "conv1d_width"), WIDEST),
     **dict.fromkeys(("attention_window_size", "max_position_embeddings"), 2**40),
 }
-"""The whole numbers of a `config.json` and their limits: a model is laid out before its tensors are looked for."""
+"""The integers of a `config.json` and their limits: a model is built before its tensors are checked."""
 NUMBERS = ("rope_theta", "partial_rotary_factor", "logits_soft_cap")
 DEEPMIND_WINDOW = 2048 + 1  # its code sees 2048 keys before the token itself
 

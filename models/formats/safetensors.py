@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The bytes of the file before what follows the tensor."""
+        """The offset of the first byte after the tensor."""
         return self.offset + self.dtype.itemsize * math.prod(self.shape)
 
 

@@ -70,8 +70,8 @@ def require(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
 
 def read(plan: Plan, tensors: Tensors, dtype: str) -> Params:
     """Returns the model's parameters on the default device, matrices in `dtype`, vectors in float32."""
-    # The largest comes first. So memory never holds more than the model and a tensor that is not its largest, or the
-    # largest twice.
+    # The largest tensor is read first. So memory never holds more than the model and a smaller tensor, or the largest
+    # tensor twice.
     leaves = {}
     for tensor in sorted(plan.tensors, key=lambda tensor: -np.prod(tensor.shape)):
         leaves[tensor.path] = _leaf(tensor, tensors.read(tensor.name), dtype)
@@ -114,4 +114,4 @@ def _leaf(tensor: Tensor, values: np.ndarray, dtype: str) -> jax.Array:
     if tensor.path[-1] not in MATRICES:
         dtype, values = "float32", values.astype(np.float32)
     leaf = jax.device_put(np.ascontiguousarray(tensor.layout.read(values))).astype(dtype)
-    return leaf.block_until_ready()  # so that `values` go before the next ones come
+    return leaf.block_until_ready()  # so that `values` is freed before the next tensor is read

@@ -1,7 +1,7 @@
-"""How the decay of a state starts, how that of a matrix state comes from a token, and what its output is multiplied by.
+"""Initial decays of states, the decays of matrix states that a token computes, and the gates of their outputs.
 
-Each module here has a map `into`. The mixer computes it with its own maps of the token, in one product, and the module
-is called with the result.
+Each module here has a linear map `into`. The mixer computes it together with its own maps of the token, in one product,
+and calls the module with the result.
 """
 
 import math
@@ -21,7 +21,7 @@ STEPS = (0.001, 0.1)
 GLA_POWER = 1 / 16
 """GLA's decay is a sigmoid to this power, so that it starts near 1 (Yang et al. 2023, sec. 4.4)."""
 SOFTPLUS = 8
-"""What a softplus does of an element beside its exp and log: the floating-point operations of one evaluation."""
+"""The floating-point operations of one softplus, beside its exp and log."""
 
 
 def first_decays(rngs: nnx.Rngs, count: int, decay_range: Sequence[float], power: float = 1.0) -> NoDecay:

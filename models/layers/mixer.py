@@ -30,13 +30,13 @@ Rows = Int[Array, " b"]
 PRNGKey = Key[Array, ""]
 
 NO_CONTAINERS = (nnx.Pytree, nnx.Variable, jax.Array, np.ndarray, str, bytes, range)
-"""What has a length and is no container of layers, or is one that Flax sees."""
+"""Types with a length that hold no layers, or whose layers Flax finds."""
 Cache = Any  # each mixer has a pytree of its own
 REQUIRED = "a mixer has __call__(x, positions, cache), init_cache(batch, length) and window, a whole number or None"
 PLAIN = re.compile(
     r"value of type '?<class '(\w+)'>'? .*?static attribute '(\w+)' of Pytree type '<class '(?:[\w.<>]*\.)?(\w+)'>'"
 )
-"""What Flax says of an attribute with layers in a container of Python."""
+"""Flax's error message for an attribute that is a plain Python container of layers."""
 
 
 @runtime_checkable
@@ -70,7 +70,7 @@ class Mixer(Protocol):
 
 
 def built(make: Callable[..., Any], **given: Any) -> Mixer:
-    """The mixer that `make` gives; raises ValueError for what is none, and for layers in a container of Python."""
+    """Returns the mixer that `make` builds; raises ValueError if it is no mixer, or hides layers from Flax."""
     try:
         mixer = make(**given)
     except ValueError as error:
@@ -85,7 +85,7 @@ def built(make: Callable[..., Any], **given: Any) -> Mixer:
 
 
 def _refuse_hidden(mixer: Any) -> None:
-    """Raises ValueError for layers in a set, or in a container of the user's own, of which Flax says nothing."""
+    """Raises ValueError for layers in a set, or in a container of the user's own, which Flax does not report."""
     for _, node in nnx.iter_graph(mixer):
         for attribute, value in vars(node).items() if isinstance(node, nnx.Pytree) else ():
             is_plain = isinstance(value, Collection) and not isinstance(value, NO_CONTAINERS)
@@ -95,9 +95,9 @@ def _refuse_hidden(mixer: Any) -> None:
 
 
 def _hidden(mixer: str, owner: str, attribute: str, kind: str) -> str:
-    """What is said of layers or parameters in a container of Python, an attribute of `owner`."""
+    """Returns the error message for a plain Python container of layers or parameters, an attribute of `owner`."""
     wanted = "nnx.Dict" if "dict" in kind.lower() else "nnx.List"
-    # Flax's own containers say nothing of where they stand.
+    # The name of a Flax container does not say where it is, so the mixer is named.
     place = f"{mixer}: {attribute!r} of an nnx.{owner}" if owner in ("List", "Dict") else f"{owner}.{attribute}"
     return f"{place} is a plain {kind} of layers or parameters, in which Flax finds none; make it {wanted}(...)"
 
@@ -131,7 +131,7 @@ class Decaying(Protocol):
 
 @runtime_checkable
 class Split(Protocol):
-    """Optional: a mixer that, told the positions, works where time is split over devices (`kernels.across`)."""
+    """Optional: a mixer that, given positions, works where time is split over devices (`kernels.across`)."""
 
     def check_split(self, steps: int) -> None:
         """Raises ValueError if it cannot, with `steps` tokens on each device."""
@@ -142,8 +142,8 @@ class Split(Protocol):
 class ValueSharing(Protocol):
     """Optional: a mixer whose values go on to the blocks of its own class above it, beside the residual stream.
 
-    Blocks of other classes do not see them. The values are of the tokens of this call, so no cache keeps them, and they
-    are as causal as the mixer's output must be. RWKV-7 mixes those of its first block into each later one.
+    Blocks of other classes do not see them. The values belong to the tokens of this call, so no cache keeps them, and
+    they must be as causal as the mixer's output. RWKV-7 mixes the values of its first block into those of later ones.
     """
 
     value_width: int
@@ -158,12 +158,12 @@ class ValueSharing(Protocol):
 
 @runtime_checkable
 class Counted(Protocol):
-    """Optional: a mixer that says what it computes; the others are counted by XLA (`flops_of`).
+    """Optional: a mixer that counts its own operations; XLA counts those of other mixers (`flops_of`).
 
-    Counted are floating-point operations of the mixer's equations: a multiply and an add are one each, and so is any
-    other elementwise operation on the way from input to output. Functions such as exp, tanh and roots are not counted,
-    as XLA counts them apart. Neither is what an implementation adds: masked pairs, padding, masks, zeros of a dense
-    form. What depends on the parameters alone is not counted either.
+    The count is of floating-point operations in the mixer's equations: a multiply and an add are one each, and so is
+    any other elementwise operation from input to output. It leaves out functions such as exp, tanh and roots, which XLA
+    counts apart, and what an implementation adds: masked pairs, padding, masks, zeros of a dense form. It also leaves
+    out what depends on the parameters alone.
     """
 
     def flops(self, length: int) -> int:
@@ -174,8 +174,8 @@ class Counted(Protocol):
 def flops_of(mixer: Mixer, width: int, length: int) -> int:
     """Returns the floating-point operations of a forward pass over one row of `length` tokens.
 
-    Of a mixer that is not `Counted`, XLA counts one decoding step, which is taken `length` times. The cache of that
-    step has room for half of the tokens, so that a cost that grows with the cache is met on average. XLA counts the
+    For a mixer that is not `Counted`, the result is `length` times XLA's count of one decoding step. The cache of that
+    step has room for half of the tokens, so that a cost that grows with the cache is right on average. XLA counts the
     body of a loop once, so a mixer whose step has a loop should be `Counted`.
     """
     if isinstance(mixer, Counted):

@@ -21,13 +21,13 @@ lecun = nnx.initializers.lecun_normal()
 
 # Up to this width a block-diagonal product is faster as one dense product: 16 blocks of 4 x 4 fill no vector unit.
 DENSE_UP_TO = 256
-# Of products with large bfloat16 matrices, which are made in blocks on a CPU.
+# For products with large bfloat16 matrices, which a CPU computes in blocks.
 BLOCK = 1280  # columns; divides the sizes of RecurrentGemma's and Gemma's matrices, and their 256,000 tokens
 LARGE = 2**22  # entries: a smaller matrix costs little memory in float32
 
 
 GELU_TIMES = 9
-"""What `gelu_times` does of an element beside its tanh: the floating-point operations of one evaluation."""
+"""The floating-point operations of one `gelu_times`, beside its tanh."""
 
 
 class NoDecay(nnx.Param):
@@ -113,7 +113,7 @@ class RMSNorm(nnx.Module):
 
 
 class HeadNorm(nnx.Module):
-    """Layer norm of each head: its mean is taken away, its deviation is made 1; a learned scale, and a bias if asked.
+    """Layer norm of each head: subtracts its mean, divides by its deviation; a learned scale and, with `bias`, a bias.
 
     `epsilon` is added to the variance. It is computed in float32.
     """
@@ -165,7 +165,7 @@ class Linear(nnx.Module):
         return y if self.bias is None else add_bias(y, self.bias[...])
 
     def in_float32(self, x: Float[Array, "*n i"]) -> Float[Array, "*n o"]:
-        """Returns the same in float32, where bfloat16 would round a bias far from zero alike on every token."""
+        """Returns the same in float32: in bfloat16, a bias far from zero would cause the same error on every token."""
         return self.with_bias(matmul(x, self.kernel[...]).astype(jnp.float32))
 
 
@@ -348,7 +348,7 @@ class CausalConv1D(nnx.Module):
         self.bias = NoDecay(jnp.zeros((width,))) if bias else None
 
     def check_split(self, steps: int) -> None:
-        """Raises ValueError where time is split, and a device has fewer tokens than the next one needs of it."""
+        """Raises ValueError if a device, with `steps` tokens, has fewer inputs than the next device needs from it."""
         if self.taps - 1 > steps:
             raise ValueError(f"conv_width={self.taps} reaches beyond the {steps} tokens of a device")
 

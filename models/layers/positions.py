@@ -11,7 +11,7 @@ from evalkit.kernels import across, is_split, linear_scan, linear_state, selecti
 from evalkit.models.layers.mixer import Activations, Positions, PositionsOfAll, Rows
 
 UNITS = 2**24
-"""Parts of a turn: float32 has each of them, and sums of whole numbers that pass 2³¹ lose whole turns alone."""
+"""Parts of a turn: float32 represents each of them, and integer sums that overflow at 2³¹ lose only whole turns."""
 
 
 def continued(next_position: Rows, steps: int) -> Positions:
@@ -98,9 +98,9 @@ def looped(
     positions: Positions | None,
     state: Float[Array, "b *n"],
 ) -> tuple[Float[Array, "b t *n"], Float[Array, "b *n"]]:
-    """Runs a step that is no linear map of the state, one token after the other; returns all states and the last.
+    """Runs a step that is not linear in the state, one token after the other; returns all states and the last.
 
-    `step` gives the next state from the state and what enters at a token. Position 0 resets, pads change nothing.
+    `step` computes the next state from the state and a token's input. Position 0 resets, pads change nothing.
     """
 
     def following(state: Array, token: tuple[Array, Array | None]) -> tuple[Array, Array]:
@@ -120,7 +120,7 @@ def looped(
 def preceding(
     x: Float[Array, "b t c"], positions: Positions | None, last: Float[Array, "b 1 c"]
 ) -> tuple[Float[Array, "b t c"], Float[Array, "b 1 c"]]:
-    """Returns `x` of the token before each one, `last` before the first, and that of the last token; pads are none."""
+    """Returns `x` of the token before each one, `last` before the first, and `x` of the last token; skips pads."""
     inputs = jnp.concatenate([last.astype(x.dtype), x], axis=1)
     if positions is None:
         return inputs[:, :-1], inputs[:, -1:]
@@ -133,9 +133,9 @@ def preceding(
 def turned(
     turns: Float[Array, "b t *n"], positions: Positions | None, before: Float[Array, "b *n"]
 ) -> tuple[Float[Array, "b t *n"], Float[Array, "b *n"]]:
-    """Returns the sums of `turns` since each sequence began, from `before` on, modulo 1, and the last of them.
+    """Returns running sums of `turns`, modulo 1, from `before` on or since a sequence began, and the last sum.
 
-    They are summed as whole numbers of 2⁻²⁴ turns, so that any chunks give the same, however long the sequence is.
+    The sums are integers in units of 2⁻²⁴ turns, so that any chunks give the same result, at any length.
     """
     part = jax.lax.stop_gradient(turns - jnp.round(turns))  # of a turn, exactly
     whole = jnp.round(part * UNITS).astype(jnp.int32)
@@ -154,14 +154,14 @@ def _since_reset(x: Shaped[Array, "b t *n"], positions: Positions | None, start:
     total = start + jnp.cumsum(x, axis=1)
     if positions is None:
         return total
-    # What the sums were before each token, and before the first where no position was 0.
+    # The sums before each token; index 0, with sum 0, is for tokens without a position 0 so far.
     before = jnp.concatenate([jnp.zeros_like(start), total - x], axis=1)
     latest = _latest(positions == 0)
     return total - jnp.take_along_axis(before, latest.reshape(*latest.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
 def _latest(chosen: Bool[Array, "b t"]) -> Int[Array, "b t"]:
-    """One more than the latest index up to each where `chosen` is True; 0 where there is none yet."""
+    """For each index, the latest one up to it where `chosen` is True, plus 1; 0 where there is none yet."""
     return jax.lax.cummax(jnp.where(chosen, jnp.arange(1, chosen.shape[1] + 1)[None], 0), axis=1)
 
 

@@ -1,4 +1,4 @@
-"""What mixers with a state of fixed size share: a cache, and what stands around their recurrence in every call."""
+"""What mixers with a state of fixed size share: their cache, and the code around the recurrence in every call."""
 
 from typing import NamedTuple
 
@@ -13,9 +13,9 @@ from evalkit.models.layers.positions import after, after_all
 
 
 class RecurrentCache(NamedTuple):
-    """The state after the tokens so far, `h`, and what the next one needs of the last, `conv`; both always float32.
+    """The state after the tokens so far, `h`, and what else the next token needs, `conv`; both always float32.
 
-    That is the last inputs of a convolution, where the mixer has one.
+    `conv` is the last inputs of a convolution, where the mixer has one.
     """
 
     h: Float[Array, "b *n"]
@@ -34,7 +34,7 @@ class RecurrentCache(NamedTuple):
 class Recurrent(nnx.Module):
     """A mixer that keeps a state, and the last inputs of a short convolution before it; `conv` is None without one.
 
-    A subclass says what shape its state has and how it mixes; positions, cache and empty cache are the same for all.
+    A subclass defines the shape of its state and how it mixes; this class handles positions, cache and empty cache.
     """
 
     window: int | None = None
@@ -68,7 +68,7 @@ class Recurrent(nnx.Module):
 
     def init_cache(self, batch: int, length: int) -> RecurrentCache:
         """Returns the zero state, whose size does not depend on `length`."""
-        # Of the parameters: on a mesh a device has its share of the channels.
+        # The sizes are those of the parameters: on a mesh a device has its share of the channels.
         taps, channels = (1, 0) if self.conv is None else self.conv.kernel.shape
         return RecurrentCache(
             h=jnp.zeros((batch, *self.state_shape()), jnp.float32),

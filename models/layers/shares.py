@@ -1,7 +1,7 @@
-"""What devices that share a mixer or an MLP say to one another: one sum forward and one backward (Shoeybi et al. 2019).
+"""Mixers and MLPs shared by several devices, with one sum forward and one backward (Shoeybi et al. 2019).
 
-Each device has some of the heads or channels, so what it computes of a residual branch is one term of a sum. `axis` is
-the mesh axis of these devices, inside `jax.shard_map`, or None where one device has all: then nothing is said.
+Each device has some of the heads or channels, so its output of a residual branch is one term of a sum. `axis` is the
+mesh axis of these devices, inside `jax.shard_map`, or None where one device has all: then there is no communication.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
 SUM = "sum over devices"
-"""The name of such a sum for `jax.checkpoint`: one that is kept is not sent a second time."""
+"""The name of such a sum for `jax.checkpoint`: a sum that is kept is not communicated a second time."""
 
 TERM, ONCE = "term", "once"
 
@@ -23,9 +23,9 @@ TERM, ONCE = "term", "once"
 class Division(NamedTuple):
     """How devices share the parameters of a mixer or an MLP, and what they cannot cut.
 
-    `axes` gives each parameter, by its dotted name, the axis along which it is cut. With `TERM` every device has all of
-    it, and its gradient on a device is one term of a sum. `ONCE` is a bias added after the sum: each device adds its
-    part of it. `units` are what must lie whole on a device, such as heads, and how many there are.
+    `axes` gives each parameter, by its dotted name, the axis along which it is cut. `TERM`: every device has all of it,
+    and its gradient on a device is one term of a sum. `ONCE`: a bias added after the sum on one device; on a mesh each
+    device adds 1/model of it. `units` counts, by name, what must not be cut, such as heads.
     """
 
     axes: Mapping[str, int | str]
@@ -52,9 +52,9 @@ def out_of(*maps: str) -> dict[str, int | str]:
 
 
 def axes_of(part: Any, place: str, devices: int) -> dict[str, int | str]:
-    """Returns the rules of a mixer or an MLP that stands at `place` in the model; raises ValueError as `Divided`.
+    """Returns the rules of a mixer or an MLP at `place` in the model; raises ValueError as `Divided` does.
 
-    Also for what so many `devices` cannot share equally, and for parameters without a rule.
+    Raises ValueError also for units or axes that `devices` does not divide, and for parameters without a rule.
     """
     if not isinstance(part, Divided):
         raise ValueError(f"no rule divides {place} ({type(part).__name__}) over the model axis; give model: 1")
@@ -73,12 +73,12 @@ def axes_of(part: Any, place: str, devices: int) -> dict[str, int | str]:
 
 
 def shared(x: Float[Array, "*n"], axis: str | None) -> Float[Array, "*n"]:
-    """Returns `x`, of which every device computes its share; the gradients of all shares are summed."""
+    """Returns `x`, which every device has whole and uses for its share; the gradients of all shares are summed."""
     return x if axis is None else _shared(axis, x)
 
 
 def summed(x: Float[Array, "*n"], axis: str | None) -> Float[Array, "*n"]:
-    """Returns the sum of what every device computed; its gradient is every device's."""
+    """Returns the sum of `x` over devices; every device receives the gradient of the sum."""
     return x if axis is None else checkpoint_name(_summed(axis, x), SUM)
 
 

@@ -139,14 +139,14 @@ class MQA(nnx.Module):
         after = newest(stored, size, padded=padded)
         if is_split():
             before, after = across(in_order(cache), after)
-            # Each device counts its own resets, so that they are counted from the keys of the device before.
+            # Each device counts its own resets, so the segments go on from those of the device before.
             new = new._replace(segments=new.segments + (before.segment - cache.segment)[:, None])
             cache, stored = before, followed_by(before, new)
         # Without pads the newest keys stand last and in order, so each block of queries sees only a band of them.
         among = partial(self._among, stored, new, queries, aligned=not padded)
         if not DECODED < steps <= size:
             return among(), after
-        # After an empty cache a prompt sees its own keys alone: most of the stored slots are empty then.
+        # A prompt after an empty cache sees only its own keys, so the empty slots are left out.
         alone = partial(self._among, new, new, queries, aligned=True)
         return jax.lax.cond(cache.written.max() == 0, alone, among), after
 
@@ -178,7 +178,7 @@ class MQA(nnx.Module):
     def flops(self, length: int) -> int:
         """See `Counted`: the four maps, RoPE, and softmax attention to the keys that each query sees, masks left out.
 
-        A query and a key take a product of two heads, a weighted value, and four operations of the softmax.
+        Each pair of a query and a key costs a dot product, a weighted value, and four operations of the softmax.
         """
         maps = sum(linear.flops(length) for linear in (self.query, self.key, self.value, self.output))
         rotated = 0 if self.rope_base is None else self.rotated
@@ -194,7 +194,7 @@ class MQA(nnx.Module):
 
 
 def _refuse_sizes(heads: int, head_dim: int, window: int | None, rotated: float | None, rope_base: float) -> None:
-    """Raises ValueError for sizes that cannot be; `rotated` channels of a head turn, None: RoPE is off."""
+    """Raises ValueError for impossible sizes; `rotated` is how many channels of a head RoPE turns, None without it."""
     if heads < 1 or head_dim < 1:
         raise ValueError(f"heads={heads}, head_dim={head_dim}; allowed: 1 or more of each")
     if rotated is not None and (rotated % 2 or not 0 < rotated <= head_dim):
@@ -209,7 +209,7 @@ def _refuse_sizes(heads: int, head_dim: int, window: int | None, rotated: float 
 
 
 def _pairs(length: int, window: int | None) -> int:
-    """Returns how many pairs of a query and a key that it sees a sequence has."""
+    """Returns the number of pairs of a query and a key that the query sees, in one sequence."""
     seen = min(length, window or length)
     return seen * (seen + 1) // 2 + (length - seen) * seen
 
@@ -320,7 +320,7 @@ def attend_filled(queries: Queries, keys: Keys, values: Keys, marks: Marks, fill
         first, highest, weight, sums = state
         start = jnp.minimum(first, stored - KEYS_AT_A_TIME)  # the last block begins early; `visible` drops the overlap
         k, v = (jax.lax.dynamic_slice_in_dim(x, start, KEYS_AT_A_TIME, axis=1) for x in (keys, values))
-        k, v = k.astype(rows.dtype), v.astype(rows.dtype)  # here, because the whole cache would be a copy a token
+        k, v = k.astype(rows.dtype), v.astype(rows.dtype)  # not before: it would copy the cache for each token
         part = marks.keys_from(start, KEYS_AT_A_TIME)
         visible = part.visible(slice(None), slice(None), None)
         visible &= (start + jnp.arange(KEYS_AT_A_TIME) >= first)[None, None]

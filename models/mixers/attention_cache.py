@@ -19,9 +19,9 @@ from evalkit.models.layers.positions import after, after_all
 class AttentionCache(NamedTuple):
     """Keys and values so far, each with its position (−1: empty) and its segment, the number of resets before it.
 
-    A local cache holds the last `window` keys as a ring, and slot `oldest` is the next to be written. It is the same in
-    all rows, so rows of two caches can be joined only where it is. A global cache is filled from the left. `written`
-    counts the keys that a row was ever given.
+    A local cache holds the last `window` keys as a ring, and slot `oldest` is the next to be written. `oldest` is the
+    same in all rows, so rows of two caches can be joined only if they agree in it. A global cache is filled from the
+    left. `written` counts all keys that a row ever received.
     """
 
     keys: Float[Array, "b s h"]
@@ -51,7 +51,7 @@ def empty(batch: int, size: int, head_dim: int, dtype: str) -> AttentionCache:
 def entries(
     cache: AttentionCache, keys: Keys, values: Keys, where: PositionsOfAll, segments: Positions, *, padded: bool
 ) -> AttentionCache:
-    """Returns new keys and values, slot i for token i, and the state of each row after them.
+    """Returns a cache of the new keys and values alone, token i in slot i, with the state of each row after them.
 
     `padded` says that pads may be among them.
     """
@@ -82,7 +82,7 @@ def appended(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
 def entered(cache: AttentionCache, new: AttentionCache) -> AttentionCache:
     """Writes one new key a row into a ring, over the oldest one, which is in the same slot in all rows.
 
-    Raises ValueError where the rows are seen to be of caches that stood elsewhere.
+    Raises ValueError, outside `jit`, if the rows come from caches with different oldest slots.
     """
     size, slot = cache.keys.shape[1], cache.oldest[0]
     if not isinstance(slot, Tracer) and (cache.oldest != slot).any():
@@ -120,7 +120,7 @@ def newest(stored: AttentionCache, size: int, *, padded: bool) -> AttentionCache
 
 
 def refuse_overflow(y: Queries, written: Rows, size: int) -> Queries:
-    """Returns `y`, NaN in rows that were given more than `size` keys; raises ValueError where these can be read."""
+    """Returns `y`, NaN in rows that received more than `size` keys; outside `jit`, raises ValueError instead."""
     if not isinstance(written, Tracer) and int(written.max()) > size:
         raise ValueError(
             f"the cache holds {size} keys and was given {int(written.max())}; use init_cache with a longer length"

@@ -1,4 +1,4 @@
-"""The RG-LRU with its input scaled by 1 − a: a control of its own scale, sqrt(1 − a²)."""
+"""The RG-LRU with its input scaled by 1 − a: a control for the scale of the RG-LRU, sqrt(1 − a²)."""
 
 from functools import partial
 

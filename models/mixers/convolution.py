@@ -12,8 +12,8 @@ from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
 class BaseConv(Recurrent):
     """A short convolution times a linear map of the token: `y = (x W + b) ⊙ (conv(x) + c)`, the paper's BaseConv.
 
-    It gives a token what stood just before it, so that the attention after it finds a value by its key at once. The
-    convolution has a few taps; the paper's as long as the context is left out. Raises ValueError for impossible sizes.
+    It gives each token the tokens just before it, so that attention after it finds a value by its key in one step. It
+    has a few taps; the paper's convolution over the whole context is left out. Raises ValueError for impossible sizes.
 
     Options:
       conv_width (tokens): tokens that the convolution sees, the present one included.
@@ -37,11 +37,11 @@ class BaseConv(Recurrent):
         return self.gate(x) * u, before.h, conv
 
     def state_shape(self) -> tuple[int]:
-        """See `Recurrent`: what the convolution keeps is all there is."""
+        """See `Recurrent`: there is no state beside the inputs that the convolution keeps."""
         return (0,)
 
     def check_split(self, steps: int) -> None:
-        """See `Split`: of the device before it needs the last inputs of the convolution."""
+        """See `Split`: it needs the last inputs of the convolution from the device before."""
         self.conv.check_split(steps)
 
     def flops(self, length: int) -> int:

@@ -23,7 +23,7 @@ class MatrixStateBlock(Recurrent):
 
     Queries, keys and values are `SiLU(conv(x W))`, split into heads. With them, token by token,
     `S_t = S_{t-1} Diag(α_t) (I − β_t k_t k_tᵀ) + w_t v_t k_tᵀ` and `o_t = S_t q_t / √head_dim`. The output is
-    `RMSNorm(o_t)` a head, times a gate of the token, through a linear map. The settings make these of it:
+    `RMSNorm(o_t)` a head, times a gate of the token, through a linear map. The settings give these models:
 
     | model | decay α | erasure | gate | source |
     |---|---|---|---|---|
@@ -36,23 +36,23 @@ class MatrixStateBlock(Recurrent):
     | `deltaproduct` | none | 2 | none | Siems et al. 2025, 2502.10297 |
 
     Without erasure β is 0 and w is 1. With it `β = w = erasure · σ(x W)` a head, and queries and keys are divided by
-    their length; the eigenvalues of a step then lie between `1 − erasure` and 1. `delta_steps` n gives every token n
-    keys, values and β, which the state takes in one after the other. The decay comes before the first of them.
+    their length; the eigenvalues of a step then lie between `1 − erasure` and 1. With `delta_steps` n, every token has
+    n keys, values and β, which update the state one after the other. The decay comes before the first update.
 
     Linear attention is as in the tables of these papers: no feature map with a normaliser, whose sum of keys would be
     a state of its own. The convolution is that of the delta rules' papers, and all models here have it, so that they
-    differ in their rule. Raises ValueError for impossible settings.
+    differ only in their rule. Raises ValueError for impossible settings.
 
     Options:
       heads (heads): heads, each with a state of its own.
       head_dim (channels): the width of a head's queries and keys.
       value_dim (channels): the width of a head's values; null: `head_dim`. A state has `head_dim · value_dim` numbers.
       conv_width (tokens): tokens that the convolution sees, the present one included; 0: no convolution.
-      decay: how α comes: `none` (1); `head` or `channel` (`exp(−A softplus(x W + b))` for each); `sigmoid` (GLA's).
+      decay: the form of α: `none` (1); `head` or `channel` (`exp(−A softplus(x W + b))` for each); `sigmoid` (GLA's).
       erasure (factor): the largest β; above 1 a sign can turn.
       delta_steps (steps): delta steps a token; above 1 only with erasure.
-      gate: what multiplies the output.
-      rank (channels): the width between the two maps of what is of low rank.
+      gate: the gate that multiplies the output.
+      rank (channels): the width between the two maps of a low-rank decay or gate.
       implementation: how the recurrence is computed: `auto`, `sequential` or `chunked` (docs/kernels.md).
 
     >>> block = MatrixStateBlock(16, heads=2, head_dim=4, erasure=1, rngs=nnx.Rngs(0))
@@ -121,7 +121,7 @@ class MatrixStateBlock(Recurrent):
         return total + length * (sum(self.sizes) + self.heads * of_head)
 
     def _projected(self, x: Activations) -> tuple[Float[Array, "b t c"], Array | None, Array | None, Array | None]:
-        """Returns what the convolution takes, β and log α (float32) and the gate; None for what there is not."""
+        """Returns the input of the convolution, β and log α (float32), and the gate; None for those that are off."""
         maps = [self.input] if self.beta is None else [self.input, self.beta]
         parts = [part for part in (self.alpha, self.gate) if part is not None]
         u, *projections = side_by_side(x, *maps, *(part.into for part in parts))
@@ -177,7 +177,7 @@ def _at_step(x: Float[Array, "b t *n"], step: int, steps: int) -> Float[Array, "
 
 
 def _repeated(positions: Positions, steps: int) -> Int[Array, "b s"]:
-    """The positions of `steps` steps a token, of which only the first of position 0 begins a document."""
+    """Returns positions with `steps` steps a token; at position 0, only the first step begins a document."""
     later = jnp.where(positions == 0, 1, positions)
     every = jnp.stack([positions, *[later] * (steps - 1)], axis=2)
     return every.reshape(positions.shape[0], -1)

@@ -1,4 +1,4 @@
-"""The recurrent block with a recurrence that has no gates: a control of what the RG-LRU's gates are for."""
+"""The recurrent block with a recurrence that has no gates: a control for the effect of the RG-LRU's gates."""
 
 from functools import partial
 
@@ -18,8 +18,8 @@ from evalkit.models.mixers.rglru import TwoBranches
 class LRU(nnx.Module):
     """`h_t = a h_{t-1} + sqrt(1 − a²) x_t` with one learned decay for each channel: eq. 4 without both gates.
 
-    `a = σ(Λ)` starts uniform in `decay_range`. Every token enters alike and makes the state forget alike, whatever it
-    is (the real-valued case of Orvieto et al. 2023, arXiv 2303.06349).
+    `a = σ(Λ)` starts uniform in `decay_range`. Neither the scale of the input nor the decay depends on the token (the
+    real-valued case of Orvieto et al. 2023, arXiv 2303.06349).
     Raises ValueError for an impossible range.
     """
 
@@ -44,7 +44,7 @@ class LRU(nnx.Module):
         return Division({"decay": 0}, {})
 
     def check_split(self, steps: int) -> None:
-        """See `Split`: of the device before it needs the state alone."""
+        """See `Split`: it needs only the state from the device before."""
 
     def forgetting(self, x: Activations) -> Activations:
         """Returns δ = −log a, the same at every step."""

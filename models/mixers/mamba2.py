@@ -75,7 +75,7 @@ class Mamba2Block(Recurrent):
     def flops(self, length: int) -> int:
         """See `Counted`: maps, convolution, steps, norm, gate, both SiLUs, and the recurrence of each head.
 
-        A number of state takes its decay, an outer product, a sum, and the product with the query.
+        Each number of the state costs its decay, an outer product, a sum, and the product with the query.
         """
         parts = (self.input, self.conv, self.alpha, self.gate, self.norm, self.output)
         of_head = self.head_dim * (5 * self.states + 1 + 2 + 2)

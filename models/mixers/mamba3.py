@@ -19,7 +19,7 @@ from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
 SLOWEST = 1e-4
 """The least rate of decay −A, as published."""
 MOST_TURN = 0.5
-"""Turns that a pair makes at most while Δ is 1, as published."""
+"""The most turns of a pair in a step with Δ = 1, as published."""
 
 
 class Steps(NamedTuple):
@@ -32,16 +32,16 @@ class Steps(NamedTuple):
 
 
 class Mamba3Block(Recurrent):
-    """Mamba-3: a matrix a head, written by the trapezoidal rule, with keys and queries that turn as tokens say.
+    """Mamba-3: a matrix a head, written by the trapezoidal rule; the token decides how far keys and queries turn.
 
     With values v, keys B and queries C of a token, a step `Δ = softplus(x W + b)`, a decay
     `α = exp(−Δ softplus(x W))` and a share `λ = σ(x W)` of each head,
     `S_t = α_t S_{t-1} + (1 − λ_t) Δ_t α_t v_{t-1} B_{t-1}ᵀ + λ_t Δ_t v_t B_tᵀ` and `y_t = S_t C_t + D v_t`. Keys and
     queries are `RMSNorm(x W)`, which heads share, plus a bias a head. Pairs of their channels are turned by the sum of
-    `Δ π tanh(x W)` since the sequence began: that part of the state is one of complex numbers, whose phase a token can
-    move, so that it can count modulo. The output is `y_t · SiLU(x W)`, through a linear map. There is no convolution:
-    the previous token's share stands for it. As published, biases of B and C and D start at 1, and Δ log-uniform in
-    0.001 to 0.1; the norms' ε is 1e-6, not 1e-5. Raises ValueError for impossible settings.
+    `Δ π tanh(x W)` since the sequence began: that part of the state acts as complex numbers whose phase a token can
+    move, so that it can count modulo a number. The output is `y_t · SiLU(x W)`, through a linear map. The share of the
+    previous token takes the place of a convolution. As published, biases of B and C and D start at 1, and Δ log-uniform
+    in 0.001 to 0.1; the norms' ε is 1e-6, not 1e-5. Raises ValueError for impossible settings.
 
     Options:
       heads (heads): heads, each with a state of its own.
@@ -103,7 +103,7 @@ class Mamba3Block(Recurrent):
     def flops(self, length: int) -> int:
         """See `Counted`: maps, norms, biases, steps and turns, the recurrence of each head, skip and gate.
 
-        A number of state takes its decay, an outer product, a sum, and the product with the query.
+        Each number of the state costs its decay, an outer product, a sum, and the product with the query.
         """
         n, p, r = self.states, self.head_dim, self.pairs
         recurrence = 5 * n * p + p + 2 * n + 2 * p + 2 * p + 2 * p
@@ -140,9 +140,9 @@ def trapezoidal(
 ) -> tuple[Float[Array, "b t h p"], Float[Array, "b h n p"], Float[Array, "b 1 c"]]:
     """Returns `S_t C_t` of Mamba-3 without its skip, the last state, and what the next token needs of the last one.
 
-    The state in the cache is S before the last token's own share: a write is at once whole, with the decay of the token
-    after it, so that one step of `linear_state` is one token. The cache's `conv` has keys, values and λΔ of the last
-    token, and the angles, in turns.
+    The state in the cache is S without the last token's own share. Both shares of a token are written together, one
+    token later and with that one's decay, so that one step of `linear_state` is one token. The cache's `conv` has keys,
+    values and λΔ of the last token, and the angles, in turns.
     """
     batch, length, heads, _ = k.shape
     pairs = steps.turns.shape[-1]

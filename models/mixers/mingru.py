@@ -52,7 +52,7 @@ class MinGRUBlock(Recurrent):
         return (self.width_rnn,)
 
     def check_split(self, steps: int) -> None:
-        """See `Split`: of the device before it needs the last inputs of the convolution, and its state."""
+        """See `Split`: it needs the last inputs of the convolution, and the state, from the device before."""
         self.conv.check_split(steps)
 
     def flops(self, length: int) -> int:

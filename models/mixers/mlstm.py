@@ -18,16 +18,16 @@ CAP = 15.0
 EPSILON = 1e-6
 """What is added to the normaliser, as published."""
 OPEN = (3.0, 6.0)
-"""Forget gates of the heads start between these, before their sigmoid, as published."""
+"""The biases of the heads' forget gates, before the sigmoid, start evenly spaced from the first to the second."""
 
 
 class MLSTMBlock(Recurrent):
-    """The mLSTM: a matrix a head that an exponential gate writes and a sigmoid forgets, read against a normaliser.
+    """The mLSTM: a matrix a head, with an exponential input gate and a sigmoid forget gate, and a normalised output.
 
     `C_t = f_t C_{t-1} + i_t v_t k_tᵀ`, `n_t = f_t n_{t-1} + i_t k_t` and `h_t = C_t q_t / max(|n_t · q_t|, 1)`, with
     `i = exp(ĩ)`, `f = σ(f̃)` of a head and `q / √k`. Both states are kept divided by `exp(m)`, where `m_t` is
-    `max(log f_t + m_{t-1}, ĩ_t)`, so that no gate overflows; m cancels in h, but for the 1e-6 that is added to the
-    divided normaliser. The output is `W (norm(h) ⊙ σ(x W))`,
+    `max(log f_t + m_{t-1}, ĩ_t)`, so that no gate overflows; m cancels in h, except for the 1e-6 that is added to
+    the divided normaliser. The output is `W (norm(h) ⊙ σ(x W))`,
     with a layer norm of each head. As in xLSTM 7B there is no convolution, and gates are capped at ± 15. Raises
     ValueError for impossible settings.
 
@@ -86,7 +86,7 @@ class MLSTMBlock(Recurrent):
         return self.output(self.norm(y) * jax.nn.sigmoid(o)), state, largest
 
     def state_shape(self) -> tuple[int, int, int]:
-        """Returns that of C, with n as one more value."""
+        """Returns the shape of C with one more value, for n."""
         return self.heads, self.key_dim, self.head_dim + 1
 
     def init_cache(self, batch: int, length: int) -> RecurrentCache:
@@ -114,7 +114,7 @@ def normalised(
     before: RecurrentCache,
     implementation: str = "auto",
 ) -> tuple[Float[Array, "b t h v"], Float[Array, "b h k u"], Float[Array, "b 1 h"]]:
-    """Returns `h_t` of the mLSTM, the last states C and n, and the last m, by which they are divided."""
+    """Returns `h_t` of the mLSTM, the last states C and n divided by `exp(m)`, and the last m."""
     largest, earlier = _largest(entry, log_forget, positions, before.conv[:, 0])
     values = jnp.concatenate([v.astype(jnp.float32), jnp.ones((*v.shape[:3], 1), jnp.float32)], axis=-1)
     read, state = matrix_scanned(
@@ -151,7 +151,7 @@ def _largest(
         return one[0] + two[0], jnp.maximum(one[1] + two[0], two[1])
 
     total, own = jax.lax.associative_scan(joined, (by, at_least), axis=1)
-    # After a position 0 nothing is left of `start`, even where it is no number.
+    # After a position 0 nothing is left of `start`, even if it is NaN.
     largest = jnp.where(total == -jnp.inf, own, jnp.maximum(total + start[:, None], own))
     earlier = jnp.concatenate([start[:, None], largest[:, :-1]], axis=1)
     return largest, earlier if positions is None else jnp.where((positions == 0)[..., None], 0.0, earlier)

@@ -101,7 +101,7 @@ class RGLRU(nnx.Module):
         return Division(dict.fromkeys(names, 0), {"blocks of the gates": self.input_gate.kernel.shape[0]})
 
     def check_split(self, steps: int) -> None:
-        """See `Split`: of the device before it needs the state alone."""
+        """See `Split`: it needs only the state from the device before."""
 
     def forgetting(self, x: Activations) -> Activations:
         """Returns δ = −log a = c · softplus(−Λ) · r of every step and channel (eqs. 1, 3 and 6), float32."""
@@ -129,8 +129,8 @@ class RGLRU(nnx.Module):
 class TwoBranches(Recurrent):
     """The recurrent block of sec. 2.3 around any unit: convolution and recurrence in one branch, GeLU in the other.
 
-    The branches are multiplied and projected back to the width. `unit` makes the recurrence over `width_rnn` channels:
-    a module that is called as `RGLRU` is, with its methods `forgetting` and `flops`.
+    The branches are multiplied and projected back to the width. `unit` builds the recurrence over `width_rnn` channels:
+    a module with the call signature of `RGLRU`, and with its methods `forgetting` and `flops`.
 
     Options:
       width_rnn (channels): the width of the recurrence, D_rnn in the paper, about 4/3 of the model's width.
@@ -138,7 +138,7 @@ class TwoBranches(Recurrent):
     """
 
     conv: CausalConv1D
-    # With unit_reset the unit treats position 0 differently even from a zero state, so it is told the positions.
+    # With unit_reset the unit treats position 0 differently even from a zero state, so it needs the positions.
     unit_reset: bool = False
 
     def __init__(
@@ -174,7 +174,7 @@ class TwoBranches(Recurrent):
         return (self.conv.kernel.shape[1],)
 
     def division(self) -> Division:
-        """See `Divided`: each device has some of the channels; the unit says which of its own."""
+        """See `Divided`: each device has some of the channels; the unit gives the rules of its own parameters."""
         unit = self.rglru.division() if isinstance(self.rglru, Divided) else Division({}, {})
         axes = {f"rglru.{name}": how for name, how in unit.axes.items()}
         return Division(
@@ -207,7 +207,7 @@ class RecurrentBlock(TwoBranches):
     Options, beside those of `TwoBranches`:
       bias: whether the linear maps and the convolution have biases, as in RecurrentGemma; the paper's have none.
       gate_blocks (blocks): blocks of the gates' block-diagonal matrices; must divide `width_rnn`.
-      decay_range: the lowest and the highest start of the decay to the power of `decay_power`.
+      decay_range: the range in which the decay to the power of `decay_power` starts.
       decay_power (exponent): see `decay_range`; 8 in the paper, 2 in RecurrentGemma.
       unit_reset: whether the input at position 0 enters unscaled, as in RecurrentGemma.
       conv_init: the standard deviation of the convolution's first weights; null: 1/sqrt(`conv_width`).

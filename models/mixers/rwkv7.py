@@ -25,9 +25,9 @@ SHIFTS = {"query": 0.1, "decay": 0.45, "key": 0.35, "value": 0.35, "rate": 0.45,
 
 
 class Adapter(nnx.Module):
-    """Two maps with `rank` channels and a function between them, and a bias if one is given; none of it decays.
+    """Two maps with `rank` channels and a function between them, and an optional bias, all without weight decay.
 
-    The first starts at zero, so that at the start the bias alone speaks, and the second orthogonal.
+    The first map starts at zero, so that at first the output is the same for all tokens; the second starts orthogonal.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class TimeMixing(Recurrent):
     `w = exp(−e^{−1/2} σ(w₀ + tanh(x A) B))`, the rate `a = σ(a₀ + x A B)`, the removal key κ is `ξ ⊙ k` at length 1,
     and the replacement key `k̃ = k ⊙ (1 + α ⊙ (a − 1))`. The output is `W ((norm(o) + (r · (ρ ⊙ k̃)) v) ⊙ g)`, with
     `g = σ(x A) B` and a norm of each head. With `value_residual` the value is `v + σ(ν₀ + x A B) ⊙ (v₁ − v)`, where v₁
-    is that of the first such block of the model (see `ValueSharing`). Parameters start as in the authors' small example
-    of training, in a layer in the middle. Raises ValueError for impossible settings.
+    is that of the first such block of the model (see `ValueSharing`). Parameters start as in a middle layer of the
+    authors' small training example. Raises ValueError for impossible settings.
 
     Options:
       heads (heads): heads, each with a state of its own.
@@ -136,7 +136,8 @@ class TimeMixing(Recurrent):
     def flops(self, length: int) -> int:
         """See `Counted`: shifts, maps, decay, rate and keys, the recurrence of each head, its norm, bonus and gate.
 
-        A number of state takes its decay, two products and sums with keys, one with the value, and one with the query.
+        Each number of the state costs its decay, two products and sums with keys, one with the value and one with the
+        query.
         """
         (width, inner), k = self.query.kernel.shape, self.head_dim
         adapters = [one for one in (self.decay, self.rate, self.gate, self.residual) if one is not None]
@@ -173,7 +174,7 @@ class TimeMixing(Recurrent):
 
 
 class ChannelMixing(Recurrent):
-    """RWKV-7's channel mixing: `W relu(V (x_t + μ ⊙ (x_{t-1} − x_t)))²`, in place of an MLP, with the token before.
+    """RWKV-7's channel mixing: `W relu(V (x_t + μ ⊙ (x_{t-1} − x_t)))²`, an MLP that also sees the previous token.
 
     It stands in `model.pattern` as a block of its own, since it keeps the last token between calls; the model's own
     MLPs are left out by `mlp_expansion: 0`. V starts orthogonal, W and μ at zero, as in
@@ -206,7 +207,7 @@ class ChannelMixing(Recurrent):
         return self.down(hidden * hidden), before.h, last
 
     def state_shape(self) -> tuple[int]:
-        """Returns that there is none: the token before is all that is kept."""
+        """Returns the shape of an empty state: only the previous token is kept."""
         return (0,)
 
     def init_cache(self, batch: int, length: int) -> RecurrentCache:

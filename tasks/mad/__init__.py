@@ -3,6 +3,6 @@
 Its selective copying is `tasks/selective_copying.py` with `layout=mad`. Its compression is left out: there the model's
 last state goes through a decoder of MAD's own, which no model here has.
 
-MAD trains on the next token everywhere and tests on answers alone. So a task here is trained with `loss=all`, and its
-`judged` is what held-out sequences are drawn by.
+MAD trains on the next token everywhere and tests on answers alone. So a task here is trained with `loss=all`, and
+held-out sequences come from its `judged` task.
 """

@@ -20,10 +20,10 @@ SIZES = ("any", "longest")
 class FuzzyRecall(Synthetic):
     """In-context recall with motifs: a key is one to three different tokens in order, and so is a value.
 
-    Values of a sequence are drawn anew, and a key that returns has the value that it had before. The key at the end
-    stood before; its first place is uniform, unless it came by chance before that. Padding before the sequence fills it
-    up. With keys of a to d and values of 1 to 4, an example is `· a b 3 1 c 2 a b 3 1`, and the answers are `3 1` after
-    the second `a b`.
+    Each sequence draws new values, and a repeated key has its earlier value. The key at the end occurred before; its
+    first place is uniform, unless it occurred earlier by chance. Padding before the sequence fills the length. With
+    keys of a to d and values of 1 to 4, an example is `· a b 3 1 c 2 a b 3 1`, and the answers are `3 1` after the
+    second `a b`.
 
     As in MAD, training has keys of every size, and held-out sequences have the longest alone. In short sequences MAD
     may never show the key that it asks for; here it is always there. MAD's noise among motifs, 0 in its benchmark, is
@@ -34,8 +34,8 @@ class FuzzyRecall(Synthetic):
       length (tokens): the length of a training sequence.
       k_motif_size (tokens): the longest key.
       v_motif_size (tokens): the longest value.
-      multi_query: whether all keys that return are asked for, or the one at the end alone, after a special token.
-      key_sizes: `any` size of keys up to the longest, or the `longest`, as held-out sequences have always.
+      multi_query: whether all repeated keys are asked for, or only the one at the end, after a special token.
+      key_sizes: `any` size of keys up to the longest, or only the `longest`, as in held-out sequences.
       loss: what is scored in training: `all`, the next token at every position, or `answer`. Held-out sequences always
         score the answers alone.
 
@@ -141,7 +141,7 @@ class FuzzyRecall(Synthetic):
         return f"k{token}" if token < self.keys else f"v{token - self.keys}"
 
     def _run(self, tokens: Int[np.ndarray, " t"], place: int, values: bool) -> int:
-        """Returns where the tokens of keys, or of `values`, end that stand from `place` on."""
+        """Returns where the run of key tokens, or with `values` of value tokens, that begins at `place` ends."""
         while place < len(tokens) and tokens[place] < self.padding and (tokens[place] >= self.keys) == values:
             place += 1
         return place
@@ -160,7 +160,7 @@ class FuzzyRecall(Synthetic):
 
 
 class Motifs(NamedTuple):
-    """Keys with their values: the tokens of both, padded, how many of each there are, and a number that tells keys."""
+    """Keys with their values: the padded tokens of both, the size of the key and of both, and a code for each key."""
 
     tokens: Int[Array, "n m"]
     key_size: Int[Array, " n"]
@@ -169,7 +169,7 @@ class Motifs(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What stands in the context: motif `chosen` from `start` on, where `active`."""
+    """The motifs of a context in order: number `chosen` begins at `start`, if it is `active`."""
 
     start: Int[Array, " n"]
     chosen: Int[Array, " n"]
@@ -177,10 +177,10 @@ class Walk(NamedTuple):
 
 
 def drawn(key: Key[Array, ""], count: int, keys: int, values: int, key_sizes: tuple[int, int], longest: int) -> Motifs:
-    """Draws `count` keys, of `key_sizes` from the first to the second, each with its value of at most `longest` tokens.
+    """Draws `count` keys of `key_sizes[0]` to `key_sizes[1]` tokens, each with a value of at most `longest` tokens.
 
-    The tokens of keys are 0 to `keys` − 1, those of values the next ones. A value is drawn from a random key that its
-    key names, so that a key that returns has the same value.
+    The tokens of keys are 0 to `keys` − 1, those of values the next ones. The random key of a value depends on the code
+    of its key, so that a repeated key has the same value.
     """
     for_keys, for_sizes, for_values = jax.random.split(key, 3)
     least, most = key_sizes
@@ -204,9 +204,9 @@ def drawn(key: Key[Array, ""], count: int, keys: int, values: int, key_sizes: tu
 
 
 def placed(key: Key[Array, ""], motifs: Motifs, length: int, longest: int) -> tuple[Walk, Int[Array, ""]]:
-    """Places motifs one after another, and the last of `motifs` where a random place is reached; and where they end.
+    """Places motifs one after another, the last of `motifs` at a random place; returns them and where they end.
 
-    Room is left for the last one once more, and before it for `longest` tokens.
+    At the end, room is left for the last motif once more, and before it for one of `longest` tokens.
     """
     asked = len(motifs.size) - 1
     limit = length - motifs.size[asked] - longest
@@ -225,11 +225,11 @@ def placed(key: Key[Array, ""], motifs: Motifs, length: int, longest: int) -> tu
 
 
 def stood_before(codes: Int[Array, " n"], active: Bool[Array, " n"]) -> Bool[Array, " n"]:
-    """Returns which of the keys that are `active` stood before, told by their numbers."""
+    """Returns which of the `active` keys occurred before, compared by their codes."""
     earlier = jnp.tri(len(codes), k=-1, dtype=bool) & active[None]
     return ((codes[:, None] == codes[None]) & earlier).any(axis=1) & active
 
 
 def _ordered(uniform: Float[Array, "*n v"], count: int) -> Int[Array, "*n c"]:
-    """Returns the first `count` of a random order of so many tokens, all orders equally likely."""
+    """Returns the first `count` of v tokens in random order, all orders equally likely."""
     return jnp.argsort(uniform, axis=-1)[..., :count]

@@ -18,19 +18,19 @@ LOSSES = ("all", "answer")
 
 @dataclass(frozen=True, kw_only=True)
 class InContextRecall(Synthetic):
-    """Pairs of a key and its value, drawn with replacement; a key that returns has the value that it had before.
+    """Pairs of a key and its value, drawn with replacement; a repeated key has its earlier value.
 
-    Values of a sequence are drawn anew. With keys a to d and values 1 to 4, an example is `b 3 a 1 b 3 d 1 a 1`, and
-    the answers are the `3` after the second `b` and the `1` after the second `a`. The last key is always one that was
-    there. A share of the pairs may be noise, two tokens from a vocabulary of their own.
+    Each sequence draws new values. With keys a to d and values 1 to 4, an example is `b 3 a 1 b 3 d 1 a 1`, and the
+    answers are the `3` after the second `b` and the `1` after the second `a`. The last key is always a repeated one. A
+    share of the pairs may be noise, two tokens from a vocabulary of their own.
 
-    `multi_query`, as in MAD's benchmark, asks at every key that returns. Without it, as by its functions' defaults, one
+    `multi_query`, as in MAD's benchmark, asks at every repeated key. Without it, the default of MAD's functions, one
     key is asked for: the sequence ends with a special token and the key.
 
     Options (the defaults are those of MAD's benchmark):
       vocab_size (token ids): the size of the vocabulary: keys, values, noise and the special token.
       length (tokens): the length of a training sequence; even.
-      multi_query: whether all keys that return are asked for, or the one at the end alone.
+      multi_query: whether all repeated keys are asked for, or only the one at the end.
       noise_vocab_size (token ids): the tokens of the vocabulary that are noise alone.
       frac_noise (share of the pairs): how likely a pair is noise.
       loss: what is scored in training: `all`, the next token at every position, or `answer`. Held-out sequences always

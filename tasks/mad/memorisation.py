@@ -15,11 +15,11 @@ from evalkit.tasks.base import Example, Synthetic
 
 @dataclass(frozen=True, kw_only=True)
 class Memorisation(Synthetic):
-    """Random keys, each with a place after it where its value is due; the map is to be learned, it is never shown.
+    """Random keys, each followed by a place token, where its value is the answer; the map is learned, never shown.
 
-    The map from keys to values is drawn once, from `map_seed`, as MAD draws it. With `_` for the place, an example is
-    `b _ d _ b _`. At every `_` the value of the key before it is due. MAD's noise among the pairs, 0 in its benchmark,
-    is left out.
+    The map from keys to values is drawn once, from `map_seed`, as MAD draws it. With `_` for the place token, an
+    example is `b _ d _ b _`. The answer at every `_` is the value of the key before it. MAD's noise among the pairs, 0
+    in its benchmark, is left out.
 
     Options (the defaults are those of MAD's benchmark):
       vocab_size (token ids): the size of the vocabulary: keys, values and the token at the place.
@@ -48,7 +48,7 @@ class Memorisation(Synthetic):
 
     @property
     def place(self) -> int:
-        """Returns the id of the token where a value is due."""
+        """Returns the id of the place token, where a value is the answer."""
         return self.vocab_size - 1
 
     def sample(self, key: Key[Array, ""], length: int) -> Example:
@@ -74,7 +74,7 @@ class Memorisation(Synthetic):
 
 @cache
 def values_of(ordinary: int, seed: int) -> Int[np.ndarray, " k"]:
-    """Returns the value of each key, of so many ordinary tokens; both are shuffled with one generator, as in MAD."""
+    """Returns the value of each key among `ordinary` keys and values; one generator shuffles both, as in MAD."""
     random = np.random.default_rng(seed)
     keys, values = list(range(ordinary // 2)), list(range(ordinary // 2, ordinary))
     random.shuffle(keys)

@@ -7,9 +7,9 @@ from evalkit.tasks.mad.in_context_recall import InContextRecall
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyRecall(InContextRecall):
-    """In-context recall where a fifth of the pairs is noise, which has 16 of the 32 tokens for itself.
+    """In-context recall where a fifth of the pairs is noise; 16 of the 32 tokens are only noise.
 
-    Of a vocabulary of keys a to d, values 1 to 4 and noise, an example is `b 3 · · a 1 b 3 · · a 1`.
+    With keys a to d, values 1 to 4 and noise `·`, an example is `b 3 · · a 1 b 3 · · a 1`.
 
     >>> NoisyRecall().keys
     8

@@ -1,4 +1,4 @@
-"""Documents as one memory-mapped array of tokens, and windows of it that a seed and a step alone decide."""
+"""Documents as one memory-mapped array of tokens, and windows of it that depend only on a seed and a step."""
 
 import hashlib
 import json
@@ -28,10 +28,10 @@ TOKENS, ENDS, SIZES, FACTS = "tokens.bin", "ends.npy", "bytes.npy", "facts.json"
 UNFINISHED, LOCKS = "unfinished-", ".locks"
 ABANDONED_AFTER = 86_400.0  # seconds in which nothing was written
 GOLDEN_RATIO = (5**0.5 - 1) / 2
-SHORT = 128  # tokens: a part this small says nothing of what comes after more
+SHORT = 128  # tokens: a smaller part cannot test prediction from a longer context
 MANY = 16  # documents that would be taken as a whole: with fewer, chance decides too much
 BYTE_ORDER_MARK = "\ufeff"
-SUMMED = "summed"  # in the facts of tokens that were written with sums: without the sums they are damaged
+SUMMED = "summed"  # in the facts of tokens written with checksums: if these are missing, the tokens are damaged
 log = logging.getLogger(__name__)
 
 Documents = Callable[[], Iterable[Document]]
@@ -59,8 +59,8 @@ class Span(NamedTuple):
 class Corpus:
     """Documents in order, or a view of a part of each: document i is `tokens[starts[i]:ends[i]]`, `sizes[i]` bytes.
 
-    `tokens` stays on the disk. `hashes` are of the documents' whole texts, `tokenizer` is the name of theirs. `forms`
-    are of the texts as `Content` makes them alike. `dropped` bytes of the texts are in no token.
+    `tokens` stays on the disk. `hashes` are those of the documents' whole texts, `forms` those of the texts as
+    `Content` normalises them. `tokenizer` is the tokenizer's name. `dropped` is the number of bytes in no token.
     """
 
     tokens: Integer[np.ndarray, " n"]
@@ -89,12 +89,12 @@ class Corpus:
 
     @property
     def bytes_per_token(self) -> float:
-        """What turns nats a token into bits a byte; of a view, supposing that a document's tokens are all as long."""
+        """Bytes a token, to convert nats a token to bits a byte; a view takes a document's tokens as equally long."""
         return self.bytes / self.total
 
     @cached_property
     def digest(self) -> str:
-        """Names the texts and the tokenizer, wherever they were read and whatever part of each this is."""
+        """A hash of the texts and the tokenizer, the same wherever they were read and whatever part of each this is."""
         return _digest([VERSION, self.tokenizer, list(self.hashes)])
 
     def document(self, index: int) -> Span:
@@ -112,19 +112,19 @@ class Corpus:
         return replace(self, starts=starts, ends=ends, sizes=sizes, sources=sources, hashes=hashes, forms=forms)
 
     def heads(self, fraction: float) -> "Corpus":
-        """Every document without its last `fraction`; of documents too short for that, those that `tails` leaves."""
+        """Every document without its last `fraction`; of documents too short for that, those not in `tails`."""
         return self._view(self.starts, self._cuts(fraction))
 
     def tails(self, fraction: float) -> "Corpus":
         """The last `fraction` of every document: what `heads` leaves out.
 
-        Where documents are so short that this is less than 128 tokens of each, some are taken as a whole, and make up
-        the same `fraction`. Their content alone decides which.
+        Of documents so short that this is under 128 tokens, about the same `fraction` is taken as a whole instead, if
+        there are enough of them. Their content alone decides which.
         """
         return self._view(self._cuts(fraction), self.ends)
 
     def windows(self, seed: int, step: int, batch: int, length: int, rows: slice | np.ndarray = slice(None)) -> Window:
-        """Those of `batch` windows of `length` tokens that `rows` names, from anywhere, packed across documents.
+        """Returns windows `rows` of a batch of `batch` random windows of `length` tokens, packed across documents.
 
         `positions` begin at 0 with every window and every document; no token is predicted from the document before it.
         The same (`seed`, `step`) always gives the same windows. Raises ValueError if the corpus is too short for one.
@@ -134,9 +134,9 @@ class Corpus:
         return self._cut(places[rows], length)
 
     def spread(self, first: int, batch: int, length: int) -> Window:
-        """Windows `first`, `first + 1`, … of an endless list that covers the corpus evenly, wherever it is ended.
+        """Windows `first`, `first + 1`, … of an endless list, any beginning of which covers the corpus evenly.
 
-        Multiples of the golden ratio do (Weyl 1916). Raises ValueError as `windows` does.
+        Their places are multiples of the golden ratio (Weyl 1916). Raises ValueError as `windows` does.
         """
         room = self._room(length)
         places = (np.arange(first, first + batch) * GOLDEN_RATIO) % 1 * room
@@ -161,7 +161,7 @@ class Corpus:
         return replace(self, starts=starts, ends=ends, sizes=sizes)
 
     def _room(self, length: int) -> int:
-        """In how many places a window can begin, a target after its last token."""
+        """Returns the number of places where a window and the target of its last token fit."""
         if not 0 < length < self.total:
             raise ValueError(f"length={length}; allowed: 1 to {self.total - 1}, one less than the texts have tokens")
         return self.total - length
@@ -177,11 +177,11 @@ class Corpus:
 
 
 def build(documents: Documents, tokenizer: Tokenizer, folder: Path) -> Corpus:
-    """The tokens of `documents`, found in `folder` if the same texts were tokenised so before.
+    """Returns the tokens of `documents`, from the cache `folder` if the same texts were tokenised in this way before.
 
-    Memory holds one document at a time; they are read twice where nothing is found. What a killed process leaves
-    behind is never read, nor what is not as it was written. Of several processes one makes them, and the others wait.
-    Raises ValueError if there is no text in them, or if `folder` cannot be written.
+    Memory holds one document at a time; without a cache entry the documents are read twice. An entry that is
+    incomplete or damaged is never used. Of several processes, one writes the tokens and the others wait. Raises
+    ValueError if there is no text in the documents, or if `folder` cannot be written.
     """
     sources, hashes = [], []
     for document in documents():
@@ -193,13 +193,13 @@ def build(documents: Documents, tokenizer: Tokenizer, folder: Path) -> Corpus:
     if list(corpus.hashes) != hashes:
         shutil.rmtree(place, ignore_errors=True)
         raise ValueError("the texts changed while they were read; start again")
-    # Tokens of before there were forms are without.
+    # Tokens that an older version wrote have no forms.
     forms = corpus.forms or [content_of(document).form for document in documents() if document.text.strip()]
     return replace(corpus, sources=sources, forms=forms)
 
 
 def build_named(documents: Documents, identity: Sequence[str | None], tokenizer: Tokenizer, folder: Path) -> Corpus:
-    """As `build`, but `identity` stands for the texts: where they are found in `folder`, `documents` is not called."""
+    """As `build`, but `identity` is the cache key in place of the texts: on a hit, `documents` is not called."""
     place = _place(folder, tokenizer, identity)
     corpus = load(place) or _make(documents, tokenizer, place)
     return replace(corpus, forms=corpus.forms or corpus.hashes)
@@ -211,9 +211,9 @@ def is_built(identity: Sequence[str | None], tokenizer: Tokenizer, folder: Path)
 
 
 def load(place: Path) -> Corpus | None:
-    """What was built at `place`, its tokens left on the disk; None if there is nothing, or only a part.
+    """Returns the corpus built at `place`, its tokens left on the disk; None if there is none, or only a part.
 
-    None, and a warning, if a file is not what was written. Tokens of before there were sums are taken as they are.
+    A damaged file gives None and a warning. Tokens of an older version, without checksums, are not checked.
     """
     try:
         summed = sums.check(place)
@@ -237,7 +237,7 @@ def load(place: Path) -> Corpus | None:
 
 
 def refuse_shared(training: Corpus, held_out: Corpus) -> None:
-    """Raises ValueError if a held-out document is in the training corpus too, or another form of it (`Content`)."""
+    """Raises ValueError if the training corpus has a held-out document, or a copy of equal form (`Content`)."""
     names = [*training.hashes, *training.forms]
     known = dict(zip(names, [*training.sources, *training.sources], strict=True))
     for *either, source in zip(held_out.hashes, held_out.forms, held_out.sources, strict=True):
@@ -247,10 +247,10 @@ def refuse_shared(training: Corpus, held_out: Corpus) -> None:
 
 
 class Content(NamedTuple):
-    """A text in bytes, the SHA-256 of it, and that of its `form`, which copies of it share.
+    """A text's size in bytes, its SHA-256, and the SHA-256 of its normalised `form`, which copies of it share.
 
-    Line ends, byte order marks, white space at the ends of the text and of its lines, and how Unicode composes a
-    character differ from one copy to the next.
+    The form ignores what may differ between copies: line ends, byte order marks, white space at the ends of the text
+    and of its lines, and the Unicode composition of characters.
     """
 
     size: int
@@ -259,7 +259,7 @@ class Content(NamedTuple):
 
 
 def content_of(document: Document) -> Content:
-    """What names the content of a document; raises ValueError for half a character."""
+    """Returns the `Content` of a document; raises ValueError for half a character (a lone surrogate)."""
     text = _utf8(document)
     composed = unicodedata.normalize("NFC", document.text.replace(BYTE_ORDER_MARK, ""))
     alike = "\n".join(map(str.rstrip, composed.splitlines())).strip()
@@ -283,7 +283,7 @@ def _digest(facts: Sequence[object]) -> str:
 
 
 def _make(documents: Documents, tokenizer: Tokenizer, place: Path) -> Corpus:
-    """Makes what is not there yet; where another process does so already, waits for it and takes what it made."""
+    """Writes the tokens if they are missing; waits for a process that writes them already, and loads its result."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with _alone(place):
@@ -302,7 +302,7 @@ def _make(documents: Documents, tokenizer: Tokenizer, place: Path) -> Corpus:
 
 @contextmanager
 def _alone(place: Path) -> Iterator[None]:
-    """Waits until no other process makes the tokens at `place`; the system lets go of the lock of one that dies."""
+    """Holds the lock for writing the tokens at `place`; the system releases the lock of a process that dies."""
     locks = place.parent / LOCKS
     locks.mkdir(exist_ok=True)
     lock = FileLock(locks / place.name, mode=0o666)  # others may share the folder

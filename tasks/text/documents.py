@@ -1,6 +1,6 @@
-"""The one reader of texts that a user gives: plain text, JSON lines and Parquet, line by line; what is wrong is named.
+"""The one reader of a user's texts: plain text, JSON lines and Parquet, line by line; an error names its place.
 
-A line ends with LF, CRLF or CR and with nothing else that Unicode calls a line. A byte order mark is no text.
+A line ends with LF, CRLF or CR, and not at Unicode's other line separators. A byte order mark is no text.
 """
 
 import glob
@@ -26,7 +26,7 @@ class Document(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a row or a line holds, its number from 0, and where it stands, for a message."""
+    """A row or a line: its number from 0, its place for an error message, and its value."""
 
     number: int
     where: str
@@ -41,10 +41,10 @@ class _Tree(NamedTuple):
 
 
 def files_of(place: str) -> list[Path]:
-    """The files of text that `place`, a file, a folder or a glob pattern, stands for, in the order of their names.
+    """Returns the text files at `place`, which is a file, a folder or a glob pattern, in the order of their names.
 
-    Of a folder, hidden files and folders are left out (`hidden_in`): editors keep copies there. Raises ValueError if
-    there are none, if a file is of another kind or its name no text, or if the folder may not be read.
+    Hidden files and folders below a folder are left out (`hidden_in`): editors keep copies there. Raises ValueError if
+    there are no files, if a file is of another kind or its name no text, or if the folder may not be read.
     """
     if not place.strip():
         raise ValueError("no text is named; give a file, a folder or a pattern, such as books/*.txt")
@@ -69,10 +69,10 @@ def hidden_in(place: str) -> list[Path]:
 
 
 def read(place: str, field: str = "text") -> Iterator[Document]:
-    """The documents below `place`: a `.txt`, `.tex` or `.md` is one, of the others each row, its text in `field`.
+    """Yields the documents at `place`: each `.txt`, `.tex` or `.md` file, and of others each row, its text in `field`.
 
-    A row whose text is null is none. Raises ValueError for what `files_of` refuses, a file that cannot be read or is no
-    UTF-8, and a row without `field`.
+    A row whose text is null is skipped. Raises ValueError for what `files_of` refuses, a file that cannot be read or is
+    no UTF-8, and a row without `field`.
     """
     for file in files_of(place):
         if file.suffix.lower() in WHOLE:
@@ -85,9 +85,9 @@ def read(place: str, field: str = "text") -> Iterator[Document]:
 
 
 def entries(file: Path, field: str | None = None) -> Iterator[Entry]:
-    """The rows of a `.jsonl` or `.parquet`, the lines of a plain text or of a pipe; blank lines are none.
+    """Yields the rows of a `.jsonl` or `.parquet`, or the lines of a plain text or a pipe; blank lines are skipped.
 
-    Of Parquet only the column `field` is read, all of them if it is None. Raises ValueError as `read` does.
+    Of Parquet only the column `field` is read; None: all columns. Raises ValueError as `read` does.
     """
     _refuse_other(file, (*SUFFIXES, ""))
     return ENTRIES.get(file.suffix.lower(), _lines)(file, field)
@@ -131,13 +131,13 @@ def _files(path: Path) -> list[Path]:
 
 
 def _refuse_other(file: Path, suffixes: Sequence[str]) -> None:
-    """Raises ValueError for a file of another kind, of which no line is a text."""
+    """Raises ValueError for a file whose suffix is not one of `suffixes`."""
     if file.suffix.lower() not in suffixes:
         raise ValueError(f"{file} is no text; allowed: {', '.join(SUFFIXES)}")
 
 
 def _below(root: Path) -> _Tree:
-    """What is below a folder, through links, each folder once; raises ValueError for a link to nothing."""
+    """Returns the tree below a folder, links followed, each folder once; raises ValueError for a broken link."""
     tree, entered = _Tree([], []), set[Path]()
     for folder, inner, names in os.walk(root, onerror=_raise, followlinks=True):
         here = Path(folder).resolve()
@@ -179,7 +179,7 @@ def _lines(file: Path, field: str | None = None) -> Iterator[Entry]:
             for until_line_feed in opened:
                 if number < 0:
                     disk_files.refuse_other(until_line_feed, file)
-                for line in until_line_feed.splitlines():  # of bytes: at LF, CRLF and CR alone
+                for line in until_line_feed.splitlines():  # bytes, unlike str, are split at LF, CRLF and CR only
                     number += 1
                     try:
                         text = line.decode("utf-8-sig")

@@ -43,7 +43,7 @@ class Hub:
         return self.name is not None and expanded(self.name).is_dir()
 
     def identity(self, held_out: bool, field: str) -> list[str | None]:
-        """What decides the documents, apart from who keeps the data set: its name, for their content."""
+        """Returns the settings that determine the documents, as a cache key; the name stands for the hub's content."""
         rows = [self.train, self.held_out, str(held_out), str(self.documents)]
         return ["hub", self.name, self.config, self.revision, field, *rows]
 
@@ -70,7 +70,7 @@ class Hub:
             yield row
 
     def _asked(self, question: Callable[[], Any]) -> Any:
-        """The answer; raises ValueError for any error, of which `datasets` and what it stands on have many kinds."""
+        """Calls `question`; raises ValueError for any error of `datasets` and its dependencies, of many kinds."""
         try:
             return question()
         except Exception as error:

@@ -24,7 +24,7 @@ def name() -> str:
 
 
 def documents(held_out: bool) -> Iterator[Document]:
-    """The longer files in the order of their names; which of them are held out, the names alone decide.
+    """Yields the larger files in the order of their names; a file's name alone decides whether it is held out.
 
     Tests are left out, and files that are not UTF-8. Raises ValueError if Python was installed without its source.
     """

@@ -21,10 +21,10 @@ from evalkit.tasks.text.tokenizers import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Source):
-    """Documents: say each next token. A model is trained on windows of some texts, and reads whole others.
+    """Documents: predict each next token. A model trains on windows of some texts, and is tested on whole others.
 
-    A window packs what follows in the texts: at the first token of a document the position is 0, so that nothing of
-    the document before it is seen, and that token is not asked for.
+    A window packs successive documents: at the first token of a document the position is 0, so that nothing of the
+    document before it is seen, and that token is not scored.
 
     Options, beside those of `Source`, which say where the text is:
       length (tokens): the length of a training window.
@@ -113,7 +113,7 @@ class Text(Source):
         return used + self.omissions(copies, dropped)
 
     def omissions(self, copies: int, dropped: int) -> str:
-        """What of the texts is not read, for the end of a line: `copies` held out, hidden files, `dropped` bytes."""
+        """Says what is left out, to end a line: `copies` of held-out documents, hidden files, `dropped` bytes."""
         hidden = [path.name for path in self.hidden()]
         parts = [
             f"; {_count(copies, 'held-out document')} left out as copies of others" if copies else "",
@@ -123,7 +123,7 @@ class Text(Source):
         return "".join(parts)
 
     def digest(self) -> str:
-        """Names everything that is read: two with the same one give the same windows and documents."""
+        """A hash of all that is read: two tasks with the same digest give the same windows and documents."""
         facts = f"{self._training.digest} {self._held_out.digest} {self.validation}"
         return hashlib.sha256(facts.encode()).hexdigest()
 
@@ -132,7 +132,7 @@ class Text(Source):
         return self._held_out.hashes
 
     def forms(self) -> Sequence[str]:
-        """What names each held-out document and its copies."""
+        """The `Content.form` of each held-out document, which its copies share."""
         return self._held_out.forms
 
     def trained_on(self) -> set[str]:
@@ -178,7 +178,7 @@ class Text(Source):
         return corpus.build_named(read, self.hub.identity(held_out, self.field), self.tokenizer_, self._folder)
 
     def _check_lengths(self, length: int) -> None:
-        """Raises ValueError if a window does not fit into what is trained on, or into what validation has."""
+        """Raises ValueError if a window does not fit into the training part or into the validation part."""
         if self._heads.total <= length:
             raise ValueError(
                 f"task.length={length}, but the training texts have {self._heads.total} tokens; "

@@ -1,4 +1,4 @@
-"""Text to tokens and back: what a tokenizer must do here, the one that needs no file, and those that are one."""
+"""Text to tokens and back: the protocol of tokenizers, those that need no file, and those that are read from one."""
 
 import hashlib
 import unicodedata
@@ -14,11 +14,11 @@ import numpy as np
 from evalkit.disk.places import expanded
 
 RARE = " \n\t\x01Aa  é€ꙮ世🦄Ａﬁ\U000ffffd "
-"""Characters of which none is lost where none can be: by tokens that stand for bytes, of the text as it is."""
+"""If none of these characters is lost, none can be: tokens then stand for bytes of the text as it is."""
 
 
 class Encoded(NamedTuple):
-    """The tokens of a text, and how many of its bytes no token stands for: bits a byte would be too good."""
+    """The tokens of a text, and the number of its bytes that no token stands for, which make bits a byte too low."""
 
     tokens: list[int]
     dropped: int
@@ -26,11 +26,11 @@ class Encoded(NamedTuple):
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """The tokens of a text, without any that stand for its beginning or end."""
+    """Turns text into tokens and back; tokens for the beginning or the end of a text are not added."""
 
     @property
     def name(self) -> str:
-        """Says which it is: two of one name give every text the same tokens."""
+        """Identifies the tokenizer: two of the same name give every text the same tokens."""
         ...
 
     @property
@@ -53,11 +53,11 @@ class Tokenizer(Protocol):
         ...
 
     def read(self, text: str) -> Encoded:
-        """The tokens of `text`, and what is not in them."""
+        """The tokens of `text`, and the number of its bytes that are not in them."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of `tokens`; what stands for no text is left out."""
+        """The text of `tokens`; tokens that stand for no text are left out."""
         ...
 
 
@@ -74,7 +74,7 @@ class Lossless(ABC):
 
 
 class Bytes(Lossless):
-    """A token a byte of UTF-8, and after them one that begins and one that ends a text."""
+    """One token for each byte of UTF-8, then one that begins a text and one that ends it."""
 
     name = "bytes-1"
     bos, eos = 256, 257
@@ -90,7 +90,7 @@ class Bytes(Lossless):
 
 
 class WithoutBos:
-    """Another tokenizer's tokens, none of which begins a text: text tasks train on what follows in a document."""
+    """Another tokenizer without its token that begins a text, because text tasks train without one."""
 
     bos = None
 
@@ -185,12 +185,12 @@ class TokenizerJson:
         return self._encoded(text).ids
 
     def read(self, text: str) -> Encoded:
-        """The tokens of `text`, and the bytes of characters that are in none, or in the one for what is unknown."""
+        """The tokens of `text`, and the bytes of characters that are in no token or in the unknown token."""
         encoded = self._encoded(text)
         return Encoded(encoded.ids, 0 if self._is_lossless else self._dropped(text, encoded))
 
     def _begins(self) -> bool:
-        """Whether a special token stands before those of a text, not after them alone."""
+        """Whether the post-processor adds a special token before a text, not only after it."""
         try:
             with _readable(self._file):
                 mask = self._fast.encode(RARE, add_special_tokens=True).special_tokens_mask
@@ -203,7 +203,7 @@ class TokenizerJson:
             return self._fast.encode(text, add_special_tokens=False)
 
     def _dropped(self, text: str, encoded: Any) -> int:
-        """The bytes of characters that its tokens do not say; without a decoder, of those that are in none of them."""
+        """The bytes of characters that decoding does not give back; without a decoder, of those in no token."""
         if self._fast.decoder is not None:
             known = [token for token in encoded.ids if token != self._unknown]
             with _readable(self._file):
@@ -212,7 +212,7 @@ class TokenizerJson:
         return _bytes_of(self._outside(text, encoded) | _missing(text, normal))
 
     def _outside(self, text: str, encoded: Any) -> Counter[str]:
-        """The characters in the place of no token, or of the one for what is unknown."""
+        """The characters outside the offsets of all tokens, or in those of the unknown token."""
         kept = {char for char in {*text} if char.isspace() and self._keeps(char)}
         lost = bytearray(char not in kept for char in text)
         for token, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
@@ -220,7 +220,7 @@ class TokenizerJson:
         return Counter(char for char, is_lost in zip(text, lost, strict=True) if is_lost)
 
     def _keeps(self, space: str) -> bool:
-        """Whether white space is in tokens although it may be in no token's place: then more of it gives other ones."""
+        """Whether tokens keep this white space, even outside all offsets: then more of it gives other tokens."""
         try:
             return self.encode(f"a{space}b") != self.encode(f"a{space}{space}b")
         except ValueError:  # it refuses what it does not know
@@ -256,7 +256,7 @@ class SentencePiece:
         return list(self._pieces.encode(text))
 
     def read(self, text: str) -> Encoded:
-        """The tokens of `text`, and the bytes of characters that they do not say."""
+        """The tokens of `text`, and the bytes of characters that decoding does not give back."""
         tokens = self.encode(text)
         return Encoded(tokens, 0 if self._is_lossless else self._dropped(text, tokens))
 
@@ -289,7 +289,7 @@ def from_file(path: str | None) -> Tokenizer:
 
 @contextmanager
 def _readable(file: str, remedy: str = "download it again") -> Iterator[None]:
-    """Makes what tokenizers raises a ValueError that names the file: a bare Exception, or a panic of its Rust."""
+    """Turns errors of `tokenizers`, a bare Exception or a Rust panic, into a ValueError that names the file."""
     try:
         yield
     except BaseException as error:
@@ -300,7 +300,7 @@ def _readable(file: str, remedy: str = "download it again") -> Iterator[None]:
 
 
 def _missing(text: str, said: str) -> Counter[str]:
-    """The characters of which `said` has fewer than `text`, however Unicode composes them."""
+    """The characters that occur less often in `said` than in `text`, both in composed form (NFC)."""
     before, after = (Counter(unicodedata.normalize("NFC", each)) for each in (text, said))
     return before - after
 

@@ -225,7 +225,7 @@ def listed(owner: Any) -> dict[str, Option]:
 
 
 def lines_of(nodes: Mapping[str, Any], path: str) -> Iterator[Line]:
-    """The rows of one constructor, of `nodes` by the option whose YAML has them; what it holds follows in its place."""
+    """The rows of one constructor, with its `nodes` by option; a nested constructor's rows follow in their place."""
     starred = set() if _never_trained(path, nodes) else _in_recipes(nodes if path.startswith("task") else ["*"])
     first = next(iter(nodes.values()))
     whole = {name: completed(node) for name, node in nodes.items()}
@@ -340,7 +340,7 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 
 def _never_trained(path: str, options: Iterable[str]) -> bool:
-    """Whether it is an evaluation of a checkpoint alone, which no recipe goes with."""
+    """Whether `path` is an evaluation of checkpoints alone, for which there is no recipe."""
     rows = [recipes.row("on_checkpoint", option, None) for option in catalogue.options("on_checkpoint")]
     taken = [row["options"].get("eval") for row in rows]
     return path == "eval" and set(options) <= set(taken)

@@ -26,7 +26,7 @@ def counts(few: Any, many: Any) -> Sequence[Any]:
 
 
 def one_line(text: str) -> str:
-    """What a user is told when a run fails: one line and no traceback."""
+    """The message of a failed run, which must be one line and no traceback."""
     assert text.startswith("evalkit: ") and text.count("\n") == 1, text
     return text
 
@@ -54,14 +54,14 @@ def files_up_to(size: int) -> Iterator[None]:
 
 @contextmanager
 def no_programs_kept() -> Iterator[None]:
-    """Compiled programs are of no run, and JAX would warn of those that it cannot keep."""
+    """Within, JAX caches no compiled programs: no run needs them, and JAX would warn of those it cannot write."""
     kept = getattr(jax.config, KEPT_FROM)
     jax.config.update(KEPT_FROM, float("inf"))
     try:
         yield
     finally:
         jax.config.update(KEPT_FROM, kept)
-        gc.collect()  # TensorStore's writes that never began, of which a later test would hear
+        gc.collect()  # TensorStore's writes that never began, whose warnings would reach a later test
 
 
 class Rot:
@@ -74,7 +74,7 @@ class Rot:
 
     @contextmanager
     def one(self) -> Iterator[str]:
-        """Within, one file is damaged; what it is told as names the file and the damage."""
+        """Within, one file is damaged; yields a text that names the file and the damage."""
         path = self.files[self._trial % len(self.files)]
         kind = ("bit", "end", "file")[self._trial // len(self.files) % 3]
         self._trial += 1

@@ -1,7 +1,7 @@
-"""Files that nobody would write, and what reads them: a reader answers with a value or with one line, in little memory.
+"""Damaged files, and the readers that must answer them with a value or with one line, in little memory.
 
-`cd tests; python -m support.hostile NAME COUNT` gives a reader so many damaged files, in a process whose memory is
-limited and that a file may not keep for long.
+`cd tests; python -m support.hostile NAME COUNT` gives the reader `NAME` so many damaged files, in a process with
+limited memory and limited CPU time for each file.
 """
 
 import atexit
@@ -43,7 +43,7 @@ JSON = st.recursive(
 
 @st.composite
 def another(draw: st.DrawFn, value: Any) -> Any:
-    """`value`, plain data, with something else in one place, or without it, or with something more beside it."""
+    """`value`, plain data, with one part replaced, removed, or joined by another."""
     if isinstance(value, dict) and value and draw(st.integers(0, 5)):
         name = draw(st.sampled_from(list(value)))
         kind = draw(st.integers(0, 9))
@@ -79,7 +79,7 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
 
 
 def dumped(value: Any) -> bytes:
-    """JSON, with what is not allowed in it: NaN, and half a character."""
+    """A value as JSON, even with what JSON does not allow: NaN, and half a character."""
     return json.dumps(value).encode("utf-8", "surrogatepass")
 
 
@@ -94,7 +94,7 @@ class Reader:
 
 
 def answered(read: Callable[[Path], Any], folder: Path) -> str | None:
-    """The one line that a reader says of a file, None if it reads it; anything else is raised."""
+    """The one-line error of a reader, None if it reads the file; any other error is raised."""
     try:
         read(folder)
     except (UserError, ValueError) as error:
@@ -336,7 +336,7 @@ def attempt_limited(name: str, count: int) -> None:
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     with blank_figures():
-        attempt(name, 3)  # libraries are loaded, and hold what they hold
+        attempt(name, 3)  # loads all libraries, so that the limit allows for their memory
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + MORE_MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -28,6 +28,6 @@ def often(few: tuple[str, ...], of: Iterable[str] = ALL) -> list[Any]:
 
 
 def quick(few: tuple[str, ...], of: Iterable[str] = ALL) -> list[Any]:
-    """As `often`, and those that compile longest only beside the slow tests whose programs they share."""
+    """As `often`, but those that compile longest run only with the slow tests, whose programs they share."""
     slow = {name: pytest.param(name, marks=pytest.mark.slow) for name in few if name not in QUICK}
     return [slow.get(name, name) if isinstance(name, str) else name for name in often(few, of)]

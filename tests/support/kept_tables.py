@@ -189,7 +189,7 @@ def merged(given: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def with_units(shown: Sequence[str]) -> list[str]:
-    """Numbers as shown; in a list a unit is that of the numbers before it which have none."""
+    """Numbers as shown; in a list a unit also applies to the numbers before it that have none."""
     done: list[str] = []
     unit = ""
     for text in reversed(shown):
@@ -252,12 +252,12 @@ def _by_form(form: str, given: Mapping[str, str], base: Path, count: int) -> lis
 
 
 def _alike(values: Sequence[float]) -> Number:
-    """What one number stands for: all of these, once each."""
+    """The values that one shown number stands for, each of them once."""
     return tuple(dict.fromkeys(values))
 
 
 def _said(text: str, everywhere: Mapping[str, str], base: Path) -> list[Number]:
-    """The numbers of one part of a `cell` line, which takes over what holds everywhere."""
+    """The numbers of one part of a `cell` line, to which the selectors of `all` apply as well."""
     if text.startswith("="):
         return [text.removeprefix("=").strip()]
     selectors = [merged((everywhere, _words(part))) for part in re.split(" over | against ", text)]
@@ -275,7 +275,7 @@ def _said(text: str, everywhere: Mapping[str, str], base: Path) -> list[Number]:
 
 
 def _select(given: Mapping[str, str], base: Path) -> list[tuple[tuple[str, ...], float, Mapping[str, Any]]]:
-    """What is selected: of each record its point (what else than the seed was asked for), its value and itself."""
+    """Each selected record: its point (the selected fields except the seed), its value, and the record itself."""
     run = given["run"].format_map(given)
     lists = _summary((base / run).resolve())
     name = max((name for name in lists if given["value"].startswith(f"{name}.")), key=len, default=None)

@@ -9,9 +9,9 @@ import numpy as np
 
 RESETS = ("none", "first", "last", "consecutive", "all")
 STEPS, WIDTH = 63, 33
-"""The shape of the ordinary suite: time and width end within a block, of every implementation's.
+"""The shape of the ordinary suite: time and width end within a block of every implementation.
 
-All properties are asked at this shape, because every other one costs each implementation a program of its own.
+All properties are tested at this shape, because every other one costs each implementation a program of its own.
 """
 MATRIX = [(t, d) for t in (1, 2, 7, 8, 9, 63, 129) for d in (1, 3, 32, 64, 65, 200)]
 """Steps and widths of everything, behind `-m kernels`."""

@@ -1,8 +1,8 @@
-"""A process that starts runs and has each of them ended at a chosen moment: by SIGKILL or SIGTERM, within a function or
-after some milliseconds.
+"""A process that starts runs and ends each at a chosen moment, by SIGKILL or SIGTERM.
 
-It imports evalkit once and forks for every run, before JAX has threads: starting a process costs four seconds, and a
-campaign needs a hundred. `python -m support.killing` reads an `Attempt` a line, as JSON, and answers with its code.
+The moment is a call of a function, or some milliseconds after the start. The process imports evalkit once and forks for
+every run, before JAX has threads: starting a process costs four seconds, and a campaign needs a hundred.
+`python -m support.killing` reads an `Attempt` from each line, as JSON, and answers with its exit code.
 """
 
 import functools
@@ -27,8 +27,8 @@ from support import tiny
 class Attempt:
     """A command and its end: at the `nth` call of `function` (a dotted name), or `milliseconds` after it began.
 
-    With both, so long after that call began, in another thread. With neither, it ends by itself. With `half` the
-    function is `RowLog._append`, of which half a line is on the disk by then.
+    With both, it ends `milliseconds` after that call began, from another thread. With neither, it ends by itself. With
+    `half` the function is `RowLog._append`, and half of its line is on the disk by then.
     """
 
     words: Sequence[str]
@@ -83,7 +83,7 @@ def serve(log: Path) -> None:
 
 
 def _ended(child: int, attempt: Attempt) -> int:
-    """The exit code of a run, which is ended here if that is to be at any time."""
+    """The exit code of a run, which this function ends if the attempt gives `milliseconds` alone."""
     if attempt.function is None and attempt.milliseconds is not None:
         last = time.monotonic() + attempt.milliseconds / 1000
         while time.monotonic() < last:

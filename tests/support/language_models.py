@@ -17,12 +17,12 @@ from support.shrunk import applied, params_of, shrunk
 
 
 def unused(*_: Any) -> Any:
-    """In place of what a language model can do besides and nothing here asks for."""
+    """Used in place of a language model's methods that no test here calls."""
     raise AssertionError
 
 
 class Kept:
-    """The size of a cache, of a model that has one, and a count of operations that no test looks at."""
+    """Base of models with a cache: the size of that, and a count of operations that no test checks."""
 
     def flops(self, length: int) -> int:
         return length
@@ -63,7 +63,7 @@ class Reader(Kept):
         return logits
 
     def _next(self, text: str) -> int:
-        """The character that goes on with the number of the name asked for; `?` where it is not to be found."""
+        """The next character of the number that belongs to the queried name; `?` if that is not found."""
         asked = re.search(r"([A-Z]\w+ [A-Z]\w+)(?::|\?\nAnswer:)( ?\d*)$", text)
         if asked is None:
             return ord("?")
@@ -78,7 +78,7 @@ class Finder(Reader):
     """A model that says every secret value that it is asked for."""
 
     def _next(self, text: str) -> int:
-        """The character that goes on with the values of the keys asked for; `?` where one is not to be found."""
+        """The next character of the values that belong to the queried keys; `?` if one is not found."""
         asked = re.search(r"\n\nThe secret \w+ of ([\w, -]+) (?:is|are)( ?[\w, -]*)$", text)
         if asked is None:
             return ord("?")
@@ -90,7 +90,7 @@ class Finder(Reader):
 
 
 class Fading(Kept):
-    """A model that says what a fading sum of all that it has read says: it depends on order, and compiles at once."""
+    """A model that predicts from a decaying sum of all tokens read: it depends on their order, and compiles at once."""
 
     window, width = None, 8
     parts = decay_mask = decays = staticmethod(unused)
@@ -119,7 +119,7 @@ class Fading(Kept):
 
 @lru_cache
 def fading() -> Pretrained:
-    """For tests of what asks a model, to which it matters not which."""
+    """For tests of code that evaluates a model, where any model will do."""
     model = Fading()
     return Pretrained(model, params_of(model), Bytes(), "tiny", digest(params_of(model)), 256)
 
@@ -144,7 +144,7 @@ PASS = 64
 
 
 def logits_of(pretrained: Pretrained, tokens: tuple[int, ...]) -> np.ndarray:
-    """`[t, v]` of one forward pass without a cache; what stands after them, a causal model does not see."""
+    """Logits `[t, v]` of one forward pass without a cache; a causal model does not see the padding after `tokens`."""
     padded = np.zeros((1, -(-len(tokens) // PASS) * PASS), np.int32)
     padded[0, : len(tokens)] = tokens
     logits = applied(pretrained.model)(pretrained.params, padded)[0]

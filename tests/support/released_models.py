@@ -85,7 +85,7 @@ def _ragged(apply: Callable, cache: Any, params: Any, given: np.ndarray, alone: 
         logits, cache = apply(params, jnp.asarray(given[:, part]), jnp.asarray(positions[:, part]), cache)
         parts.append(logits)
     chunks = np.concatenate(parts, axis=1)
-    # Each row from its first token on: what comes after its last changes nothing before, and the shape stays.
+    # Rolls each row's tokens to its beginning: the tokens after them change nothing before, and the shape stays.
     wanted = np.asarray(alone(np.stack([np.roll(row, n) for row, n in zip(given, lengths, strict=True)])))
     for row, length in enumerate(lengths):
         yield f"{length} of {steps}", whole[row, steps - length :], wanted[row, :length]

@@ -27,7 +27,7 @@ RANDOM = {"_target_": "optuna.samplers.RandomSampler", "seed": 0}
 
 
 class Killed(BaseException):
-    """A process that is no more: the system lets go of its locks, and nothing else is done."""
+    """Stands for a process that was killed: the system releases its locks, and nothing else happens."""
 
 
 def settings(**changed: Any) -> search.Search:
@@ -60,7 +60,7 @@ def spec(words: Sequence[str], folder: Path) -> Spec:
 
 
 def right(rate: float, step: int) -> int:
-    """Of `COUNT` sequences: all at the best rate, fewer at others, from the beginning of the training on."""
+    """How many of `COUNT` sequences are right: all at the best rate after the last step, fewer at others and before."""
     off = abs(math.log10(rate / BEST_RATE))
     return round(COUNT * max(0.0, 1 - off / 2.5) * step / STEPS)
 
@@ -112,7 +112,7 @@ def _validation(folder: Path, done: Sequence[int]) -> list[Any]:
 
 
 def _tests(folder: Path, rate: float, lengths: Sequence[int]) -> list[Any]:
-    """Longer sequences want lower rates."""
+    """Test rows: the longer the sequences, the lower is the best rate."""
     names = {"run": folder.name, "task": "mqar", "model": "hawk"}
     return [
         row

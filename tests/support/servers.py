@@ -10,10 +10,10 @@ from typing import Any
 
 
 class Server:
-    """What a server does from now on: the `status` of each answer, and none while it is `silent`.
+    """What a server does from now on: the `status` of each answer, and no answer while it is `silent`.
 
-    `asked` are the paths of all calls, and `answered` of those that it answered. A silent one answers when the block
-    ends: who has ended before then has not waited for it, however slow the machine is.
+    `asked` has the paths of all calls, and `answered` those of the calls that it answered. A silent server answers when
+    the block ends: a client that ends before has not waited for it, however slow the machine is.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""What the runs of one process would make again and again is made once: models and trainers.
+"""Models and trainers that all runs of one process share, so that each is made once.
 
-Programs belong to the model and the trainer that they were traced for, so that these are shared too. What a run does
-afresh is held by tests that start processes.
+Programs belong to the model and the trainer that they were traced for, so they are shared too. Tests that start
+processes check what a fresh run does.
 """
 
 import json
@@ -32,7 +32,7 @@ BLANK = {"svg": b"<svg></svg>", "png": b"\x89PNG\r\n\x1a\n" + bytes.fromhex(PIXE
 
 
 class Shared:
-    """What was made so far; within `here`, all of it is taken again."""
+    """The models and trainers made so far; within `here`, runs use them again."""
 
     def __init__(self) -> None:
         self._models: dict[str, LanguageModel] = {}
@@ -40,7 +40,7 @@ class Shared:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """Within, every run of this process takes what there is."""
+        """Within, every run of this process uses the shared models and trainers."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(config, "model_of", self.model_of)
             for user in ("evalkit.checkpoints.loading", "evalkit.session.gates"):
@@ -48,14 +48,14 @@ class Shared:
             yield
 
     def model_of(self, node: Mapping[str, Any], vocab_size: int) -> LanguageModel:
-        """A model of ours; what is the user's own may change."""
+        """A shared model, if all its parts are ours; a user's own code may change, so its model is built anew."""
         key = json.dumps([node, vocab_size], sort_keys=True, default=str)
         if NOT_OURS.search(key):
             return BUILD(node, vocab_size)
         return _kept(self._models, key, lambda: BUILD(node, vocab_size))
 
     def trainer_of(self, experiment: Experiment) -> Trainer:
-        """The trainer of a shared model, of a task that is drawn."""
+        """A shared trainer, if its model is shared and its task is drawn; otherwise a new one."""
         if isinstance(experiment.task, Text) or experiment.model not in self._models.values():
             return TRAIN(experiment)
         parts = [experiment.config[name] for name in ("task", "model", "train", "matmul_precision")]

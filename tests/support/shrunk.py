@@ -65,7 +65,7 @@ def applied(model: LanguageModel) -> Callable[..., Any]:
 
 @lru_cache
 def overrides_of(name: str) -> tuple[str, ...]:
-    """The overrides that shrink the model `name`: whatever a mixer calls a size is what `SIZES` calls it."""
+    """The overrides that shrink the model `name`: each setting with a name in `SIZES` gets the value there."""
     plain = OmegaConf.to_container(composition.compose(["task=induction_heads", f"model={name}"]).config.model)
     return tuple(_differences(plain, _shrink(plain), "model"))
 

@@ -23,7 +23,7 @@ class Look(NamedTuple):
 
 
 def look(step: int) -> Look:
-    gc.collect()  # what is in a cycle is not yet lost
+    gc.collect()  # objects in a reference cycle are no leak
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     used = resource.getrusage(resource.RUSAGE_SELF)
     return Look(

@@ -65,32 +65,32 @@ def trained(folder: Path, *overrides: str) -> Path:
 
 
 def start(folder: Path, *overrides: str, of: Sequence[str] = OVERRIDES) -> int:
-    """The exit code of a run in `folder`, of the tiny run's words or other ones."""
+    """Starts a run in `folder`, by the tiny run's words or other ones, and returns its exit code."""
     return run.start(Spec.of([*of, *overrides], folder=folder)).exit_code
 
 
 def resume(folder: Path, changes: Sequence[str] = ()) -> int:
-    """The exit code of what goes on in `folder`."""
+    """Resumes the run in `folder` and returns its exit code."""
     return run.resume(Spec.saved(folder, changes, allowed=RESUMABLE)).exit_code
 
 
 def evaluate(folder: Path, changes: Sequence[str] = (), target: Path | None = None) -> int:
-    """The exit code of one more evaluation; `step=` may be among the changes."""
+    """Evaluates the run in `folder` once more and returns the exit code; `step=` may be among the changes."""
     request = Request.of([f"evaluate={folder}", *changes])
     return run.evaluate(Spec.saved(folder, request.settings, allowed=EVALUABLE), request.step, target).exit_code
 
 
 def environment() -> dict[str, str]:
-    """What a process of its own needs: the code, and of `conftest.py` the CPU and the programs compiled already.
+    """The environment of a new process: the code, and from `conftest.py` the CPU and the compiled programs.
 
-    Not its single device: these processes are what a user starts, with a device of every core.
+    The process does not get the single device of `conftest.py`: like a user's process, it has one for every core.
     """
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
     return {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": " ".join(flags)}
 
 
 def told_by(program: str, *words: str) -> Any:
-    """What a program, in a process of its own with these words, tells as JSON in its last line."""
+    """Runs a program in a process of its own, with these words, and returns the JSON in its last line."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, *words],
         capture_output=True,

@@ -373,7 +373,7 @@ class IsNotFiniteAtPads(MinGRU):
 
 @breaks("length")
 class SeesFarTokens(After):
-    """Token 40, from anywhere, where there is one."""
+    """Every position sees token 40, if there is one."""
 
     def spoilt(self, x, y):
         return y + x[:, 40:41] if x.shape[1] > 40 else y

@@ -19,7 +19,7 @@ class Lines(Sink):
 
 
 class Appends(Lines):
-    """The same with as many rows kept as the record still has; what a killed session wrote goes."""
+    """The same, but it keeps the rows received in ended sessions, and removes what a killed session wrote."""
 
     def begin(self, header, start):
         self.path = start.folder / "lines"

@@ -201,7 +201,7 @@ class TheVocabularyIsAFloat(Parity):
 
 @breaks("numbers")
 class CannotBeHashed(Parity):
-    """A list, as a YAML file gives it, where a program is looked up by its task."""
+    """It has a list, as a YAML file gives it, but programs are looked up by the hash of their task."""
 
     places: list[int] = field(default_factory=lambda: [1, 2])
 
@@ -218,7 +218,7 @@ class NoVersion(Parity):
 
 @breaks("solve")
 class SolvesShortOnes(Parity):
-    """At other lengths than that of training its rule is another."""
+    """At lengths beyond that of training its rule is another."""
 
     def solve(self, tokens):
         targets, mask = super().solve(tokens)

@@ -17,7 +17,7 @@ from evalkit.evaluations.downstream import data_sets
 class Benchmarks:
     """Benchmarks by `names`: tasks, groups and tags of lm-eval, or this project's own.
 
-    Raises UserError for a value that cannot be.
+    Raises UserError for an invalid value.
 
     Options:
       names: any of lm-eval's tasks, groups and tags, or this project's own.

@@ -22,8 +22,8 @@ from evalkit.inference.scoring import Request, Scorer, Tokens, fit
 from evalkit.inference.texts import Said
 
 SERVED = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p")
-# Other settings, which mean nothing at these values.
 TOKENS = ("max_new_tokens", "max_tokens", "max_completion_tokens")  # lm-eval's other names of max_gen_toks
+# Other settings, which are accepted at these values alone, where they have no effect.
 NEUTRAL = {"num_beams": 1, "repetition_penalty": 1.0, "min_p": 0.0}
 
 logger = logging.getLogger(__name__)
@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 class PretrainedLM(TemplateLM):
     """One set of parameters behind lm-eval's interface; those of an `Unread` are read when they are first needed.
 
-    So lm-eval has made all its prompts, and refused what it refuses, before weights are read.
-    `max_length` is the number of tokens that the model may read at once; None for as many as there are. A longer
-    request is refused, or with `truncate` loses context on its left. `add_bos` says whether texts begin with the
-    tokenizer's first token; None as the checkpoint was trained. `share_prefixes`, `tokens_per_batch` and `chunk` are
-    those of `Scorer`. `dtype` is what activations are computed in, for the record. Raises UserError.
+    The weights are thus read only after lm-eval has made all its prompts and refused what it cannot run.
+    `max_length` is the number of tokens that the model may read at once; None: no limit. A longer request is refused,
+    or with `truncate` loses context on its left. `add_bos` says whether texts begin with the tokenizer's
+    beginning-of-text token; None: as the checkpoint was trained. `share_prefixes`, `tokens_per_batch` and `chunk` are
+    passed to `Scorer`. `dtype`, the type of activations, is only recorded. Raises UserError for an invalid value.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class PretrainedLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """The checkpoint, whose own the tokenizer is."""
+        """The name of the checkpoint, which the tokenizer belongs to."""
         return self._source
 
     @property
     def fingerprint(self) -> str:
-        """Names everything that an answer depends on but the request: a response cache of another one does not fit."""
+        """A hash of all that an answer depends on, except the request; a response cache is valid for one hash alone."""
         settings = [self.checkpoint.identity, self.dtype, self.add_bos, self.max_length, self.truncate]
         return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
@@ -156,7 +156,7 @@ class PretrainedLM(TemplateLM):
             return shortened
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Tokens of a text, after the one that begins texts where there is to be one, which then stands once."""
+        """The tokens of a text, with the beginning-of-text token first if it is wanted; it is never added twice."""
         tokens, dropped = self._tokenizer.read(string)
         bos = self._tokenizer.bos
         if dropped:
@@ -169,8 +169,7 @@ class PretrainedLM(TemplateLM):
         return [bos, *tokens] if wanted and bos is not None and tokens[:1] != [bos] else tokens
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """As lm-eval's own, except where a token spans the join: then each part is encoded by itself, so that nothing
-        of the continuation is lost."""
+        """As lm-eval's own; but if a token spans the join, each part is encoded alone, so that nothing is lost."""
         kept = context.rstrip()
         context, continuation = kept, context[len(kept) :] + continuation
         before = self.tok_encode(context) or [self.prefix_token_id]
@@ -214,9 +213,9 @@ class PretrainedLM(TemplateLM):
         return answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What the model says after each context, cut before the first stop string.
+        """The text that the model generates after each context, cut before the first stop string.
 
-        The likeliest tokens, or with `do_sample` tokens that are drawn, the same ones in every run (`wanted_of`).
+        Decoding is greedy; with `do_sample` tokens are drawn at random, the same ones in every run (see `wanted_of`).
         Raises UserError.
         """
         answers = [""] * len(requests)
@@ -247,7 +246,7 @@ def prompt_of(model: PretrainedLM, context: str, room: int) -> Tokens:
 
 
 class Wanted(NamedTuple):
-    """How a request wants its text."""
+    """The generation settings of a request: stop strings, the largest number of tokens, and the sampler."""
 
     stop: tuple[str, ...]
     most: int

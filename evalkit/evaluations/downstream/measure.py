@@ -28,14 +28,14 @@ FILE = "lm_eval.json"
 class Downstream(Evaluation):
     """Scores a checkpoint on lm-eval's benchmarks, which are the task (`Benchmarks`).
 
-    Raises UserError for a value that cannot be.
+    Raises UserError for an invalid value.
 
     Options:
-      max_length (tokens): tokens that are read at once; null: as many as there are.
+      max_length (tokens): tokens that are read at once, at most; null: no limit.
       truncate: whether contexts are cut on the left to `max_length`, and counted, instead of refused.
-      add_bos: whether texts begin with the tokenizer's first token; null: as the checkpoint was trained.
+      add_bos: whether texts begin with the tokenizer's beginning-of-text token; null: as the checkpoint was trained.
       share_prefixes: whether a context that several continuations follow is read once.
-      calibrate: published results that this run must come to, by their name in docs/calibration.md; null: none.
+      calibrate: published results that this run must reproduce, by their name in docs/calibration.md; null: none.
     """
 
     kind = "evalkit.evaluations.downstream.report"

@@ -37,13 +37,13 @@ class Effective(TypedDict):
 def effective_length(
     ladders: Sequence[Mapping[int, Tally]], trained: int | None, kept: float, chance: float | None = None
 ) -> Effective:
-    """The longest length up to which accuracy keeps the share `kept` of that at the length `trained`.
+    """The longest length up to which accuracy keeps the share `kept` of the accuracy at the length `trained`.
 
-    All lengths evaluated from `trained` to it keep it. `ladders` has a mapping a seed, from lengths to tallies; the
-    curve is the median over seeds, at the lengths that all seeds have. The interval draws seeds anew, with replacement,
-    and each accuracy from what its sequences leave open (a beta distribution, Jeffreys' prior). There is no effective
-    length where the share to be kept is not above `chance`. Neither is there one unless the training length and a
-    longer one were evaluated.
+    Every evaluated length from `trained` to this one keeps the share. `ladders` has one mapping per seed, from lengths
+    to tallies; the curve is the median over seeds, at the lengths that all seeds have. The interval is a bootstrap: it
+    draws seeds with replacement, and each accuracy from its posterior (a beta distribution, Jeffreys' prior). There is
+    no effective length if the share to be kept is not above `chance`, and none unless the training length and a longer
+    one were evaluated.
 
     >>> ladder = {256: Tally(64, 64), 512: Tally(60, 64), 1024: Tally(9, 64), 2048: Tally(63, 64)}
     >>> effective_length([ladder], 256, 0.85)
@@ -96,7 +96,7 @@ def _last_kept(curves: Float[np.ndarray, "*curves length"], kept: float, chance:
 def _redrawn(
     total: Float[np.ndarray, "seed length"], count: Float[np.ndarray, "seed length"]
 ) -> Float[np.ndarray, "draw length"]:
-    """Curves of medians over seeds that might as well have been measured; the same ones every time."""
+    """Bootstrap samples of the curve of medians over seeds, the same samples in every call."""
     random = np.random.default_rng(0)
     seeds = random.integers(len(total), size=(DRAWS, len(total)))
     return np.median(random.beta(total[seeds] + 0.5, count[seeds] - total[seeds] + 0.5), axis=1)

@@ -23,25 +23,25 @@ from evalkit.tasks import Example
 class Extrapolation(Evaluation):
     """A ladder of lengths, each on its own held-out sequences, the same ones for every model and seed.
 
-    `interval` ends a length early: once the 95% interval of the accuracy is no wider and holds none of `marks` inside.
-    It is looked at every 32 sequences, and 0.99 takes 381 sequences without an error. `reset_every` is a control
-    experiment. Raises ValueError for a value that cannot be.
+    `interval` ends a length early, once the 95% interval of its accuracy is at most this wide and has none of `marks`
+    inside. This is checked every 32 sequences; with the mark 0.99 it takes 381 sequences without an error.
+    `reset_every` is a control experiment. Raises ValueError for an invalid value.
 
     Options:
       lengths (tokens): the lengths to test at.
       sequences (sequences): sequences scored at each length.
       long_sequences (sequences): sequences scored at lengths from `long_from` on.
       long_from (tokens): the shortest length that takes `long_sequences`.
-      max_length (tokens): longer ones are marked not run, since a global cache grows with length; null: no limit.
-      chunk (tokens): tokens of each sequence that are in memory at a time; with `span`, that many.
+      max_length (tokens): longer lengths are marked as not run, since a global cache grows with length; null: no limit.
+      chunk (tokens): tokens of each sequence that are in memory at a time; with `span`, `span` tokens.
       batch_size (sequences): sequences that are in memory at a time; `auto`: 8 on a CPU, up to 256 on an accelerator.
       during (tokens): lengths to test at while training.
       during_sequences (sequences): sequences at each length of `during`.
       during_every (steps): `during` is tested this often, a multiple of `train.eval_every`; null: at every validation.
       interval (accuracy): a length ends early once its 95% interval is at most this wide; null: never.
       marks (accuracy): a length does not end early while one of these is inside its 95% interval.
-      reset_every (tokens): a control: every state is forgotten after so many tokens; null: never.
-      span (tokens): accuracy is also reported of every so many positions, of those that are scored; null: not.
+      reset_every (tokens): a control: every state is reset after so many tokens; null: never.
+      span (tokens): accuracy is also reported for each span of this many positions, over the scored ones; null: not.
       devices: `rows` gives each device whole sequences, `sequence` a part of `chunk` tokens of every one.
     """
 
@@ -81,7 +81,7 @@ class Extrapolation(Evaluation):
 
     @property
     def pieces(self) -> int:
-        """The lengths that are run."""
+        """The number of lengths that are run."""
         return len([length for length in set(self.lengths) if self._runs(length)])
 
     def check(self, task: AnyTask) -> None:
@@ -93,7 +93,7 @@ class Extrapolation(Evaluation):
             feed.check_answers(length)
 
     def check_model(self, model: LanguageModel) -> None:
-        """Raises ValueError for a model whose time cannot be split over devices, if it is to be."""
+        """Raises ValueError for a model whose sequences cannot be split over devices, if `devices` asks for it."""
         if self.devices == SEQUENCE:
             refuse_unsplit(model, self.chunk)
 
@@ -115,18 +115,18 @@ class Extrapolation(Evaluation):
         return [(name, least_rows(self.batch_size), max(lengths)) for name, lengths in ladders.items() if lengths]
 
     def limits(self, model: LanguageModel) -> list[str]:
-        """That everything is forgotten, where it is; what is left out has rows that say so."""
+        """Says that states are reset, if they are; lengths that are left out have rows that say so."""
         return [] if self.reset_every is None else [f"every state forgotten every {self.reset_every:,} tokens"]
 
     def probe(self, trained: Trained) -> Iterator[Row]:
-        """Rows of the few lengths looked at while training; validation has that of training, on more sequences."""
+        """Rows of the lengths in `during`; validation already has the training length, on more sequences."""
         if self.during_every is not None and (trained.step or 0) % self.during_every:
             return
         for length in (length for length in dict.fromkeys(self.during) if length != trained.train_length):
             yield from self.score(trained, "validation", length, self.during_sequences)
 
     def run(self, trained: Trained) -> Iterator[Row]:
-        """Rows of the whole ladder, shortest first; what is left out says why."""
+        """Rows of the whole ladder, shortest first; a length that is left out has a row with the reason."""
         for length in sorted(set(self.lengths)):
             if self._runs(length):
                 sequences = self.sequences if length < self.long_from else self.long_sequences
@@ -137,10 +137,10 @@ class Extrapolation(Evaluation):
                     yield row(metric="accuracy", count=0, extra=extra)
 
     def score(self, trained: Trained, split: str, length: int, sequences: int) -> Iterator[Row]:
-        """One row a seed and metric: its model on the first `sequences` held-out sequences of `split` at `length`.
+        """One row per seed and metric, over the first `sequences` held-out sequences of `split` at `length`.
 
-        Of the split `test` fewer with an `interval`, which is looked at every 32 sequences whatever the batch size.
-        Then, of the split `test`, one a `span`: `position` is the last one in it, counted from 1.
+        On the split `test`, `interval` may end it early; it is checked every 32 sequences whatever the batch size. The
+        split `test` also has one row per `span`, whose `position` is the last one in the span, counted from 1.
         """
         extra = {} if self.reset_every is None else {"reset_every": self.reset_every}
         for params, row in trained.each(split=split, length=length):
@@ -165,10 +165,10 @@ class Extrapolation(Evaluation):
             trained.check_interrupt()
             example = trained.feed.held_out(stream, done, rows, length)
             if self.reset_every is not None:
-                # Where positions begin anew, every state does.
+                # A model resets its states where positions restart at 0.
                 restarting = np.arange(example.tokens.shape[1], dtype=np.int32) % self.reset_every
                 example = example._replace(positions=np.broadcast_to(restarting, example.tokens.shape))
-            # A last batch that is not full keeps its shape, and the program with it; sequences beyond are left out.
+            # A last batch that is not full keeps its shape, so that nothing is recompiled; surplus rows do not count.
             left = sequences - done if interval is None else min(sequences - done, LOOK_EVERY - done % LOOK_EVERY)
             used = min(rows, left)
             tally = jax.device_get(self._tally(trained, params, example, spans, used))
@@ -183,7 +183,7 @@ class Extrapolation(Evaluation):
 
     def _tally(self, trained: Trained, params: Params, example: Example, spans: "_Spans", used: int) -> Tally:
         """The tally of a batch, of which `spans` gets the first `used` sequences."""
-        # No shorter for the shorter lengths of a ladder, so that one program reads them all.
+        # One chunk for all lengths of the ladder, so that one compiled program reads them all.
         ladder = [length + trained.task.answer_length for length in trained.feed.ladder]
         longest = max([example.tokens.shape[1], *ladder])
         given = trained.model, params, example, min(spans.every or self.chunk, longest), trained.check_interrupt
@@ -196,7 +196,7 @@ class Extrapolation(Evaluation):
 
 
 class _Spans:
-    """Accuracy of every so many positions, over sequences that have a scored one there; with None, of none."""
+    """Accuracy in each span of `every` positions, over sequences with a scored position there; None: no spans."""
 
     def __init__(self, every: int | None):
         self.every = every

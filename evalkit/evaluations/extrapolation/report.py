@@ -81,7 +81,7 @@ def against(lines: Sequence[Line], x: str, at: int, title: str, notes: Sequence[
 
 
 def tables(lines: Sequence[Line]) -> list[Table]:
-    """Of one run every length and seed with its interval; of several a row each, a column a length."""
+    """For one run tables by length and by seed; for several one row per line and one column per length."""
     if not lines[0].alone:
         return [
             comparison_table(lines),
@@ -138,7 +138,7 @@ def ladder_table(summary: Mapping[str, Any]) -> Table:
 
 
 def effective_tables(lines: Sequence[Line]) -> list[Table]:
-    """A row a line: how far it keeps each share, over its seeds; no table where no line has an effective length."""
+    """One row per line: its effective length for each share, over its seeds; no table if no line has one."""
     cells = []
     for line in lines:
         lengths = summarise(line.record)["aggregate"]["effective_length"].values()
@@ -150,9 +150,9 @@ def effective_tables(lines: Sequence[Line]) -> list[Table]:
 
 
 def span_tables(lines: Sequence[Line]) -> list[Table]:
-    """A row a line, a column a span, the median over seeds; no table without spans.
+    """One row per line and one column per span, with the median over seeds; no table without spans.
 
-    All are of the longest sequences that every line has; where they share no length, each is of its own longest.
+    All lines are shown at the longest length that they share; if they share none, each is shown at its own longest.
     """
     spans = {line.label: summarise(line.record).get("spans", []) for line in lines}
     lengths = {label: {span["length"] for span in own} for label, own in spans.items() if own}
@@ -179,9 +179,9 @@ def steps_table(summary: Mapping[str, Any]) -> Table:
 
 
 def learning_tables(lines: Sequence[Line]) -> list[Table]:
-    """A row a line: steps to each level, medians over seeds; no table without validations.
+    """One row per line: the median steps to each level over seeds; no table without validations.
 
-    The area under the curve stands beside them where all lines have validations over the same steps.
+    The table has the area under the curve only if all lines were validated over the same steps.
     """
     cells, spans = [], set[tuple[float, float]]()
     for line in lines:
@@ -191,7 +191,7 @@ def learning_tables(lines: Sequence[Line]) -> list[Table]:
             cells.append([line.label, *steps, f"{shown(area['median'])} ({between(area['min'], area['max'])})"])
             spans |= {(points[0].x, points[-1].x) for points in learning_curve(line.record).seeds.values()}
     header = ["model", *[f"steps to {level:.0%}" for level in LEVELS], "area under the curve"]
-    if len(spans) > 1:  # what one run did after the last step of another is no merit of its
+    if len(spans) > 1:  # areas over different steps do not compare
         header, cells = header[:-1], [cell[:-1] for cell in cells]
     return [Table(TRAINING, header, cells)] if cells else []
 
@@ -207,7 +207,7 @@ def test_tables(lines: Sequence[Line]) -> list[Table]:
             accuracies = {label: rungs[label][at] for label in pair}
             high, low = sorted(pair, key=lambda label: -median(accuracies[label]))
             apart = median(accuracies[high]) - median(accuracies[low])
-            # Which of the two is higher was not said before, so either way counts.
+            # Two-sided: which of the two is higher was not predicted.
             p = min(1.0, *(2 * mann_whitney(accuracies[one], accuracies[other]) for one, other in permutations(pair)))
             least = min(1.0, 2 / comb(len(accuracies[high]) + len(accuracies[low]), len(accuracies[high])))
             cells.append([high, low, length_label(at), shown(apart), shown(p, ".2g"), shown(least, ".2g")])

@@ -27,13 +27,13 @@ Cells = Mapping[tuple[int, int, int], Cell]
 def summarise(record: Record) -> dict[str, Any]:
     """The content of `results.json` of one run; parts that were never run are empty, null or absent.
 
-    `steps_to` holds, a level, the first validation step at the training length whose accuracy is at least the level
-    (null: not reached). `area` is the area under the curve of these validations over its steps: their mean accuracy,
-    which no single level decides (null: fewer than two). `extrapolation` holds a record a length and seed;
-    (`low`, `high`) is the 95% Wilson interval of its accuracy, counting sequences. `spans`, where there are any, is the
-    same of positions `first` to `last`. `effective_length` says, for shares of the accuracy at the training length, up
-    to which length they are kept. `late`, where longer lengths were looked at while training, is the median of a seed's
-    last `LOOKS` at each: one look of a few sequences says little where accuracy goes up and down.
+    `steps_to` has, for each level, the first validation step at the training length whose accuracy is at least the
+    level (null: not reached). `area` is the area under the curve of these validations divided by its steps: a mean
+    accuracy that depends on no single level (null: fewer than two). `extrapolation` has one record per length and seed;
+    (`low`, `high`) is the 95% Wilson interval of its accuracy, counting sequences. `spans`, if there are any, has the
+    same for positions `first` to `last`. `effective_length` has, for each share of the accuracy at the training length,
+    the length up to which it is kept. `late`, if longer lengths were tested while training, is the median of a seed's
+    last `LOOKS` tests at each: one test on few sequences says little while accuracy goes up and down.
     """
     cells = _evaluations(record, "validation", record.header.train_length)
     seeds = sorted({entry["seed"] for entry in record.rows if entry["seed"] is not None})
@@ -84,9 +84,9 @@ def probe_lengths(record: Record) -> list[int]:
 
 
 def _evaluations(record: Record, split: str, length: int | None = None) -> Cells:
-    """Those of `split` that counted something and have an accuracy; of equal rows the last.
+    """The evaluations of `split` that counted something and have an accuracy; of equal rows the last one is taken.
 
-    Of validations it is the one on most sequences: older runs looked at the training length, too, on fewer.
+    Of equal validations it is the one on most sequences: older runs also probed the training length, on fewer.
     """
     cells: dict[tuple[int, int, int], dict[str, Row]] = {}
     for entry in record.rows:
@@ -118,7 +118,7 @@ def _seed_summary(seed: int, cells: Cells) -> dict[str, Any]:
 
 
 def _area(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """By trapezoids, divided by the steps from the first validation to the last."""
+    """The area under the validation curve (trapezoids), divided by the steps from the first validation to the last."""
     if len(records) < 2:
         return None
     parts = [

@@ -21,17 +21,17 @@ from evalkit.tasks.text.tokenizers import Tokenizer
 class Needles(Evaluation):
     """Prompts of `task=needle` at each of `lengths` and `depths`, `prompts` of each.
 
-    The model reads the prompt and says up to `new_tokens` greedily, to the end of the line. Raises ValueError for a
-    value that cannot be.
+    The model reads the prompt and generates up to `new_tokens` greedily, to the end of the line. Raises ValueError for
+    an invalid value.
 
     Options:
-      lengths (tokens): tokens of the prompt, its first one included; one measurement each.
+      lengths (tokens): tokens of the prompt, with the tokenizer's beginning-of-text token; one measurement each.
       depths (share of the text): where the answers stand, from 0 to 1; one measurement each; `[]`: anywhere.
       prompts (prompts): prompts of each length and depth.
-      new_tokens (tokens): tokens that the model says, at most; null: those of the longest answer, and half as many.
+      new_tokens (tokens): tokens that the model generates, at most; null: 1.5 times those of the longest answer.
       batch_size (prompts): prompts that are in memory at a time.
       chunk (tokens): tokens of each prompt that are in memory at a time.
-      cache_gib (GiB): fewer prompts at a time, down to one a device, where their caches would take more.
+      cache_gib (GiB): where caches would take more, fewer prompts are read at a time, down to one per device.
     """
 
     kind = "evalkit.evaluations.needle.report"
@@ -55,7 +55,7 @@ class Needles(Evaluation):
 
     @property
     def pieces(self) -> int:
-        """The lengths."""
+        """The number of lengths."""
         return len(set(self.lengths))
 
     def check(self, task: AnyTask) -> None:
@@ -64,14 +64,14 @@ class Needles(Evaluation):
             raise ValueError("eval=needle needs needles in text; give task=needle checkpoint=FOLDER")
         if task.depth is not None:
             raise ValueError(f"task.depth={task.depth}, but needles are measured at eval.depths; give eval.depths")
-        task.example(1, 0)  # a file that cannot be read is told before weights are
+        task.example(1, 0)  # so that a file that cannot be read is reported before weights are loaded
 
     def held(self) -> list[tuple[str, int, int]]:
         """One prompt of the longest length; how many are read together depends on the checkpoint."""
         return [("lengths", 1, max(self.lengths))]
 
     def kept(self, rows: Sequence[Row]) -> int:
-        """The rows of the lengths that were finished: each has as many."""
+        """How many rows belong to finished lengths; every length has the same number of rows."""
         of_a_length = len(self._depths) * len(METRICS)
         return len(rows) // of_a_length * of_a_length
 
@@ -126,7 +126,7 @@ class Needles(Evaluation):
     def _replies(
         self, trained: Trained, pretrained: Pretrained, length: int, asked: Sequence[Hidden]
     ) -> tuple[np.ndarray, list[str]]:
-        """The tokens of each prompt, and what the model says to it; every batch is of one shape, for one program."""
+        """Each prompt's number of tokens, and the model's reply; all batches have one shape, and share one program."""
         tokenizer = pretrained.tokenizer
         first = [] if tokenizer.bos is None else [tokenizer.bos]
         # Arrays: as lists, prompts of 128K tokens would take gigabytes.

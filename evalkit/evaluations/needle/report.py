@@ -86,7 +86,7 @@ def _rows(record: Record, metric: str) -> dict[int, list[Row]]:
 
 
 def _mean(rows: Sequence[Row]) -> float:
-    """Over the prompts of all depths."""
+    """The mean over the prompts of all depths."""
     return sum(entry["total"] or 0.0 for entry in rows) / sum(entry["count"] or 0 for entry in rows)
 
 

@@ -38,16 +38,16 @@ class Question(NamedTuple):
 class Lookup(Evaluation):
     """Lookups at each of `lengths`, `prompts` of each.
 
-    The model reads the prompt and says up to `new_tokens` greedily; what stands before the first newline, stripped, is
-    its answer (Jelassi et al. 2024). Raises ValueError for a value that cannot be.
+    The model reads the prompt and generates up to `new_tokens` greedily; the text before the first newline, stripped,
+    is its answer (Jelassi et al. 2024). Raises ValueError for an invalid value.
 
     Options:
-      lengths (tokens): tokens of the prompt, its first one included; one measurement each.
+      lengths (tokens): tokens of the prompt, with the tokenizer's beginning-of-text token; one measurement each.
       prompts (prompts): prompts of each length.
-      new_tokens (tokens): tokens that the model says, at most.
+      new_tokens (tokens): tokens that the model generates, at most.
       batch_size (prompts): prompts that are in memory at a time.
       chunk (tokens): tokens of each prompt that are in memory at a time.
-      cache_gib (GiB): fewer prompts at a time, down to one a device, where their caches would take more.
+      cache_gib (GiB): where caches would take more, fewer prompts are read at a time, down to one per device.
     """
 
     kind = "evalkit.evaluations.phonebook.report"
@@ -57,7 +57,7 @@ class Lookup(Evaluation):
     new_tokens: int = 50
     batch_size: int = 8
     chunk: int = 512
-    cache_gib: float = 4.0  # of Gemma 2B at 32K, one prompt's takes 1.1
+    cache_gib: float = 4.0  # the cache of Gemma 2B takes 1.1 for one prompt of 32K
 
     def __post_init__(self) -> None:
         above(self, 0, "cache_gib")
@@ -67,7 +67,7 @@ class Lookup(Evaluation):
 
     @property
     def pieces(self) -> int:
-        """The lengths."""
+        """The number of lengths."""
         return len(set(self.lengths))
 
     def check(self, task: AnyTask) -> None:
@@ -80,7 +80,7 @@ class Lookup(Evaluation):
         return [("lengths", 1, max(self.lengths))]
 
     def kept(self, rows: Sequence[Row]) -> int:
-        """The rows up to the last length that was finished: its last row is of the last metric over all prompts."""
+        """How many rows belong to finished lengths; the last row of a length has the last metric over all prompts."""
         last = METRICS[-1], ALL
         ends = (number for number, row in enumerate(rows, 1) if (row["metric"], row["extra"].get("answer")) == last)
         return max(ends, default=0)
@@ -98,9 +98,10 @@ class Lookup(Evaluation):
         return {length: task.entries_for(length, count) for length in sorted(set(self.lengths))}
 
     def run(self, trained: Trained) -> Iterator[Row]:
-        """Rows of each length that `trained.kept` has not: each metric over the prompts whose answer is inside and
-        outside of the model's window, where it has one, and last over all. Raises ValueError for a length that the book
-        cannot have.
+        """Rows of each length that is not in `trained.kept`.
+
+        Each metric is averaged over the prompts with the answer inside the model's window, then over those outside it,
+        if there is a window, and last over all. Raises ValueError for a length that the book cannot have.
         """
         assert isinstance(trained.task, phonebook.Phonebook)
         done = {row["length"] for row in trained.kept}
@@ -150,7 +151,7 @@ def question(pretrained: Pretrained, lookup: phonebook.Lookup) -> Question:
     first = [] if tokenizer.bos is None else [tokenizer.bos]
     prompt = tokenizer.encode(lookup.prompt)
     whole = tokenizer.encode(f"{lookup.prompt} {lookup.answer}")
-    # A tokenizer that joins the prompt's end with the answer cannot be scored across the join: the answer alone, then.
+    # If one token spans the prompt's end and the answer's beginning, the answer is encoded alone.
     joined = whole[: len(prompt)] != prompt
     continuation = tokenizer.encode(f" {lookup.answer}") if joined else whole[len(prompt) :]
     distance = len(prompt) - len(tokenizer.encode(lookup.prompt[: lookup.place]))

@@ -33,17 +33,18 @@ class PairDifference(NamedTuple):
     share: np.ndarray
     """Each channel's part of the square of the difference at the first checkpoint, `[c]`."""
     difference: np.ndarray
-    """Between the states at each checkpoint `[n]`, relative to that at the first."""
+    """The distance between the two states at each checkpoint `[n]`, relative to the distance at the first."""
     drift: np.ndarray
-    """How far the mean of both states has moved by each checkpoint `[n]`, relative to the same."""
+    """How far the mean of both states has moved by each checkpoint `[n]`, relative to the distance at the first."""
 
 
 @dataclass(frozen=True)
 class Forgetting:
     """Contexts of `length` tokens with a fact at their beginning, read once with and once without interventions.
 
-    States are compared in `pairs`, from 64 tokens after the fact on. In `contexts` of each answer they are restored, in
-    part, to what they were there, and the question is asked. `chunk` tokens are in memory at a time.
+    The states of `pairs` of contexts are compared from 64 tokens after the fact on. In `contexts` contexts of each
+    answer, a part of the states is set back to its value at 64 tokens, and the question is asked again. `chunk` tokens
+    are in memory at a time.
     """
 
     length: int
@@ -65,7 +66,7 @@ class Forgetting:
                     yield row(metric=metric, position=distance, total=totals[number], count=self.pairs, extra=extra)
 
     def restored(self, trained: Trained, task: Recalls, params: Params, row: Callable[..., Row]) -> Iterator[Row]:
-        """Rows of the same question with one cause of the loss undone, in every block and in each, and of its sham."""
+        """Rows of accuracy once one cause of the loss is undone, in all blocks or in one block, and with its sham."""
         numbers = np.repeat(np.arange(self.contexts), task.answers)
         facts = np.tile(np.arange(task.answers), self.contexts)
         tokens, answers = planted(task, numbers, np.zeros(len(numbers), int), self.length, facts)
@@ -107,7 +108,7 @@ class Forgetting:
 
 
 def _pair_difference(delta: np.ndarray, states: np.ndarray) -> PairDifference:
-    """Of one pair in one block: `delta [2, t, c]` at every token, `states [2, n, c]` at the checkpoints."""
+    """Compares one pair in one block: `delta [2, t, c]` at every token, `states [2, n, c]` at the checkpoints."""
     square = np.square(states[0] - states[1])
     norms = np.sqrt(square.sum(axis=1))
     first = max(float(norms[0]), TINY)
@@ -123,7 +124,7 @@ def _pair_difference(delta: np.ndarray, states: np.ndarray) -> PairDifference:
 def _queried(
     reader: Reader, cache: Cache, before: Cache, blocks: list[int], answers: int
 ) -> dict[tuple[str, int | None], np.ndarray]:
-    """What is right of each context, by what was undone in which block; None stands for every block."""
+    """Which contexts are answered right, by the part that was undone and the block; None stands for every block."""
     right: dict[tuple[str, int | None], np.ndarray] = {(recall_rows.NOTHING_UNDONE, None): reader.ask(cache)}
     for what in (recall_rows.DRIFT_UNDONE, recall_rows.FORGETTING_UNDONE):
         for block in [None, *blocks]:
@@ -134,11 +135,11 @@ def _queried(
 
 
 def undone(what: str, cache: Cache, before: Cache, blocks: Iterable[int], answers: int) -> Cache:
-    """A cache whose states of `blocks` are restored, in part, to what they were in the cache `before`.
+    """Returns `cache` with a part of the states of `blocks` set back to their values in the cache `before`.
 
-    Its rows are contexts, each with one fact after the other of `answers`. The states of a context's facts have a mean,
-    which is restored for `drift`, and differences from it, which are restored for `forgetting`. The state of a block
-    that decays is `h` of its cache, `[b, r]`.
+    The cache has `answers` rows for each context, one for each fact. The states of these rows have a mean, which
+    `drift` restores, and differences from the mean, which `forgetting` restores. A block that decays has its state in
+    `h` of its cache, `[b, r]`.
     """
     changed = list(cache)
     for block in blocks:
@@ -150,10 +151,10 @@ def undone(what: str, cache: Cache, before: Cache, blocks: Iterable[int], answer
 
 
 def sham(what: str, cache: Cache, before: Cache, blocks: Iterable[int], answers: int) -> Cache:
-    """A cache whose states of `blocks` are moved as far as `undone` moves them, each channel up or down by chance.
+    """Control: returns `cache` with the states of `blocks` moved as far as `undone` moves them, with random signs.
 
-    The signs are one set for all facts of a context, so that a mean over facts moves only where `undone` moves it, and
-    the same in every call.
+    A channel has one sign for all facts of a context, so that a mean over facts moves only where `undone` moves it. The
+    signs are the same in every call.
     """
     changed = list(undone(what, cache, before, blocks, answers))
     for block in blocks:

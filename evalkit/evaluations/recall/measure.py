@@ -29,14 +29,14 @@ class Recall(Evaluation):
     """One fact planted in a long context, and the question for it at growing distances.
 
     Recall: for each number of tokens `before` the fact, up to `sequences` contexts of `length` tokens are read. At each
-    of `distances` that fits the question goes to a copy of the cache, so that the context itself has no question in it.
-    The `interval` is looked at every 32 contexts.
+    of `distances` that fits, a copy of the cache reads the question, so that the context itself contains no question.
+    The `interval` is checked every 32 contexts.
 
-    Forgetting: `pairs` of contexts of `pair_length` tokens differ in nothing but a fact at their beginning. Their
-    states from 64 tokens on tell which channels of a recurrence carry the fact, and how fast they forget.
-    In `contexts` of each answer the states are restored, in part, to what they were then, and the question is repeated.
+    Forgetting: `pairs` of contexts of `pair_length` tokens differ only in the fact at their beginning. Their states,
+    from 64 tokens on, show which channels of a recurrence carry the fact, and how fast these forget it. In `contexts`
+    contexts of each answer, a part of the states is set back to its value at 64 tokens, and the question is repeated.
 
-    Raises ValueError for a value that cannot be.
+    Raises ValueError for an invalid value.
 
     Options:
       length (tokens): tokens of the context that each fact is planted in.
@@ -79,7 +79,7 @@ class Recall(Evaluation):
 
     @property
     def pieces(self) -> int:
-        """Each number of tokens before the fact, the pairs, and what is restored."""
+        """One piece for each number of tokens before the fact, one for the pairs, one for the restored states."""
         return len(self.before) + 2
 
     def distances_after(self, before: int) -> list[int]:
@@ -146,7 +146,7 @@ class Recall(Evaluation):
     def _answers(
         self, trained: Trained, params: Params, tokens: Array, answers: Array, query: int, before: int
     ) -> Iterator[np.ndarray]:
-        """What is right at each distance: the context is read once, the questions go to copies of the cache."""
+        """Which answers are right at each distance; the context is read once, and copies of the cache are queried."""
         reader = Reader(trained.model, params, answers, query, self.chunk, trained.check_interrupt)
         cache, read = reader.start(self.length), np.asarray(tokens)
         for start, stop in pairwise([0, *(before + distance for distance in self.distances_after(before))]):

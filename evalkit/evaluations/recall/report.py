@@ -23,7 +23,7 @@ WHOLE = (
     recall_rows.FORGETTING_UNDONE,
     recall_rows.FORGETTING_SHAM,
 )
-"""What is done to every block at once; records of before the shams have none."""
+"""The interventions on all blocks at once; records from before there were shams have no shams."""
 DISTANCE = "Accuracy by distance"
 LABELS = {
     recall_rows.NOTHING_UNDONE: "as it is",
@@ -90,8 +90,10 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
 
 
 def tables(lines: Sequence[Line]) -> list[Table]:
-    """Accuracy within the window and beyond, where it is lost, which answers are; of one run also how long each block
-    holds a fact."""
+    """Accuracy within and beyond the window, and where and for which answers it is lost.
+
+    For one run also what lost the answers, and how long each block holds a fact.
+    """
     single, summaries = lines[0].alone, [summarise(line.record) for line in lines]
 
     def table(heading: str, part: str, columns: Columns) -> Table:
@@ -143,7 +145,7 @@ def _of_one(
         figure = seed_figure(list(measured.values()), inside, named, [*notes, SOLID], predicted, COLOURS)
         drawn["forgetting"] = Drawing("What the state holds of the fact", "Measured, and by its decay alone.", figure)
     if summary["drifts"]:
-        # The first look is where the state moves from.
+        # The drift at the first checkpoint is 0, which a log scale cannot show.
         moved = _by_block(entry for entry in summary["drifts"] if entry["relative"] > 0)
         by_then = replace(since, y="moved, in differences", scale="log")
         named = f"{title}: what moves the state meanwhile"
@@ -170,7 +172,7 @@ def _by_block(records: Iterable[Mapping[str, Any]]) -> dict[int, Curve]:
 
 
 def _decay(block: int, measured: Curve, rows: Sequence[Row]) -> Curve:
-    """What the decay of its channels alone would leave of a block's first difference, not in the legend."""
+    """The curve of a block's difference if only the decay of its channels acted on it; it is not in the legend."""
     seeds, of_block = {}, channels(rows)
     for seed, points in measured.seeds.items():
         own = of_block.get((seed, block), ())
@@ -179,9 +181,10 @@ def _decay(block: int, measured: Curve, rows: Sequence[Row]) -> Curve:
 
 
 def _restored_lines(summary: Entry) -> list[list[str]]:
-    """By seed at the furthest distance. `in one block` is the block whose forgetting, undone alone, restores most.
+    """One line per seed, at the furthest distance, of the accuracy with each part of the state restored.
 
-    It is the best of several, and so is the sham beside it.
+    `in one block` is the block whose forgetting, undone alone, restores most. It is the best of several blocks, and so
+    is the sham beside it.
     """
     lines = []
     for seed, own in sorted(grouped((record["seed"], record) for record in summary["restored"]).items()):

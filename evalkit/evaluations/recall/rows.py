@@ -26,7 +26,7 @@ NOTHING_UNDONE, DRIFT_UNDONE, FORGETTING_UNDONE = "nothing", "drift", "forgettin
 """The part set back: none, the common part of the states of both contexts, or the difference that the fact makes."""
 
 DRIFT_SHAM, FORGETTING_SHAM = "drift_sham", "forgetting_sham"
-"""Nothing set back: each channel of the same part is moved as far, up or down by chance. What that brings is not the
-undoing's."""
+"""Control: the same channels are moved by the same distance in a random direction. Accuracy regained here is not an
+effect of restoring."""
 
 RAW = (RECALLED, FORGETTING, DIFFERENCE, DRIFT, RESTORED)

@@ -23,18 +23,19 @@ FAR = 2.0**40
 def summarise(record: Record) -> dict[str, Any]:
     """The content of `results.json`.
 
-    `recalled`: a record a seed, distance and number of tokens before the fact, with its 95% Wilson interval.
+    `recalled`: one record per seed, distance and number of tokens before the fact, with its 95% Wilson interval.
     `by_reach`: median and range over seeds of the mean accuracy over distances within the model's window, and beyond.
     `half_way`: a seed's first distance whose accuracy is no more than half-way between 1 and chance (null: none).
-    `by_answer`: at a seed's furthest distance, what was `right` of what was `asked` by the fact's answer; the answers
-    `lost`, right less often than half-way, and the accuracy of the `others` (null: there are none).
-    `forgetting`: a record a seed and block: the tokens in which the difference that a fact makes to the state falls to
-    1/e, `predicted` by the decay of its channels, each as much as it carries, and `measured` (null: not within the
-    contexts), and the channels `carrying` most of it; behind the first block that carries it, the blocks before go on
-    telling of it, and `measured` is longer. At the end of the contexts `moved` is how far the other tokens have moved
-    it meanwhile, in differences (null: not looked at); what is kept may be buried under it.
-    `differences` and `drifts`: a record a seed, block and distance, both relative to the first difference.
-    `restored`: the accuracy by seed and distance with what is `undone`, in one `block` or (null) in every block.
+    `by_answer`: at a seed's furthest distance, how many questions were `asked` and how many were `right`, by the fact's
+    answer; the answers `lost`, whose accuracy is below half-way; and the accuracy of the `others` (null: none).
+    `forgetting`: one record per seed and block. The difference that a fact makes to the state falls to 1/e in so many
+    tokens: `predicted` from the decay of its channels, weighted by their shares, and `measured` (null: not within the
+    contexts). `carrying` lists the channels with the largest shares. In blocks after the first one that carries the
+    fact, `measured` is longer, as earlier blocks keep passing the fact on. `moved` is how far the other tokens have
+    moved the state by the end of the contexts, in units of that difference (null: not measured); a large drift may
+    hide a fact that is kept.
+    `differences` and `drifts`: one record per seed, block and distance, both relative to the first difference.
+    `restored`: the accuracy by seed and distance, with the part that is `undone` and the `block` (null: every block).
     """
     rows, header = record.rows, record.header
     records = _records(rows, recall_rows.RECALLED, "before")
@@ -65,7 +66,7 @@ def channels(rows: Sequence[Row]) -> dict[tuple[int, int], list[tuple[float, flo
 
 
 def _records(rows: Sequence[Row], metric: str, *more: str) -> list[dict[str, Any]]:
-    """The accuracy that each row measured; `more` names what else is told of it in `extra`."""
+    """One record per row, with its accuracy; `more` names the fields of `extra` that the record has too."""
     records = []
     for entry in _of(rows, metric):
         low, high = interval(entry)
@@ -165,12 +166,12 @@ def _to_1_over_e(own: Sequence[tuple[float, float]]) -> float | None:
 
     if above(FAR) > 0:
         return None
-    # A difference that no channel carries is below from the start, where there is no change of sign to be found.
+    # If no channel carries a difference, `above` is negative from the start and has no root.
     return root_scalar(above, bracket=(0.0, FAR), method="brentq", maxiter=1000).root if above(0.0) > 0 else 0.0
 
 
 def _measured(looks: Sequence[tuple[int, float]]) -> float | None:
-    """The tokens in which the difference falls to 1/e, exponentially between two looks; None if it does not."""
+    """The tokens in which the difference falls to 1/e, interpolated exponentially; None if it does not."""
     for (start, above), (stop, below) in pairwise(looks):
         if below < math.exp(-1) <= above:
             part = (math.log(above) + 1) / (math.log(above) - math.log(max(below, TINY)))
@@ -179,7 +180,7 @@ def _measured(looks: Sequence[tuple[int, float]]) -> float | None:
 
 
 def _by_distance(rows: Sequence[Row], metric: str) -> dict[tuple[int, int], list[tuple[int, float]]]:
-    """By seed and block: tokens since the first look, nearest first, and the value there."""
+    """By seed and block, pairs of the tokens since the first checkpoint and the value there, nearest first."""
     entries = _of(rows, metric)
     looks = grouped((_place(one), ((one["position"] or 0) - one["extra"]["first"], value(one))) for one in entries)
     return {place: sorted(own) for place, own in looks.items()}

@@ -2,7 +2,7 @@
 
 CHANGED = "changed"
 """One sequence each: the total variation, from 0 to 1, between the prediction after the last `position` of `length`
-tokens alone and the one after all of them. What stood before the last `position` tokens moves it so much."""
+tokens alone and the one after all of them: the effect of the tokens before the last `position`."""
 
 STATE_NORM = "state_norm"
 """One sequence each: the Euclidean norm of the state of `extra.block` after `length` tokens."""

@@ -22,14 +22,15 @@ from evalkit.parallel.layouts.mesh import AUTO
 
 @dataclass(frozen=True)
 class Remembrance(Evaluation):
-    """The prediction after a held-out sequence, beside the one after nothing but its last tokens.
+    """Compares the prediction after a whole held-out sequence with the one after its last tokens alone.
 
-    Each sequence is read up to its last scored position, whole, and from so many tokens before it on. The total
-    variation between both predictions, ½ Σ |p − q|, is what the tokens left out still move: effective remembrance. A
-    model that uses only what is near has 0 from a few tokens on; one that its state leads astray has more, the longer
-    the sequence. Of blocks that say how their state decays, the norm of that state at the end is measured too.
+    Each sequence is read up to its last scored position: once whole, and once for each of `kept_tokens`, its last
+    tokens only. The total variation between both predictions, ½ Σ |p − q|, is the effect of the tokens left out:
+    effective remembrance. For a model that uses only near tokens it is 0 from a few tokens on; for one that its state
+    misleads, it grows with the sequence. If a block reports how its state decays, that state's norm at the end is
+    measured too.
 
-    Raises ValueError for a value that cannot be.
+    Raises ValueError for an invalid value.
 
     Options:
       lengths (tokens): lengths of the sequences; one measurement each.
@@ -61,7 +62,7 @@ class Remembrance(Evaluation):
 
     @property
     def pieces(self) -> int:
-        """The lengths."""
+        """The number of lengths."""
         return len(set(self.lengths))
 
     @property
@@ -133,7 +134,7 @@ def _total_variation(p: Float[jax.Array, "b v"], q: Float[jax.Array, "b v"]) -> 
 
 
 def _norms(trained: Trained, params: Params, read: Prefilled, count: int) -> dict[int, float]:
-    """Of each block that says how its state decays the norms of the first `count` states, summed."""
+    """The sum of the norms of the first `count` states, for each block that reports how its state decays."""
     blocks = jax.eval_shape(partial(trained.model.decays, params), jnp.zeros((2, 2), jnp.int32))
     states = {block: np.asarray(read.cache[block].h, np.float64)[:count] for block in blocks}
     return {

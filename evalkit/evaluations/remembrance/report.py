@@ -25,7 +25,7 @@ def summarise(record: Record) -> dict[str, Any]:
 
 
 def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str, Drawing]:
-    """By tokens kept: of one run a curve a length, of several a curve each at the longest; states of one by length."""
+    """By tokens kept: for one run a curve per length, and its states; for several a curve per line at its longest."""
     alone = lines[0].alone
     frame = frame_of([line.header for line in lines], KEPT_TOKENS, "total variation")
     drawn: dict[str, Drawing] = {}

@@ -20,7 +20,7 @@ Score = Callable[[Sequence[np.ndarray], int], Losses]
 
 
 class Document(NamedTuple):
-    """A held-out document under a name that tells it from the others; its number draws its places."""
+    """A held-out document with a unique name; its number seeds the random places in it."""
 
     tokens: np.ndarray
     size: int
@@ -28,17 +28,17 @@ class Document(NamedTuple):
     number: int
 
     def about(self) -> dict[str, object]:
-        """What every row says of it."""
+        """The fields of `extra` that every row of this document has."""
         return {"document": self.name, "bytes_per_token": self.size / len(self.tokens)}
 
     def too_short(self, needed: int) -> dict[str, object]:
-        """What a row says of it that has fewer tokens than are `needed`."""
+        """The fields of `extra` in a row that says that this document has fewer tokens than are `needed`."""
         reason = f"{len(self.tokens):,} tokens, fewer than the {needed:,} of a window"
         return {"document": self.name, "not_run": reason}
 
 
 class Subject(NamedTuple):
-    """One set of parameters: how its rows are made, and what it loses where."""
+    """One set of parameters: a function that makes its rows, and one that computes its losses."""
 
     row: Callable[..., Row]
     losses: Score
@@ -89,7 +89,7 @@ def losses_of(
 ) -> Losses:
     """The loss (nats) of each of the last `scored` tokens of every sequence.
 
-    It is read from its first token on, or from the one that stands for a beginning if the tokenizer has such a token.
+    A sequence is read from its first token on, after the tokenizer's beginning-of-text token if there is one.
     `check_interrupt` is called between batches.
     """
     tokenizer = pretrained.tokenizer
@@ -126,7 +126,7 @@ def split_losses_of(
 
 
 def _next_tokens(rows: Sequence[np.ndarray]) -> Example:
-    """Every token of each row with the one after it as its target; what is shorter than the longest ends in pads."""
+    """Next-token prediction over `rows`: each token's target is the one after it; shorter rows end in padding."""
     length = max(map(len, rows)) - 1
     padded = np.stack([np.pad(row, (0, length + 1 - len(row))) for row in rows])
     places = np.arange(length)[None]

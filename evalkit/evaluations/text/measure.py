@@ -19,28 +19,28 @@ from evalkit.parallel.layouts.sequences import ROWS, SEQUENCE, SHARED, refuse_un
 from evalkit.tasks.text.corpus import Span
 
 DURING = "eval.during"
-WINDOWS = 0  # what random places are drawn for; those of passages are in `passages`
+WINDOWS = 0  # the key for the random places of windows; `passages` has the keys for passages
 TOGETHER = 16  # windows that are read side by side; one alone leaves cores idle
 
 
 @dataclass(frozen=True)
 class LossByPosition(Evaluation):
-    """Held-out documents at length, read through the cache: does a model use what stands far back?
+    """The loss on long held-out documents, read through the cache: does a model use tokens that are far back?
 
     Windows lie at random places. A passage is scored after each of `contexts` tokens of its document with nothing
-    before, as if the state were reset so far back, and in a training window. In a control experiment, all but the
-    nearest `own` tokens of the longest context are another document's. Raises ValueError for a value that cannot be.
+    before them, as if the state were reset there, and in a window of the training length. In a control experiment, all
+    but the nearest `own` tokens of the longest context are another document's. Raises ValueError for an invalid value.
 
     Options:
       length (tokens): tokens of a window; halved until a sequence's cache fits into `cache_gib`.
       windows (windows): windows of each document.
-      bins (per octave): ranges of positions over which losses are averaged, so many an octave.
+      bins (per octave): ranges of positions in each octave over which losses are averaged.
       contexts (tokens): tokens of context before a passage; one measurement each.
       own (tokens): in the control, the tokens before a passage that stay its document's; null: the training length.
       passages (passages): passages of each document.
       passage (tokens): tokens of a passage.
-      gaps (tokens): tokens from a planted passage to where it comes again; one measurement each.
-      documents (documents): documents that are read at most, the longest ones; each in what it is long enough for.
+      gaps (tokens): tokens from a planted passage to its repetition; one measurement each.
+      documents (documents): at most so many documents are read, the longest ones; each only where it is long enough.
       cache_gib (GiB): the size of a sequence's cache, at most.
       chunk (tokens): tokens of a sequence that are in memory at a time.
       devices: `rows` gives each device whole sequences, `sequence` a part of `chunk` tokens of every one.
@@ -78,7 +78,7 @@ class LossByPosition(Evaluation):
 
     @property
     def pieces(self) -> int:
-        """The window, each context, that of a training window, the foreign one and each gap."""
+        """One piece for the windows, for each context, for that of a training window, for the control and each gap."""
         return 1 + len(self.contexts) + 2 * bool(self.contexts) + len(self.gaps)
 
     def check(self, task: AnyTask) -> None:
@@ -86,21 +86,21 @@ class LossByPosition(Evaluation):
         feed_of(task).check_documents()
 
     def check_model(self, model: LanguageModel) -> None:
-        """Raises ValueError for a model whose time cannot be split over devices, if it is to be."""
+        """Raises ValueError for a model whose sequences cannot be split over devices, if `devices` asks for it."""
         if self.devices == SEQUENCE:
             refuse_unsplit(model, self.chunk)
         if (look := self._looked()) is not None:
             look.evaluation.check_model(model)
 
     def _looked(self) -> Look | None:
-        """What `during` asks for; raises ValueError for settings that cannot be."""
+        """The evaluation that `during` asks for, or None; raises ValueError for invalid settings."""
         if not self.during:
             return None
         (own,) = settings_in(DURING, self.during, LossByPosition)
         return Look.of(DURING, self.during, replace(self, **own, during={}))
 
     def check_looks(self, eval_every: int) -> None:
-        """Raises ValueError if it looks at models where none is validated: that is every `eval_every` steps."""
+        """Raises ValueError if `during` is due at steps without a validation; one comes every `eval_every` steps."""
         if (look := self._looked()) is not None:
             look.check_looks(eval_every)
 

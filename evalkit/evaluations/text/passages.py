@@ -9,7 +9,7 @@ from evalkit.core.rows import Row
 from evalkit.evaluations.text import rows as text_rows
 from evalkit.evaluations.text.held_out import Document, Subject, drawn, rows_of
 
-PLACES, OTHERS = 1, 2  # what random places are drawn for; windows are 0
+PLACES, OTHERS = 1, 2  # the keys for random places; windows have the key 0
 HELPED = 0.1
 """The tokens that the longest context helps most, as a share of all (LongPPL, Fang et al. 2024)."""
 

@@ -42,7 +42,7 @@ CONTROLS = {
 def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str, Drawing]:
     """Loss by position, by context and while training; the last only where there is more than one point to draw.
 
-    In nats a token by tokens; where the lines' tokens are not alike, in bits a byte by bytes.
+    The units are nats per token, by tokens; if the lines' tokens differ in length, bits per byte, by bytes.
     """
     same = tokens_are_alike(lines)
     frame = replace(frame_of(line.header for line in lines if same), scale="fitted", chance=None)
@@ -59,7 +59,7 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
         notes,
     )
     by_context.axes[0].axhline(0, color=MUTED, linewidth=0.8, zorder=1.5)
-    if max(map(abs, by_context.axes[0].get_ylim())) < SMALL:  # such numbers take the room of their own label
+    if max(map(abs, by_context.axes[0].get_ylim())) < SMALL:  # long tick labels would take the room of the axis label
         by_context.axes[0].yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{1000 * y:g}"))
         by_context.axes[0].set_ylabel(f"change of loss (thousandths, {unit(same)})")
     drawn = {
@@ -80,13 +80,13 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
 
 
 def tokens_are_alike(lines: Sequence[Line]) -> bool:
-    """Whether the lines' tokens are as long, so that losses a token compare."""
+    """Whether all lines have as many bytes per token, so that losses per token can be compared."""
     ratios = [bytes_per_token(line.record.rows) for line in lines]
     return max(ratios) - min(ratios) < 1e-6
 
 
 def unit(same: bool) -> str:
-    """What losses are in where the tokens are the same, and where they are not."""
+    """The unit of losses: nats a token if all lines have the `same` tokens, else bits a byte."""
     return "nats a token" if same else "bits a byte"
 
 
@@ -96,14 +96,14 @@ def losses(line: Line, same: bool) -> list[Estimate]:
 
 
 def changes(line: Line, same: bool) -> list[Estimate]:
-    """What every context changes against the one that fits into a training window."""
+    """The change of loss after every context, against the context that fits into a training window."""
     base = base_context(line.record)
     table = table_of(line.record.rows, text_rows.PAIRED, value if same else bits_per_byte)
     return [] if base is None else differences(table, table, base)
 
 
 def _curve(line: Line, estimates: Sequence[Estimate], same: bool) -> Curve:
-    """Positions as they are where the tokens are the `same`, else as so many bytes."""
+    """The curve by position: in tokens if these are the `same` for all lines, else in bytes."""
     ratio = 1.0 if same else bytes_per_token(line.record.rows)
     points = [Point(round(one.position * ratio), one.mean, one.low, one.high, one.documents) for one in estimates]
     return Curve(line.label, {0: points} if points else {}, banded=True)
@@ -116,7 +116,7 @@ def tables(lines: Sequence[Line]) -> list[Table]:
 
 
 def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """A record a line and position, of the loss, and of what more context than a training window's changes."""
+    """One record per line and position, of the loss and of its change with more context than a training window has."""
     same = tokens_are_alike(lines)
     return [
         {"model": line.label, "measure": measure, "unit": unit(same), **asdict(one)}
@@ -172,13 +172,13 @@ def _by_position(estimates: Iterable[Estimate], form: str) -> dict[int, str]:
 
 
 def _longer(line: Line, same: bool) -> list[Estimate]:
-    """What contexts longer than the one compared with change."""
+    """The changes of loss after contexts longer than the one that they are compared with."""
     base = base_context(line.record)
     return [] if base is None else [one for one in changes(line, same) if one.position > base]
 
 
 def _contexts(heading: str, paired: Mapping[str, Any]) -> Table:
-    """The difference to one context; nothing is decided of shorter ones."""
+    """A table of the differences to one context; shorter contexts get no verdict."""
     against = paired["against"]
     header = ["context", f"loss minus that after {against}", "95% interval", "documents", "so more context"]
     lines = [
@@ -189,7 +189,7 @@ def _contexts(heading: str, paired: Mapping[str, Any]) -> Table:
 
 
 def _control(words: str, record: Mapping[str, Any]) -> list[str]:
-    """A line; tokens that were chosen by the very losses they are judged by prove nothing, so without an interval."""
+    """A table line, without an interval if its tokens were chosen by the losses shown, which then prove nothing."""
     if record.get("chosen_by") != "itself":
         return [words, *_cells(record, "+.4f")]
     bare = _cells({**record, "low": None, "high": None}, "+.4f")

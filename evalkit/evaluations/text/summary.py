@@ -1,4 +1,4 @@
-"""From the rows of text runs to numbers: loss by position, paired differences, what tells use of context from calm.
+"""From the rows of text runs to numbers: loss by position, paired differences, controls for the use of context.
 
 The document is the unit: seeds are averaged within a document first, and every interval counts documents.
 """
@@ -39,7 +39,7 @@ def bits_per_byte(entry: Row) -> float:
 
 
 def table_of(rows: Iterable[Row], metric: str, of: Callable[[Row], float] = value) -> Table:
-    """What the rows of `metric` measured, `of` each its loss in nats a token; of equal ones the last."""
+    """The value `of` each row of `metric`, by default its loss in nats a token; of equal rows the last is taken."""
     table: dict[int, dict[str, dict[int, float]]] = {}
     for entry in rows:
         if entry["metric"] == metric and entry["split"] == "test" and entry["position"] is not None and entry["count"]:
@@ -49,7 +49,7 @@ def table_of(rows: Iterable[Row], metric: str, of: Callable[[Row], float] = valu
 
 
 def levels(table: Table) -> list[Estimate]:
-    """The mean loss at each position; no loss is below 0, and no end of its interval."""
+    """The mean loss at each position; its interval does not go below 0, as no loss does."""
     means = {at: [float(np.mean(list(seeds.values()))) for seeds in table[at].values()] for at in sorted(table)}
     estimates = [_estimate(at, of_documents) for at, of_documents in means.items()]
     # Not `max`, which takes 0 for the interval that a single document has not.
@@ -92,7 +92,7 @@ def verdict(estimate: Estimate) -> str:
 
 
 def bytes_per_token(rows: Sequence[Row]) -> float:
-    """Of the documents evaluated, each counted once; 1 where none was."""
+    """The mean bytes per token of the documents evaluated, each counted once; 1 if none was."""
     by_document = {
         entry["extra"]["document"]: entry["extra"]["bytes_per_token"]
         for entry in rows
@@ -140,7 +140,7 @@ def summarise(record: Record) -> dict[str, Any]:
         "paired": {"loss": [_record(one) for one in levels(paired)], **_against(paired, base)},
         # After as many tokens as a training window has: its passages end beyond what was trained.
         "paired_after_a_window": _against(paired, trained),
-        # Against the same passages after their own text, as long, and after the nearest part of it alone.
+        # Against the same passages after as many tokens of their own document.
         "foreign": [_record(one) for one in differences(tables[text_rows.FOREIGN], paired)],
         "repeated": [_record(one) for one in differences(tables[text_rows.REPEATED], tables[text_rows.FRESH])],
         "helped": [

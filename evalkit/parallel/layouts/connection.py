@@ -16,7 +16,7 @@ from evalkit.core.errors import UserError, first_line, writing
 from evalkit.parallel import last_words, peers
 
 Setting = bool | Mapping[str, Any]
-"""False, True where JAX finds the others by itself, or a coordinator, a count and an index."""
+"""False; True if JAX finds the other processes by itself; or a coordinator, a count and an index."""
 WORDS = {"coordinator": str, "count": int, "index": int}
 HEARTBEAT_SECONDS = 20
 """After so many without a sign of life a process is dead, and JAX ends the others."""

@@ -79,8 +79,8 @@ def refuse_undivided(sizes: Sizes, batches: Sequence[int], devices: int) -> None
 class Rule(NamedTuple):
     """What a device of the model axis has of a parameter: its part along `axis`; None: all of it.
 
-    With `partial`, the gradient on a device is one term of a sum. With `once`, every device adds the parameter to its
-    term of a sum, so it adds a part.
+    `partial`: the gradient on a device is one term of a sum. `once`: a bias added after the all-reduce on one device;
+    on a mesh each device adds 1/model of it.
     """
 
     axis: int | None = None
@@ -110,13 +110,13 @@ class Leaf(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, str]:
-        """Leaves of one kind are one vector, which has this place among the vectors."""
+        """The keys in `Vectors` of the one vector that holds all leaves of this kind."""
         over_model = "share" if self.rule.axis is not None else "term" if self.rule.partial else "copy"
         return DECAYS if self.decays else STAYS, over_model + ("" if self.axis is not None else ", whole")
 
     @property
     def spec(self) -> PartitionSpec:
-        """The axes of the mesh for each axis of the parameter of all seeds."""
+        """The mesh axes that divide each axis of this parameter, stacked over all seeds."""
         names: list[tuple[str, ...]] = [()] * len(self.own)
         for axis, name in ((self.rule.axis, MODEL_AXIS), (self.axis, AXIS)):
             if axis is not None:
@@ -155,7 +155,7 @@ class MeshLayout(Layout):
         self._kinds = {kind: [leaf for leaf in self.leaves if leaf.kind == kind] for kind in kinds}
 
     def fresh(self, init: Callable[[Any], Any], params: Params) -> Any:
-        """The first state of an optimiser, its moments as the model has parameters."""
+        """The first state of an optimiser, with moments in the shapes of the model's parameters."""
         return each(init(self.whole.vectors(params)), is_vectors, self.whole.params)
 
     def packed(self, state: State) -> State:
@@ -167,7 +167,7 @@ class MeshLayout(Layout):
         return each(state, is_vectors, self.params)
 
     def specs(self, state: State, *_: PartitionSpec) -> State:
-        """The axes of the mesh for each axis of the state of all seeds."""
+        """The mesh axes that divide each array of the state of all seeds."""
         axes = jax.tree.unflatten(self.structure, [leaf.spec for leaf in self.leaves])
         divided = each(state, self.is_params, lambda _: axes)
         return jax.tree.map(
@@ -177,21 +177,21 @@ class MeshLayout(Layout):
         )
 
     def vectors(self, own: Params) -> Vectors:
-        """The vectors of what this device keeps."""
+        """This device's parts of the parameters as vectors."""
         return self._vectors({number: value.ravel() for number, value in enumerate(jax.tree.leaves(own))})
 
     def params(self, vectors: Vectors) -> Params:
-        """What this device keeps, of its vectors."""
+        """This device's parts of the parameters, from its vectors."""
         pieces = self._pieces(vectors)
         return jax.tree.unflatten(self.structure, [pieces[leaf.number].reshape(leaf.own) for leaf in self.leaves])
 
     def gathered(self, vectors: Vectors) -> Any:
-        """What a step computes the gradient by: all parameters of this device of the model axis."""
+        """What a step differentiates with respect to: all parameters that this device has along the model axis."""
         return self._gathered(vectors, [self._divided])
 
     def used(self, gathered: Any) -> Params:
         """The parameters as the model takes them."""
-        # A parameter that every device adds to its term of a sum is added in as many parts.
+        # Every device adds a `once` parameter to its term of the sum, so each adds an equal part of it.
         parts = [
             value / self.sizes.model if leaf.rule.once else value
             for leaf, value in zip(self.leaves, jax.tree.leaves(gathered), strict=True)
@@ -199,7 +199,7 @@ class MeshLayout(Layout):
         return jax.tree.unflatten(self.structure, parts)
 
     def rows(self, gradient: Any) -> Any:
-        """The gradient by what was `gathered`, as it is summed over micro-batches: a row for each receiver."""
+        """The gradient with respect to `gathered`, as it is summed over micro-batches: one row per receiving device."""
         values = [value.astype(jnp.float32) for value in jax.tree.leaves(gradient)]
         sent = [_by_device(values[leaf.number], leaf.axis or 0, self.sizes.data) for leaf in self._divided]
         return jnp.concatenate(sent, axis=1), [values[leaf.number].ravel() for leaf in self._whole]
@@ -213,12 +213,12 @@ class MeshLayout(Layout):
 
     @property
     def gathered_bytes(self) -> int:
-        """What is `gathered` at once, on a device."""
+        """The bytes that are `gathered` at once on a device."""
         return sum(prod(leaf.gathered) * leaf.dtype.itemsize for leaf in self.leaves)
 
     @property
     def gradient_bytes(self) -> int:
-        """What `rows` take on a device."""
+        """The bytes of `rows` on a device."""
         return FLOAT * sum(prod(leaf.gathered) for leaf in self.leaves)
 
     def norm(self, gradient: Vectors) -> Array:
@@ -230,7 +230,7 @@ class MeshLayout(Layout):
         return jnp.sqrt(lax.psum(sum(squares), (AXIS, MODEL_AXIS)))
 
     def clipped(self, gradient: Vectors, norm: Array, most: float) -> Vectors:
-        """The gradient, whose `norm` is scaled down to `most`; the optimiser, which sees a part, scales no more."""
+        """The gradient with its `norm` scaled down to `most`; the optimiser, which sees a part, clips no more."""
         return jax.tree.map(lambda part: part * jnp.minimum(1, most / norm), gradient)
 
     def _gathered(self, vectors: Vectors, parcels: Sequence[Sequence[Leaf]]) -> Params:
@@ -246,7 +246,7 @@ class MeshLayout(Layout):
         return jax.tree.unflatten(self.structure, [params[leaf.number] for leaf in self.leaves])
 
     def _of_all(self, pieces: dict[int, Array]) -> dict[int, Array]:
-        """Sums over the data axis what it does not divide, and over the model axis what is a term of a sum there."""
+        """Sums the pieces over the data axis if it does not divide them, and over the model axis if they are terms."""
         pieces = _total(pieces, [leaf.number for leaf in self._whole], AXIS)
         return _total(pieces, [leaf.number for leaf in self.leaves if leaf.rule.partial], MODEL_AXIS)
 
@@ -266,24 +266,24 @@ class LayerwiseLayout(MeshLayout):
 
     def __init__(self, model: LanguageModel, sizes: Sizes, dtype: str):
         super().__init__(model, sizes, dtype)
-        # What a backward pass keeps of the forward pass.
+        # Which results of the forward pass are kept for the backward pass.
         self.remat_policy = lambda operation, *_, **__: operation.name not in MOVES
         blocks = dict.fromkeys(leaf.block for leaf in self._divided)
         self._parcels = [[leaf for leaf in self._divided if leaf.block == block] for block in blocks]
 
     def gathered(self, vectors: Vectors) -> Any:
-        """What a step computes the gradient by: this device's vectors."""
+        """What a step differentiates with respect to: this device's vectors."""
         return vectors
 
     @property
     def gathered_bytes(self) -> int:
-        """What is gathered at once, on a device: one layer, and what no device keeps a part of."""
+        """The bytes gathered at once on a device: the largest layer, and what the data axis does not divide."""
         layers = [[*self._whole, *leaves] for leaves in self._parcels]
         return max(sum(prod(leaf.gathered) * leaf.dtype.itemsize for leaf in leaves) for leaves in layers)
 
     @property
     def gradient_bytes(self) -> int:
-        """What `rows` take on a device."""
+        """The bytes of `rows` on a device."""
         return FLOAT * sum(prod(leaf.own) for leaf in self.leaves)
 
     def used(self, gathered: Any) -> Params:
@@ -291,7 +291,7 @@ class LayerwiseLayout(MeshLayout):
         return super().used(self._gathered(gathered, self._parcels))
 
     def rows(self, gradient: Any) -> Any:
-        """The gradient by this device's vectors, which were scattered layer by layer already."""
+        """The gradient with respect to this device's vectors, which the backward pass has scattered layer by layer."""
         return gradient
 
     def summed(self, totals: Any, shards: int) -> Any:
@@ -356,7 +356,7 @@ def _joined(rows: Array, leaf: Leaf) -> Array:
 
 
 def _total(pieces: dict[int, Array], which: Sequence[int], axis: str) -> dict[int, Array]:
-    """The pieces, of which those of these numbers are summed over a mesh axis, in one message."""
+    """The pieces, with those numbered `which` summed over a mesh axis in one message."""
     if not which:
         return pieces
     ends = np.cumsum([pieces[number].size for number in which])[:-1].tolist()

@@ -71,7 +71,7 @@ class Placement:
         return np.concatenate([np.arange(*span) for span in sorted(spans)])
 
     def together(self, loaded: Any, batch: int) -> Any:
-        """What every process has read of the sequences of a `batch` as arrays of them all."""
+        """The sequences of a `batch` that each process has read, joined into arrays of all processes."""
         if not peers.several():
             return loaded
         where = NamedSharding(self.mesh, self.loaded)

@@ -43,7 +43,7 @@ def refuse_unsplit(model: LanguageModel, chunk: int) -> None:
 def split_tallies(
     model: LanguageModel, params: Params, example: Example, chunk: int, check_interrupt: Callable[[], None]
 ) -> Iterator[Tally]:
-    """As `streaming.stream_tallies`, after the parts of all devices each time."""
+    """As `streaming.stream_tallies`: yields the tally so far each time all devices have read their parts."""
     mask, start = np.asarray(example.mask, np.float64), 0
     total = Tally.zero(len(mask))
     for read in read_split(model, params, example, chunk, check_interrupt):
@@ -57,7 +57,7 @@ def split_tallies(
 def read_split(
     model: LanguageModel, params: Params, example: Example, chunk: int, check_interrupt: Callable[[], None]
 ) -> Iterator[Read]:
-    """What a model predicts of examples `[b, t]`, after the parts of all devices each time; all of them make `t`."""
+    """Yields loss and hits of examples `[b, t]` each time all devices have read their parts; in all they cover `t`."""
     mesh = Mesh(np.asarray(jax.local_devices()), (SEQUENCE,))
     batch, length = example.tokens.shape
     together = chunk * mesh.size

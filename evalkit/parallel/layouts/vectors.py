@@ -17,14 +17,14 @@ State = Any  # what training changes: a NamedTuple with `params`, `optimizer`, `
 Vectors = dict[str, Array]
 DECAYS, STAYS = "decays", "stays"
 MASK = {DECAYS: True, STAYS: False}
-"""Where weight decay applies, as the optimiser asks for it."""
+"""Where weight decay applies, in the form that the optimiser takes."""
 
 
 class Layout:
     """Every device has all parameters, as the model has them: what an optimiser of whole arrays takes.
 
-    A step computes with matrices in `dtype`. `mask` is where weight decay applies, as the optimiser asks for it.
-    `whole` is the layout of a device that has all of a seed, which says how a checkpoint's moments lie.
+    A step computes with matrices in `dtype`. `mask` is where weight decay applies, in the optimiser's form.
+    `whole` is the layout of a device that has all of a seed; it converts the moments of checkpoints.
     """
 
     def __init__(self, params: Params, decays: Params, dtype: str = "float32"):
@@ -43,7 +43,7 @@ class Layout:
         return vectors
 
     def by_array(self, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
-        """A `transformation` without a state that looks at each array of the parameters."""
+        """The stateless `transformation`, applied to each array of the parameters by itself."""
         return transformation
 
     def fresh(self, init: Callable[[Any], Any], params: Params) -> Any:
@@ -67,7 +67,7 @@ class Layout:
         return jax.tree.structure(node) == self.structure
 
     def gathered(self, vectors: Any) -> Params:
-        """What a step computes the gradient by."""
+        """The parameters that a step differentiates with respect to."""
         return self.cast(self.params(vectors))
 
     def cast(self, params: Params) -> Params:
@@ -81,11 +81,11 @@ class Layout:
         return gathered
 
     def rows(self, gradient: Params) -> Any:
-        """The gradient by what was `gathered`, as it is summed over micro-batches."""
+        """The gradient with respect to `gathered`, as it is summed over micro-batches."""
         return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
 
     def summed(self, totals: Any, shards: int) -> Any:
-        """Loss, accuracy and gradient, each the sum over the `shards` that the devices of a batch have."""
+        """Loss, accuracy and gradient, each summed over the `shards` devices that share a batch."""
         return lax.psum(totals, AXIS) if shards > 1 else totals
 
     def norm(self, gradient: Any) -> Array:
@@ -98,19 +98,19 @@ class Layout:
 
     @property
     def gathered_bytes(self) -> int:
-        """What `gathered` takes."""
+        """The bytes of `gathered`."""
         return sum(leaf.size * dtype.itemsize for leaf, dtype in zip(self._leaves, self._dtypes, strict=True))
 
     @property
     def gradient_bytes(self) -> int:
-        """What `rows` take."""
+        """The bytes of `rows`."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in self._leaves)
 
 
 class VectorLayout(Layout):
     """Every device has all parameters, as two vectors: a step then has a few operations for all, not a few for each.
 
-    Those that decay go into the first vector, so that an optimiser of single numbers needs no other mask.
+    Parameters with weight decay form the first vector, so that an elementwise optimiser needs no other mask.
     """
 
     def __init__(self, params: Params, decays: Params, dtype: str = "float32"):
@@ -139,7 +139,7 @@ class VectorLayout(Layout):
         return jax.tree.unflatten(self.structure, leaves)
 
     def by_array(self, transformation: optax.GradientTransformation) -> optax.GradientTransformation:
-        """A `transformation` without a state that looks at each array of the parameters, for vectors."""
+        """The stateless `transformation`, applied to each array of the parameters by itself, as one on vectors."""
 
         def update(updates: Any, _: Any) -> Any:
             return self.vectors(transformation.update(self.params(updates), optax.EmptyState())[0])
@@ -147,7 +147,7 @@ class VectorLayout(Layout):
         return optax.stateless(update)
 
     def rows(self, gradient: Params) -> Vectors:
-        """The gradient by what was `gathered`, as it is summed over micro-batches."""
+        """The gradient with respect to `gathered`, as it is summed over micro-batches."""
         return self.vectors(gradient)
 
     def _with(self, leaves: list[Any]) -> list[tuple[Any, bool]]:
@@ -155,7 +155,7 @@ class VectorLayout(Layout):
 
 
 def each(tree: Any, chosen: Callable[[Any], bool], function: Callable[[Any], Any]) -> Any:
-    """The tree with `function` of each part that is `chosen` in its place."""
+    """The tree with each `chosen` part replaced by `function` of it."""
     return jax.tree.map(lambda node: function(node) if chosen(node) else node, tree, is_leaf=chosen)
 
 
@@ -165,7 +165,7 @@ def is_vectors(node: Any) -> bool:
 
 
 def has_vectors(state: State) -> bool:
-    """Whether the optimiser's moments are vectors; those of a mesh are as the parameters, to fit any other."""
+    """Whether the optimiser's moments are vectors; those of a mesh have parameters' shapes, which fit any mesh."""
     return any(is_vectors(node) for node in jax.tree.leaves(state.optimizer, is_leaf=is_vectors))
 
 

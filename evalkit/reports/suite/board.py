@@ -22,7 +22,7 @@ from evalkit.reports.suite.cells import SOLVED, WORKS, Cell, window_of
 
 TITLE = "Board"
 LEVEL = 0.05
-"""From which p on, adjusted for all comparisons, two cells do not differ."""
+"""Two cells differ if their p, adjusted for all comparisons, is below this."""
 COLUMNS = ("model", "state, bytes", "FLOPs a token")
 CSS = """
 body { max-width: 96rem; }
@@ -49,8 +49,8 @@ body { max-width: 96rem; }
 class Board:
     """What is shown: the cells of each model's own size, and the squares (task, model) that are wanted.
 
-    `floors` are accuracies by task that a guess has, such as 1/64 where 64 values are shown; a task that has none has
-    chance. `command` runs a square with `task=` and `model=` after it, or `+mixer=` for one of `mixers`.
+    `floors` has the accuracy of a guess by task, such as 1/64 where 64 values are shown; for other tasks it is chance.
+    `command` runs a square with `task=` and `model=` after it, or `+mixer=` for one of `mixers`.
     """
 
     cells: Sequence[Cell]
@@ -90,7 +90,7 @@ class Board:
 
 
 def reach(cell: Cell) -> int | None:
-    """The longest length that was asked up to which every seed is right; None where not even the shortest is."""
+    """The longest evaluated length up to which every seed has `SOLVED`; None if not even the shortest has it."""
     lengths = sorted({one.length for one in cell.measured if one.last is None and one.length >= cell.train_length})
     reached = None
     for length in lengths:
@@ -101,9 +101,9 @@ def reach(cell: Cell) -> int | None:
 
 
 def window(cell: Cell, floor: float) -> float | None:
-    """Decades between the lowest and the highest rate around the best that come near it; None if none learned anything.
+    """Decades between the lowest and the highest rate in the window around the best; None if none learned anything.
 
-    A rate comes near the best with `WORKS` of what that one is above the floor.
+    A rate is in the window if its accuracy above the floor is at least `WORKS` of the best rate's.
     """
     rates = [trial.rate for trial in window_of(cell.trials, floor)]
     return math.log10(rates[-1] / rates[0]) if rates else None
@@ -119,7 +119,7 @@ def comparisons(board: Board) -> str:
     ]
     if not pairs:
         return "No two cells of one task have several seeds each, so none were compared."
-    # Which of the two is higher was not said before, so either way counts.
+    # Two-sided: which of the two is higher was not predicted.
     p_values = [min(1.0, 2 * mann_whitney(*pair), 2 * mann_whitney(*reversed(pair))) for pair in pairs]
     differ = sum(p < LEVEL for p in holm(p_values))
     least = min(2 / math.comb(len(one) + len(other), len(one)) for one, other in pairs)
@@ -217,9 +217,9 @@ def _lines(board: Board) -> Iterator[str]:
 
 
 def _columns(board: Board) -> Iterator[list[tuple[float, str]]]:
-    """What the models are sorted by, for each column: costs from the least, accuracy from the most.
+    """The sort keys of the models for each column: the lowest cost first, the highest accuracy first.
 
-    What was not run comes last, and names decide between equals.
+    Models that were not run come last, and equal ones are sorted by name.
     """
     cells, models = board.by_square, board.models
     yield [(0.0, model) for model in models]

@@ -18,13 +18,13 @@ from evalkit.reports.numbers import Point
 KEPT = Path(__file__).with_name("kept.json")
 FINAL = "final"
 SEARCHES = GRID, LOWER, HIGHER = ("rates", "rates_lower", "rates_higher")
-"""The runs of a cell: of fresh seeds, and of the rates of its grid, below it and above it."""
+"""The runs of a cell: `FINAL` with fresh seeds, and searches over the rates of its grid, below it and above it."""
 SOLVED = 0.99
 WORKS = 0.9
-"""The share of what the best rate has above the floor that a rate of the window has."""
+"""A rate is in the window if its accuracy above the floor is at least this share of the best rate's."""
 CHANGING = ("task.", "train.", "eval.", "suite.", "quick=")
 OTHER_CELLS = ("~suite.sizes", "~suite.tasks", "~suite.models.", "+suite.models.", "+suite.sizes.")
-"""Words that leave cells out or add some, and change none."""
+"""How command-line words begin that leave cells out or add some, but change none."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Trial:
 class Cell:
     """One task with one model: what it costs, and what its final seeds and its trials measured.
 
-    `size` names another state than the model's own, such as `small`; those have no trials. `typed` are the words of its
-    command that changed the suite's task, training or protocol. A seed trains on so many `tokens`, and first has
-    `SOLVED` of the validations after some of them (`tokens_to_solve`, the median; None: most seeds never had it). All
-    that was trained took `seconds`.
+    `size` names a state size other than the model's own, such as `small`; such a cell has no trials. `typed` has the
+    words of its command that changed the suite's task, training or protocol. Each seed trains on `tokens` tokens;
+    `tokens_to_solve` is the median number of tokens until its validation accuracy first reaches `SOLVED` (None: most
+    seeds never reach it). `seconds` is the time of all its training.
     """
 
     task: str
@@ -116,7 +116,7 @@ def kept(preset: str) -> list[Cell]:
 
 
 def beside(own: Sequence[Cell], others: Iterable[Cell]) -> list[Cell]:
-    """The `others`, with `own` in their place where they are of the same task, model and size, in the others' order."""
+    """The `others`, each replaced by the cell of `own` of the same task, model and size; the rest of `own` follows."""
     keys = {(cell.task, cell.model, cell.size): cell for cell in own}
     left = [keys.pop((cell.task, cell.model, cell.size), cell) for cell in others]
     return [*left, *keys.values()]
@@ -192,7 +192,7 @@ def window_of(trials: Iterable[Trial], floor: float) -> list[Trial]:
 
 
 def trials_of(folder: Path) -> Iterator[Trial]:
-    """Of each rate of a search its last validation; nothing of one with a step whose loss was no number."""
+    """One trial per rate of a search, from its last validation; without values if the loss of a step was no number."""
     rates = studies.content(folder / "config.yaml")["train"]["learning_rate"]
     record = read(folder)
     lost = {row["seed"] for row in record.rows if row["metric"] == "skipped" and row["total"]}
@@ -206,14 +206,14 @@ def trials_of(folder: Path) -> Iterator[Trial]:
 
 
 def _seconds(folders: Sequence[Path]) -> int | None:
-    """What the training of these runs took, looks and compiling included; None where one says nothing of it."""
+    """The seconds that these runs trained, with evaluations and compilation; None if a run did not record them."""
     times = [studies.content(folder / "timing.json") for folder in folders]
     known = [time["training"] for time in times if isinstance(time, dict) and "training" in time]
     return round(sum(known)) if len(known) == len(folders) else None
 
 
 def _typed(final: Path) -> list[str]:
-    """What the command that began a run changed of the suite, whose own words are in no command."""
+    """The words of a run's first command that changed the suite; the suite's own words are in no command."""
     first = next(iter(history.read(final)), None)
     command = "" if first is None else first.command
     try:

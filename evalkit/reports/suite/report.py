@@ -71,7 +71,7 @@ def write(
 
 
 def trained_otherwise(own: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[str]:
-    """A sentence a cell of `own` that was trained or asked otherwise than one of its task beside it."""
+    """One sentence for each cell of `own` whose protocol differs from that of another cell of its task."""
     for cell in own:
         other = next((c for c in cells if c.task == cell.task and c.protocol != cell.protocol), None)
         if other is not None:
@@ -219,7 +219,7 @@ def _beyond(cells: Sequence[Cell]) -> Iterator[Table]:
 
 
 def _is_shown(place: tuple[int, int | None], places: Sequence[tuple[int, int | None]], cell: Cell) -> bool:
-    """Whether it is a length, or of the longest its last positions or those up to four times the training length."""
+    """Whether to show a place: any length; of the longest, its last span and that up to 4 times the training length."""
     length, last = place
     ends = (4 * cell.train_length, max(end or 0 for _, end in places))
     return last is None or (length == max(longest for longest, _ in places) and last in ends)

@@ -69,7 +69,7 @@ def bits_per_byte(doc: Mapping[str, Any], results: Sequence[tuple[float, bool]])
 
 
 def names(length: int, segments: int) -> list[str]:
-    """Returns the metric of each segment; raises UserError for segments that cannot be."""
+    """Returns the name of each segment's metric; raises UserError for an invalid length or number of segments."""
     if not (isinstance(length, int) and isinstance(segments, int) and 1 <= segments <= length):
         raise UserError(f"length={length}, segments={segments}; allowed: segments from 1, length from segments")
     return [f"bits_per_byte@{length * (number + 1) // segments}" for number in range(segments)]

@@ -45,7 +45,7 @@ def documents(sentences: int | Sequence[int], prompts: int = 100, **stated: Any)
 
 
 def refuse(stated: Mapping[str, Any]) -> None:
-    """Raises UserError for a value of another type: lm-eval gives words of a command as they are."""
+    """Raises UserError for a value of the wrong type: lm-eval passes values of a command line on as they are."""
     try:
         refuse_other_types(stated, HINTS)
     except ValueError as error:
@@ -53,6 +53,6 @@ def refuse(stated: Mapping[str, Any]) -> None:
 
 
 def scores(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """Returns the metrics of one prompt, of what was said to the end of the line."""
+    """Returns the metrics of one prompt, from the first line of the reply."""
     share = found(results[0].partition("\n")[0], doc["answers"])
     return {f"{FOUND}@{doc['sentences']}": share, f"{ALL}@{doc['sentences']}": float(share == 1)}

@@ -57,7 +57,7 @@ def lookups(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
 
 
 def refuse_types(stated: Mapping[str, Any]) -> None:
-    """Raises UserError for what is no number: lm-eval gives words of a command as they are."""
+    """Raises UserError for a value that is no number: lm-eval passes values of a command line on as they are."""
     for name, value in stated.items():
         numbers = value if name == "entries" and isinstance(value, Sequence) else [value]
         kinds = (int, float, NoneType) if name == "depth" else (int,)
