@@ -17,7 +17,7 @@ import process
 from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import Pretrained
 from evalkit.inference.generation import generate
-from evalkit.inference.texts import Said
+from evalkit.inference.texts import Generated
 from evalkit.models.formats import released
 from evalkit.parallel import devices
 from evalkit.tasks.text.tokenizers import Numbers
@@ -53,7 +53,7 @@ def decode(case: dict) -> None:
     devices.use_every_core()
     model, config, read = released.find(Path(case["folder"]), "float32")
     pretrained = Pretrained(model, read(), Numbers(config["vocab_size"]), case["folder"], "", None)
-    texts: list[Said] = []
+    texts: list[Generated] = []
 
     def take(calls: int) -> None:
         """That many calls, each with all prompts."""

@@ -158,7 +158,7 @@ class Finding:
         return self.part.median_alone or strays <= len(self.each) // SEEDS_A_STRAY
 
 
-def find(part: Part, studies: Path) -> Finding:
+def measure(part: Part, studies: Path) -> Finding:
     """What this part of a test measures in the folder of studies. Raises NoRows where its rows are not kept."""
     if part.statistic == "tests":
         return _tests(part, studies)

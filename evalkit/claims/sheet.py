@@ -9,7 +9,7 @@ from typing import Any
 
 from evalkit.claims.claims import SCALES, Claim
 from evalkit.claims.measures import NoRows, record_of
-from evalkit.claims.parts import Finding, Part, find
+from evalkit.claims.parts import Finding, Part, measure
 from evalkit.core.statistics import exact_interval, holm
 
 
@@ -47,8 +47,8 @@ class Judged:
 
 def judge(claims: Mapping[str, Claim], studies: Path) -> dict[str, Judged]:
     """The sheet, from the rows in the folder of studies."""
-    found = {id: _found(claim.test, studies) for id, claim in claims.items() if claim.lacking is None}
-    controls = {id: _found(claim.control.parts, studies) for id, claim in claims.items()}
+    found = {id: _measured(claim.test, studies) for id, claim in claims.items() if claim.lacking is None}
+    controls = {id: _measured(claim.control.parts, studies) for id, claim in claims.items()}
     figures: dict[str, list[str]] = {}
     for id in found:
         figures.setdefault(claims[id].figure, []).append(id)
@@ -133,12 +133,12 @@ def plain(judged: Judged) -> dict[str, Any]:
     }
 
 
-def _found(parts: Sequence[Part], studies: Path) -> tuple[list[Finding], str]:
+def _measured(parts: Sequence[Part], studies: Path) -> tuple[list[Finding], str]:
     """What the parts measure; where one has no rows, those before it and what is missing."""
     findings: list[Finding] = []
     for part in parts:
         try:
-            findings.append(find(part, studies))
+            findings.append(measure(part, studies))
         except NoRows as missing:
             return findings, str(missing)
     return findings, ""

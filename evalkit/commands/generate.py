@@ -12,7 +12,7 @@ from evalkit.commands.guide import Page
 from evalkit.core.errors import UserError, typed_path, writing
 
 if TYPE_CHECKING:
-    from evalkit.inference.texts import Said
+    from evalkit.inference.texts import Generated
     from evalkit.session.prompting import Ready
 
 ABOUT = r"""What a run or a released model says after a prompt. The text is shown as it comes, and its speed at the end.
@@ -156,7 +156,7 @@ def _show(ready: "Ready", entries: Sequence[Mapping[str, Any]], as_lines: bool, 
             sys.stdout.write(piece)
             sys.stdout.flush()
 
-        def said(index: int, said: "Said") -> None:
+        def said(index: int, said: "Generated") -> None:
             if as_lines:
                 entry = {"index": index, **entries[index], "text": said.text, "tokens": said.tokens}
                 print(json.dumps(entry, ensure_ascii=escaped, default=str), file=lines, flush=True)

@@ -133,7 +133,7 @@ def constructor(node: Node, path: str) -> Callable[..., Any]:
         raise UserError(f"{path} has no _target_; name what it builds, such as _target_: {example}")
     target = str(node["_target_"])
     try:
-        named = _named(target)
+        named = _imported(target)
     except (Exception, SystemExit) as error:  # whatever a file of the user's may raise
         meant = catalogue.documented(target)
         if meant is not None:
@@ -145,7 +145,7 @@ def constructor(node: Node, path: str) -> Callable[..., Any]:
     return named
 
 
-def _named(target: str) -> Any:
+def _imported(target: str) -> Any:
     """The object of a dotted name; where an import within one of its modules fails, that error is raised."""
     name, *rest = target.split(".")
     part = import_module(name)

@@ -141,7 +141,7 @@ def refuse_large_caches(experiment: Experiment) -> None:
         capacity.refuse_too_large(capacity.of_evaluation(experiment))
 
 
-def refuse_rare_looks(experiment: Experiment) -> None:
+def refuse_looks_without_validation(experiment: Experiment) -> None:
     """Raises UserError for looks while training at steps where no model is validated; a finished run may have them."""
     try:
         if experiment.train is not None:
@@ -151,7 +151,7 @@ def refuse_rare_looks(experiment: Experiment) -> None:
         raise UserError(str(error)) from error
 
 
-NEW: tuple[Check, ...] = (refuse_large_training, refuse_large_caches, refuse_rare_looks)
+NEW: tuple[Check, ...] = (refuse_large_training, refuse_large_caches, refuse_looks_without_validation)
 """What is checked of a new run once it is built."""
 
 

@@ -6,7 +6,7 @@ In a test of your own, with pytest:
 
     @pytest.mark.parametrize("promise", EVERY_PROMISE_OF_MODELS, ids=lambda promise: promise.name)
     def test_my_mixer(promise):
-        assert promise.found(ModelUnderCheck(my_model)) is None
+        assert promise.violation(ModelUnderCheck(my_model)) is None
 """
 
 from evalkit.contract.evaluations import PROMISES_OF_EVALUATIONS as PROMISES_OF_EVALUATIONS

@@ -10,16 +10,16 @@ READ_ON = "docs/extending.md"
 
 
 class Promise(NamedTuple):
-    """A promise, which `look(subject)` checks: it returns the violation in words, or None if the promise is kept."""
+    """A promise, which `check(subject)` tests: it returns the violation in words, or None if the promise is kept."""
 
     name: str
     text: str
-    look: Callable[[Any], str | None]
+    check: Callable[[Any], str | None]
 
-    def found(self, subject: Any) -> str | None:
+    def violation(self, subject: Any) -> str | None:
         """The violation in words, None if the promise is kept; an error that the subject raises is a violation, too."""
         try:
-            return self.look(subject)
+            return self.check(subject)
         except Exception as error:  # whatever code that we did not write may raise
             return f"it raises {type(error).__name__}: {first_line(error)}{place_of(error)}"
 
@@ -27,21 +27,21 @@ class Promise(NamedTuple):
 class BrokenPromise(UserError):
     """One line: who promised what, what was found, and where to read on."""
 
-    def __init__(self, subject: str, promise: Promise, found: str):
-        super().__init__(f"{subject} breaks {promise.name!r}: {promise.text}, but {found}; {READ_ON} says more")
+    def __init__(self, subject: str, promise: Promise, violation: str):
+        super().__init__(f"{subject} breaks {promise.name!r}: {promise.text}, but {violation}; {READ_ON} says more")
         self.promise = promise
 
 
 def promised(name: str, text: str) -> Callable[[Callable[[Any], str | None]], Promise]:
-    """Makes a promise of a function that looks whether it is kept.
+    """Makes a promise of a function that checks whether it is kept.
 
     >>> @promised("even", "it is even")
     ... def even(number):
     ...     return f"it is {number}" if number % 2 else None
-    >>> even.found(3), even.found(4)
+    >>> even.violation(3), even.violation(4)
     ('it is 3', None)
     """
-    return lambda look: Promise(name, text, look)
+    return lambda check: Promise(name, text, check)
 
 
 def not_callable(subject: Any, methods: Mapping[str, int]) -> str | None:
@@ -59,7 +59,7 @@ def broken(subject: str, groups: Sequence[Sequence[Promise]], under_check: Any) 
     for group in groups:
         kept = True
         for promise in group:
-            violation = promise.found(under_check)
+            violation = promise.violation(under_check)
             if violation is not None:
                 kept = False
                 yield BrokenPromise(subject, promise, violation)

@@ -16,7 +16,7 @@ from evalkit.checks import refuse_below_1
 from evalkit.core.contracts import LanguageModel, Params, Pretrained
 from evalkit.inference.prefill import Prefilled, bucket, by_length, check, placed, prefill, shortest_chunk
 from evalkit.inference.sampling import GREEDY, Sampler
-from evalkit.inference.texts import Ends, Row, Said, ends_of
+from evalkit.inference.texts import Ends, Generated, Row, ends_of
 from evalkit.parallel.devices import by_rows, bytes_of, mesh_sharing
 
 # Tokens that one call on the device decodes: at most, and in the first call if the host checks the text in between.
@@ -40,9 +40,9 @@ def generate(
     seed: int = 0,
     batch_size: int = 8,
     chunk: int = 256,
-    said: Callable[[int, Said], None] = lambda index, said: None,
+    said: Callable[[int, Generated], None] = lambda index, said: None,
     heard: Heard | None = None,
-) -> list[Said]:
+) -> list[Generated]:
     """The text that the model generates after each of `prompts` (token ids, the first one included), in their order.
 
     A text ends before the tokenizer's end token or one of `stop_tokens`, before the first complete `stop` string, or
@@ -58,7 +58,7 @@ def generate(
         raise ValueError(f"seed={seed}; allowed: 0 to {LARGEST_SEED}")
     check(prompts, pretrained.tokenizer.vocab_size)
     ends = ends_of(pretrained.tokenizer, stop, stop_tokens)
-    texts = [Said("", ())] * len(prompts)
+    texts = [Generated("", ())] * len(prompts)
     pretrained = placed(pretrained, batch_size)
     chunk = shortest_chunk(prompts, chunk)
     for indices in by_length(prompts, batch_size):
@@ -82,7 +82,7 @@ def decode(
     sampler: Sampler = GREEDY,
     seed: int = 0,
     heard: Heard | None = None,
-) -> list[Said]:
+) -> list[Generated]:
     """Decodes from prefilled prompts, as `generate` does. Row i belongs to prompt `indices[i]`; more rows are padding.
 
     The cache in `read` is used up; a global one needs room for `max_new_tokens`.

@@ -9,7 +9,7 @@ BROKEN = "\ufffd"
 """What a tokenizer shows of a character whose last bytes are not there yet."""
 
 
-class Said(NamedTuple):
+class Generated(NamedTuple):
     """A text, and the tokens that were decoded for it, those that ended it included."""
 
     text: str
@@ -30,14 +30,14 @@ class Row:
         self._tokenizer, self._ends = tokenizer, ends
         self._tokens: list[int] = []
         self._shown = 0
-        self.said: Said | None = None
+        self.said: Generated | None = None
 
     def hear(self, tokens: Sequence[int], *, last: bool) -> str:
         """Takes the next tokens, `last` if no more may follow; returns new text that cannot become a stop string."""
         self._tokens += tokens
         self.said = finished(self._tokenizer, self._tokens, self._ends)
         if self.said is None and last:
-            self.said = Said(self._tokenizer.decode(self._tokens), tuple(self._tokens))
+            self.said = Generated(self._tokenizer.decode(self._tokens), tuple(self._tokens))
         if self.said is None:
             text = self._tokenizer.decode(self._tokens).rstrip(BROKEN)
             begun = (size for mark in self._ends.strings for size in range(1, len(mark)) if text.endswith(mark[:size]))
@@ -48,20 +48,20 @@ class Row:
         return new
 
 
-def finished(tokenizer: Tokenizer, tokens: Sequence[int], ends: Ends) -> Said | None:
+def finished(tokenizer: Tokenizer, tokens: Sequence[int], ends: Ends) -> Generated | None:
     """The whole text if `tokens` hold one that ends it or a stop string, else None."""
     place = next((index for index, token in enumerate(tokens) if token in ends.tokens), None)
     said = tokens[:place]
     text = tokenizer.decode(said)
     if not any(mark in text for mark in ends.strings):
-        return None if place is None else Said(text, tuple(tokens[: place + 1]))
+        return None if place is None else Generated(text, tuple(tokens[: place + 1]))
     # Token by token, so that it does not matter how many were decoded before somebody looked.
     for count in range(1, len(said) + 1):
         text = tokenizer.decode(said[:count])
         places = [text.index(mark) for mark in ends.strings if mark in text]
         if places:
-            return Said(text[: min(places)], tuple(said[:count]))
-    return Said(text, tuple(said))
+            return Generated(text[: min(places)], tuple(said[:count]))
+    return Generated(text, tuple(said))
 
 
 def ends_of(tokenizer: Tokenizer, strings: Collection[str], tokens: Collection[int]) -> Ends:

@@ -18,7 +18,7 @@ from evalkit.checkpoints.loading import trainer_of
 from evalkit.configuration import saved
 from evalkit.configuration.experiment import build, written
 from evalkit.configuration.schema import completed
-from evalkit.configuration.spec import Spec, refuse_rare_looks
+from evalkit.configuration.spec import Spec, refuse_looks_without_validation
 from evalkit.core.batches import feed_of
 from evalkit.core.errors import UserError, refuse_bytes
 from evalkit.core.rows import Row, read, record_file
@@ -176,7 +176,7 @@ def refuse_archive(launch: Launch) -> None:
         raise UserError(f"{launch.folder} is an archive, which has no checkpoint to go on from; give the run itself")
 
 
-def refuse_measured(launch: Launch) -> None:
+def refuse_run_on_checkpoint(launch: Launch) -> None:
     """A run that is evaluated again has parameters of its own."""
     if launch.experiment.checkpoint is not None:
         raise UserError(f"{launch.folder} was measured on a checkpoint; give task= and checkpoint= again")
@@ -250,11 +250,15 @@ BEFORE_START = (
 BEFORE_RESUME = (refuse_unconnected, refuse_unnamable, refuse_missing_packages, refuse_foreign_folders, refuse_archive)
 WHILE_ALONE = (refuse_changed_measurement, refuse_unshared, refuse_fewer_steps)
 """The gates of a run that goes on, checked while its folder is locked."""
-BEFORE_GOING_ON = (lambda launch: refuse_rare_looks(launch.experiment), refuse_unready_looks, refuse_small_disk)
+BEFORE_GOING_ON = (
+    lambda launch: refuse_looks_without_validation(launch.experiment),
+    refuse_unready_looks,
+    refuse_small_disk,
+)
 BEFORE_EVALUATION = (
     refuse_unnamable,
     refuse_missing_packages,
     refuse_foreign_folders,
-    refuse_measured,
+    refuse_run_on_checkpoint,
     refuse_unreadable,
 )

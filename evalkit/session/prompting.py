@@ -16,7 +16,7 @@ from evalkit.core.errors import UserError
 from evalkit.inference.generation import LARGEST_SEED, Heard, generate
 from evalkit.inference.prefill import bucket
 from evalkit.inference.sampling import Sampler
-from evalkit.inference.texts import Said, ends_of
+from evalkit.inference.texts import Generated, ends_of
 from evalkit.tasks.text import documents
 from evalkit.tasks.text.tokenizers import Numbers, Symbols, Tokenizer
 
@@ -68,7 +68,7 @@ class Ready:
         """Reads the weights."""
         return replace(self.found.read(), tokenizer=self.tokenizer)
 
-    def say(self, pretrained: Pretrained, said: Any, heard: Heard | None) -> list[Said]:
+    def say(self, pretrained: Pretrained, said: Any, heard: Heard | None) -> list[Generated]:
         """The texts, see `generate`; with fewer prompts than rows there are fewer rows."""
         settings = self.settings
         return generate(

@@ -21,7 +21,7 @@ from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import AnyTask
 from evalkit.core.errors import UserError, said_of
-from evalkit.reports.suite.cells import FINAL, GRID, HIGHER, LOWER, Trial, trials_of, window_of
+from evalkit.reports.suite.cells import FINAL, GRID, HIGHER, LOWER, Trial, best_of, trials_of, window_of
 from evalkit.session.plan import Job, Search, Squares, is_finished
 
 KIND = "evalkit.evaluations.extrapolation.report"
@@ -268,10 +268,10 @@ def further_searches(folder: Path, final: Job) -> Iterator[Spec]:
     search = _search_of(final)
     grid = sorted(search.rates)
     for number, (name, edge, inner) in enumerate(((LOWER, 0, 1), (HIGHER, -1, -2))):
-        best = _best(_searched(folder, final))
+        best = best_of(_searched(folder, final))
         further = folder / search.folder / name
-        at_edge = len(grid) > FURTHER and best.rate == grid[edge] and best.is_above(search.floor)
-        if at_edge or is_finished(further):
+        at_edge = best is not None and best.rate == grid[edge] and best.is_above(search.floor)
+        if (at_edge and len(grid) > FURTHER) or is_finished(further):
             step = grid[edge] / grid[inner]
             rates = [float(f"{grid[edge] * step ** (1 + n):.3g}") for n in range(FURTHER)]
             seed = search.seed + len(grid) + number * FURTHER
@@ -288,12 +288,6 @@ def _searched(folder: Path, final: Job) -> list[Trial]:
     if all(trial.loss is None for trial in trials):
         raise UserError("the loss was not finite at any of its rates; give lower ones as 'suite.rates=[1e-4,3e-4]'")
     return trials
-
-
-def _best(trials: Iterable[Trial]) -> Trial:
-    """The trial with the highest accuracy, and of equal ones the lowest loss, among those with a finite loss."""
-    known = [trial for trial in trials if trial.loss is not None]
-    return max(known, key=lambda trial: (trial.accuracy or 0.0, -(trial.loss or 0.0)))
 
 
 def _search_of(final: Job) -> Search:

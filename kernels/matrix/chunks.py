@@ -147,9 +147,9 @@ def _maps(steps: Steps) -> Maps:
     leaving, kept = steps.k, jnp.ones((*steps.k.shape[:3], 1, 1), steps.k.dtype)
     entering = rows
     if total is not None:
-        end, left = total[..., -1:, :], _left(total)
+        end, left = total[..., -1:, :], _decay_factor(total)
         entering = tuple(row * left for row in rows)
-        leaving, kept = steps.k * _left(end - total), _left(end).swapaxes(-1, -2)
+        leaving, kept = steps.k * _decay_factor(end - total), _decay_factor(end).swapaxes(-1, -2)
     if steps.reset is not None:
         begun = jnp.cumsum(steps.reset, axis=-1)  # how many resets so far
         same = begun[..., :, None] == begun[..., None, :]
@@ -179,7 +179,7 @@ def _totals(log_decay: Array) -> Array:
     return jnp.cumsum(jnp.stack([coarse, log_decay - coarse]), axis=-2)
 
 
-def _left(total: Array) -> Array:
+def _decay_factor(total: Array) -> Array:
     """Returns the factor of a state whose log decays have this `total`."""
     return jnp.exp(total[0] + total[1])
 
@@ -193,7 +193,7 @@ def _within(rows: tuple[Array, ...], keys: Array, total: Array | None) -> tuple[
     products = (matmul(row, keys.swapaxes(-1, -2)) for row in rows)
     if total is None:
         return tuple(map(jnp.tril, products))
-    left = _left(_where_lower(total - total.swapaxes(-1, -2), -jnp.inf))
+    left = _decay_factor(_where_lower(total - total.swapaxes(-1, -2), -jnp.inf))
     return tuple(product * left for product in products)
 
 
@@ -218,13 +218,13 @@ def _within_channels(rows: tuple[Array, ...], keys: Array, total: Array) -> tupl
     size = keys.shape[-2]
     if size <= LEAF:
         turned = total.swapaxes(-1, -2)  # channels first
-        left = _left(_where_lower(turned[..., :, None] - turned[..., None, :], -jnp.inf))
+        left = _decay_factor(_where_lower(turned[..., :, None] - turned[..., None, :], -jnp.inf))
         pairs = keys.swapaxes(-1, -2)[..., None, :] * left
         return tuple((row.swapaxes(-1, -2)[..., None] * pairs).sum(-3) for row in rows)
     first, second = slice(None, size // 2), slice(size // 2, None)
     middle = total[..., size // 2 - 1 : size // 2, :]
-    late = _left(total[..., second, :] - middle)
-    early = (keys[..., first, :] * _left(middle - total[..., first, :])).swapaxes(-1, -2)
+    late = _decay_factor(total[..., second, :] - middle)
+    early = (keys[..., first, :] * _decay_factor(middle - total[..., first, :])).swapaxes(-1, -2)
     between = (matmul(row[..., second, :] * late, early) for row in rows)
     halves = total.reshape(2, -1, size // 2, total.shape[-1])
     inner = _within_channels(tuple(map(_halves, rows)), _halves(keys), halves)

@@ -20,7 +20,7 @@ from evalkit.__main__ import main
 from evalkit.claims import claims, page, shown
 from evalkit.claims.claims import Claim
 from evalkit.claims.measures import NoRows
-from evalkit.claims.parts import Finding, Part, find, finding_of
+from evalkit.claims.parts import Finding, Part, finding_of, measure
 from evalkit.claims.sheet import Judged, Verdict, decide, judge
 from evalkit.commands import run
 from evalkit.configuration import composition
@@ -176,7 +176,7 @@ def test_one_changed_row_changes_the_sheet(tmp_path: Path) -> None:
 
 def test_rows_that_are_not_kept_are_named() -> None:
     with pytest.raises(NoRows, match="no run is kept as fig6b/never"):
-        find(
+        measure(
             Part.read({**ENTRIES["B3"]["test"][0], "median": {"of": "accuracy", "run": "synthetic/fig6b/never"}}),
             STUDIES,
         )

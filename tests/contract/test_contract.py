@@ -54,7 +54,7 @@ def first(found: Iterator[BrokenPromise]) -> BrokenPromise | None:
 def test_our_models_keep_every_promise(name: str) -> None:
     """All promises of a model in one test, because they share its programs."""
     model = ours(name)
-    assert not {promise.name: found for promise in EVERY_PROMISE_OF_MODELS if (found := promise.found(model))}
+    assert not {promise.name: found for promise in EVERY_PROMISE_OF_MODELS if (found := promise.violation(model))}
 
 
 def task_of(name: str) -> Task:
@@ -72,7 +72,7 @@ def test_our_tasks_keep_every_promise(name: str) -> None:
 def test_the_right_ones_keep_every_promise() -> None:
     for right in (wrong_mixers.MinGRU, wrong_mixers.Shares):
         mixer = of_mixer(right)
-        assert not {promise.name: found for promise in EVERY_PROMISE_OF_MODELS if (found := promise.found(mixer))}
+        assert not {promise.name: found for promise in EVERY_PROMISE_OF_MODELS if (found := promise.violation(mixer))}
     assert first(broken("it", PROMISES_OF_TASKS, TaskUnderCheck(wrong_tasks.Parity()))) is None
     assert first(broken("it", PROMISES_OF_EVALUATIONS, measured(wrong_evaluations.CountsSeeds()))) is None
 

@@ -12,7 +12,7 @@ from evalkit.core.contracts import Params, Pretrained
 from evalkit.inference.generation import FIRST_LOOK, MOST_AT_ONCE, decoded, generate
 from evalkit.inference.prefill import bucket, by_length
 from evalkit.inference.sampling import Sampler
-from evalkit.inference.texts import Ends, Row, Said, finished
+from evalkit.inference.texts import Ends, Generated, Row, finished
 from evalkit.tasks.text.tokenizers import Bytes, Lossless
 from support.shrunk import applied, params_of, shrunk
 
@@ -78,7 +78,7 @@ def expected(name: str, temperature: float, seed: int = 0) -> list[str]:
     return texts
 
 
-def texts_of(said: Sequence[Said]) -> list[str]:
+def texts_of(said: Sequence[Generated]) -> list[str]:
     return [text for text, _ in said]
 
 
@@ -138,11 +138,11 @@ def test_the_stop_string_that_is_complete_first_ends_the_text() -> None:
     """However many tokens were decoded before anyone looked: `b` is there before `abc` is."""
     tokens = list(b"xabcd")
     ends = frozenset((Bytes.eos,))
-    assert finished(Bytes(), tokens, Ends(ends, ("abc", "b"))) == Said("xa", tuple(b"xab"))
-    assert finished(Bytes(), tokens, Ends(ends, ("abc",))) == Said("x", tuple(b"xabc"))
+    assert finished(Bytes(), tokens, Ends(ends, ("abc", "b"))) == Generated("xa", tuple(b"xab"))
+    assert finished(Bytes(), tokens, Ends(ends, ("abc",))) == Generated("x", tuple(b"xabc"))
     assert finished(Bytes(), tokens, Ends(ends, ("e",))) is None
     ended = finished(Bytes(), [*tokens, Bytes.eos, *b"e"], Ends(ends, ("e",)))
-    assert ended == Said("xabcd", (*tokens, Bytes.eos))
+    assert ended == Generated("xabcd", (*tokens, Bytes.eos))
 
 
 @pytest.mark.slow
@@ -231,4 +231,4 @@ def test_pieces_of_texts_are_heard_as_they_come_and_make_up_the_texts() -> None:
 def test_a_character_is_heard_when_it_is_whole() -> None:
     row, letters = Row(Bytes(), Ends(frozenset((Bytes.eos,)), ("##",))), "né#".encode()
     assert [row.hear([byte], last=False) for byte in letters] == ["n", "", "é", ""]
-    assert row.hear(list(b"x"), last=True) == "#x" and row.said == Said("né#x", (*letters, ord("x")))
+    assert row.hear(list(b"x"), last=True) == "#x" and row.said == Generated("né#x", (*letters, ord("x")))

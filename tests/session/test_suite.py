@@ -26,7 +26,7 @@ from evalkit.reports.suite.cells import (
     Trial,
     as_json,
     beside,
-    found_in,
+    finished_cells,
     from_json,
     trials_of,
     window_of,
@@ -386,7 +386,7 @@ def test_a_rate_that_diverges_is_left_out_and_takes_no_other_with_it(
     assert suite_of(*words[:2], "suite.rates=[1e-3,1e30]", "train.steps=8", "train.warmup_steps=0") == 0
     assert [trial.loss is None for trial in trials_of(cell / "rates")] == [False, True]
     assert Spec.saved(cell / "final").plain["train"]["learning_rate"] < 1e-2
-    (found,) = found_in(tmp_path / "out")
+    (found,) = finished_cells(tmp_path / "out")
     assert found.trials[-1] == Trial(1e30, None, None) and found.tokens and found.seconds
     assert suite_of(*words[:2], "suite.rates=[1e29,1e30]", "hydra.run.dir=" + str(tmp_path / "high")) == 1
     assert "not finite" in "".join(capsys.readouterr())
@@ -525,10 +525,10 @@ def test_a_cell_is_what_its_run_came_to_be(done: Path, tmp_path: Path) -> None:
     begun = Work(f"python -m evalkit experiment=suite {typed}", 0, 6, "constant")
     further = Work("python -m evalkit resume runs/m train.steps=9", 4, 9, "constant")
     (final / "history.json").write_text(json.dumps([asdict(begun), asdict(further)]))
-    [found] = (one for one in found_in(tmp_path) if one.model == final.parent.name and one.size is None)
+    [found] = (one for one in finished_cells(tmp_path) if one.model == final.parent.name and one.size is None)
     assert (found.steps, found.typed) == (9, ["task.pairs=16"])
     (final / "history.json").write_text(json.dumps([asdict(Work("evalkit task.pairs=16 'open", 0, 6))]))
-    [found] = (one for one in found_in(tmp_path) if one.model == final.parent.name and one.size is None)
+    [found] = (one for one in finished_cells(tmp_path) if one.model == final.parent.name and one.size is None)
     assert found.typed == ["task.pairs=16"]
 
 

@@ -19,7 +19,7 @@ from evalkit.core.errors import UserError, said_of
 from evalkit.inference.generation import generate
 from evalkit.inference.sampling import Sampler
 from evalkit.inference.scoring import Request, Scorer, Tokens, fit
-from evalkit.inference.texts import Said
+from evalkit.inference.texts import Generated
 
 SERVED = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p")
 TOKENS = ("max_new_tokens", "max_tokens", "max_completion_tokens")  # lm-eval's other names of max_gen_toks
@@ -223,7 +223,7 @@ class PretrainedLM(TemplateLM):
         for wanted, members in _alike(requests).items():
             prompts = [prompt_of(self, requests[member].args[0], wanted.most) for member in members]
 
-            def said(index: int, said: Said, wanted: Wanted = wanted, members: Sequence[int] = members) -> None:
+            def said(index: int, said: Generated, wanted: Wanted = wanted, members: Sequence[int] = members) -> None:
                 member = members[index]
                 answers[member] = postprocess_generated_text(said.text, list(wanted.stop), None)
                 self.cache_hook.add_partial("generate_until", requests[member].args, answers[member])

@@ -9,7 +9,7 @@ import numpy as np
 from evalkit.checks import above, at_least, at_least_or_null
 from evalkit.core.contracts import AnyTask, Evaluation, Pretrained, Trained
 from evalkit.core.rows import Row
-from evalkit.evaluations.needle.rows import ALL, FOUND, METRICS, found
+from evalkit.evaluations.needle.rows import ALL, FOUND, METRICS, share_found
 from evalkit.inference.generation import decode
 from evalkit.inference.prefill import bucket, by_length, placed, prefill, rows_within
 from evalkit.inference.texts import ends_of
@@ -105,7 +105,7 @@ class Needles(Evaluation):
             at_depths = [replace(task, depth=depth) for depth in self._depths]
             asked = [one.example(sentences, index) for one in at_depths for index in range(self.prompts)]
             prompts, replies = self._replies(trained, pretrained, length, asked)
-            share = np.asarray([found(reply, each.answers) for reply, each in zip(replies, asked, strict=True)])
+            share = np.asarray([share_found(reply, each.answers) for reply, each in zip(replies, asked, strict=True)])
             scores = {FOUND: share, ALL: np.floor(share)}
             for place, depth in enumerate(self._depths):
                 own = slice(place * self.prompts, (place + 1) * self.prompts)

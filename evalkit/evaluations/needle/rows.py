@@ -12,10 +12,10 @@ from 0 to 1, or null: anywhere.
 """
 
 
-def found(reply: str, answers: Sequence[str]) -> float:
+def share_found(reply: str, answers: Sequence[str]) -> float:
     """The share of the values that are in the reply as whole words, whatever else it says, in upper or lower case.
 
-    >>> found("They are 12 and 345.", ["12", "999"])
+    >>> share_found("They are 12 and 345.", ["12", "999"])
     0.5
     """
     whole = (rf"(?<!\w){re.escape(answer)}(?!\w)" for answer in answers)

@@ -104,7 +104,7 @@ class Cell:
         return self.at(self.train_length)
 
 
-def found_in(folder: Path) -> list[Cell]:
+def finished_cells(folder: Path) -> list[Cell]:
     """The cells whose final run in `folder` is finished: `<task>/<model>/final`, of another size `…/<size>/final`."""
     finals = sorted(path.parent for deep in ("*/*", "*/*/*") for path in folder.glob(f"{deep}/{FINAL}/{RESULTS}"))
     return [_cell(final.relative_to(folder), final) for final in finals if record_file(final) is not None]
@@ -173,17 +173,20 @@ def _cell(place: Path, final: Path) -> Cell:
     )
 
 
-def window_of(trials: Iterable[Trial], floor: float) -> list[Trial]:
-    """The trials of the rates around the best that come near it, the lowest first; none if nothing was learned.
+def best_of(trials: Iterable[Trial]) -> Trial | None:
+    """The trial with the highest accuracy, and of equals the lowest loss; None if no loss stayed a number."""
+    finite = [trial for trial in trials if trial.loss is not None]
+    return max(finite, key=lambda trial: (trial.accuracy or 0.0, -(trial.loss or 0.0)), default=None)
 
-    The best has the highest accuracy, and of equals the lowest loss.
-    """
+
+def window_of(trials: Iterable[Trial], floor: float) -> list[Trial]:
+    """The trials of the rates around the best that come near it, the lowest first; none if nothing was learned."""
     tried = sorted(trials, key=lambda trial: trial.rate)
-    above = [-1.0 if trial.accuracy is None else trial.accuracy - floor for trial in tried]
-    best = max(range(len(tried)), key=lambda at: (above[at], -(tried[at].loss or 0.0)), default=0)
-    if not tried or not tried[best].is_above(floor):
+    best_trial = best_of(tried)
+    if best_trial is None or not best_trial.is_above(floor):
         return []
-    low = high = best
+    above = [-1.0 if trial.accuracy is None else trial.accuracy - floor for trial in tried]
+    low = high = best = tried.index(best_trial)
     while low and above[low - 1] >= WORKS * above[best]:
         low -= 1
     while high + 1 < len(tried) and above[high + 1] >= WORKS * above[best]:

@@ -20,7 +20,7 @@ from evalkit.reports.curves import Frame, cost_figure, length_figure, rate_figur
 from evalkit.reports.kinds import COSTS, Drawing, Table
 from evalkit.reports.numbers import DASH, Curve, Point, grouped, shown
 from evalkit.reports.suite.board import Board, html, picture
-from evalkit.reports.suite.cells import SOLVED, Cell, as_json, beside, found_in
+from evalkit.reports.suite.cells import SOLVED, Cell, as_json, beside, finished_cells
 from evalkit.reports.writer import print_report, say, sections
 
 TITLE = "Suite"
@@ -42,7 +42,7 @@ def write(
     board_of: Callable[[Sequence[Cell]], Board],
 ) -> list[Cell]:
     """Writes the report of the finished cells in `folder`, in place of namesakes in `others`; returns all shown."""
-    own = found_in(folder)
+    own = finished_cells(folder)
     if not own:
         say(console, f"no cell of {folder} is finished yet")
         return []

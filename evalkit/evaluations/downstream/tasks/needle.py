@@ -9,7 +9,7 @@ from lm_eval.api.task import ConfigurableTask
 from evalkit.checks import refuse_below_1, refuse_other_types
 from evalkit.core.errors import UserError
 from evalkit.evaluations.downstream.tasks.phonebook import sizes
-from evalkit.evaluations.needle.rows import ALL, FOUND, found
+from evalkit.evaluations.needle.rows import ALL, FOUND, share_found
 from evalkit.tasks.needle import Needle
 
 TASK = "griffin_needle"
@@ -54,5 +54,5 @@ def refuse(stated: Mapping[str, Any]) -> None:
 
 def scores(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Returns the metrics of one prompt, from the first line of the reply."""
-    share = found(results[0].partition("\n")[0], doc["answers"])
+    share = share_found(results[0].partition("\n")[0], doc["answers"])
     return {f"{FOUND}@{doc['sentences']}": share, f"{ALL}@{doc['sentences']}": float(share == 1)}
