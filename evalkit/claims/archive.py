@@ -10,7 +10,7 @@ from pathlib import Path
 
 from evalkit.claims import shown
 from evalkit.claims.page import html
-from evalkit.claims.sheet import Judged, plain
+from evalkit.claims.sheet import JudgedClaim, plain
 from evalkit.disk import sums
 
 ROOT, STUDIES = "evalkit-claims", "studies"
@@ -26,7 +26,7 @@ CITATION.cff how this is cited. To check that all is as it was, and to judge the
 """
 
 
-def packed(sheet: Mapping[str, Judged], studies: Path) -> bytes:
+def packed(sheet: Mapping[str, JudgedClaim], studies: Path) -> bytes:
     """The archive, a `.tar.gz`; of the same studies and version it is the same to the last byte."""
     files = dict(sorted(_files(sheet, studies)))
     lines = [f"{sums.of_bytes(content)}  {name}" for name, content in files.items()]
@@ -40,7 +40,7 @@ def packed(sheet: Mapping[str, Judged], studies: Path) -> bytes:
     return raw.getvalue()
 
 
-def _files(sheet: Mapping[str, Judged], studies: Path) -> Iterator[tuple[str, bytes]]:
+def _files(sheet: Mapping[str, JudgedClaim], studies: Path) -> Iterator[tuple[str, bytes]]:
     """The names of what is packed, and their contents."""
     try:
         of_this = version("griffin-evalkit")

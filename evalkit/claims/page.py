@@ -6,7 +6,7 @@ from html import escape
 
 from evalkit.claims import shown
 from evalkit.claims.parts import Finding
-from evalkit.claims.sheet import Judged, Verdict, plain
+from evalkit.claims.sheet import JudgedClaim, Verdict, plain
 from evalkit.reports import page
 
 TITLE = "What the Griffin paper says, and what was measured"
@@ -53,14 +53,14 @@ ROOM = 40
 """The width of a number below the line."""
 
 
-def html(sheet: Mapping[str, Judged]) -> str:
+def html(sheet: Mapping[str, JudgedClaim]) -> str:
     """The whole page; the sheet is embedded as JSON, for whoever wants the numbers back."""
     chips = "".join(f"<span>{_chip(verdict)} × {count}</span>" for verdict, count in shown.counts(sheet).items())
     parts = [f"<style>{CSS}</style>", f'<p class="counts">{chips}</p>', *map(_claim, sheet.values())]
     return page.page(TITLE, LEAD, parts, shown.plain(sheet, [plain(judged) for judged in sheet.values()]))
 
 
-def _claim(judged: Judged) -> str:
+def _claim(judged: JudgedClaim) -> str:
     claim = judged.claim
     facts = "".join(
         f"<dt>{escape(name)}</dt><dd>{_fact(name, text)}</dd>"

@@ -26,7 +26,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedClaim:
     """A claim, what was measured, and the verdict with its reason; `control` is None where none was measured."""
 
     claim: Claim
@@ -45,7 +45,7 @@ class Judged:
         return None if self.control is None else all(one.side in ("exact", "meets") for one in self.control)
 
 
-def judge(claims: Mapping[str, Claim], studies: Path) -> dict[str, Judged]:
+def judge(claims: Mapping[str, Claim], studies: Path) -> dict[str, JudgedClaim]:
     """The sheet, from the rows in the folder of studies."""
     found = {id: _measured(claim.test, studies) for id, claim in claims.items() if claim.lacking is None}
     controls = {id: _measured(claim.control.parts, studies) for id, claim in claims.items()}
@@ -60,7 +60,7 @@ def judge(claims: Mapping[str, Claim], studies: Path) -> dict[str, Judged]:
         control = [] if claim.control.parts == [] else _adjusted(controls[id][0], controls[id][0])
         verdict, why = decide(claim, adjusted, control or None, reason)
         count = sum(one.p is not None for one in family)
-        judged[id] = Judged(claim, verdict, why, adjusted, control or None, count, scale_of(claim, studies))
+        judged[id] = JudgedClaim(claim, verdict, why, adjusted, control or None, count, scale_of(claim, studies))
     return judged
 
 
@@ -106,7 +106,7 @@ def scale_of(claim: Claim, studies: Path) -> dict[str, float | None]:
     return {name: ours[name] / paper[name] if ours.get(name) and paper.get(name) else None for name in SCALES}
 
 
-def plain(judged: Judged) -> dict[str, Any]:
+def plain(judged: JudgedClaim) -> dict[str, Any]:
     """One line of the sheet as JSON has it."""
     claim = judged.claim
     return {

@@ -7,7 +7,7 @@ from typing import Any
 
 from evalkit.claims.claims import SCALES, Claim
 from evalkit.claims.parts import Finding
-from evalkit.claims.sheet import Judged, Verdict
+from evalkit.claims.sheet import JudgedClaim, Verdict
 from evalkit.core.statistics import exact_interval
 
 SIGNS = {
@@ -61,7 +61,7 @@ def marks(one: Finding) -> str:
     return ", ".join(f"{name} {SYMBOLS[mark.sign]} {mark.number:g}" for name, mark in named.items() if mark is not None)
 
 
-def here(judged: Judged) -> str:
+def here(judged: JudgedClaim) -> str:
     """Our value: that of the part which decides."""
     if not judged.findings:
         return NONE
@@ -69,7 +69,7 @@ def here(judged: Judged) -> str:
     return finding(by_side.get("fails") or by_side.get("open") or judged.findings[0])
 
 
-def counts(sheet: Mapping[str, Judged]) -> dict[Verdict, int]:
+def counts(sheet: Mapping[str, JudgedClaim]) -> dict[Verdict, int]:
     """How many claims have each verdict, in the order of the verdicts."""
     counted = Counter(judged.verdict for judged in sheet.values())
     return {verdict: counted[verdict] for verdict in Verdict}
@@ -94,7 +94,7 @@ def scale(ratios: Mapping[str, float | None]) -> str:
     return f"{', '.join(known)} of the paper's" if known else NONE
 
 
-def control(judged: Judged) -> str:
+def control(judged: JudgedClaim) -> str:
     """The positive control, and whether it passed."""
     says = judged.claim.control.says
     if judged.control is None:
@@ -110,7 +110,7 @@ def registered(claim: Claim) -> str:
     return f"{claim.registered['date']}, commit {claim.registered['commit']}"
 
 
-def facts(judged: Judged) -> Sequence[tuple[str, str]]:
+def facts(judged: JudgedClaim) -> Sequence[tuple[str, str]]:
     """All that is said of a claim beside its test."""
     claim = judged.claim
     seeds = ", ".join(map(str, claim.runs.seeds))
@@ -132,6 +132,6 @@ def facts(judged: Judged) -> Sequence[tuple[str, str]]:
     ]
 
 
-def plain(sheet: Mapping[str, Judged], lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def plain(sheet: Mapping[str, JudgedClaim], lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The sheet as JSON has it."""
     return {"counts": {verdict.value: count for verdict, count in counts(sheet).items()}, "claims": lines}

@@ -15,7 +15,7 @@ from evalkit.core.errors import UserError, typed_path, writing
 
 if TYPE_CHECKING:
     from evalkit.claims.claims import Claim
-    from evalkit.claims.sheet import Judged
+    from evalkit.claims.sheet import JudgedClaim
 
 SETTINGS = ("out", "format", "studies", "run", "archive")
 PAGE = "claims.html"
@@ -118,7 +118,7 @@ def _anew(words: Sequence[str]) -> int:
     return 0
 
 
-def _write(out: str, sheet: Mapping[str, "Judged"]) -> str:
+def _write(out: str, sheet: Mapping[str, "JudgedClaim"]) -> str:
     from evalkit.claims.page import html
     from evalkit.record.files import write_text
 
@@ -137,7 +137,7 @@ def _refuse_part(archive: str, chosen: "Sequence[Claim]") -> None:
         raise UserError(f"archive={archive} is no name of one; give archive={archive or 'claims'}{SUFFIXES[0]}")
 
 
-def _pack(archive: str, sheet: Mapping[str, "Judged"], studies: Path) -> str:
+def _pack(archive: str, sheet: Mapping[str, "JudgedClaim"], studies: Path) -> str:
     from evalkit.claims.archive import packed
     from evalkit.disk.files import write_whole
 
@@ -148,7 +148,7 @@ def _pack(archive: str, sheet: Mapping[str, "Judged"], studies: Path) -> str:
     return f"packed into {path}, {len(content) / 2**20:.1f} MiB"
 
 
-def _print_sheet(console: Console, sheet: Mapping[str, "Judged"]) -> None:
+def _print_sheet(console: Console, sheet: Mapping[str, "JudgedClaim"]) -> None:
     from evalkit.claims import shown
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -164,7 +164,7 @@ def _print_sheet(console: Console, sheet: Mapping[str, "Judged"]) -> None:
     console.print(Text("All evidence of one: python -m evalkit reproduce B3"))
 
 
-def _print_claim(console: Console, judged: "Judged") -> None:
+def _print_claim(console: Console, judged: "JudgedClaim") -> None:
     from evalkit.claims import shown
 
     claim = judged.claim

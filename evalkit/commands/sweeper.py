@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from evalkit.configuration.composition import Composed, Words
     from evalkit.configuration.experiment import Experiment
-    from evalkit.reports.judged import Judged
+    from evalkit.reports.criterion import Criterion
 
 SWEEPER, BASIC = "hydra/sweeper", "basic"
 BY, DEFAULT = "by", "validation.accuracy"
@@ -59,25 +59,25 @@ def main(words: "Words") -> int:
     from evalkit.parallel.devices import use_every_core
     from evalkit.record.history import command_line
     from evalkit.record.wandb import check_before_several
-    from evalkit.reports.judged import Judged
+    from evalkit.reports.criterion import Criterion
     from evalkit.reports.writer import say
     from evalkit.session import logs
     from evalkit.session.hints import near
 
-    now, judged = datetime.now(), Judged.of(str(value_of(words, BY, DEFAULT)))
+    now, criterion = datetime.now(), Criterion.of(str(value_of(words, BY, DEFAULT)))
     texts = [text for text in sweep.typed(words, now) if parse([text])[0].key_or_group != BY]
     use_every_core()
     possible = ends(texts)
     first = compose(possible[0], job=0)
-    experiments = [_checked(compose(end, job=number), end, judged) for number, end in enumerate(possible)]
+    experiments = [_checked(compose(end, job=number), end, criterion) for number, end in enumerate(possible)]
     check_before_several(sink for experiment in experiments for sink in experiment.outlets.values())
     if "direction" in first.hydra["sweeper"] and value_of(texts, DIRECTION, None) is None:
-        texts += overrides_of({DIRECTION: judged.direction})
+        texts += overrides_of({DIRECTION: criterion.direction})
     quiet = any(experiment.quiet for experiment in experiments)
     console = Console(stderr="format=json" in texts, quiet=quiet)
     named = parse([*texts, *sweep.names(texts, first, now), *([sweep.SILENT] if quiet else [])])
     of_runs = [text_of(word) for word in named if not word.is_hydra_override()]
-    work = partial(number_of, command=command_line(), by=str(judged))
+    work = partial(number_of, command=command_line(), by=str(criterion))
     try:
         with logs.shown(console), sweep.ending_in_one_line(first.hydra["launcher"]["_target_"], first.sweep):
             hydra_private.multirun(of_runs, ends(named)[0], whole, work)
@@ -89,11 +89,11 @@ def main(words: "Words") -> int:
         if any(frame.name == number_of.__name__ for frame in extract_tb(error.__traceback__)):
             raise  # of a run of ours, and no user's to mend
         raise UserError(f"the sweeper ended with: {first_line(error)}; its runs are in {near(first.sweep)}") from error
-    say(console, f"judged by={judged}; the runs, and what the sweeper says of them, are in {near(first.sweep)}")
+    say(console, f"judged by={criterion}; the runs, and what the sweeper says of them, are in {near(first.sweep)}")
     return 0
 
 
-def _checked(composed: "Composed", words: "Words", judged: "Judged") -> "Experiment":
+def _checked(composed: "Composed", words: "Words", criterion: "Criterion") -> "Experiment":
     """A run that the sweeper might choose, built; raises UserError for one that cannot be, or has no such number."""
     from evalkit.configuration.composition import parse
     from evalkit.configuration.spec import Spec
@@ -102,8 +102,8 @@ def _checked(composed: "Composed", words: "Words", judged: "Judged") -> "Experim
     if composed.choices.get("on_checkpoint") is not None or composed.config.get("checkpoint") is not None:
         raise UserError("a sweeper trains its runs, and checkpoint= is trained already; leave it out")
     experiment = Spec.composed(composed, parse(words)).experiment
-    judged.refuse_unmeasured(experiment.feed)
-    refuse_unmeasured(judged, experiment)
+    criterion.refuse_unmeasured(experiment.feed)
+    refuse_unmeasured(criterion, experiment)
     experiment.feed.prepare()
     return experiment
 
@@ -111,13 +111,13 @@ def _checked(composed: "Composed", words: "Words", judged: "Judged") -> "Experim
 def number_of(config: "DictConfig", command: str, by: str) -> float:
     """Does one run of the sweep and returns its number `by`; raises UserError where it failed or has no such number."""
     from evalkit.core.rows import read, record_file
-    from evalkit.reports.judged import Judged
+    from evalkit.reports.criterion import Criterion
 
     ended = sweep.job(config, command)
     folder = Path(ended.folder)
     if record_file(folder) and not ended.code:
         record = read(folder)
-        value = Judged.of(by).value(record.rows, record.header.train_length)
+        value = Criterion.of(by).value(record.rows, record.header.train_length)
         if value is not None:
             return value
     raise UserError(f"{folder} has no number of by={by}; see what it says above")

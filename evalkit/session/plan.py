@@ -42,7 +42,7 @@ class Squares(NamedTuple):
     mixers: Sequence[str] = ()
 
 
-class Search(NamedTuple):
+class RateSearch(NamedTuple):
     """The search for the learning rate of a suite's final run: runs in `folder` that train one seed at each rate.
 
     `words` are those of each run, without rates and seeds. The first run has the `rates`, with seeds from `seed` on. An
@@ -75,7 +75,7 @@ class Job(NamedTuple):
     evaluation: Request | None = None
     cell: str = ""
     words: Words = ()
-    search: Search | None = None
+    search: RateSearch | None = None
     squares: Squares | None = None
 
     @property

@@ -28,7 +28,7 @@ from evalkit.record.history import pasteable
 from evalkit.record.wandb import check_before_several
 from evalkit.record.wandb_names import cut
 from evalkit.reports import search as report
-from evalkit.reports.judged import Judged
+from evalkit.reports.criterion import Criterion
 from evalkit.reports.writer import say
 from evalkit.session import logs, run
 from evalkit.session.hints import near
@@ -89,22 +89,23 @@ class Search:
             node = getattr(self, name)
             if not isinstance(node, Mapping) or "_target_" not in node:
                 raise UserError(f"{name}={node}; give one of Optuna's, as {name}={DEFAULTS[name]}")
-        _ = self.judged
+        _ = self.criterion
 
     @property
-    def judged(self) -> Judged:
+    def criterion(self) -> Criterion:
         """What a trial is judged by."""
-        return Judged.of(str(self.by))
+        return Criterion.of(str(self.by))
 
 
-def refuse_unmeasured(judged: Judged, experiment: Experiment) -> None:
+def refuse_unmeasured(criterion: Criterion, experiment: Experiment) -> None:
     """Raises UserError for a length at which the run is neither validated nor measured at its end."""
     if not isinstance(experiment.eval, Extrapolation):
         return
-    if judged.part == "validation" and judged.length not in (None, experiment.task.length, *experiment.eval.during):
-        raise UserError(f"by={judged} is never validated; give 'eval.during=[{judged.length}]' too")
-    if judged.part != "validation" and judged.length not in experiment.eval.lengths:
-        raise UserError(f"by={judged} is not measured at the end; add {judged.length} to eval.lengths")
+    validated = (None, experiment.task.length, *experiment.eval.during)
+    if criterion.part == "validation" and criterion.length not in validated:
+        raise UserError(f"by={criterion} is never validated; give 'eval.during=[{criterion.length}]' too")
+    if criterion.part != "validation" and criterion.length not in experiment.eval.lengths:
+        raise UserError(f"by={criterion} is not measured at the end; add {criterion.length} to eval.lengths")
 
 
 class Searching:
@@ -119,20 +120,20 @@ class Searching:
             if key in self.space:
                 raise UserError(f"{key}= is not searched; give one number, as seeds=2 of every trial")
         self._experiments = [self.trial(values, 0).experiment for values in corners(self.space)]
-        search.judged.refuse_unmeasured(self._experiments[0].feed)
+        search.criterion.refuse_unmeasured(self._experiments[0].feed)
         self.console = Console(quiet=self._experiments[0].quiet)
 
     def trial(self, values: Mapping[str, Value], number: int) -> Spec:
         """The run of a trial; if validation judges it, its final evaluation has the training length alone."""
-        words, judged = [*at(self._words, values), *self._group()], self.search.judged
+        words, criterion = [*at(self._words, values), *self._group()], self.search.criterion
         spec = _spec(words, self.folder / TRIALS / f"{number:03d}")
         experiment = spec.experiment
         if not isinstance(experiment.eval, Extrapolation):
             return spec
         length, typed = experiment.task.length, "eval.lengths" in spec.typed
-        if judged.part == "validation" or typed:
-            refuse_unmeasured(judged, experiment)
-        lengths = [length] if judged.part == "validation" else sorted({length, judged.length or length})
+        if criterion.part == "validation" or typed:
+            refuse_unmeasured(criterion, experiment)
+        lengths = [length] if criterion.part == "validation" else sorted({length, criterion.length or length})
         return spec if typed else _spec([*words, f"eval.lengths={lengths}".replace(" ", "")], spec.folder)
 
     def final(self, best: Tried) -> Spec:
@@ -144,14 +145,14 @@ class Searching:
 
     def work(self) -> int:
         """Works on trials until none is left for this process, and ends the search if it is over; the exit code."""
-        search, judged = self.search, self.search.judged
+        search, criterion = self.search, self.search.criterion
         check_before_several(sink for experiment in self._experiments for sink in experiment.outlets.values())
-        study = Study(self.folder, self.space, search.trials, search.direction or judged.direction, self._made)
+        study = Study(self.folder, self.space, search.trials, search.direction or criterion.direction, self._made)
         resumed = pasteable("search", "resume", str(near(self.folder)), *_typed(self._trusted))
         again = f"go on with the whole search: {resumed}"
         with logs.shown(self.console):
-            if judged.part == "extrapolation":
-                say(self.console, f"by={judged} is {BY_TEST}")
+            if criterion.part == "extrapolation":
+                say(self.console, f"by={criterion} is {BY_TEST}")
             try:
                 while (claimed := study.claim()) is not None:
                     code = self._try(study, claimed)
@@ -165,13 +166,14 @@ class Searching:
 
     def _try(self, study: Study, claimed: Claimed) -> int:
         """Trains a trial, or goes on with it, and notes how it ended; returns the exit code of one that was stopped."""
-        place, judged = near(study.place(claimed.number)), self.search.judged
+        place, criterion = near(study.place(claimed.number)), self.search.criterion
         shown = " ".join(at([f"{key}=1" for key in claimed.values], claimed.values))
         line = f"{place} ({claimed.number + 1} of {self.search.trials}): {shown}"
         self.console.print(Text(line, style="bold"), soft_wrap=True)
 
         def judge(rows: Sequence[Row]) -> bool:
-            value, step = judged.while_training.value(rows, length), max((row["step"] or 0 for row in rows), default=0)
+            value = criterion.while_training.value(rows, length)
+            step = max((row["step"] or 0 for row in rows), default=0)
             return value is not None and study.gives_up(claimed, step, value)
 
         try:
@@ -183,10 +185,10 @@ class Searching:
             if outcome.given_up:
                 study.end(claimed, "PRUNED")
                 return 0
-            value = judged.value(read(spec.folder).rows, length)
+            value = criterion.value(read(spec.folder).rows, length)
             study.end(claimed, "FAIL" if value is None else "COMPLETE", value)
             if value is None:
-                say(self.console, f"{place}: no row has a number of by={judged}; the trial counts as failed")
+                say(self.console, f"{place}: no row has a number of by={criterion}; the trial counts as failed")
         except UserError as error:  # the others go on, as in a sweep
             self.console.print(Text(f"{place}: {error}", style="red"), soft_wrap=True)
             study.end(claimed, "FAIL")
@@ -217,22 +219,22 @@ class Searching:
             lock.release()
 
     def _report(self, study: Study, best: Tried) -> None:
-        judged = self.search.judged
-        sign = 1 if (self.search.direction or judged.direction) == "minimize" else -1
+        criterion = self.search.criterion
+        sign = 1 if (self.search.direction or criterion.direction) == "minimize" else -1
         tried = sorted(study.tried(), key=lambda one: (one.judged is None, sign * (one.judged or 0.0), one.number))
         log = frozenset(key for key, values in self.space.items() if not isinstance(values, list) and values.log)
         searched = report.Searched(
             title=f"Search on {self._experiments[0].task_name}",
-            by=str(judged),
-            by_validation=str(judged.while_training),
+            by=str(criterion),
+            by_validation=str(criterion.while_training),
             trials=[self._reported(study, one) for one in tried],
             log=log,
-            notes=[f"By {judged}: {BY_TEST}."] if judged.part == "extrapolation" else [],
+            notes=[f"By {criterion}: {BY_TEST}."] if criterion.part == "extrapolation" else [],
         )
         report.write(self.folder, searched, self.console, pasteable(*_typed(self._chosen(best))))
 
     def _reported(self, study: Study, tried: Tried) -> report.Trial:
-        folder, judged = study.place(tried.number), self.search.judged
+        folder, criterion = study.place(tried.number), self.search.criterion
         record = read(folder) if record_file(folder) is not None else None
         rows, length = ([], None) if record is None else (record.rows, record.header.train_length)
         return report.Trial(
@@ -241,7 +243,7 @@ class Searching:
             judged=tried.judged,
             state=STATES.get(tried.state, tried.state),
             steps=max((row["step"] or 0 for row in rows), default=None),
-            curve=judged.while_training.curve(rows, length),
+            curve=criterion.while_training.curve(rows, length),
         )
 
     def _chosen(self, best: Tried) -> list[str]:

@@ -21,8 +21,8 @@ from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import AnyTask
 from evalkit.core.errors import UserError, said_of
-from evalkit.reports.suite.cells import FINAL, GRID, HIGHER, LOWER, Trial, best_of, trials_of, window_of
-from evalkit.session.plan import Job, Search, Squares, is_finished
+from evalkit.reports.suite.cells import FINAL, GRID, HIGHER, LOWER, RateTrial, best_of, rate_trials, window_of
+from evalkit.session.plan import Job, RateSearch, Squares, is_finished
 
 KIND = "evalkit.evaluations.extrapolation.report"
 """What a suite compares: its cells are read from reports of this kind."""
@@ -278,19 +278,19 @@ def further_searches(folder: Path, final: Job) -> Iterator[Spec]:
             yield buildable([*search.words, *_at_rates(rates, seed)], further)
 
 
-def _searched(folder: Path, final: Job) -> list[Trial]:
+def _searched(folder: Path, final: Job) -> list[RateTrial]:
     """Every trial of a cell's finished searches; raises UserError if the grid is not finished or no loss is finite."""
     search = _search_of(final)
     places = [folder / search.folder / name for name in (GRID, LOWER, HIGHER)]
     if not is_finished(places[0]):
         raise UserError(f"its rate is chosen from {search.name}, which is not finished; give the same command again")
-    trials = [trial for place in filter(is_finished, places) for trial in trials_of(place)]
+    trials = [trial for place in filter(is_finished, places) for trial in rate_trials(place)]
     if all(trial.loss is None for trial in trials):
         raise UserError("the loss was not finite at any of its rates; give lower ones as 'suite.rates=[1e-4,3e-4]'")
     return trials
 
 
-def _search_of(final: Job) -> Search:
+def _search_of(final: Job) -> RateSearch:
     assert final.search is not None
     return final.search
 
@@ -340,12 +340,12 @@ def _cell(
     yield final._replace(search=search)
 
 
-def _search(suite: Mapping[str, Any], cell: str, words: Words, task: AnyTask) -> Search:
+def _search(suite: Mapping[str, Any], cell: str, words: Words, task: AnyTask) -> RateSearch:
     """The search that chooses the rate of a cell: all steps of training, judged at the training length alone."""
     # All rates train in one program: a loss that is not finite at one rate must not end the others.
     judged = [f"eval.lengths=[{task.length}]", "eval.during=[]", "eval.span=null", "train.skip_nonfinite=true"]
     floor = suite["floors"].get(cell.partition("/")[0], task.chance or 0.0)
-    return Search(cell, [*words, *judged], suite["rates"], suite["search_seed"], floor)
+    return RateSearch(cell, [*words, *judged], suite["rates"], suite["search_seed"], floor)
 
 
 def _at_rates(rates: Sequence[float], seed: int) -> list[str]:

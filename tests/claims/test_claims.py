@@ -21,7 +21,7 @@ from evalkit.claims import claims, page, shown
 from evalkit.claims.claims import Claim
 from evalkit.claims.measures import NoRows
 from evalkit.claims.parts import Finding, Part, finding_of, measure
-from evalkit.claims.sheet import Judged, Verdict, decide, judge
+from evalkit.claims.sheet import JudgedClaim, Verdict, decide, judge
 from evalkit.commands import run
 from evalkit.configuration import composition
 from evalkit.configuration.spec import Spec
@@ -38,7 +38,7 @@ SHARES = st.floats(0, 1, allow_nan=False)
 
 
 @pytest.fixture(scope="module")
-def sheet() -> dict[str, Judged]:
+def sheet() -> dict[str, JudgedClaim]:
     return judge(claims.read(STUDIES), STUDIES)
 
 
@@ -182,7 +182,7 @@ def test_rows_that_are_not_kept_are_named() -> None:
         )
 
 
-def test_at_least_thirty_claims_have_rows_and_none_is_judged_without_reason(sheet: Mapping[str, Judged]) -> None:
+def test_at_least_thirty_claims_have_rows_and_none_is_judged_without_reason(sheet: Mapping[str, JudgedClaim]) -> None:
     with_rows = [id for id, judged in sheet.items() if any(one.part.statistic != "tests" for one in judged.findings)]
     assert len(with_rows) >= 30
     assert all(judged.why for judged in sheet.values())
@@ -196,7 +196,7 @@ def test_at_least_thirty_claims_have_rows_and_none_is_judged_without_reason(shee
     ]
 
 
-def test_what_the_protocol_decided_is_taken_over(sheet: Mapping[str, Judged]) -> None:
+def test_what_the_protocol_decided_is_taken_over(sheet: Mapping[str, JudgedClaim]) -> None:
     """studies/protocol.md and studies/corrections.md, and B3's control by the second reading."""
     decided = {"A0": "holds", "A1": "not decidable", "A2": "holds", "B1": "holds", "B2": "not decidable", "B4": "holds"}
     assert {id: sheet[id].verdict.value for id in decided} == decided
@@ -205,7 +205,7 @@ def test_what_the_protocol_decided_is_taken_over(sheet: Mapping[str, Judged]) ->
     assert sheet["C1"].verdict == Verdict.NOT_DECIDABLE and sheet["C1"].control_passed is False
 
 
-def test_the_comparisons_of_a_figure_are_counted_together(sheet: Mapping[str, Judged]) -> None:
+def test_the_comparisons_of_a_figure_are_counted_together(sheet: Mapping[str, JudgedClaim]) -> None:
     of_figure = [judged for judged in sheet.values() if judged.claim.figure == "figure 6a"]
     p_values = [one.p for judged in of_figure for one in judged.findings if one.p is not None]
     assert {judged.comparisons for judged in of_figure} == {len(p_values)} and len(p_values) == 5
@@ -226,7 +226,7 @@ def test_every_figure_table_and_appendix_of_the_paper_is_on_the_sheet() -> None:
 
 
 @pytest.mark.parametrize("id", ENTRIES)
-def test_an_entry_is_whole(id: str, sheet: Mapping[str, Judged]) -> None:
+def test_an_entry_is_whole(id: str, sheet: Mapping[str, JudgedClaim]) -> None:
     found = sheet[id].claim
     assert found.says.endswith(".") and found.not_claimed and found.control.says and found.paper
     assert (STUDIES / found.read).is_file()
@@ -242,7 +242,7 @@ def test_an_entry_is_whole(id: str, sheet: Mapping[str, Judged]) -> None:
         assert f"experiment={experiment}" in found.runs.command
 
 
-def test_the_seeds_of_an_entry_are_those_that_are_kept(sheet: Mapping[str, Judged]) -> None:
+def test_the_seeds_of_an_entry_are_those_that_are_kept(sheet: Mapping[str, JudgedClaim]) -> None:
     for id, judged in sheet.items():
         by_seed = [one for one in judged.findings if one.each and judged.claim.runs.seeds]
         if judged.verdict != Verdict.NOT_DECIDABLE or "are kept so far" not in judged.why:
@@ -328,7 +328,7 @@ def test_a_file_of_claims_that_is_none_is_one_line(content: bytes, said: str, tm
 # The page, the pages that quote it, and the command.
 
 
-def test_the_page_needs_no_other_file_and_shows_every_claim(sheet: Mapping[str, Judged]) -> None:
+def test_the_page_needs_no_other_file_and_shows_every_claim(sheet: Mapping[str, JudgedClaim]) -> None:
     text = page.html(sheet)
     assert not re.search(r'(?:src|href)="|url\(|@import|<script src', text)
     assert [id for id in sheet if f'id="{id}"' not in text] == []
@@ -353,14 +353,14 @@ OF_THE_README = {
 QUOTED = re.compile(r"^\| ([A-Z]\d+) \|.*\| ([a-z ]+) \|$", re.M)
 
 
-def test_the_pages_quote_the_sheet(sheet: Mapping[str, Judged]) -> None:
+def test_the_pages_quote_the_sheet(sheet: Mapping[str, JudgedClaim]) -> None:
     quotes = QUOTED.findall((ROOT / "docs/reproduction.md").read_text(encoding="utf-8"))
     assert len(quotes) >= 10
     assert [(id, verdict) for id, verdict in quotes if sheet[id].verdict.value != verdict] == []
 
 
 @pytest.mark.parametrize("begins", OF_THE_README)
-def test_the_readme_quotes_the_sheet(begins: str, sheet: Mapping[str, Judged]) -> None:
+def test_the_readme_quotes_the_sheet(begins: str, sheet: Mapping[str, JudgedClaim]) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (verdict,) = re.findall(rf"^\| {begins} .*\| (yes|not decidable|no)\b[^|]*\|$", readme, re.M)
     words = {"holds": "yes", "does not hold": "no"}
@@ -368,7 +368,7 @@ def test_the_readme_quotes_the_sheet(begins: str, sheet: Mapping[str, Judged]) -
     assert words.get(measured, measured) == verdict
 
 
-def test_the_page_of_the_sheet_is_short_and_counts_as_it_does(sheet: Mapping[str, Judged]) -> None:
+def test_the_page_of_the_sheet_is_short_and_counts_as_it_does(sheet: Mapping[str, JudgedClaim]) -> None:
     text = (ROOT / "docs/reproduction.md").read_text(encoding="utf-8")
     assert len(text.split()) <= 900
     counted = ", ".join(f"{count} {verdict.value}" for verdict, count in shown.counts(sheet).items())

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from evalkit.reports.suite.board import Board, comparisons, html, picture, reach, window
-from evalkit.reports.suite.cells import Cell, Measured, Trial, kept
+from evalkit.reports.suite.cells import Cell, Measured, RateTrial, kept
 
 COMMAND = "python -m evalkit experiment=mine"
 
@@ -17,7 +17,7 @@ def cell(
     measured = [Measured(40, number, accuracy, accuracy - 0.005, 1.0) for number, accuracy in enumerate(seeds)]
     if beyond is not None:
         measured += [Measured(160, number, beyond, 0.0, 1.0) for number in range(len(seeds))]
-    trials = [Trial(rate, accuracy, 0.1) for rate, accuracy in (rates or {}).items()]
+    trials = [RateTrial(rate, accuracy, 0.1) for rate, accuracy in (rates or {}).items()]
     return Cell(task, model, None, "cpu", 100, 64, 1000, 0.25, 40, 10, 1e-3, measured, trials)
 
 
@@ -108,9 +108,9 @@ def test_the_window_of_rates_is_what_is_around_the_best_one(rates: dict[float, f
 
 def test_a_rate_that_is_no_better_than_a_guess_has_no_window() -> None:
     """Of eight rates at chance one is above it: its interval says that nothing was learned."""
-    by_chance = [Trial(1e-3, 0.53, 0.7, 0.45), Trial(1e-2, 0.49, 0.7, 0.41)]
+    by_chance = [RateTrial(1e-3, 0.53, 0.7, 0.45), RateTrial(1e-2, 0.49, 0.7, 0.41)]
     assert window(replace(cell("parity", "gla", 0.5), trials=by_chance), 0.5) is None
-    learned = [Trial(1e-3, 0.63, 0.7, 0.55), Trial(1e-2, 0.49, 0.7, 0.41)]
+    learned = [RateTrial(1e-3, 0.63, 0.7, 0.55), RateTrial(1e-2, 0.49, 0.7, 0.41)]
     assert window(replace(cell("parity", "gla", 0.5), trials=learned), 0.5) == 0.0
 
 

@@ -23,12 +23,12 @@ from evalkit.reports.suite import cells as suite_cells
 from evalkit.reports.suite.cells import (
     Cell,
     Measured,
-    Trial,
+    RateTrial,
     as_json,
     beside,
     finished_cells,
     from_json,
-    trials_of,
+    rate_trials,
     window_of,
 )
 from evalkit.reports.suite.report import figures, of_seeds, tables, trained_otherwise
@@ -123,8 +123,8 @@ def test_every_cell_is_searched_trained_and_drawn(done: Path, capsys: pytest.Cap
         assert (config["seed"], config["seeds"], config["train"]["steps"]) == (7, 2, 6)
         search = Spec.saved(out / cell / "rates").plain
         assert (search["seed"], search["seeds"], search["train"]["steps"]) == (1000, 2, 6), "full length, a seed a rate"
-        assert [trial.rate for trial in trials_of(out / cell / "rates")] == [0.001, 0.003]
-        trials = [trial for path in (out / cell).glob("rates*") for trial in trials_of(path)]
+        assert [trial.rate for trial in rate_trials(out / cell / "rates")] == [0.001, 0.003]
+        trials = [trial for path in (out / cell).glob("rates*") for trial in rate_trials(path)]
         window = [trial.rate for trial in window_of(trials, 1 / 15)]
         assert config["train"]["learning_rate"] in (window or [trial.rate for trial in trials])
     large = Spec.saved(out / "heads" / "one" / "large" / "final").plain
@@ -327,10 +327,10 @@ def test_the_middle_of_the_window_is_chosen(
     """Found on the board: at the rate that was right first, one of three fresh seeds of an LSTM was not."""
     rates = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
     losses = (1.0, 0.9, 0.8, 0.7, None)
-    trials = [Trial(*one) for one in zip(rates, accuracies, losses, strict=True)]
+    trials = [RateTrial(*one) for one in zip(rates, accuracies, losses, strict=True)]
     monkeypatch.setattr(suite, "_searched", lambda folder, final: trials)
     final = plan.Job(
-        "g", "t/m/final", Mock(), words=["task=mqar", "model=hawk"], search=plan.Search("t/m", [], rates, 1, 0.1)
+        "g", "t/m/final", Mock(), words=["task=mqar", "model=hawk"], search=plan.RateSearch("t/m", [], rates, 1, 0.1)
     )
     assert (
         suite.at_chosen_rate(Path(), final._replace(spec=Spec.of(["task=mqar", "model=hawk"]))).plain["train"][
@@ -384,10 +384,10 @@ def test_a_rate_that_diverges_is_left_out_and_takes_no_other_with_it(
     assert suite_of(*words, "suite.rates=[1e-3,1e38]") == 2
     assert "an optimiser of Optax takes one" in capsys.readouterr().err
     assert suite_of(*words[:2], "suite.rates=[1e-3,1e30]", "train.steps=8", "train.warmup_steps=0") == 0
-    assert [trial.loss is None for trial in trials_of(cell / "rates")] == [False, True]
+    assert [trial.loss is None for trial in rate_trials(cell / "rates")] == [False, True]
     assert Spec.saved(cell / "final").plain["train"]["learning_rate"] < 1e-2
     (found,) = finished_cells(tmp_path / "out")
-    assert found.trials[-1] == Trial(1e30, None, None) and found.tokens and found.seconds
+    assert found.trials[-1] == RateTrial(1e30, None, None) and found.tokens and found.seconds
     assert suite_of(*words[:2], "suite.rates=[1e29,1e30]", "hydra.run.dir=" + str(tmp_path / "high")) == 1
     assert "not finite" in "".join(capsys.readouterr())
 
@@ -493,7 +493,7 @@ def cell(**changes) -> Cell:
         "size": None,
         "rate": 0.1,
         "measured": measured,
-        "trials": [Trial(0.1, 0.5, 1.0)],
+        "trials": [RateTrial(0.1, 0.5, 1.0)],
     }
     return Cell(**{**shared, **given, **changes})
 
@@ -573,11 +573,11 @@ def test_a_model_whose_cost_differs_by_task_is_shown_with_the_least_and_the_most
 
 
 def test_a_rate_at_the_edge_of_its_grid_is_marked() -> None:
-    trials = [Trial(rate, 0.5, 1.0) for rate in (0.1, 0.2, 0.3)]
+    trials = [RateTrial(rate, 0.5, 1.0) for rate in (0.1, 0.2, 0.3)]
     own = [cell(trials=trials, rate=0.1), cell(model="n", trials=trials, rate=0.2)]
     (rates,) = (table for table in tables(own) if "by learning rate" in table.heading)
     assert [line[-1] for line in rates.lines] == ["0.1 (edge)", "0.2"]
-    diverged = [*trials[:2], Trial(0.3, None, None)]
+    diverged = [*trials[:2], RateTrial(0.3, None, None)]
     (rates,) = (table for table in tables([cell(trials=diverged, rate=0.2)]) if "by learning rate" in table.heading)
     assert rates.lines[0][1:] == ["0.500", "0.500", "–", "0.2"], "a rate that diverged was tried"
 

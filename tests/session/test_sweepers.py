@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from evalkit.__main__ import main
 from evalkit.commands import sweep, sweeper
 from evalkit.core.rows import read
-from evalkit.reports.judged import Judged
+from evalkit.reports.criterion import Criterion
 from evalkit.session.sweeps import Ended
 from support import tiny
 
@@ -32,7 +32,7 @@ def test_optunas_sweeper_chooses_runs_by_the_number_of_each(tmp_path: Path) -> N
     done = subprocess.run(tiny.command("-m", *words), capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     runs = [path.parent for path in folder.rglob("results.json")]
-    values = [Judged.of(BY).value(read(run).rows, 32) for run in runs]
+    values = [Criterion.of(BY).value(read(run).rows, 32) for run in runs]
     best: Any = OmegaConf.load(folder / "optimization_results.yaml")
     # Lower is better of a loss, which is said to the sweeper where nothing else was typed.
     assert len(runs) == 3 and best["best_value"] == pytest.approx(min(value for value in values if value is not None))

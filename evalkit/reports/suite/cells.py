@@ -45,7 +45,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Trial:
+class RateTrial:
     """One seed at one learning rate: accuracy and loss (nats) at the training length; None where it was no number.
 
     `low` is the lower end of the accuracy's 95% interval over the sequences that were asked.
@@ -83,7 +83,7 @@ class Cell:
     steps: int
     rate: float
     measured: Sequence[Measured]
-    trials: Sequence[Trial]
+    trials: Sequence[RateTrial]
     typed: Sequence[str] = ()
     tokens: int | None = None
     tokens_to_solve: int | None = None
@@ -134,7 +134,7 @@ def from_json(text: str) -> list[Cell]:
     for record in json.loads(text):
         measured, trials = record.pop("measured"), record.pop("trials")
         cells.append(
-            Cell(**record, measured=[Measured(**one) for one in measured], trials=[Trial(**one) for one in trials])
+            Cell(**record, measured=[Measured(**one) for one in measured], trials=[RateTrial(**one) for one in trials])
         )
     return cells
 
@@ -165,7 +165,7 @@ def _cell(place: Path, final: Path) -> Cell:
         steps=header.steps,
         rate=float(studies.content(final / "config.yaml")["train"]["learning_rate"]),
         measured=[*ladder, *spans],
-        trials=sorted((trial for search in searches for trial in trials_of(search)), key=lambda trial: trial.rate),
+        trials=sorted((trial for search in searches for trial in rate_trials(search)), key=lambda trial: trial.rate),
         typed=_typed(final),
         tokens=max(seen.values(), default=None),
         tokens_to_solve=min(until, default=None),
@@ -173,13 +173,13 @@ def _cell(place: Path, final: Path) -> Cell:
     )
 
 
-def best_of(trials: Iterable[Trial]) -> Trial | None:
+def best_of(trials: Iterable[RateTrial]) -> RateTrial | None:
     """The trial with the highest accuracy, and of equals the lowest loss; None if no loss stayed a number."""
     finite = [trial for trial in trials if trial.loss is not None]
     return max(finite, key=lambda trial: (trial.accuracy or 0.0, -(trial.loss or 0.0)), default=None)
 
 
-def window_of(trials: Iterable[Trial], floor: float) -> list[Trial]:
+def window_of(trials: Iterable[RateTrial], floor: float) -> list[RateTrial]:
     """The trials of the rates around the best that come near it, the lowest first; none if nothing was learned."""
     tried = sorted(trials, key=lambda trial: trial.rate)
     best_trial = best_of(tried)
@@ -194,7 +194,7 @@ def window_of(trials: Iterable[Trial], floor: float) -> list[Trial]:
     return tried[low : high + 1]
 
 
-def trials_of(folder: Path) -> Iterator[Trial]:
+def rate_trials(folder: Path) -> Iterator[RateTrial]:
     """One trial per rate of a search, from its last validation; without values if the loss of a step was no number."""
     rates = studies.content(folder / "config.yaml")["train"]["learning_rate"]
     record = read(folder)
@@ -202,10 +202,10 @@ def trials_of(folder: Path) -> Iterator[Trial]:
     for rate, seed in zip(rates, summarise(record)["seeds"], strict=True):
         last = None if seed["seed"] in lost else seed["validation"]
         if last is None or last["accuracy"] is None:
-            yield Trial(rate, None, None)
+            yield RateTrial(rate, None, None)
         else:
             low, _ = wilson(last["accuracy"] * last["sequences"], last["sequences"])
-            yield Trial(rate, last["accuracy"], last["loss"], low)
+            yield RateTrial(rate, last["accuracy"], last["loss"], low)
 
 
 def _seconds(folders: Sequence[Path]) -> int | None:

@@ -19,11 +19,11 @@ FORM = re.compile(r"(\w+)\.(\w+)(?:@(\d+))?")
 EXAMPLES = "by=validation.accuracy or by=extrapolation.accuracy@1024"
 
 
-class Judged(NamedTuple):
+class Criterion(NamedTuple):
     """What is judged: a metric of a part at a length (tokens); None stands for the training length.
 
-    >>> Judged.of("extrapolation.accuracy@1024")
-    Judged(part='extrapolation', metric='accuracy', length=1024)
+    >>> Criterion.of("extrapolation.accuracy@1024")
+    Criterion(part='extrapolation', metric='accuracy', length=1024)
     """
 
     part: str
@@ -31,7 +31,7 @@ class Judged(NamedTuple):
     length: int | None = None
 
     @classmethod
-    def of(cls, text: str) -> "Judged":
+    def of(cls, text: str) -> "Criterion":
         """Parses the value of `by=`; raises UserError for any other form."""
         match = FORM.fullmatch(text)
         if match is None or match[1] not in SPLITS:
@@ -52,9 +52,9 @@ class Judged(NamedTuple):
         return "maximize" if self.metric in HIGHER_IS_BETTER else "minimize"
 
     @property
-    def while_training(self) -> "Judged":
+    def while_training(self) -> "Criterion":
         """What a run is judged by before its end: the same metric in validation."""
-        return self if self.part == "validation" else Judged("validation", self.metric)
+        return self if self.part == "validation" else Criterion("validation", self.metric)
 
     def rows_of(self, rows: Sequence[Row], train_length: int | None) -> list[Row]:
         """The rows that measure this metric."""
