@@ -26,7 +26,7 @@ from evalkit.kernels.xla import Scan, adjoint
 class Inputs(NamedTuple):
     """The arguments of a gated unit; `flags [b, t]` are 1 where the state is reset, because kernels read no booleans.
 
-    `per_channel` is the rate and, for a complex unit, the angle: one array for each plane of x, h0 and the states.
+    `per_channel` is the rate and, for a complex unit, the angle: as many arrays as x, h0 and the states have planes.
     """
 
     x: Array
@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
         return tuple(jnp.split(values, len(self.per_channel), axis=-1)) if len(self.per_channel) > 1 else (values,)
 
     def gradients(self, run: Gated, g: Planes, da: Planes, h0: Planes) -> "Inputs":
-        """Returns the gradients of the arguments, from `g` and `da` as `run.gradients` takes them, and that of `h0`."""
+        """Returns the gradients of the arguments: from `g` and `da`, see `run.gradients`; `h0` is that of the state."""
         (*x, recurrence, entry), per_channel = run.gradients(*self.whole, g, da)
         return Inputs(
             x=merged(tuple(x)).astype(self.x.dtype),

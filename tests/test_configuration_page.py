@@ -38,7 +38,7 @@ ALL = [(f"task={task}", f"model={model}", f"eval={name}") for task, model, name 
 def rows() -> list[list[str]]:
     """The cells of each row of the page's tables of keys."""
     lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    return [cells for line in lines if len(cells := line.strip("| ").split(" | ")) > 2]
+    return [cells for line in lines if len(cells := re.split(r" *(?<!\\)\| *", line.strip("| "))) > 2]
 
 
 def test_the_page_is_what_the_constructors_say() -> None:

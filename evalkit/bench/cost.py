@@ -77,9 +77,9 @@ def measure(
 ) -> dict[str, Any]:
     """One row per model, after `length` tokens, and one more with multi-head attention for a model with multi-query.
 
-    `bytes` is the size of a weight and of a number of the cache. `progress` is called with each model's name. With a
-    `mesh`, a row also has what each of its devices keeps in training. Raises UserError for a mesh that does not divide
-    a model.
+    `bytes` is the size of a weight and of a number of the cache. `progress` is called with each model's name and
+    settings. With a `mesh`, a row also has what each of its devices keeps in training. Raises UserError for a mesh that
+    does not divide a model.
     """
     refuse_beyond_positions("length", length)
     sizes = _sizes(mesh, gather)

@@ -27,7 +27,7 @@ RECORD = ("config.yaml", RESULTS, HISTORY, "environment.json", "timing.json")
 PARAMETERS = "parameters"
 STEP, EVALUATED = "step", "evaluated"
 SUMMED = "summed"
-"""An array beside parameters that were written with checksums: if the checksums are missing, they are damaged."""
+"""An array beside parameters that were written with checksums: if these are missing, the archive is damaged."""
 LONGEST_WORD = 256
 # What zipfile, zlib and NumPy raise of files that are damaged, packed in ways that they do not know, or encrypted.
 UNREADABLE = (

@@ -231,7 +231,7 @@ def _saved(request: Request, words: "Sequence[Override]") -> "Spec":
 
 
 def _is_whole_experiment(words: "Sequence[Override]") -> bool:
-    """Whether the words name all runs of an experiment; with `model=` they name one of them, as any other run."""
+    """Whether the words name all runs of an experiment; with `model=` they name a single run, except in a suite."""
     named = _named(words)
     return "experiment" in named and "checkpoint" not in named and ("model" not in named or _is_suite(words))
 

@@ -1,4 +1,4 @@
-"""Refuses what this machine cannot hold, before anything is built: by a lower bound of the bytes, never an estimate."""
+"""Refuses what this machine cannot hold, before it takes memory: by a lower bound of the bytes, never an estimate."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple

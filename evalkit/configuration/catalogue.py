@@ -26,7 +26,7 @@ PRESETS: Mapping[str, str] = {
 }
 """What `preset=` takes, a plain name, with what it means; `conf/recipe/<task>.yaml` has what it sets."""
 TOY = "tiny"
-"""The one preset that a task has only if its recipe has an entry for it; without one, others keep the paper's sizes."""
+"""Only a recipe with an entry for this preset offers it; without an entry, any other preset has the paper's sizes."""
 
 
 def directory() -> Path:
@@ -97,7 +97,7 @@ def refuse_other_encodings(own: Path) -> None:
 
 
 def stamps(own: Path) -> tuple[Stamp, ...]:
-    """The YAML files of the user's `own` folder with their times and sizes, which tell when a file was written."""
+    """The YAML files of the user's `own` folder with times and sizes, which change whenever a file is written."""
     files = [(str(path), path.stat()) for path in _files_of(own, "*.yaml", *OF_GROUPS)]
     return tuple((name, status.st_mtime_ns, status.st_size) for name, status in files)
 

@@ -464,7 +464,7 @@ def _is_none(override: Override) -> bool:
 
 
 def _leave_out_of_other_evaluations(config: DictConfig) -> None:
-    """Removes from the chosen evaluation the settings that a recipe has for the task's default evaluation."""
+    """Removes settings that the chosen evaluation lacks: a recipe has them for the task's default evaluation."""
     known = settings_of(config.eval, "eval")
     with open_dict(config.eval):
         for name, value in plain(config.eval, resolve=False).items():
@@ -475,7 +475,7 @@ def _leave_out_of_other_evaluations(config: DictConfig) -> None:
 
 
 def _name(config: DictConfig) -> None:
-    """Sets the names of task and model to the chosen options; a checkpoint is named after its folder."""
+    """Sets the names of task and model to the chosen options; a model on a checkpoint has the name of its folder."""
     choices, checkpoint = config.hydra.runtime.choices, OmegaConf.select(config, CHECKPOINT)
     with open_dict(config):
         if choices.get("task") is not None or checkpoint is None:

@@ -20,18 +20,9 @@ FILE = "config.yaml"
 OF_PROCESS = ("format", "quiet", "compilation_cache", ALLOW)
 POST_TRAINING = ("train.steps", "train.state_passing", "train.first_states")
 """Settings of training that `resume` may change: more steps, and states that are passed in them (2507.02782)."""
-RESUMABLE = (
-    "log",
-    "sinks",
-    "wandb",
-    "eval",
-    "downstream",
-    "lookup",
-    *POST_TRAINING,
-    "mesh",
-    "distributed",
-    *OF_PROCESS,
-)
+WHILE_TRAINING = ("downstream", "lookup")
+"""The settings of benchmarks that are run while the model trains."""
+RESUMABLE = ("log", "sinks", "wandb", "eval", *WHILE_TRAINING, *POST_TRAINING, "mesh", "distributed", *OF_PROCESS)
 EVALUABLE = ("eval", "task", "data", "log", "sinks", "wandb", "parameters", *OF_PROCESS)
 """What may be changed of a run that goes on, and of one that is evaluated again."""
 

@@ -212,7 +212,7 @@ class Feed:
         return []
 
     def facts(self) -> dict[str, str] | None:
-        """What text is read, if any: `used` in words, `digest` of all of it, `held_out`, that of held-out documents."""
+        """What text is read: in words (`used`), digests of all (`digest`) and of the `held_out` documents; or None."""
         return None
 
     def reported(self, totals: dict[str, float]) -> dict[str, float]:
@@ -301,7 +301,7 @@ class LanguageModel(Protocol):
     def decays(self, params: Params, tokens: Array) -> Mapping[int, tuple[Array, Array]]:
         """For each block with a decaying state, by block number: δ = −log a and the state, both `[b, t, r]`.
 
-        The cache is a sequence of one NamedTuple per block; its field `h`, `[b, r]`, holds this state.
+        The state is the field `h`, `[b, r]`, of the block's entry in the cache: a sequence of one NamedTuple per block.
         """
         ...
 
@@ -324,7 +324,7 @@ class Divisible(Protocol):
         """How `devices` devices share each parameter: the number of the axis that they divide, or a word.
 
         `whole`: each has all of it. `term`: as `whole`, and its gradient is one term of a sum. `once`: as `term`, for a
-        bias that one device adds after the all-reduce; on a mesh each device adds 1/`devices` of it. Raises ValueError,
+        bias that a sum over the devices must have once, so each adds 1/`devices` of it to its term. Raises ValueError,
         in words, for a model that they cannot share.
         """
         ...
@@ -499,8 +499,8 @@ class Evaluation(ABC):
 class SinkStart(NamedTuple):
     """What a sink gets when a session begins: the run's folder and configuration, and what it has received already.
 
-    `received`: in sessions that ended by themselves the sink got so many of the record's first rows. `sessions` are the
-    names that those sessions left. `config` is the run's configuration as plain data.
+    `received` counts the first rows of the record that the sink got in sessions that ended by themselves, and
+    `sessions` are the names that those sessions left. `config` is the run's configuration as plain data.
     """
 
     folder: Path

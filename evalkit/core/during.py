@@ -7,7 +7,7 @@ from evalkit.core.rows import Row, value
 DURING = "during"
 """The split of these rows; else they are those of `evaluate RUN step=N`."""
 ALL = "all"
-"""The value of `extra.answer` in a row over all answers."""
+"""The value of `extra.answer` in a row over all prompts, wherever the answer lies."""
 
 
 def name_of(entry: Row) -> str:

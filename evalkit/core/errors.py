@@ -66,7 +66,7 @@ def typed_path(path: str | PathLike[str]) -> Path:
 
 
 def refuse_bytes(text: str) -> None:
-    """Raises UserError for text with bytes that are no characters in this encoding: no file of a run can hold it."""
+    """Raises UserError for text with bytes that the system's encoding cannot decode: no file of a run can hold it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -340,7 +340,7 @@ def _fits(value: Any, annotation: Any) -> bool:
 
 
 def _headed(rows: Sequence[Row], path: Path) -> Record:
-    """The record of rows without a header, whose first row, of the metric `parameters`, has the facts in `extra`."""
+    """The record of rows without a header; the first one of the metric `parameters`, if any, has facts in `extra`."""
     first = next((entry for entry in rows if entry["metric"] == "parameters"), None)
     facts = {} if first is None else {name: first["extra"][name] for name in HEADER_FIELDS if name in first["extra"]}
     lengths = (entry["length"] for entry in rows if entry["split"] == "validation" and entry["length"] is not None)

@@ -61,7 +61,7 @@ def train_batch(
 
     With `shortest`, each sequence has a random length from `shortest` to `length`: any length if the task is one of
     `Cuts`, else one of `lengths_between`. Padding, which is never scored, fills the rest. No earlier position sees it,
-    so models get no positions for it. Where `shards` devices share the batch, each draws its own sequences.
+    so models need no positions for it. Where `shards` devices share the batch, each draws its own sequences.
     """
     key = jax.random.fold_in(jax.random.fold_in(random_key(seed), TRAIN), step)
     keys = own(jax.random.split(key, batch), shards)

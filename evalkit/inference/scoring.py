@@ -21,7 +21,7 @@ from evalkit.core.errors import UserError
 from evalkit.inference.prefill import empty_cache
 from evalkit.parallel.devices import by_rows, copied, in_parts, mesh_sharing, microbatch, split, together
 
-# Lengths are rounded up to `MULTIPLE` and may be `SPARE` too long, so that few programs serve many.
+# Lengths and cache rooms are multiples of `MULTIPLE`, and lengths may be `SPARE` too long: few programs serve many.
 MULTIPLE, SPARE = 8, 1 / 8
 LOGITS_AT_A_TIME = 2**28  # numbers: 1 GiB of float32
 CACHE_AT_A_TIME = 2**30  # bytes
@@ -204,7 +204,7 @@ class Scorer:
             read = _advance if continues or first + batch.chunk < length else _finish
             tokens, positions = _tokens(batch, starts, first)
             questions, at, targets = _questions(batch, first)
-            # Positions are needed only where later tokens could see padding: with a cache, and with padding in it.
+            # Positions are needed only where later tokens could see padding: with a cache, and padding in the chunk.
             where = positions if batch.room and (positions < 0).any() else None
             arrays = jax.device_put((tokens, where, at, targets), split(self._mesh))
             with jax.default_matmul_precision("highest"):

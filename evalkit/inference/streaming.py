@@ -25,7 +25,7 @@ MOST_ROWS = 256
 SHARE = 4
 """The part of an accelerator's memory, one in so many, that sequences may take."""
 TOKEN_BYTES = 24
-"""Bytes of activations per token, times the root of the number of parameters (some 12 n d² for n blocks of width d)."""
+"""Bytes of activations a token, for each unit of √parameters: n blocks of width d have some 12 n d² parameters."""
 
 
 def rows_at_once(setting: int | str, model: LanguageModel, params: Params, length: int, chunk: int, look: int) -> int:
@@ -45,8 +45,10 @@ def rows_at_once(setting: int | str, model: LanguageModel, params: Params, lengt
 
 
 def least_rows(setting: int | str) -> int:
-    """The rows in memory that can be expected on any device: the `setting`, or those of a CPU where it is "auto"."""
-    return ROWS if isinstance(setting, str) else setting
+    """A lower bound of `rows_at_once`: with "auto" an accelerator with little memory reads one sequence at a time."""
+    if not isinstance(setting, str):
+        return setting
+    return ROWS if jax.default_backend() == "cpu" else 1
 
 
 def stream_tally(

@@ -51,9 +51,9 @@ LOGS = {
     "wandb_args": ("wandb", "init"),
     "trackio_args": ("trackio", "init"),
 }
-"""The class or function to which lm-eval passes the values of each flag."""
+"""The class or function to which lm-eval passes the arguments of each flag."""
 STEP = "step"
-"""A value of such a flag that lm-eval removes before it passes them on."""
+"""An argument that lm-eval removes before it passes on the others."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -195,7 +195,7 @@ def _refuse_places(configuration: EvaluatorConfig) -> None:
 
 
 def _refuse_unlogged(configuration: EvaluatorConfig) -> None:
-    """Raises UserError for a value that a log does not take; lm-eval's own TypeError may come after the work (hub)."""
+    """Raises UserError for an unknown argument of a log; lm-eval would raise TypeError, for the hub after the work."""
     for flag, (module, function) in LOGS.items():
         named = getattr(configuration, flag, None)
         if not named or find_spec(module) is None:

@@ -119,7 +119,7 @@ def extensions(folder: Path, record: Record) -> list[Extension]:
 
 
 def record_of(folder: Path) -> Record:
-    """The record of a run; where steps were added, `steps` and `notes` of its header say so. Raises UserError."""
+    """The record of a run; a changed number of steps is in `steps` and `notes` of its header. Raises UserError."""
     record = rows.read(folder)
     extended = extensions(folder, record)
     if not extended:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from evalkit.core import studies
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Record
+from evalkit.record.files import times_of
 from evalkit.reports.numbers import Curve
 from evalkit.reports.pooling import STEPS, Line, Run
 
@@ -51,8 +51,8 @@ def _places(run: Run, by: str) -> dict[int, int]:
         cost = run.header.flops_per_token
         return {} if cost is None else {step: FLOPS_OF_A_STEP * cost * count for step, count in tokens.items()}
     if by == "seconds":
-        times = studies.content(run.folder / "timing.json")
-        seconds = times.get("training") if isinstance(times, dict) else None
+        times = times_of(run.folder)
+        seconds = times.get("training")
         seconds = None if seconds is None else seconds - times.get("looks", 0.0)
         last = max(tokens.values(), default=0)
         return {} if seconds is None else {step: round(seconds * count / last) for step, count in tokens.items()}

@@ -209,10 +209,13 @@ def refuse_fewer_steps(launch: Launch) -> None:
 
 
 def refuse_other_evaluation(launch: Launch) -> None:
-    """The settings of a finished run are not changed: its training is over, and its results stay."""
-    for key in saved.POST_TRAINING[1:]:
-        if key in launch.spec.typed:
-            raise UserError(f"{launch.spec.typed[key]}: the run is finished; give more train.steps too")
+    """A finished run keeps its evaluation and its results.
+
+    How it passes states, and what is measured while it trains, change only together with more steps.
+    """
+    for key, word in launch.spec.typed.items():
+        if key in saved.POST_TRAINING[1:] or key.partition(".")[0] in saved.WHILE_TRAINING:
+            raise UserError(f"{word}: the run is finished; give more train.steps too")
     if launch.spec.plain["eval"] != launch.before["eval"]:
         settings = [word for key, word in launch.spec.typed.items() if not key.startswith("train.")]
         command = pasteable("evaluate", str(near(launch.folder)), *settings)

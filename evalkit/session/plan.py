@@ -15,7 +15,7 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.request import Request
 from evalkit.configuration.spec import Spec
 from evalkit.core.rows import read, record_file
-from evalkit.record.files import RESULTS
+from evalkit.record.files import RESULTS, times_of
 from evalkit.reports.numbers import DASH, grouped
 from evalkit.reports.suite.cells import GRID
 from evalkit.reports.terminal import print_table
@@ -154,11 +154,10 @@ def _speed_key(job: Job) -> Hashable:
 
 def _seconds_taken(job: Job) -> float | None:
     """The seconds per token that a run's training took so far, without compilation; None where that is not known."""
-    try:
-        taken = json.loads((job.folder / "timing.json").read_text(encoding="utf-8"))
-        seconds = taken["training"] - taken["first_dispatch"] - taken.get("looks", 0.0)
-    except (OSError, ValueError, KeyError):
+    taken = times_of(job.folder)
+    if not {"training", "first_dispatch"} <= taken.keys():
         return None
+    seconds = taken["training"] - taken["first_dispatch"] - taken.get("looks", 0.0)
     _, training = job.experiment.trained
     first = min(training.log_every, training.steps - 1)
     trained = job.experiment.seeds * tokens(job.experiment, first, _steps_done(job))

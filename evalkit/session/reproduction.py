@@ -15,8 +15,8 @@ SHEET = ("out", "run", "studies")
 """The words that the sheet itself reads."""
 DECIDED = ("experiment", "task", "model", "scale", "mixer", "checkpoint")
 """What the claim's experiment chooses."""
-CHANGED = ("task.", "model.", "train.", "eval.")
-"""How the keys begin of settings that make a run differ from the claim's."""
+CHANGED = ("task.", "model.", "train.", "eval.", "parameters=", "matmul_precision=", "seed=", "seeds=")
+"""The prefixes of keys whose settings make a run differ from the claim's."""
 # What depends on the architecture: how far its cache reaches, and how many sequences fit into memory.
 OF_MODEL = (("eval", "max_length"), ("eval", "batch_size"))
 

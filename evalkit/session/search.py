@@ -124,7 +124,10 @@ class Searching:
         self.console = Console(quiet=self._experiments[0].quiet)
 
     def trial(self, values: Mapping[str, Value], number: int) -> Spec:
-        """The run of a trial; if validation judges it, its final evaluation has the training length alone."""
+        """The run of a trial.
+
+        Unless `eval.lengths` is typed, its final evaluation has the training length and, with `by=extrapolation…@N`, N.
+        """
         words, criterion = [*at(self._words, values), *self._group()], self.search.criterion
         spec = _spec(words, self.folder / TRIALS / f"{number:03d}")
         experiment = spec.experiment

@@ -17,7 +17,7 @@ from evalkit.core.trust import code_of
 from evalkit.parallel import peers
 from evalkit.parallel.interrupt import Interrupted, Watch
 from evalkit.record import environment
-from evalkit.record.files import write_text
+from evalkit.record.files import TIMES, times_of, write_text
 from evalkit.record.sinks import Recorder
 from evalkit.reports.kinds import records_of
 from evalkit.reports.writer import report
@@ -25,7 +25,6 @@ from evalkit.session import logs
 from evalkit.session.gates import Launch
 from evalkit.session.hints import next_commands, resume_hint
 
-TIMES = "timing.json"
 logger = logging.getLogger(__name__)
 
 
@@ -80,7 +79,7 @@ class Session:
         experiment = launch.experiment
         self.watch = Watch()
         self._said_by_sinks: list[str] = []
-        self.timing: dict[str, float] = _times_of(folder) if offset else {}
+        self.timing: dict[str, float] = times_of(folder) if offset else {}
         with ExitStack() as opened:
             opened.enter_context(logs.shown(self.console))
             opened.enter_context(logs.kept(folder / "evalkit.log"))
@@ -177,11 +176,3 @@ class Session:
         with suppress(UserError):
             write_text(self.folder / TIMES, json.dumps(self.timing, indent=2) + "\n")
         self._said_by_sinks += self.record.finish(end)
-
-
-def _times_of(folder: Path) -> dict[str, float]:
-    """The seconds of earlier sessions on this run, by name; empty where they are unknown."""
-    try:
-        return json.loads((folder / TIMES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}

@@ -72,7 +72,7 @@ class Study:
         self._study.pruner = made.pruner()
 
     def claim(self) -> Claimed | None:
-        """Takes a trial that a dead process left, else a new one; None if the others are finished or worked on."""
+        """Takes a trial that a dead process left, else a new one; None if none is left for this process."""
         with self._lock:
             for left in (trial for trial in self.tried() if trial.state == "RUNNING"):
                 lock = self._free(left.number)

@@ -28,9 +28,9 @@ FOLDER = "checkpoints"
 KEPT = 2
 UNFINISHED = "unfinished-"
 SUMMED = "summed"
-"""A metadata key of checkpoints with checksums: if these are missing, it is damaged; without the key it is older."""
+"""A metadata key: a checkpoint with it must have checksums, else it is damaged; one without it is from before them."""
 MOMENTS = "moments"
-"""A key in the metadata, only if the moments have the shapes of the parameters, as those of a mesh do."""
+"""A metadata key that is there only if the moments have the shapes of the parameters, as those of a mesh do."""
 STREAMS = "streams"
 """A key in the metadata: whether the state has streams. Further training may be the first that passes states."""
 log = logging.getLogger(__name__)
@@ -81,9 +81,10 @@ class Checkpoints:
         try:
             self.tidy()
             with _SAVING:
-                hook, sys.unraisablehook = sys.unraisablehook, _forget_late_writes
+                hook = sys.unraisablehook
+                sys.unraisablehook = partial(_forget_late_writes, hook)
                 self._orbax.save(new, args=items)
-                sys.unraisablehook = hook
+                sys.unraisablehook = hook  # after a failed write it stays: late writes report later
             if peers.first():
                 self._keep(new, step)
         except Exception as error:  # TensorStore reports a full disk as whatever its driver raises
@@ -233,10 +234,13 @@ def _summed(folder: Path) -> bool:
     return bool(peers.agreed(summed))
 
 
-def _forget_late_writes(failure: "sys.UnraisableHookArgs") -> None:
-    """After one write has failed, TensorStore's others report to an event loop that Orbax has closed already."""
+def _forget_late_writes(hook: "Callable[[sys.UnraisableHookArgs], Any]", failure: "sys.UnraisableHookArgs") -> None:
+    """After one write has failed, TensorStore's others report to an event loop that Orbax has closed already.
+
+    Every other failure goes to the process's own `hook`.
+    """
     if str(failure.exc_value) != "Event loop is closed":
-        sys.__unraisablehook__(failure)
+        hook(failure)
 
 
 def _stand_in(leaf: Any) -> Any:

@@ -38,8 +38,8 @@ def refuse_non_finite(sums: Sums, trainer: Trainer, checkpoints: Checkpoints, st
     """Raises NotFinite that names the step, the seed, the part where it began and the last good checkpoint.
 
     `sums` are those of a dispatch of so many `steps`. With `train.skip_nonfinite` it raises only if all
-    `train.log_every` steps of a dispatch were skipped: then parameters no longer recover. With several learning rates,
-    it raises only if this holds for every seed.
+    `train.log_every` steps of a dispatch were skipped: then parameters no longer recover. If there are several learning
+    rates as well, this must hold for every seed.
     """
     bad, training = np.asarray(sums.bad_step), trainer.training
     if training.skip_nonfinite:

@@ -1,4 +1,4 @@
-"""Initial decays of states, the decays of matrix states that a token computes, and the gates of their outputs.
+"""Initial decays of states, and modules that compute from a token the decay of a matrix state and its output's gate.
 
 Each module here has a linear map `into`. The mixer computes it together with its own maps of the token, in one product,
 and calls the module with the result.

@@ -165,7 +165,7 @@ class Linear(nnx.Module):
         return y if self.bias is None else add_bias(y, self.bias[...])
 
     def in_float32(self, x: Float[Array, "*n i"]) -> Float[Array, "*n o"]:
-        """Returns the same in float32: in bfloat16, a bias far from zero would cause the same error on every token."""
+        """Returns the same in float32: in bfloat16, a bias far from zero would be rounded alike on every token."""
         return self.with_bias(matmul(x, self.kernel[...]).astype(jnp.float32))
 
 

@@ -24,8 +24,8 @@ class Division(NamedTuple):
     """How devices share the parameters of a mixer or an MLP, and what they cannot cut.
 
     `axes` gives each parameter, by its dotted name, the axis along which it is cut. `TERM`: every device has all of it,
-    and its gradient on a device is one term of a sum. `ONCE`: a bias added after the sum on one device; on a mesh each
-    device adds 1/model of it. `units` counts, by name, what must not be cut, such as heads.
+    and its gradient on a device is one term of a sum. `ONCE`: the same, for a bias that the sum of outputs must have
+    once, so that each device adds an equal part of it. `units` counts, by name, what must not be cut, such as heads.
     """
 
     axes: Mapping[str, int | str]

@@ -92,7 +92,7 @@ class ComplexRecurrentBlock(TwoBranches):
 
     Options, beside those of `TwoBranches`:
       gate_blocks (blocks): blocks of the gates' block-diagonal matrices; must divide `width_rnn / 2`.
-      decay_range: the range in which |a| to the power of 8 starts.
+      decay_range: the range in which the decay's size to the power of 8 starts.
       angle_range (radians): the lowest and the highest phase of a step at the start.
       implementation: how the recurrence is computed: `auto`, `sequential`, `associative` or a kernel (docs/kernels.md).
 

@@ -140,9 +140,9 @@ def trapezoidal(
 ) -> tuple[Float[Array, "b t h p"], Float[Array, "b h n p"], Float[Array, "b 1 c"]]:
     """Returns `S_t C_t` of Mamba-3 without its skip, the last state, and what the next token needs of the last one.
 
-    The state in the cache is S without the last token's own share. Both shares of a token are written together, one
-    token later and with that one's decay, so that one step of `linear_state` is one token. The cache's `conv` has keys,
-    values and λΔ of the last token, and the angles, in turns.
+    The state in the cache is S without the last token's own share. Both shares of a token are written together, at the
+    next token and with the decay of that token, so that one step of `linear_state` is one token. The cache's `conv` has
+    keys, values and λΔ of the last token, and the angles, in turns.
     """
     batch, length, heads, _ = k.shape
     pairs = steps.turns.shape[-1]

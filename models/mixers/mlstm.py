@@ -18,7 +18,7 @@ CAP = 15.0
 EPSILON = 1e-6
 """What is added to the normaliser, as published."""
 OPEN = (3.0, 6.0)
-"""The biases of the heads' forget gates, before the sigmoid, start evenly spaced from the first to the second."""
+"""The biases of the heads' forget gates start evenly spaced from the first to the second, as published."""
 
 
 class MLSTMBlock(Recurrent):

@@ -74,7 +74,7 @@ class Lossless(ABC):
 
 
 class Bytes(Lossless):
-    """One token for each byte of UTF-8, then one that begins a text and one that ends it."""
+    """One token for each byte of UTF-8, with the ids 0 to 255; the next two ids begin a text and end it."""
 
     name = "bytes-1"
     bos, eos = 256, 257

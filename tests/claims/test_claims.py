@@ -436,11 +436,13 @@ def test_a_claim_is_judged_by_runs_that_are_made_anew(
         return 0
 
     monkeypatch.setattr(run, "main", train)
-    assert main(["reproduce", "A2", "run=true", f"out={tmp_path}", f"studies={STUDIES}", "train.steps=9"]) == 0
+    own = ["train.steps=9", "parameters=last"]
+    assert main(["reproduce", "A2", "run=true", f"out={tmp_path}", f"studies={STUDIES}", *own]) == 0
     kept, made = capsys.readouterr().out.splitlines()
     assert "By the kept runs: ✓ holds" in kept and "1 seen once (one seed); 3.00" in made
-    ((experiment, preset, *left_out, folder, steps),) = commands
-    assert (experiment, preset, steps) == ("experiment=fig6a", "preset=cpu", "train.steps=9")
+    ((experiment, preset, *left_out, folder, steps, parameters),) = commands
+    assert (experiment, preset, steps, parameters) == ("experiment=fig6a", "preset=cpu", *own)
+    assert "; ".join(own) in made, "the verdict does not say how its runs differ"
     assert folder == f"hydra.run.dir='{tmp_path}'"
     assert left_out == ["~runs.griffin", "~controls.griffin_lm", "~controls.hawk_lm", "~controls.mqa_lm"]
 

@@ -197,6 +197,14 @@ def test_a_planted_repeat_is_the_passage_itself_and_stands_nowhere_else(length: 
         assert len(set(fresh.tolist())) == 54, "the passage, or what stands in its place, is in the text between"
 
 
+def test_a_gap_for_which_every_document_is_too_short_says_so() -> None:
+    documents = [Span(tokens_of(length, length), length, f"{length}.txt") for length in (70, 60)]
+    rows = measured(documents, Remembering(), gaps=[50])
+    (repeated,) = (entry for entry in rows if entry["metric"] in (text_rows.REPEATED, text_rows.FRESH))
+    assert (repeated["length"], repeated["count"]) == (50, 0)
+    assert repeated["extra"] == {"document": "70.txt", "not_run": "70 tokens, fewer than the 82 of a window"}
+
+
 def test_documents_of_one_name_are_told_apart() -> None:
     assert short_names(["/x/held/emma/1.txt", "/x/held/dracula/1.txt"]) == ["emma/1.txt", "dracula/1.txt"]
     assert short_names(["/x/emma.txt"]) == ["emma.txt"]

@@ -2,9 +2,12 @@
 
 import logging
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -100,6 +103,21 @@ def test_an_older_checkpoint_goes_only_once_the_new_one_was_read_again(
         with pytest.raises(UserError, match=r"cannot write checkpoint 8 in .*: state/d/0 is not what was written"):
             kept.save(state, 8, meta)
     assert kept.steps == [6, 4] and sorted(path.name for path in kept.path.iterdir()) == ["4", "6"]
+
+
+def test_after_a_write_that_failed_the_processs_own_hook_hears_of_other_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, heard = loading.trainer_of(tiny.experiment()), []
+    kept = Checkpoints(tmp_path)
+    monkeypatch.setattr(sys, "unraisablehook", lambda failure: heard.append(str(failure.exc_value)))
+    with monkeypatch.context() as patched:
+        patched.setattr(kept._orbax, "save", Mock(side_effect=OSError("no space left on device")))
+        with pytest.raises(UserError, match=r"cannot write checkpoint 2 in .*: no space left on device; free space"):
+            kept.save(trainer.init(), 2, {"rows": 0})
+    for said in ("Event loop is closed", "of another library"):
+        sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError(said)))
+    assert heard == ["of another library"]
 
 
 def test_a_checkpoint_too_many_goes_when_the_run_goes_on(copy: Path) -> None:

@@ -17,7 +17,7 @@ from evalkit.core.rows import Row, value
 from evalkit.evaluations.extrapolation.measure import Extrapolation
 from evalkit.evaluations.text.held_out import losses_of, split_losses_of
 from evalkit.inference import streaming
-from evalkit.inference.streaming import rows_at_once, stream_tally
+from evalkit.inference.streaming import least_rows, rows_at_once, stream_tally
 from evalkit.parallel.layouts.sequences import read_split, refuse_unsplit
 from evalkit.tasks import Example
 from evalkit.tasks.text.tokenizers import Numbers
@@ -138,10 +138,11 @@ def test_an_accelerator_reads_what_its_memory_holds_and_a_cpu_eight(memory: int,
     assert model is not None
     rows = partial(rows_at_once, model=model, params=params, length=length, chunk=chunk)
     with pytest.MonkeyPatch.context() as patch:
-        assert (rows("auto", look=256), rows(5, look=2)) == (8, 5)
+        assert (rows("auto", look=256), rows(5, look=2)) == (8, 5) == (least_rows("auto"), least_rows(5))
         patch.setattr(jax, "default_backend", lambda: "gpu")
         patch.setattr(streaming, "accelerator_bytes", lambda: memory)
         most = rows("auto", look=256)
+        assert least_rows("auto") <= most, "what fits would be refused"
         assert most in {2**power for power in range(9)} and rows("auto", look=32) == min(most, 32)
         held = most * (model.cache_bytes(1, length) + chunk * 24 * 1000)
         assert most == 1 or held <= memory / 4

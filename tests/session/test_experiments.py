@@ -14,6 +14,7 @@ from evalkit.configuration import recipes
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read
+from evalkit.record.files import TIMES, times_of
 from evalkit.session import experiments, plan, run
 from evalkit.session.session import Outcome
 from evalkit.training.finite import NotFinite
@@ -133,6 +134,13 @@ def test_what_a_step_takes_is_measured() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("content", ["[]", '{"training": "long"}', "{", None])
+def test_the_times_of_a_damaged_file_are_unknown(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / TIMES).write_text(content, encoding="utf-8")
+    assert times_of(tmp_path) == {}
+
+
 def test_ctrl_c_names_the_command_that_goes_on_with_all(
     experiment: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -164,6 +164,10 @@ class Option(NamedTuple):
         return self.meaning[:1].upper() + self.meaning[1:]
 
 
+BAR = r"\|"
+"""A bar in the text of a cell; a bare one would begin the next cell."""
+
+
 class Line(NamedTuple):
     """One row of a table; `default` is as YAML writes it."""
 
@@ -174,7 +178,7 @@ class Line(NamedTuple):
 
     def __str__(self) -> str:
         cells = f"`{self.key}`", self.type, self.default, self.option.unit or NONE, self.option.sentence
-        return f"| {' | '.join(cells)} |"
+        return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
 
 
 def written() -> str:

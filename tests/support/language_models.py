@@ -22,7 +22,7 @@ def unused(*_: Any) -> Any:
 
 
 class Kept:
-    """Base of models with a cache: the size of that, and a count of operations that no test checks."""
+    """Base of models with a cache: the size of the cache, and a count of operations that no test checks."""
 
     def flops(self, length: int) -> int:
         return length

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from evalkit.evaluations.needle.rows import found
+from evalkit.evaluations.needle.rows import share_found
 from evalkit.tasks.needle import KINDS, NOISE, SENTENCES, Needle, word
 from evalkit.tasks.needle_bytes import BEGIN, NeedleBytes
 from evalkit.tasks.text.tokenizers import Bytes
@@ -59,7 +59,7 @@ def test_one_who_reads_the_text_knows_every_answer(task: Needle, sentences: int,
     given_ = needles(hidden.prompt)
     assert len(asked) == task.queries and len(hidden.answers) == task.queries * task.values
     values = [value for key in asked for name, value in given_ if name == key]
-    assert sorted(values) == sorted(hidden.answers) and found(" ".join(values), hidden.answers) == 1
+    assert sorted(values) == sorted(hidden.answers) and share_found(" ".join(values), hidden.answers) == 1
     assert len({value for _, value in given_}) == len(given_), "two needles have one value"
     assert hidden.prompt[hidden.place :].startswith("The secret ")
     if task.depth is not None and task.queries * task.values == 1:
@@ -180,8 +180,8 @@ def test_what_does_not_fit_is_one_line() -> None:
 
 
 def test_found_counts_whole_values_whatever_is_said_around() -> None:
-    assert found("It is 12, or AB-c.", ["12", "ab-C"]) == 1 and found("", ["1"]) == 0
-    assert found(" 9120", ["12"]) == found("x12", ["12"]) == 0, "a part of a longer number is none"
+    assert share_found("It is 12, or AB-c.", ["12", "ab-C"]) == 1 and share_found("", ["1"]) == 0
+    assert share_found(" 9120", ["12"]) == share_found("x12", ["12"]) == 0, "a part of a longer number is none"
 
 
 @pytest.mark.parametrize("length", [4000, 65_536])

@@ -36,7 +36,7 @@ class PretrainedLM(TemplateLM):
     `max_length` is the number of tokens that the model may read at once; None: no limit. A longer request is refused,
     or with `truncate` loses context on its left. `add_bos` says whether texts begin with the tokenizer's
     beginning-of-text token; None: as the checkpoint was trained. `share_prefixes`, `tokens_per_batch` and `chunk` are
-    passed to `Scorer`. `dtype`, the type of activations, is only recorded. Raises UserError for an invalid value.
+    passed to `Scorer`. `dtype` names the type of activations, for the record. Raises UserError for an invalid value.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class PretrainedLM(TemplateLM):
         return [bos, *tokens] if wanted and bos is not None and tokens[:1] != [bos] else tokens
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """As lm-eval's own; but if a token spans the join, each part is encoded alone, so that nothing is lost."""
+        """As lm-eval's own; but if a token spans the join, each part is encoded alone: the continuation stays whole."""
         kept = context.rstrip()
         context, continuation = kept, context[len(kept) :] + continuation
         before = self.tok_encode(context) or [self.prefix_token_id]

@@ -20,7 +20,7 @@ FACTS = ("run", "task", "model", *COSTS_TOLD, "train_length", "window", "source"
 def summarise(record: Record) -> dict[str, Any]:
     """The content of `results.json`: what was evaluated, and one record per length.
 
-    It has each group's metrics and the 95% Wilson interval of its exact match; null for a group without prompts.
+    A record has each group's metrics and the 95% Wilson interval of its exact match; null for a group without prompts.
     """
     by_length = grouped((entry["length"], entry) for entry in record.rows if entry["length"] is not None)
     return {name: getattr(record.header, name) for name in FACTS} | {

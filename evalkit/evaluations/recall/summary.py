@@ -28,11 +28,11 @@ def summarise(record: Record) -> dict[str, Any]:
     `half_way`: a seed's first distance whose accuracy is no more than half-way between 1 and chance (null: none).
     `by_answer`: at a seed's furthest distance, how many questions were `asked` and how many were `right`, by the fact's
     answer; the answers `lost`, whose accuracy is below half-way; and the accuracy of the `others` (null: none).
-    `forgetting`: one record per seed and block. The difference that a fact makes to the state falls to 1/e in so many
-    tokens: `predicted` from the decay of its channels, weighted by their shares, and `measured` (null: not within the
-    contexts). `carrying` lists the channels with the largest shares. In blocks after the first one that carries the
+    `forgetting`: one record per seed and block, with the tokens in which the difference that a fact makes to the state
+    falls to 1/e: `predicted` from the decay of its channels, weighted by their shares, and `measured` (null: not within
+    the contexts). `carrying` lists the channels with the largest shares. In blocks after the first one that carries the
     fact, `measured` is longer, as earlier blocks keep passing the fact on. `moved` is how far the other tokens have
-    moved the state by the end of the contexts, in units of that difference (null: not measured); a large drift may
+    moved the state by the end of the contexts, in units of the first difference (null: not measured); a large drift may
     hide a fact that is kept.
     `differences` and `drifts`: one record per seed, block and distance, both relative to the first difference.
     `restored`: the accuracy by seed and distance, with the part that is `undone` and the `block` (null: every block).

@@ -24,8 +24,8 @@ from evalkit.parallel.layouts.mesh import AUTO
 class Remembrance(Evaluation):
     """Compares the prediction after a whole held-out sequence with the one after its last tokens alone.
 
-    Each sequence is read up to its last scored position: once whole, and once for each of `kept_tokens`, its last
-    tokens only. The total variation between both predictions, ½ Σ |p − q|, is the effect of the tokens left out:
+    Each sequence is read up to its last scored position: once whole, and for each of `kept_tokens` that many of its
+    last tokens alone. The total variation between both predictions, ½ Σ |p − q|, is the effect of the tokens left out:
     effective remembrance. For a model that uses only near tokens it is 0 from a few tokens on; for one that its state
     misleads, it grows with the sequence. If a block reports how its state decays, that state's norm at the end is
     measured too.
@@ -77,7 +77,7 @@ class Remembrance(Evaluation):
 
     def held(self) -> list[tuple[str, int, int]]:
         """A batch at the longest length."""
-        return [("lengths", least_rows(self.batch_size), max(self.lengths))]
+        return [("lengths", min(self.sequences, least_rows(self.batch_size)), max(self.lengths))]
 
     def suffixes(self, length: int) -> list[int]:
         """How many of the last tokens of a sequence of `length` are read alone, the fewest first."""

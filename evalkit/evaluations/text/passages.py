@@ -57,9 +57,12 @@ class Passages:
 
     def repeated(self, documents: Sequence[Document], subject: Subject, gap: int) -> Iterator[Row]:
         """`P …gap… P` against `Q …gap… P`, with P and Q from elsewhere in the document."""
-        for document in documents:
-            if len(document.tokens) < gap + 8 * self.size:
-                continue
+        needed = gap + 8 * self.size
+        enough = [document for document in documents if len(document.tokens) >= needed]
+        if not enough:
+            reason = max(documents, key=lambda document: len(document.tokens)).too_short(needed)
+            yield subject.row(metric=text_rows.REPEATED, length=gap, count=0, extra=reason)
+        for document in enough:
             random = drawn(OTHERS, document.number)
             pairs = [self._repeat(random, document, gap) for _ in range(self.count)]
             for which, metric in enumerate((text_rows.REPEATED, text_rows.FRESH)):

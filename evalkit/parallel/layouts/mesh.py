@@ -79,8 +79,8 @@ def refuse_undivided(sizes: Sizes, batches: Sequence[int], devices: int) -> None
 class Rule(NamedTuple):
     """What a device of the model axis has of a parameter: its part along `axis`; None: all of it.
 
-    `partial`: the gradient on a device is one term of a sum. `once`: a bias added after the all-reduce on one device;
-    on a mesh each device adds 1/model of it.
+    `partial`: the gradient on a device is one term of a sum. `once`: a bias that the sum of outputs must have once, so
+    that each device adds 1/model of it to its term.
     """
 
     axis: int | None = None

@@ -11,7 +11,7 @@ from evalkit.core.rows import read, record_file
 from evalkit.core.statistics import wilson
 from evalkit.evaluations.extrapolation.summary import summarise
 from evalkit.record import history
-from evalkit.record.files import RESULTS
+from evalkit.record.files import RESULTS, times_of
 from evalkit.reports.along import tokens_seen
 from evalkit.reports.numbers import Point
 
@@ -67,8 +67,8 @@ class Cell:
 
     `size` names a state size other than the model's own, such as `small`; such a cell has no trials. `typed` has the
     words of its command that changed the suite's task, training or protocol. Each seed trains on `tokens` tokens;
-    `tokens_to_solve` is the median number of tokens until its validation accuracy first reaches `SOLVED` (None: most
-    seeds never reach it). `seconds` is the time of all its training.
+    `tokens_to_solve` is the median of the tokens after which a seed's validation accuracy first reaches `SOLVED` (None:
+    most seeds never reach it). `seconds` is the time of all its training.
     """
 
     task: str
@@ -210,9 +210,8 @@ def rate_trials(folder: Path) -> Iterator[RateTrial]:
 
 def _seconds(folders: Sequence[Path]) -> int | None:
     """The seconds that these runs trained, with evaluations and compilation; None if a run did not record them."""
-    times = [studies.content(folder / "timing.json") for folder in folders]
-    known = [time["training"] for time in times if isinstance(time, dict) and "training" in time]
-    return round(sum(known)) if len(known) == len(folders) else None
+    times = [times_of(folder).get("training") for folder in folders]
+    return None if None in times else round(sum(time for time in times if time is not None))
 
 
 def _typed(final: Path) -> list[str]:
