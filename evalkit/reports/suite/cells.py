@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from evalkit.core import studies
 from evalkit.core.rows import read, record_file
@@ -123,9 +124,18 @@ def beside(own: Sequence[Cell], others: Iterable[Cell]) -> list[Cell]:
 
 
 def as_json(cells: Sequence[Cell]) -> str:
-    """The cells as they are kept, a line each."""
-    lines = ",\n".join(json.dumps(asdict(cell), allow_nan=False) for cell in cells)
+    """The cells as they are kept, a line each; numbers have six digits, more than any difference needs."""
+    lines = ",\n".join(json.dumps(_rounded(asdict(cell)), allow_nan=False) for cell in cells)
     return f"[\n{lines}\n]\n"
+
+
+def _rounded(plain: Any) -> Any:
+    """Plain data with every float rounded to six digits."""
+    if isinstance(plain, float):
+        return float(f"{plain:.6g}")
+    if isinstance(plain, dict):
+        return {key: _rounded(one) for key, one in plain.items()}
+    return [_rounded(one) for one in plain] if isinstance(plain, list | tuple) else plain
 
 
 def from_json(text: str) -> list[Cell]:
