@@ -50,7 +50,7 @@ def program(model: str) -> jax.stages.Lowered:
         steps=3000, batch_size=16, learning_rate=4e-3, schedule="constant", state_passing=0.0625, average=0.999
     )
     trainer = Trainer(InductionHeads(length=256), built, settings, [0])
-    trainer.place.mesh = Mesh(np.asarray([device]), ("data",))
+    trainer.placement.mesh = Mesh(np.asarray([device]), ("data",))
     return trainer.lower(trainer.training.stages(256)[-1])
 
 

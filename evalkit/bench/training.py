@@ -30,7 +30,7 @@ def measure(trainer: Trainer, repeats: int, steps: int) -> dict[str, Any]:
 
 def measure_step(trainer: Trainer, repeats: int, steps: int) -> dict[str, Any]:
     """Compiles and times `repeats` dispatches of `steps` steps of the last stage, beside what the machine can do."""
-    if trainer.place.sizes is not None:
+    if trainer.placement.sizes is not None:
         raise UserError("bench train takes a step and its parts apart on mesh=auto alone; leave mesh out")
     stage = trainer.training.stages(trainer.task.length)[-1]
     began = time.perf_counter()
@@ -87,7 +87,8 @@ def counted_bytes(trainer: Trainer, stage: Stage) -> float:
 
     A micro-batch is counted and multiplied; a loop in it (the recurrence in time) counts as one of its steps.
     """
-    size = trainer.step.microbatch(stage.batch_size // trainer.place.shards, stage.length + trainer.task.answer_length)
+    sequences, tokens = stage.batch_size // trainer.placement.shards, stage.length + trainer.task.answer_length
+    size = trainer.step.microbatch(sequences, tokens)
     params = jax.eval_shape(trainer.model.init, random_key(0))
     costs = jax.jit(trainer.step.gradient).lower(params, trainer.example(size, stage.length)).compile().cost_analysis()
     assert costs is not None, "this backend does not count bytes"
@@ -137,7 +138,7 @@ def _as_in_a_step(trainer: Trainer, function: Callable[..., Any]) -> Callable[..
     return jax.jit(
         lambda params, *arrays: jax.shard_map(
             on_device,
-            mesh=trainer.place.mesh,
+            mesh=trainer.placement.mesh,
             in_specs=(PartitionSpec(), *(rows for _ in arrays)),
             out_specs=(PartitionSpec(), PartitionSpec(None, AXIS)),
             check_vma=False,

@@ -256,10 +256,10 @@ def _train(spec: Spec) -> int:
 
 def _draw(folder: Path, jobs: Sequence[Job], console: Console) -> None:
     """One comparison of the runs, and one of the controls; of a suite its own report."""
-    if jobs[0].squares is not None:
+    if jobs[0].board is not None:
         # The cells that evalkit brings belong to its own suite; another suite may define them by other words.
         others = kept(jobs[0].experiment.preset) if jobs[0].group == SUITE else []
-        write_suite(folder, console, others, partial(Board, **jobs[0].squares._asdict()))
+        write_suite(folder, console, others, partial(Board, **jobs[0].board._asdict()))
         return
     for group in GROUPS:
         drawn = [job.folder for job in jobs if job.group == group and is_finished(job.folder)]

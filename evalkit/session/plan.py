@@ -30,7 +30,7 @@ HEADER = ["run", "state", "steps", "hours"]
 SPEED = ("batch_size", "microbatch", "log_every")
 
 
-class Squares(NamedTuple):
+class BoardContent(NamedTuple):
     """The content of a suite's board: its pairs of task and model, and the accuracy of a guess by task (`floors`).
 
     `command` with `task=` and `model=` after it runs one square; one of `mixers` takes `+mixer=` instead.
@@ -65,7 +65,7 @@ class Job(NamedTuple):
     """One run of an experiment, built, in the folder of its `spec`.
 
     `evaluation` says which trained run it evaluates, and how; None for a run that trains. In a suite, a job has its
-    `cell` and the `squares` of the board; a final run also has its `words` and the `search` that chooses its learning
+    `cell` and the content of the `board`; a final run also has its `words` and the `search` that chooses its learning
     rate.
     """
 
@@ -76,7 +76,7 @@ class Job(NamedTuple):
     cell: str = ""
     words: Words = ()
     search: RateSearch | None = None
-    squares: Squares | None = None
+    board: BoardContent | None = None
 
     @property
     def experiment(self) -> Experiment:

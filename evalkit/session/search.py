@@ -169,9 +169,9 @@ class Searching:
 
     def _try(self, study: Study, claimed: Claimed) -> int:
         """Trains a trial, or goes on with it, and notes how it ended; returns the exit code of one that was stopped."""
-        place, criterion = near(study.place(claimed.number)), self.search.criterion
+        folder, criterion = near(study.folder_of(claimed.number)), self.search.criterion
         shown = " ".join(at([f"{key}=1" for key in claimed.values], claimed.values))
-        line = f"{place} ({claimed.number + 1} of {self.search.trials}): {shown}"
+        line = f"{folder} ({claimed.number + 1} of {self.search.trials}): {shown}"
         self.console.print(Text(line, style="bold"), soft_wrap=True)
 
         def judge(rows: Sequence[Row]) -> bool:
@@ -191,9 +191,9 @@ class Searching:
             value = criterion.value(read(spec.folder).rows, length)
             study.end(claimed, "FAIL" if value is None else "COMPLETE", value)
             if value is None:
-                say(self.console, f"{place}: no row has a number of by={criterion}; the trial counts as failed")
+                say(self.console, f"{folder}: no row has a number of by={criterion}; the trial counts as failed")
         except UserError as error:  # the others go on, as in a sweep
-            self.console.print(Text(f"{place}: {error}", style="red"), soft_wrap=True)
+            self.console.print(Text(f"{folder}: {error}", style="red"), soft_wrap=True)
             study.end(claimed, "FAIL")
         finally:
             claimed.release()
@@ -237,7 +237,7 @@ class Searching:
         report.write(self.folder, searched, self.console, pasteable(*_typed(self._chosen(best))))
 
     def _reported(self, study: Study, tried: Tried) -> report.Trial:
-        folder, criterion = study.place(tried.number), self.search.criterion
+        folder, criterion = study.folder_of(tried.number), self.search.criterion
         record = read(folder) if record_file(folder) is not None else None
         rows, length = ([], None) if record is None else (record.rows, record.header.train_length)
         return report.Trial(

@@ -117,7 +117,7 @@ class Study:
         tried = self.tried()
         return len(tried) >= self.trials and all(trial.state != "RUNNING" for trial in tried)
 
-    def place(self, number: int) -> Path:
+    def folder_of(self, number: int) -> Path:
         """The folder of a trial's run."""
         return self.folder / TRIALS / f"{number:03d}"
 
@@ -127,7 +127,7 @@ class Study:
 
     def _free(self, number: int) -> FileLock | None:
         """The lock of a trial, held; None if another process holds it."""
-        lock = FileLock(self.place(number).with_suffix(".lock"), timeout=0)
+        lock = FileLock(self.folder_of(number).with_suffix(".lock"), timeout=0)
         with suppress(Timeout):
             lock.acquire()
             return lock

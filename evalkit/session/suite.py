@@ -22,7 +22,7 @@ from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import AnyTask
 from evalkit.core.errors import UserError, said_of
 from evalkit.reports.suite.cells import FINAL, GRID, HIGHER, LOWER, RateTrial, best_of, rate_trials, window_of
-from evalkit.session.plan import Job, RateSearch, Squares, is_finished
+from evalkit.session.plan import BoardContent, Job, RateSearch, is_finished
 
 KIND = "evalkit.evaluations.extrapolation.report"
 """What a suite compares: its cells are read from reports of this kind."""
@@ -136,8 +136,8 @@ def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
                     sized, search = [*words, *of_sizes[model], *rest], searches[f"{task}/{model}"]
                     final = _final(suite, selection.suite, f"{task}/{model}/{size}", sized, folder)
                     runs.append(final._replace(search=search))
-    squares = _squares(suite, str(config.preset), selection, tasks, models)
-    return [job._replace(squares=squares) for job in runs]
+    board = _board(suite, str(config.preset), selection, tasks, models)
+    return [job._replace(board=board) for job in runs]
 
 
 def _quick(suite: Mapping[str, Any], preset: str) -> dict[str, Any]:
@@ -154,16 +154,16 @@ def _quick(suite: Mapping[str, Any], preset: str) -> dict[str, Any]:
     return {**suite, "sizes": {}, "rates": quick["rates"], "seeds": quick["seeds"]}
 
 
-def _squares(
+def _board(
     suite: Mapping[str, Any], preset: str, selection: Selected, tasks: Iterable[str], models: Iterable[str]
-) -> Squares:
+) -> BoardContent:
     """Every square of the suite, and those that were selected, with the command for one that is not run."""
     whole = itertools.product(suite["tasks"].get(preset, ()), suite["models"])
     own = [] if selection.own is None else ["--config-dir", shlex.quote(str(selection.own))]
     form = ["quick=true"] if selection.quick else []
     command = " ".join(["python -m evalkit", f"experiment={selection.suite}", f"preset={preset}", *form, *own])
     wanted = list(dict.fromkeys([*whole, *itertools.product(tasks, models)]))
-    return Squares(wanted, suite["floors"], command, [] if selection.mixer is None else [selection.mixer])
+    return BoardContent(wanted, suite["floors"], command, [] if selection.mixer is None else [selection.mixer])
 
 
 def _refuse_misspelt(suite: Mapping[str, Any], selection: Selected) -> None:

@@ -75,7 +75,7 @@ def first_in(trainer: Trainer, params: Params, example: Example, begun: Cache | 
     """The first part of a step on `example` that is not finite; `begun` are states that the sequences begin from."""
     for name in _not_finite(params):
         return f"the parameter {name} was so before it"
-    model, alone = trainer.model, trainer.alone
+    model, alone = trainer.model, trainer.on_one_device
     used = alone.layout.cast(params)
     if isinstance(model, Inspectable):
         for name, output in model.outputs(used, example.tokens, example.positions):
@@ -95,11 +95,11 @@ def _begun_from(
     trainer: Trainer, params: Params, state: TrainState, stage: Stage, index: int, step: int, tokens: int
 ) -> Cache | None:
     """With state passing, the states from which the sequences of a seed, of so many `tokens`, begin at a step."""
-    passing = trainer.alone.passing
+    passing = trainer.on_one_device.passing
     if passing is None:
         return None
-    used = trainer.alone.layout.cast(params)
-    at, size = jnp.asarray(step, jnp.int32), trainer.alone.microbatch(passing.count, tokens)
+    used = trainer.on_one_device.layout.cast(params)
+    at, size = jnp.asarray(step, jnp.int32), trainer.on_one_device.microbatch(passing.count, tokens)
     drawn = passing.drawn(trainer.seeds[index], at, tokens, 1)
     reached = passing.advance(used, streams_of(state, index), drawn, size)
     return copied_to(passing.starts(reached, drawn, 1), stage.batch_size)

@@ -32,14 +32,14 @@ def bytes_a_device(trainer: Trainer) -> Bytes:
 
     A mesh of more devices than this machine has is counted too.
     """
-    layout, kept, sizes = trainer.step.layout, trainer.abstract, trainer.place.sizes
+    layout, kept, sizes = trainer.step.layout, trainer.abstract, trainer.placement.sizes
     if sizes is not None:
         mesh = AbstractMesh(sizes, (AXIS, MODEL_AXIS))
 
         def own(leaf: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(NamedSharding(mesh, spec).shard_shape(leaf.shape), leaf.dtype)
 
-        kept = jax.tree.map(own, kept, trainer.place.specs(kept))
+        kept = jax.tree.map(own, kept, trainer.placement.specs(kept))
     else:
         kept = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), kept)
     return Bytes(

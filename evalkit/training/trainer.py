@@ -41,10 +41,10 @@ class Trainer:
         self.seeds = np.asarray(seeds, np.uint32)
         sizes = sizes_of(mesh)
         # The step as one device takes it by itself, which `one_step` and `finite` use on a mesh, too.
-        self.alone = Step(self.feed, task.scored, model, training, training.streams(task.length))
-        self.step = self.alone if sizes is None else Step(self.feed, task.scored, model, training, 0, sizes)
+        self.on_one_device = Step(self.feed, task.scored, model, training, training.streams(task.length))
+        self.step = self.on_one_device if sizes is None else Step(self.feed, task.scored, model, training, 0, sizes)
         batches = [stage.batch_size for stage in training.stages(task.length)]
-        self.place = Placement(self.step.layout, sizes, len(self.seeds), batches)
+        self.placement = Placement(self.step.layout, sizes, len(self.seeds), batches)
         self._programs: dict[Any, Future[jax.stages.Compiled]] = {}
 
     @cached_property
@@ -58,7 +58,7 @@ class Trainer:
 
     def init(self) -> TrainState:
         """Fresh parameters and optimiser state of every seed."""
-        if not self.place.whole:
+        if not self.placement.whole:
             return jax.jit(self._fresh, out_shardings=self._shardings, compiler_options=RUNS_ONCE)(self.seeds)
         small = bytes_of(self.abstract.params) <= COPIED_BYTES
         with on_host() if small else nullcontext():
@@ -88,7 +88,7 @@ class Trainer:
 
     @cached_property
     def _shardings(self) -> TrainState:
-        return self.place.shardings(self.abstract)
+        return self.placement.shardings(self.abstract)
 
     def with_streams(self, state: TrainState) -> TrainState:
         """The state with streams that have read nothing, where training passes states and none were passed before."""
@@ -105,7 +105,7 @@ class Trainer:
     @property
     def restorable(self) -> TrainState:
         """The form in which a checkpoint is read: each device reads its own part, or one device all of it."""
-        return self.abstract if self.place.whole else self.place.placed(self.abstract)
+        return self.abstract if self.placement.whole else self.placement.placed(self.abstract)
 
     def _fresh(self, seeds: Array) -> TrainState:
         def one(seed: Array) -> TrainState:
@@ -125,8 +125,8 @@ class Trainer:
     def _load(self, stage: Stage, first: Array | int) -> Any:
         # Loads for a whole dispatch, even a shorter one, so that there is one program.
         batch, steps = stage.batch_size, self.training.log_every
-        read = self.feed.load(self.seeds.tolist(), first, steps, batch, stage.length, self.place.rows(batch))
-        return self.place.together(read, batch)
+        read = self.feed.load(self.seeds.tolist(), first, steps, batch, stage.length, self.placement.rows(batch))
+        return self.placement.together(read, batch)
 
     def program(self, stage: Stage, loaded: Any = None) -> jax.stages.Compiled:
         """The program of `advance`, for `(state, seeds, steps, loaded)`; `loaded`: arrays, shapes, or None (usual)."""
@@ -149,7 +149,7 @@ class Trainer:
     def lower(self, stage: Stage, loaded: Any = None) -> jax.stages.Lowered:
         """The program of a stage, not yet compiled; `loaded` as for `program`."""
         loaded = self._usual(stage) if loaded is None else loaded
-        return self._dispatch.lower(self, self.place.placed(self.abstract), self.seeds, 1, loaded, **_sizes(stage))
+        return self._dispatch.lower(self, self.placement.placed(self.abstract), self.seeds, 1, loaded, **_sizes(stage))
 
     def _usual(self, stage: Stage) -> Any:
         return self.feed.shapes(len(self.seeds), self.training.log_every, stage.batch_size, stage.length)
@@ -162,12 +162,12 @@ class Trainer:
 
     def one_step(self, stage: Stage) -> ClosedJaxpr:
         """The operations of a single step of one seed."""
-        read = partial(self.alone.data, seed=jnp.asarray(self.seeds[0]), **_sizes(stage), shards=1)
-        take = partial(self.alone.take, batch=stage.batch_size, shards=1)
+        read = partial(self.on_one_device.data, seed=jnp.asarray(self.seeds[0]), **_sizes(stage), shards=1)
+        take = partial(self.on_one_device.take, batch=stage.batch_size, shards=1)
         loaded = jax.tree.map(_first, self.feed.shapes(1, 1, stage.batch_size, stage.length))
         state = jax.tree.map(_first, self.abstract)
-        state = state._replace(optimizer=jax.eval_shape(self.alone.fresh, state.params))
-        state = jax.eval_shape(self.alone.layout.packed, state)
+        state = state._replace(optimizer=jax.eval_shape(self.on_one_device.fresh, state.params))
+        state = jax.eval_shape(self.on_one_device.layout.packed, state)
         index = jnp.zeros((), jnp.int32)
         return jax.make_jaxpr(lambda state, loaded: take(state, Sums.none(), read(index, state.step, loaded)))(
             state, loaded
@@ -205,7 +205,7 @@ class Trainer:
         batch: int,
         shortest: int | None,
     ):
-        shards = self.place.shards
+        shards = self.placement.shards
         read = partial(self.step.data, length=length, batch=batch, shortest=shortest, shards=shards)
         take = partial(self.step.take, batch=batch, shards=shards)
 
@@ -227,11 +227,11 @@ class Trainer:
             every = (state, seeds, loaded)
             return jax.vmap(one_seed)(every) if self.side_by_side else lax.map(one_seed, every)
 
-        seeds_on, state_on = self.place.seeds, self.place.specs(self.abstract)
+        seeds_on, state_on = self.placement.seeds, self.placement.specs(self.abstract)
         return jax.shard_map(
             on_device,
-            mesh=self.place.mesh,
-            in_specs=(state_on, seeds_on, PartitionSpec(), self.place.loaded),
+            mesh=self.placement.mesh,
+            in_specs=(state_on, seeds_on, PartitionSpec(), self.placement.loaded),
             out_specs=(state_on, seeds_on),
             check_vma=False,
         )(state, seeds, steps, loaded)

@@ -305,10 +305,10 @@ def test_the_board_of_one_cell_is_that_of_the_whole_suite() -> None:
     """Kept cells are drawn beside it, so that their floors are needed, and the squares that nobody ran are shown."""
     given = suite.selected(["experiment=suite", "task=copying", "model=gla"])
     assert given is not None
-    squares = suite.jobs(composition.compose(["experiment=suite"]).config, given, Path("out"))[0].squares
-    assert squares is not None and squares.floors["mqar"] == 0.0833
-    assert {("copying", "gla"), ("mqar", "hawk"), ("stack", "mamba")} <= set(squares.wanted)
-    assert squares.command == "python -m evalkit experiment=suite preset=cpu"
+    board = suite.jobs(composition.compose(["experiment=suite"]).config, given, Path("out"))[0].board
+    assert board is not None and board.floors["mqar"] == 0.0833
+    assert {("copying", "gla"), ("mqar", "hawk"), ("stack", "mamba")} <= set(board.wanted)
+    assert board.command == "python -m evalkit experiment=suite preset=cpu"
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_the_quick_form_has_fewer_tasks_rates_and_seeds(capsys: pytest.CaptureFi
     assert [part.name for part in parts if part.search] == [
         f"{task}/hawk/final" for task in ("parity", "mqar", "palindrome", "copying")
     ]
-    assert parts[0].squares is not None and "quick=true" in parts[0].squares.command
+    assert parts[0].board is not None and "quick=true" in parts[0].board.command
     other = suite.selected(["experiment=suite", "quick=true", "model=hawk", "task=cycle"])
     assert other is not None
     of_other = suite.jobs(composition.compose(["experiment=suite"]).config, other, Path("out"))

@@ -66,7 +66,7 @@ def trainer(pattern: str, mesh: Any, dtype: str = "float32", **settings: Any) ->
 def on_one_device(pattern: str, dtype: str) -> Trainer:
     """The program of `mesh=auto`, on one of the devices."""
     alone = trainer(pattern, "auto", dtype)
-    alone.place.__dict__["mesh"] = Mesh(np.asarray(jax.devices()[:1]), ("data",))
+    alone.placement.__dict__["mesh"] = Mesh(np.asarray(jax.devices()[:1]), ("data",))
     return alone
 
 
@@ -85,8 +85,8 @@ GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|mesh\[.*?\] \{(.*?)\})")
 
 def messages(run: Trainer, program: str | None) -> dict[str, int]:
     """How many messages a compiled program has, by kind, the axis of those who speak, and the way they go."""
-    assert run.place.sizes is not None
-    everyone = np.arange(DEVICES).reshape(run.place.sizes)
+    assert run.placement.sizes is not None
+    everyone = np.arange(DEVICES).reshape(run.placement.sizes)
     axes = {",".join(map(str, group)): axis for axis, group in (("data", everyone[:, 0]), ("model", everyone[0]))}
     axes |= {"data": "data", "model": "model"}
     found: Counter[str] = Counter()
@@ -119,13 +119,14 @@ def told_elsewhere(platform: str) -> dict[str, int]:
         found = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x8x1").devices
     else:
         found = topologies.get_topology_desc("v5e:2x4", platform="tpu").devices
-    run.place.__dict__["mesh"] = Mesh(np.asarray(found).reshape(4, 2), ("data", "model"))
-    whole = NamedSharding(run.place.mesh, PartitionSpec())
+    run.placement.__dict__["mesh"] = Mesh(np.asarray(found).reshape(4, 2), ("data", "model"))
+    whole = NamedSharding(run.placement.mesh, PartitionSpec())
     seeds, steps = (
         jax.ShapeDtypeStruct(shape, kind, sharding=whole) for shape, kind in (((1,), "uint32"), ((), "int32"))
     )
     stage = run.training.stages(run.task.length)[-1]
-    state, sizes = run.place.placed(run.abstract), {"length": stage.length, "batch": stage.batch_size, "shortest": None}
+    state = run.placement.placed(run.abstract)
+    sizes = {"length": stage.length, "batch": stage.batch_size, "shortest": None}
     # This process is a test's own, and has a CPU alone.
     jax.default_backend = lambda: "gpu" if platform == "cuda" else platform
     traced = Trainer._dispatch.trace(run, state, seeds, steps, (), **sizes)
