@@ -95,11 +95,11 @@ def _begun_from(
     trainer: Trainer, params: Params, state: TrainState, stage: Stage, index: int, step: int, tokens: int
 ) -> Cache | None:
     """With state passing, the states from which the sequences of a seed, of so many `tokens`, begin at a step."""
-    passing = trainer.on_one_device.passing
+    alone, passing = trainer.on_one_device, trainer.on_one_device.passing
     if passing is None:
         return None
-    used = trainer.on_one_device.layout.cast(params)
-    at, size = jnp.asarray(step, jnp.int32), trainer.on_one_device.microbatch(passing.count, tokens)
+    used = alone.layout.cast(params)
+    at, size = jnp.asarray(step, jnp.int32), alone.microbatch(passing.count, tokens)
     drawn = passing.drawn(trainer.seeds[index], at, tokens, 1)
     reached = passing.advance(used, streams_of(state, index), drawn, size)
     return copied_to(passing.starts(reached, drawn, 1), stage.batch_size)
