@@ -13,6 +13,7 @@ from jaxtyping import Float
 from evalkit.checks import refuse_below_1, refuse_other
 from evalkit.models.layers.mixer import Cache, Mixer, Places, Positions, PRNGKey, States, Tokens
 from evalkit.models.layers.modules import NoDecay
+from evalkit.models.layers.recurrent import RecurrentCache
 from evalkit.models.lm import LanguageModel
 from evalkit.models.parts import Part, parts_of
 
@@ -77,6 +78,14 @@ class Model:
     def init_cache(self, batch: int, length: int) -> tuple[Cache, ...]:
         """Returns an empty cache for `batch` rows of at most `length` tokens."""
         return self._shapes.init_cache(batch, length)
+
+    def states(self, cache: Sequence[Cache]) -> dict[int, jax.Array]:
+        """Returns the state `[b, …]` of each block that keeps one of fixed size in `cache`, by its index.
+
+        Attention keeps keys and values instead, and a convolution alone only its last inputs.
+        """
+        kept = {n: entry.h for n, entry in enumerate(cache) if isinstance(entry, RecurrentCache)}
+        return {number: state for number, state in kept.items() if state.size}
 
     def check_split(self, steps: int) -> None:
         """Raises ValueError if its time cannot be split over devices, `steps` tokens each (`kernels.sharded`)."""

@@ -282,6 +282,10 @@ class LanguageModel(Protocol):
         """An empty cache."""
         ...
 
+    def states(self, cache: Cache) -> Mapping[int, Array]:
+        """The state `[b, …]` of each block whose state has a fixed size, by block number, as it is in `cache`."""
+        ...
+
     def cache_bytes(self, batch: int, length: int) -> int:
         """The bytes kept between tokens for `batch` rows of at most `length` tokens."""
         ...

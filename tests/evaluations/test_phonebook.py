@@ -40,7 +40,7 @@ def griffin() -> Pretrained:
 class Counted:
     """A tiny griffin that counts the programs it is in."""
 
-    init = parts = decay_mask = decays = flops = staticmethod(unused)
+    init = parts = decay_mask = decays = states = flops = staticmethod(unused)
 
     def __init__(self) -> None:
         self.held, self.traced = griffin(), []

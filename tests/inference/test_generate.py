@@ -153,7 +153,7 @@ def test_one_program_serves_prompts_of_many_lengths() -> None:
 
     class Counted:
         window, init_cache = known.model.window, staticmethod(known.model.init_cache)
-        init = parts = decay_mask = decays = flops = staticmethod(known.model.decay_mask)
+        init = parts = decay_mask = decays = states = flops = staticmethod(known.model.decay_mask)
         cache_bytes = staticmethod(known.model.cache_bytes)
 
         def apply(self, params, tokens, positions=None, cache=None, at=None):

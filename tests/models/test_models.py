@@ -202,8 +202,11 @@ def test_the_state_is_float32_and_bounded_where_it_should_be(name: str) -> None:
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(model.init_cache(1, length))) for length in (64, 128)]
     grows = any(window is None for window in windows_of(name))
     assert (sizes[0] == sizes[1]) is (not grows)
-    for leaf in jax.tree.leaves(model.init_cache(1, 8)):
+    cache = model.init_cache(1, 8)
+    for leaf in jax.tree.leaves(cache):
         assert leaf.dtype in (jnp.float32, jnp.int32)
+    has_no_state = name == "mqa_conv" or len(windows_of(name)) == len(cache)
+    assert (model.states(cache) == {}) is has_no_state
 
 
 @pytest.mark.parametrize("name", every_model())

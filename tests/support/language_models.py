@@ -37,7 +37,7 @@ class Kept:
 class Reader(Kept):
     """A model that looks the answer up in what it has read; with a `window`, in the last characters of the prompt."""
 
-    init = parts = decay_mask = decays = staticmethod(unused)
+    init = parts = decay_mask = decays = states = staticmethod(unused)
 
     def __init__(self, window: int | None = None) -> None:
         self.window = window
@@ -93,7 +93,7 @@ class Fading(Kept):
     """A model that predicts from a decaying sum of all tokens read: it depends on their order, and compiles at once."""
 
     window, width = None, 8
-    parts = decay_mask = decays = staticmethod(unused)
+    parts = decay_mask = decays = states = staticmethod(unused)
 
     def init(self, key):
         table, head = jax.random.normal(key, (2, Bytes.vocab_size, self.width))

@@ -77,6 +77,9 @@ def _shrink(node: Any) -> Any:
     shrunk |= {key: size for key, size in SIZES.items() if node.get(key) is not None}
     if "pattern" in node:  # one block a mixer: half the compile time, the same contract
         shrunk["pattern"] = list(dict.fromkeys(node["pattern"]))
+        shrunk["mlp_expansion"] = round(node["mlp_expansion"] * SIZES["width"]) / SIZES["width"]
+    if node.get("depth") is not None:
+        shrunk["depth"] = len(shrunk["pattern"])
     return shrunk
 
 

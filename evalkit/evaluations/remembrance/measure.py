@@ -27,8 +27,8 @@ class Remembrance(Evaluation):
     Each sequence is read up to its last scored position: once whole, and for each of `kept_tokens` that many of its
     last tokens alone. The total variation between both predictions, ½ Σ |p − q|, is the effect of the tokens left out:
     effective remembrance. For a model that uses only near tokens it is 0 from a few tokens on; for one that its state
-    misleads, it grows with the sequence. If a block reports how its state decays, that state's norm at the end is
-    measured too.
+    misleads, it grows with the sequence. The norm of each block's state at the end is measured too, where the state
+    has a fixed size.
 
     Raises ValueError for an invalid value.
 
@@ -109,7 +109,7 @@ class Remembrance(Evaluation):
                 return prefill(pretrained, parts, rows=rows, size=size, chunk=min(self.chunk, size))
 
             whole = after(read)
-            for block, norm in _norms(trained, params, whole, len(read)).items():
+            for block, norm in _norms(trained, whole, len(read)).items():
                 norms[block] = norms.get(block, 0.0) + norm
             for kept in suffixes:
                 part = after([tokens[-kept:] for tokens in read])
@@ -133,10 +133,9 @@ def _total_variation(p: Float[jax.Array, "b v"], q: Float[jax.Array, "b v"]) -> 
     return 0.5 * np.abs(one - other).sum(axis=-1)
 
 
-def _norms(trained: Trained, params: Params, read: Prefilled, count: int) -> dict[int, float]:
-    """The sum of the norms of the first `count` states, for each block that reports how its state decays."""
-    blocks = jax.eval_shape(partial(trained.model.decays, params), jnp.zeros((2, 2), jnp.int32))
-    states = {block: np.asarray(read.cache[block].h, np.float64)[:count] for block in blocks}
+def _norms(trained: Trained, read: Prefilled, count: int) -> dict[int, float]:
+    """The sum of the norms of the first `count` states, for each block whose state has a fixed size."""
+    states = {block: np.asarray(state, np.float64)[:count] for block, state in trained.model.states(read.cache).items()}
     return {
         block: float(np.linalg.norm(state.reshape(count, -1), axis=1).sum()) for block, state in sorted(states.items())
     }
