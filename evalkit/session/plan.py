@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -33,13 +34,15 @@ SPEED = ("batch_size", "microbatch", "log_every")
 class BoardContent(NamedTuple):
     """The content of a suite's board: its pairs of task and model, and the accuracy of a guess by task (`floors`).
 
-    `command` with `task=` and `model=` after it runs one square; one of `mixers` takes `+mixer=` instead.
+    `command` with `task=` and `model=` after it runs one square; one of `mixers` takes `+mixer=` instead. `controls`
+    has, by task, the model that must solve it.
     """
 
     wanted: Sequence[tuple[str, str]]
     floors: Mapping[str, float]
     command: str
     mixers: Sequence[str] = ()
+    controls: Mapping[str, str] = MappingProxyType({})
 
 
 class RateSearch(NamedTuple):

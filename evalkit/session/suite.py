@@ -32,8 +32,8 @@ PROTOCOL = "suite."
 FURTHER = 2
 """How many rates a search tries beyond the end of its grid where the best one lies."""
 QUICK = "quick"
-KEYS = ("rates", "search_seed", "seed", "seeds", "tasks", "models", "models_on", "sizes", "floors", QUICK)
-OPTIONAL = ("models_on", "sizes", "floors", QUICK)
+KEYS = ("rates", "search_seed", "seed", "seeds", "tasks", "models", "models_on", "sizes", "floors", "controls", QUICK)
+OPTIONAL = ("models_on", "sizes", "floors", "controls", QUICK)
 QUICK_KEYS = ("tasks", "rates", "seeds")
 WORDS = {
     "tasks": (2, "{cpu: {mine: [task=parity]}}"),
@@ -113,6 +113,7 @@ def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
     """The runs below `folder` in order, cell by cell; raises UserError for a task or a model that is unknown."""
     suite = {**{name: {} for name in OPTIONAL}, **composition.plain(config, resolve=False)["suite"]}
     _refuse_wrong(suite)
+    _refuse_wrong_by_task(suite, selection.own)
     _refuse_misspelt(suite, selection)
     tasks, models = _tasks(suite, str(config.preset), selection), _models(suite, selection)
     if selection.quick:
@@ -163,7 +164,8 @@ def _board(
     form = ["quick=true"] if selection.quick else []
     command = " ".join(["python -m evalkit", f"experiment={selection.suite}", f"preset={preset}", *form, *own])
     wanted = list(dict.fromkeys([*whole, *itertools.product(tasks, models)]))
-    return BoardContent(wanted, suite["floors"], command, [] if selection.mixer is None else [selection.mixer])
+    mixers = [] if selection.mixer is None else [selection.mixer]
+    return BoardContent(wanted, suite["floors"], command, mixers, suite["controls"])
 
 
 def _refuse_misspelt(suite: Mapping[str, Any], selection: Selected) -> None:
@@ -210,15 +212,6 @@ def _refuse_wrong(suite: Mapping[str, Any]) -> None:
         for name, words in tasks.items():
             if not words:
                 raise UserError(f"suite.tasks.{preset}.{name} is empty; give its words, such as [task=parity]")
-    if not isinstance(suite["floors"], Mapping):
-        raise UserError(f"suite.floors={suite['floors']}; allowed: an accuracy by task, such as {{mqar: 0.0156}}")
-    tasks_of_all = {name for of_preset in suite["tasks"].values() for name in of_preset}
-    for name, floor in suite["floors"].items():
-        if name not in tasks_of_all:
-            allowed = ", ".join(sorted(tasks_of_all))
-            raise UserError(f"suite.floors.{name}: {name} is no task of the suite; give one of {allowed}")
-        if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor < 1:
-            raise UserError(f"suite.floors.{name}={floor}; allowed: an accuracy from 0 to below 1")
     rates = suite["rates"]
     if not isinstance(rates, list) or not rates or not all(isinstance(r, int | float) and r > 0 for r in rates):
         raise UserError(f"suite.rates={rates}; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'")
@@ -233,6 +226,25 @@ def _refuse_wrong(suite: Mapping[str, Any]) -> None:
             f"suite.search_seed={search} begins {searched} seeds of a search, some of them among the {seeds} final "
             f"ones from suite.seed={first}, which are to be fresh; give another"
         )
+
+
+def _refuse_wrong_by_task(suite: Mapping[str, Any], own: Path | None) -> None:
+    """Raises UserError for an unknown task in `floors` or `controls`, a wrong accuracy, and an unknown model."""
+    tasks = {name for of_preset in suite["tasks"].values() for name in of_preset}
+    for key, what, example in (("floors", "an accuracy", "{mqar: 0.0156}"), ("controls", "a model", "{parity: lstm}")):
+        if not isinstance(suite[key], Mapping):
+            raise UserError(f"suite.{key}={suite[key]}; allowed: {what} by task, such as {example}")
+        for name in suite[key]:
+            if name not in tasks:
+                allowed = ", ".join(sorted(tasks))
+                raise UserError(f"suite.{key}.{name}: {name} is no task of the suite; give one of {allowed}")
+    for name, floor in suite["floors"].items():
+        if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor < 1:
+            raise UserError(f"suite.floors.{name}={floor}; allowed: an accuracy from 0 to below 1")
+    models = {*suite["models"], *catalogue.options("model", own)}
+    for name, control in suite["controls"].items():
+        if control not in models:
+            raise UserError(f"suite.controls.{name}={control} is no model; give one of {', '.join(sorted(models))}")
 
 
 def _has_words(value: Any, depth: int) -> bool:

@@ -14,24 +14,19 @@ import jax
 import pytest
 
 from evalkit.__main__ import main
-from evalkit.configuration import composition
+from evalkit.configuration import catalogue, composition
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.record.history import Work
-from evalkit.reports.kinds import COSTS
 from evalkit.reports.suite import cells as suite_cells
 from evalkit.reports.suite.cells import (
-    Cell,
-    Measured,
     RateTrial,
     as_json,
-    beside,
     finished_cells,
     from_json,
     rate_trials,
     window_of,
 )
-from evalkit.reports.suite.report import figures, of_seeds, tables, trained_otherwise
 from evalkit.session import experiments, plan, run, suite
 from support import tiny
 
@@ -248,6 +243,10 @@ TASKS = {name for tasks in composition.compose(["experiment=suite"]).config.suit
         ),
         ("suite.floors=3", "suite.floors=3; allowed: an accuracy by task, such as {mqar: 0.0156}"),
         (
+            "suite.controls.s3=lsmt",
+            f"suite.controls.s3=lsmt is no model; give one of {', '.join(sorted(catalogue.options('model')))}",
+        ),
+        (
             "suite.rates=[1e-3,1.0000001e-3]",
             "suite.rates=[0.001, 0.0010000001] has a rate twice, to six digits; give each once",
         ),
@@ -306,7 +305,7 @@ def test_the_board_of_one_cell_is_that_of_the_whole_suite() -> None:
     given = suite.selected(["experiment=suite", "task=copying", "model=gla"])
     assert given is not None
     board = suite.jobs(composition.compose(["experiment=suite"]).config, given, Path("out"))[0].board
-    assert board is not None and board.floors["mqar"] == 0.0833
+    assert board is not None and board.floors["mqar"] == 0.0833 and board.controls["s3"] == "lstm"
     assert {("copying", "gla"), ("mqar", "hawk"), ("stack", "mamba")} <= set(board.wanted)
     assert board.command == "python -m evalkit experiment=suite preset=cpu"
 
@@ -476,45 +475,6 @@ def read_model(folder: Path) -> str:
     return Spec.saved(folder, packages=["theirs"]).experiment.model_name
 
 
-def cell(**changes) -> Cell:
-    shared = {
-        "preset": "cpu",
-        "parameters": 10,
-        "state_bytes": 64,
-        "flops_per_token": 5,
-        "chance": 0.1,
-        "train_length": 8,
-        "steps": 4,
-    }
-    measured = [Measured(8, seed, 0.995, 0.9, 1.0) for seed in (1, 2)]
-    given = {
-        "task": "t",
-        "model": "m",
-        "size": None,
-        "rate": 0.1,
-        "measured": measured,
-        "trials": [RateTrial(0.1, 0.5, 1.0)],
-    }
-    return Cell(**{**shared, **given, **changes})
-
-
-def test_a_cell_of_ones_own_takes_the_place_of_a_kept_one() -> None:
-    others = [cell(model="a"), cell(model="b"), cell(model="b", size="large")]
-    own = [cell(model="b", steps=9), cell(model="c")]
-    assert [(found.model, found.size, found.steps) for found in beside(own, others)] == [
-        ("a", None, 4), ("b", None, 9), ("b", "large", 4), ("c", None, 4)
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("changes", [{"steps": 9}, {"chance": 0.2}, {"typed": ["task.pairs=16"]}])
-def test_a_cell_that_wastrained_otherwise_than_another_of_its_task_is_told(changes: dict[str, Any]) -> None:
-    """Else A5 would stand beside parity as one of its models, and 16 pairs beside 64."""
-    assert not list(trained_otherwise([cell(model="b")], [cell(model="a"), cell(model="b")]))
-    own = cell(model="b", **changes)
-    told = list(trained_otherwise([own], [cell(model="a"), own]))
-    assert len(told) == 1 and told[0].startswith("t · b was trained otherwise") and "where a has 8 tokens" in told[0]
-
-
 @pytest.mark.slow
 def test_a_cell_is_what_its_run_came_to_be(done: Path, tmp_path: Path) -> None:
     """Its steps are those that it was given in the end, and its words those of the command that began it."""
@@ -540,46 +500,6 @@ def test_a_final_run_is_also_asked_at_its_training_length() -> None:
     assert given is not None
     finals = [part for part in suite.jobs(composition.compose(words[:1]).config, given, Path("out")) if part.search]
     assert [list(part.spec.plain["eval"]["lengths"]) for part in finals] == 3 * [[40, 48, 96]]
-
-
-def test_beyond_the_training_length_the_longest_is_also_taken_apart() -> None:
-    """Positions up to four times the training length, and the last ones."""
-    spans = [
-        Measured(length, 1, 0.5, 0.4, 0.6, last - 7, last) for length in (32, 64) for last in range(8, length + 1, 8)
-    ]
-    own = cell(measured=[*(Measured(length, 1, 0.9, 0.8, 1.0) for length in (8, 32, 64)), *spans])
-    beyond = next(table for table in tables([own]) if "beyond" in table.heading)
-    assert beyond.header == ["model", *COSTS, "32", "64", "at 25–32", "at 57–64"]
-    assert beyond.lines == [["m", "10", "64", "5", "0.900", "0.900", "0.500", "0.500"]]
-    assert "t-position" in figures([own]) and "t-length" not in figures([own]), "a mean over positions hides chance"
-
-
-def test_tables_mark_what_every_seed_solves() -> None:
-    assert (
-        of_seeds([0.99, 1.0, 0.995]) == "0.995 (0.990 – 1.000) ✓" and of_seeds([0.98, 1.0]) == "0.990 (0.980 – 1.000)"
-    )
-    assert of_seeds([]) == "–" and of_seeds([1.0]) == "1.000", "one seed decides nothing"
-    found = {table.heading: table for table in tables([cell(), cell(size="large", state_bytes=256)])}
-    (line,) = found["Accuracy at the training length"].lines
-    assert line == ["m", "10", "64", "5", "0.995 (0.995 – 0.995) ✓"]
-    assert [line[2] for line in found["Accuracy by the size of the state"].lines] == ["64", "256"]
-    assert set(figures([cell(), cell(size="large", state_bytes=256)])) == {"t-state", "t-rate"}
-
-
-def test_a_model_whose_cost_differs_by_task_is_shown_with_the_least_and_the_most() -> None:
-    own = [cell(), cell(task="u", state_bytes=999)]
-    found = {table.heading: table for table in tables(own)}
-    assert found["Accuracy at the training length"].lines[0][:4] == ["m", "10", "64 – 999", "5"]
-
-
-def test_a_rate_at_the_edge_of_its_grid_is_marked() -> None:
-    trials = [RateTrial(rate, 0.5, 1.0) for rate in (0.1, 0.2, 0.3)]
-    own = [cell(trials=trials, rate=0.1), cell(model="n", trials=trials, rate=0.2)]
-    (rates,) = (table for table in tables(own) if "by learning rate" in table.heading)
-    assert [line[-1] for line in rates.lines] == ["0.1 (edge)", "0.2"]
-    diverged = [*trials[:2], RateTrial(0.3, None, None)]
-    (rates,) = (table for table in tables([cell(trials=diverged, rate=0.2)]) if "by learning rate" in table.heading)
-    assert rates.lines[0][1:] == ["0.500", "0.500", "–", "0.2"], "a rate that diverged was tried"
 
 
 EVERY = [

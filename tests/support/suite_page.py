@@ -42,7 +42,8 @@ def board() -> Board:
     """The board of the suite's own tasks and models."""
     suite = yaml.safe_load(SUITE.read_text(encoding="utf-8"))["suite"]
     wanted = [(task, model) for task in suite["tasks"]["cpu"] for model in suite["models"]]
-    return Board(kept("cpu"), wanted, suite["floors"], "python -m evalkit experiment=suite")
+    command = "python -m evalkit experiment=suite"
+    return Board(kept("cpu"), wanted, suite["floors"], command, controls=suite["controls"])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ grey, with its command.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from html import escape
 from itertools import combinations
 from statistics import median
@@ -50,7 +50,8 @@ class Board:
     """What is shown: the cells of each model's own size, and the squares (task, model) that are wanted.
 
     `floors` has the accuracy of a guess by task, such as 1/64 where 64 values are shown; for other tasks it is chance.
-    `command` runs a square with `task=` and `model=` after it, or `+mixer=` for one of `mixers`.
+    `command` runs a square with `task=` and `model=` after it, or `+mixer=` for one of `mixers`. `controls` has, by
+    task, the model that must solve it: where it does not, the others were trained too briefly to be judged.
     """
 
     cells: Sequence[Cell]
@@ -58,6 +59,7 @@ class Board:
     floors: Mapping[str, float]
     command: str
     mixers: Sequence[str] = ()
+    controls: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def by_square(self) -> dict[tuple[str, str], Cell]:
@@ -87,6 +89,27 @@ class Board:
         """The median of the seeds, 0 at the floor and 1 where all is right."""
         floor = self.floor(cell)
         return max(0.0, (median(cell.trained) - floor) / (1 - floor)) if floor < 1 else 0.0
+
+
+def controls(board: Board) -> Iterator[str]:
+    """What the controls that were run say of the tasks that are shown: a sentence for each that fails, one for others.
+
+    A control holds where every seed has `SOLVED` at the training length.
+    """
+    run = {task: board.by_square.get((task, board.controls.get(task, ""))) for task in board.tasks}
+    holding: dict[str, list[str]] = {}
+    for task, cell in run.items():
+        if cell is None:
+            continue
+        if min(cell.trained) >= SOLVED:
+            holding.setdefault(cell.model, []).append(task)
+        else:
+            yield (
+                f"{cell.model}, the control of {task}, has {median(cell.trained):.3f} {_range(cell)}, and not "
+                f"{SOLVED:g} on every seed: this training is too short to say what a model cannot do."
+            )
+    for model, tasks in holding.items():
+        yield f"{model}, the control of {', '.join(tasks)}, has {SOLVED:g} on every seed there."
 
 
 def reach(cell: Cell) -> int | None:
@@ -169,6 +192,7 @@ def html(board: Board) -> str:
         f"A dash is no better than the task's floor. Beyond: the longest length up to which every seed has {SOLVED:g}. "
         f"Rates: how wide the window is in which one seed of the search has {WORKS:.0%} of the best rate's accuracy. "
         f"After: the training tokens by which the median of the seeds first has {SOLVED:g} of the validations.",
+        *controls(board),
         comparisons(board),
         "Choose a column's head to sort by it.",
     ]
@@ -199,6 +223,7 @@ def picture(board: Board) -> Figure:
     notes = [
         f"Median of the seeds at the training length; {DASH} is no better than the task's floor.",
         "An empty square was not run.",
+        *controls(board),
     ]
     return heat_figure(values, board.tasks, board.models, ("task", "model"), "accuracy", TITLE, notes, dashes)
 
@@ -243,7 +268,7 @@ def _square(board: Board, task: str, model: str) -> str:
         command = escape(f"{board.command} task={task} {what}={model}")
         return f'<div class="not-run" role="cell">not run <code>{command}</code></div>'
     solved = " solved" if len(cell.trained) > 1 and min(cell.trained) >= SOLVED else ""
-    lines = [f"({min(cell.trained):.3f} – {max(cell.trained):.3f})"] if len(cell.trained) > 1 else ["one seed"]
+    lines = [_range(cell) if len(cell.trained) > 1 else "one seed"]
     if (longest := reach(cell)) is not None and longest > cell.train_length:
         lines.append(f"beyond: {longest:,}")
     if board.is_learned(cell) and (decades := window(cell, board.floor(cell))) is not None:
@@ -254,6 +279,11 @@ def _square(board: Board, task: str, model: str) -> str:
     small = "".join(f"<small>{escape(line)}</small>" for line in lines)
     shade = f"--share: {40 * board.share(cell):.0f}%"
     return f'<div class="run{solved}" role="cell" style="{shade}"><b>{middle}</b>{small}</div>'
+
+
+def _range(cell: Cell) -> str:
+    """The lowest and the highest of the seeds."""
+    return f"({min(cell.trained):.3f} – {max(cell.trained):.3f})"
 
 
 def _ends(numbers: Iterable[int | None]) -> str:

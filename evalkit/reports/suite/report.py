@@ -51,7 +51,8 @@ def write(
     if len(cells) > len(own):
         notes.append(f"{len(cells) - len(own)} of {len(cells)} cells are results that were kept, not of {folder}.")
     notes += trained_otherwise(own, cells)
-    listed, drawn = tables(cells), figures(cells)
+    board = board_of(cells)
+    listed, drawn = tables(cells), figures(board)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     tasks, models = {cell.task for cell in cells}, {cell.model for cell in cells}
@@ -60,7 +61,6 @@ def write(
     write_text(folder / "suite.html", page.page(TITLE, lead, parts, [asdict(cell) for cell in cells]))
     write_text(folder / "suite.csv", as_csv(list(_records(cells))))
     write_text(folder / "suite.json", as_json(own))
-    board = board_of(cells)
     write_text(folder / "board.html", html(board))
     save(picture(board), folder / "board.png")
     print_report(console, TITLE, notes, listed, lead)
@@ -103,23 +103,27 @@ def _records(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
             yield {**shared, "trial": True, **trial, "length": cell.train_length}
 
 
-def figures(cells: Sequence[Cell]) -> dict[str, Drawing]:
-    """By file name: `<task>-state`, `-length` or `-position`, and `-rate`, where there is something to draw."""
+def figures(board: Board) -> dict[str, Drawing]:
+    """By file name: `<task>-state`, `-length` or `-position`, and `-rate`, where there is something to draw.
+
+    Each has a line at the task's floor: chance, or the accuracy of a guess that the suite gives.
+    """
     drawn: dict[str, Drawing] = {}
-    for task, own in grouped((cell.task, cell) for cell in cells).items():
-        models = [cell for cell in own if cell.size is None]
+    for task, own in grouped((cell.task, cell) for cell in board.cells).items():
+        models, floors = [cell for cell in own if cell.size is None], {board.floor(cell) for cell in own}
+        floor = floors.pop() if len(floors) == 1 else None
         if any(cell.size is not None for cell in own):
-            drawn[f"{task}-state"] = _against_state(task, own)
+            drawn[f"{task}-state"] = _against_state(task, own, floor)
         if any(one.last is not None for cell in models for one in cell.measured):
-            drawn[f"{task}-position"] = _by_position(task, models)
+            drawn[f"{task}-position"] = _by_position(task, models, floor)
         elif len({one.length for cell in models for one in cell.measured}) > 1:
-            drawn[f"{task}-length"] = _by_length(task, models)
+            drawn[f"{task}-length"] = _by_length(task, models, floor)
         if any(cell.trials for cell in models):
-            drawn[f"{task}-rate"] = _by_rate(task, models)
+            drawn[f"{task}-rate"] = _by_rate(task, models, floor)
     return drawn
 
 
-def _against_state(task: str, cells: Sequence[Cell]) -> Drawing:
+def _against_state(task: str, cells: Sequence[Cell], floor: float | None) -> Drawing:
     seeds: dict[str, list[tuple[int, Point]]] = {}
     for cell in cells:
         own = [one for one in cell.measured if (one.length, one.last) == (cell.train_length, None)]
@@ -127,11 +131,11 @@ def _against_state(task: str, cells: Sequence[Cell]) -> Drawing:
         seeds.setdefault(cell.model, []).extend(points)
     curves = [Curve(model, grouped(points)) for model, points in seeds.items()]
     length = f"{cells[0].train_length:,} tokens"
-    frame = Frame(f"state of one sequence of {length}", f"accuracy at {length}", chance=_chance(cells))
+    frame = Frame(f"state of one sequence of {length}", f"accuracy at {length}", chance=floor)
     return Drawing(STATES, f"{task}: {SPREAD}", cost_figure(curves, frame, "B", task))
 
 
-def _by_position(task: str, cells: Sequence[Cell]) -> Drawing:
+def _by_position(task: str, cells: Sequence[Cell], floor: float | None) -> Drawing:
     """Of the longest sequences, at each span's last position: a mean over all would hide where chance begins."""
     longest = max(one.length for cell in cells for one in cell.measured)
     curves = []
@@ -139,33 +143,28 @@ def _by_position(task: str, cells: Sequence[Cell]) -> Drawing:
         own = [one for one in cell.measured if one.length == longest]
         curves.append(Curve(cell.model, grouped((one.seed, one.point(one.last)) for one in own if one.last)))
     where = f"position in a sequence of {longest:,} tokens"
-    frame = Frame(where, trained=[cells[0].train_length], chance=_chance(cells))
+    frame = Frame(where, trained=[cells[0].train_length], chance=floor)
     return Drawing(POSITIONS, f"{task}: {SPREAD}", length_figure(curves, frame, task))
 
 
-def _by_length(task: str, cells: Sequence[Cell]) -> Drawing:
+def _by_length(task: str, cells: Sequence[Cell], floor: float | None) -> Drawing:
     curves = [
         Curve(cell.model, grouped((one.seed, one.point(one.length)) for one in cell.measured if one.last is None))
         for cell in cells
     ]
-    frame = Frame(trained=[cells[0].train_length], chance=_chance(cells))
+    frame = Frame(trained=[cells[0].train_length], chance=floor)
     return Drawing(LENGTHS, f"{task}: {SPREAD}", length_figure(curves, frame, task))
 
 
-def _by_rate(task: str, cells: Sequence[Cell]) -> Drawing:
+def _by_rate(task: str, cells: Sequence[Cell], floor: float | None) -> Drawing:
     rates = sorted({trial.rate for cell in cells for trial in cell.trials})
     curves = [
         Curve(cell.model, {0: [Point(rates.index(t.rate), t.accuracy) for t in cell.trials if t.accuracy is not None]})
         for cell in cells
     ]
-    frame = Frame("learning rate", f"accuracy at {cells[0].train_length:,} tokens", chance=_chance(cells))
+    frame = Frame("learning rate", f"accuracy at {cells[0].train_length:,} tokens", chance=floor)
     caption = f"{task}: one seed of a search at each rate."
     return Drawing(RATES, caption, rate_figure(curves, frame, rates, task))
-
-
-def _chance(cells: Sequence[Cell]) -> float | None:
-    chances = {cell.chance for cell in cells}
-    return chances.pop() if len(chances) == 1 else None
 
 
 def tables(cells: Sequence[Cell]) -> list[Table]:

@@ -1,12 +1,15 @@
-"""The board of a suite: what a square says, what is sorted by what, and what differs."""
+"""The report of a suite: its board, what a square of it says, what differs; its tables and figures."""
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from evalkit.reports.suite.board import Board, comparisons, html, picture, reach, window
-from evalkit.reports.suite.cells import Cell, Measured, RateTrial, kept
+from evalkit.reports.kinds import COSTS
+from evalkit.reports.suite.board import Board, comparisons, controls, html, picture, reach, window
+from evalkit.reports.suite.cells import Cell, Measured, RateTrial, beside, kept
+from evalkit.reports.suite.report import figures, of_seeds, tables, trained_otherwise
 
 COMMAND = "python -m evalkit experiment=mine"
 
@@ -127,6 +130,16 @@ def test_cells_differ_only_after_all_comparisons_were_counted() -> None:
     assert comparisons(alone) == "No two cells of one task have several seeds each, so none were compared."
 
 
+def test_what_a_control_lacks_is_said_of_its_task_alone() -> None:
+    """A control holds where every seed has 0.99; one that was not run, or a task without one, says nothing."""
+    cells = (cell("parity", "lstm", 1.0, 0.99), cell("cycle", "lstm", 1.0, 0.98, 1.0), cell("mqar", "lstm", 0.1))
+    shown = replace(board(*cells), controls={"parity": "lstm", "cycle": "lstm", "s3": "lstm"})
+    failed, holds = controls(shown)
+    assert failed.startswith("lstm, the control of cycle, has 1.000 (0.980 – 1.000), and not 0.99 on every seed")
+    assert holds == "lstm, the control of parity, has 0.99 on every seed there."
+    assert failed in html(shown)
+
+
 def test_a_name_with_markup_is_text() -> None:
     page = html(board(cell("<b>", "<i>&", 1.0)))
     assert "<i>&<" not in page and "&lt;i&gt;&amp;" in page
@@ -138,3 +151,89 @@ def test_the_kept_cells_are_drawn() -> None:
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert "1.00" in texts
     assert len([text for text in texts if re.fullmatch(r"1\.00|\.\d\d|–", text)]) == len(board(*cells).by_square)
+
+
+def drawn(*cells: Cell) -> set[str]:
+    """The names of a suite's figures."""
+    return set(figures(board(*cells)))
+
+
+def cell_with(**changes) -> Cell:
+    shared = {
+        "preset": "cpu",
+        "parameters": 10,
+        "state_bytes": 64,
+        "flops_per_token": 5,
+        "chance": 0.1,
+        "train_length": 8,
+        "steps": 4,
+    }
+    measured = [Measured(8, seed, 0.995, 0.9, 1.0) for seed in (1, 2)]
+    given = {
+        "task": "t",
+        "model": "m",
+        "size": None,
+        "rate": 0.1,
+        "measured": measured,
+        "trials": [RateTrial(0.1, 0.5, 1.0)],
+    }
+    return Cell(**{**shared, **given, **changes})
+
+
+def test_a_cell_of_ones_own_takes_the_place_of_a_kept_one() -> None:
+    others = [cell_with(model="a"), cell_with(model="b"), cell_with(model="b", size="large")]
+    own = [cell_with(model="b", steps=9), cell_with(model="c")]
+    assert [(found.model, found.size, found.steps) for found in beside(own, others)] == [
+        ("a", None, 4), ("b", None, 9), ("b", "large", 4), ("c", None, 4)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{"steps": 9}, {"chance": 0.2}, {"typed": ["task.pairs=16"]}])
+def test_a_cell_that_was_trained_otherwise_than_another_of_its_task_is_told(changes: dict[str, Any]) -> None:
+    """Else A5 would stand beside parity as one of its models, and 16 pairs beside 64."""
+    assert not list(trained_otherwise([cell_with(model="b")], [cell_with(model="a"), cell_with(model="b")]))
+    own = cell_with(model="b", **changes)
+    told = list(trained_otherwise([own], [cell_with(model="a"), own]))
+    assert len(told) == 1 and told[0].startswith("t · b was trained otherwise") and "where a has 8 tokens" in told[0]
+
+
+def test_beyond_the_training_length_the_longest_is_also_taken_apart() -> None:
+    """Positions up to four times the training length, and the last ones."""
+    spans = [
+        Measured(length, 1, 0.5, 0.4, 0.6, last - 7, last) for length in (32, 64) for last in range(8, length + 1, 8)
+    ]
+    own = cell_with(measured=[*(Measured(length, 1, 0.9, 0.8, 1.0) for length in (8, 32, 64)), *spans])
+    beyond = next(table for table in tables([own]) if "beyond" in table.heading)
+    assert beyond.header == ["model", *COSTS, "32", "64", "at 25–32", "at 57–64"]
+    assert beyond.lines == [["m", "10", "64", "5", "0.900", "0.900", "0.500", "0.500"]]
+    assert "t-position" in drawn(own) and "t-length" not in drawn(own), "a mean over positions hides chance"
+
+
+def test_tables_mark_what_every_seed_solves() -> None:
+    assert (
+        of_seeds([0.99, 1.0, 0.995]) == "0.995 (0.990 – 1.000) ✓" and of_seeds([0.98, 1.0]) == "0.990 (0.980 – 1.000)"
+    )
+    assert of_seeds([]) == "–" and of_seeds([1.0]) == "1.000", "one seed decides nothing"
+    found = {table.heading: table for table in tables([cell_with(), cell_with(size="large", state_bytes=256)])}
+    (line,) = found["Accuracy at the training length"].lines
+    assert line == ["m", "10", "64", "5", "0.995 (0.995 – 0.995) ✓"]
+    assert [line[2] for line in found["Accuracy by the size of the state"].lines] == ["64", "256"]
+    assert drawn(cell_with(), cell_with(size="large", state_bytes=256)) == {"t-state", "t-rate"}
+
+
+def test_a_model_whose_cost_differs_by_task_is_shown_with_the_least_and_the_most() -> None:
+    own = [cell_with(), cell_with(task="u", state_bytes=999)]
+    found = {table.heading: table for table in tables(own)}
+    assert found["Accuracy at the training length"].lines[0][:4] == ["m", "10", "64 – 999", "5"]
+
+
+def test_a_rate_at_the_edge_of_its_grid_is_marked() -> None:
+    trials = [RateTrial(rate, 0.5, 1.0) for rate in (0.1, 0.2, 0.3)]
+    own = [cell_with(trials=trials, rate=0.1), cell_with(model="n", trials=trials, rate=0.2)]
+    (rates,) = (table for table in tables(own) if "by learning rate" in table.heading)
+    assert [line[-1] for line in rates.lines] == ["0.1 (edge)", "0.2"]
+    diverged = [*trials[:2], RateTrial(0.3, None, None)]
+    (rates,) = (
+        table for table in tables([cell_with(trials=diverged, rate=0.2)]) if "by learning rate" in table.heading
+    )
+    assert rates.lines[0][1:] == ["0.500", "0.500", "–", "0.2"], "a rate that diverged was tried"
