@@ -87,10 +87,15 @@ def is_archive(folder: Path) -> bool:
     return kept and not (folder / "checkpoints").is_dir()
 
 
+def refuse_without_parameters(folder: Path) -> None:
+    """Raises UserError for an archive that keeps the record of a run alone."""
+    if is_archive(folder) and not (folder / PARAMETERS).is_dir():
+        raise UserError(f"{folder} keeps a record without parameters; train it again, as its environment.json says")
+
+
 def read(experiment: Experiment, folder: Path) -> tuple[TrainState, int]:
     """The parameters of every seed, without what only training needs, and their step; raises UserError."""
-    if not (folder / PARAMETERS).is_dir():
-        raise UserError(f"{folder} keeps a record without parameters; train it again, as its environment.json says")
+    refuse_without_parameters(folder)
     try:
         summed = sums.check(folder)
     except sums.Damaged as error:

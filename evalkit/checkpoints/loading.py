@@ -128,6 +128,7 @@ def restore(experiment: Experiment, run: Path, at: int | None = None) -> tuple[T
 def archive(run: Path, folder: Path, step: int | None = None) -> None:
     """Writes the record of a finished `run` and its last parameters, or of `step`, into `folder`. Raises UserError."""
     archives.refuse_used(folder)
+    archives.refuse_without_parameters(run)
     refuse_elsewhere(run, {}, ())
     experiment = Spec.saved(run).experiment
     if not (run / RESULTS).is_file():

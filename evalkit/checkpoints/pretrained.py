@@ -141,6 +141,7 @@ def download(name: str) -> Path:
 
     Raises UserError for a malformed, gated or unknown name, and for a silent hub without a copy in the cache.
     """
+    archives.refuse_without_parameters(Path(name))
     if not NAME.fullmatch(name):
         raise UserError(
             f"checkpoint {name} does not exist; give the folder of a run or a model, or owner/name on the hub"

@@ -53,6 +53,7 @@ def _show(console: Console, name: str, settings: Sequence[str], searched: Sequen
     from evalkit.configuration.experiment import build_task
     from evalkit.core.batches import feed_of
 
+    settings = [text.removeprefix("task.") for text in settings]  # as a run has them
     task = build_task(name, [*searched, *(text for text in settings if not text.startswith(OWN))])
     length, seed = _number(settings, "length"), _number(settings, "seed") or 0
     if max(length or 0, seed) > MOST:

@@ -134,7 +134,8 @@ def _refuse_part(archive: str, chosen: "Sequence[Claim]") -> None:
     if chosen:
         raise UserError(f"archive={archive} is of the whole sheet; leave {chosen[0].id} out")
     if not archive.endswith(SUFFIXES):
-        raise UserError(f"archive={archive} is no name of one; give archive={archive or 'claims'}{SUFFIXES[0]}")
+        example = f"archive={Path(archive).stem or 'claims'}{SUFFIXES[0]}"
+        raise UserError(f"archive={archive}; allowed: a name that ends in {' or '.join(SUFFIXES)}, such as {example}")
 
 
 def _pack(archive: str, sheet: Mapping[str, "JudgedClaim"], studies: Path) -> str:

@@ -145,7 +145,8 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}") from error
     if content is None:
-        wrong = f"has no {path.name}, so it is no run" if path.parent.is_dir() else "does not exist"
+        missing = "is a file" if path.parent.is_file() else "does not exist"
+        wrong = f"has no {path.name}, so it is no run" if path.parent.is_dir() else missing
         raise UserError(f"{path.parent} {wrong}; give the folder of a run, such as runs/<task>/<model>/<time>")
     if not isinstance(content, dict):
         raise UserError(f"{path} is no run's configuration: it is a list")

@@ -112,7 +112,8 @@ def _verify_value(key: str, value: Any, base: Any, annotation: Any) -> None:
         setting = next((name for name in base if name not in INSTRUCTIONS), "_target_")
         raise UserError(f"{key}={value!r}; allowed: its settings, such as {key}.{setting}={base[setting]}")
     if not fits(value, annotation):
-        raise UserError(f"{key}={value!r}; allowed: {describe(annotation)}")
+        example = f", such as '{key}=[{value}]'" if fits([value], annotation) else ""
+        raise UserError(f"{key}={value!r}; allowed: {describe(annotation)}{example}")
 
 
 def _is_built(value: Any) -> bool:

@@ -99,7 +99,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         folders = _below(path)
         if not folders:
-            raise UserError(f"no {FILE} in or below {path}: give folders of runs (runs/<task>/<model>/<timestamp>)")
+            wrong = f"no {FILE} in or below {path}" if path.exists() else f"{path} does not exist"
+            raise UserError(f"{wrong}: give folders of runs (runs/<task>/<model>/<timestamp>)")
         for folder in folders:
             if not any(parent in folders for parent in folder.parents):
                 runs.setdefault(folder.resolve(), folder)

@@ -48,8 +48,11 @@ def find(folder: Path, dtype: str, cache_dtype: str | None = None) -> Released:
     inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and is_checkpoint(path)]
     checkpoints = [folder] if is_checkpoint(folder) else inside
     if len(checkpoints) != 1:
-        several = f"; give one of {', '.join(path.name for path in inside)} in it" if inside else ""
-        raise ValueError(f"it holds {len(inside) or 'no'} checkpoints: no config.json, and Orbax's files{several}")
+        several = f" ({', '.join(path.name for path in inside)})" if inside else ""
+        raise ValueError(
+            f"it has no config.json, and {len(inside) or 'no'} checkpoints of Orbax{several}; give the folder of a "
+            "run, or of one released model"
+        )
     return deepmind(checkpoints[0], dtype, cache_dtype)
 
 

@@ -219,6 +219,9 @@ def test_a_fault_of_ours_keeps_its_traceback(run: Run) -> None:
         ((*GRIFFIN, "--config-dir", "nowhere"), "nowhere"),
         (("resume=nowhere",), "nowhere does not exist"),
         (("resume=.",), "no config.yaml"),
+        (("resume", __file__), "test_cli.py is a file; give the folder of a run"),
+        ((*GRIFFIN, "log=tensorboard"), "allowed: a list of str, such as 'log=[tensorboard]'"),
+        ((*GRIFFIN, "eval.lengths=[0]"), "lengths=[0]; allowed: lengths of 1 or more"),
         (("evaluate=nowhere", "eval.lengths=[8]"), "nowhere does not exist"),
         (("resume=a", "evaluate=b"), "one run"),
         (("-m", "resume=a", "seed=1,2"), "one run"),
@@ -410,7 +413,7 @@ def test_an_example_is_shown_with_its_answers(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_answer_stands_below_its_position(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["example", "induction_heads", "length=12", "trigger=fixed"]) == 0
+    assert main(["example", "induction_heads", "task.length=12", "trigger=fixed"]) == 0
     tokens, answers = capsys.readouterr().out.splitlines()[-2:]
     assert len(tokens.split()) == 12 and tokens.split()[5] == tokens.split()[-1] == "★"
     assert answers.split() == [tokens.split()[6]] and len(answers) == len(tokens)

@@ -260,7 +260,7 @@ def test_a_response_cache_is_of_one_checkpoint_and_its_settings() -> None:
         ({"pretrained": "tiny", "lenght": 3}, "model argument 'lenght' is unknown; allowed: pretrained, dtype"),
         ({}, "pretrained is missing"),
         ({"pretrained": "nowhere/at/all"}, "checkpoint nowhere/at/all does not exist"),
-        ({"pretrained": "tests"}, "holds no checkpoints: no config.json"),
+        ({"pretrained": "tests"}, "it has no config.json, and no checkpoints of Orbax"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:

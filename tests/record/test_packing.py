@@ -56,7 +56,7 @@ def test_every_part_of_a_study_is_a_folder_of_runs(study: Path, monkeypatch: pyt
     assert find_runs([study]) == find_runs([study.parent / "study" / "fig"]) == rows.with_records(study) == both
     assert find_runs([both[1]]) == both[1:]
     assert [record["folder"] for record in evalkit.rows(both[0])] == [str(both[0])] * 2
-    with pytest.raises(UserError, match=r"no metrics\.jsonl in or below"):
+    with pytest.raises(UserError, match="c does not exist: give folders of runs"):
         find_runs([study / "fig" / "c"])
     monkeypatch.chdir(study)
     assert find_runs([Path("fig")]) == find_runs([Path()]) == [Path("fig/a"), Path("fig/b")]
@@ -121,6 +121,13 @@ def test_a_packed_run_has_no_parameters(capsys: pytest.CaptureFixture[str]) -> N
     for words in (["evaluate", str(kept)], ["resume", str(kept)]):
         assert main(words) == 2
         assert str(kept) in capsys.readouterr().err
+    for words in (
+        ["archive", str(kept), "elsewhere"],
+        ["generate", str(kept), "a"],
+        ["task=books", f"checkpoint={kept}"],
+    ):
+        assert main(words) == 2
+        assert "keeps a record without parameters; train it again" in capsys.readouterr().err
     with pytest.raises(UserError, match="keeps a record without parameters"):
         evalkit.load(kept)
     assert not kept.exists()

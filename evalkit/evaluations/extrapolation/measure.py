@@ -67,9 +67,9 @@ class Extrapolation(Evaluation):
     def __post_init__(self) -> None:
         at_least(self, 1, "sequences", "long_sequences", "long_from", "chunk", "during_sequences")
         at_least_or(self, AUTO, 1, "batch_size")
-        for length in (*self.lengths, *self.during):
-            if length < 1:
-                raise ValueError(f"length {length} in lengths or during; allowed: 1 or more")
+        for name, lengths in (("lengths", self.lengths), ("during", self.during)):
+            if min(lengths, default=1) < 1:
+                raise ValueError(f"{name}={list(lengths)}; allowed: lengths of 1 or more")
         at_least_or_null(self, 1, "max_length", "reset_every", "during_every", "span")
         between_or_null(self, 0, 1, "interval")
         one_of(self, "devices", SHARED)
