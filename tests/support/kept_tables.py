@@ -11,10 +11,11 @@ A comment before a table says where its numbers come from; each line of it is `P
 
 `not rows` in place of selectors leaves cells out; `= 14` in a cell's line is a number that is no measurement.
 
-A selector is made of `name=value`. `run` is a folder; `value` is a list of the run's summary and a field of its
-records. The others are what a record must have: `length=512`, `length=64..512`, `seed=2000`. With `across=length` the
-number in a heading is the length; with `down=seed` the number in a row's label is the seed. `run=hawk_{trial}` takes
-its `trial` from another selector. `A over B` is a ratio; `A against B` is the exact p-value of "A is larger".
+A selector is made of `name=value`. `run` is a folder, or `FOLDER/*` for all runs in it as one; `value` is a list of the
+run's summary and a field of its records. The others are what a record must have: `length=512`, `length=64..512`,
+`seed=2000`. With `across=length` the number in a heading is the length; with `down=seed` the number in a row's label is
+the seed. `run=hawk_{trial}` takes its `trial` from another selector. `A over B` is a ratio; `A against B` is the exact
+p-value of "A is larger".
 
 How a cell is written says what it must hold: `0.5` is the median of the seeds, `0.4, 0.5` each seed, `0.4 to 0.6` the
 least and the most, `0.5 (0.4, 0.5)` and `0.5 (0.4 to 0.6)` both. Of one seed the brackets hold its 95 % interval.
@@ -320,6 +321,9 @@ def _agrees(shown: str, measured: Number) -> bool:
 @cache
 def _summary(folder: Path) -> dict[str, Records]:
     """Lists of flat records, from the rows of the run: what its report summarises, and what follows from it."""
+    if folder.name == "*":
+        each = [_summary(run) for run in studies.packed_below(folder.parent)]
+        return {name: [one for lists in each for one in lists[name]] for name in each[0]}
     record = read(folder)
     summary = kind_of(record.header.kind).summarise(record)
     lists = dict(_lists(summary))
