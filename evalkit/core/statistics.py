@@ -46,6 +46,20 @@ def wilson(total: float, count: float, z: float = 1.96) -> tuple[float, float]:
     return min(mean, max(0.0, centre - half)), max(mean, min(1.0, centre + half))
 
 
+def scaled(accuracy: float, chance: float) -> float:
+    """Returns an accuracy on the scale where a guess has 0 and 1 is still 1; below chance it is negative.
+
+    Tables of formal languages have it, since one guess in two is right in some of them (Lahoti et al. 2026,
+    arXiv 2603.15569). Raises ValueError unless 0 <= chance < 1.
+
+    >>> scaled(0.75, 0.5), scaled(0.5, 0.5)
+    (0.5, 0.0)
+    """
+    if not 0 <= chance < 1:
+        raise ValueError(f"chance={chance}; allowed: from 0 to below 1")
+    return (accuracy - chance) / (1 - chance)
+
+
 def is_narrow(total: float, count: int, width: float | None, marks: Sequence[float] = ()) -> bool:
     """Whether the 95% interval of `total` / `count` is at most `width` wide and has none of `marks` inside it.
 

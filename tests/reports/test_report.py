@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rich.console import Console
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Record, RowLog, row
 from evalkit.core.statistics import wilson
-from evalkit.evaluations.extrapolation.report import span_tables
+from evalkit.evaluations.extrapolation.report import scaled_tables, span_tables
 from evalkit.evaluations.extrapolation.summary import extrapolation_curve, learning_curve, probe_lengths, summarise
 from evalkit.reports import page
 from evalkit.reports.canvas import length_label, settle
@@ -128,6 +129,16 @@ def test_rows_of_another_task_and_of_single_positions_stay_out() -> None:
     record = run_record()
     record.rows.extend([*other, row(**NAMES, **place, metric="accuracy", total=0)])
     assert summarise(record)["extrapolation"] == summarise(run_record())["extrapolation"]
+
+
+def test_accuracy_is_scaled_where_a_guess_is_often_right() -> None:
+    """A guess has 0, all right 1; at a chance of 1/16 accuracy says enough, and of two lines one may have a chance."""
+    record = run_record(seeds=(0,))
+    assert not scaled_tables([line_of(record)])
+    half = record._replace(header=replace(record.header, chance=0.5))
+    (table,) = scaled_tables([line_of(record), line_of(half)])
+    accuracies = [at["accuracy"]["median"] for at in summarise(half)["aggregate"]["extrapolation"]]
+    assert table.lines == [["griffin", *(f"{2 * accuracy - 1:.3f}" for accuracy in accuracies)]]
 
 
 def test_spans_of_positions_have_a_table() -> None:

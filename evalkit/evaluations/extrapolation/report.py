@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from evalkit.core.errors import UserError
-from evalkit.core.statistics import mann_whitney
+from evalkit.core.statistics import mann_whitney, scaled
 from evalkit.evaluations.extrapolation import effective
 from evalkit.evaluations.extrapolation.summary import LEVELS, extrapolation_curve, learning_curve, probe_lengths
 from evalkit.evaluations.extrapolation.summary import summarise as summarise
@@ -25,6 +25,9 @@ OF_ONE = LEVELS[2:]
 LOSS = ".3g"
 BY_LENGTH, TRAINING = "Accuracy by evaluation length", "While training"
 EFFECTIVE = "Effective length: up to which accuracy keeps a share of that at the training length"
+OFTEN_RIGHT = 0.1
+"""A guess that is right as often as this makes an accuracy hard to read."""
+SCALED = "Scaled accuracy: 0 for a guess, 1 where all is right"
 BY_POSITION = "Accuracy by position in sequences of"
 SPREAD = "Median and range over seeds; a single seed with its 95% interval."
 OF_COSTS = "A point a model: median and range over seeds; a single seed with its 95% interval."
@@ -85,13 +88,15 @@ def tables(lines: Sequence[Line]) -> list[Table]:
     if not lines[0].alone:
         return [
             comparison_table(lines),
+            *scaled_tables(lines),
             *effective_tables(lines),
             *span_tables(lines),
             *learning_tables(lines),
             *test_tables(lines),
         ]
     summary = summarise(lines[0].record)
-    return [ladder_table(summary), *effective_tables(lines), *span_tables(lines), steps_table(summary)]
+    further = (*scaled_tables(lines), *effective_tables(lines), *span_tables(lines))
+    return [ladder_table(summary), *further, steps_table(summary)]
 
 
 def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -135,6 +140,17 @@ def ladder_table(summary: Mapping[str, Any]) -> Table:
     spread = "95% interval" if one else "range over seeds"
     lines = [[_length(length, summary["train_length"]), *cells[length]] for length in sorted(cells)]
     return Table(BY_LENGTH, ["length", "accuracy", spread, "exact match", "sequences", "loss"], lines)
+
+
+def scaled_tables(lines: Sequence[Line]) -> list[Table]:
+    """One row per line and one column per length, the median over seeds; no table where guesses are seldom right."""
+    rows: dict[str, dict[int, str]] = {}
+    for line in lines:
+        chance, measured = line.header.chance or 0.0, summarise(line.record)["aggregate"]["extrapolation"]
+        if OFTEN_RIGHT <= chance < 1:
+            medians = {at["length"]: at["accuracy"]["median"] for at in measured}
+            rows[line.label] = {x: shown(None if y is None else scaled(y, chance)) for x, y in medians.items()}
+    return [by_column(SCALED, "model", rows)] if rows else []
 
 
 def effective_tables(lines: Sequence[Line]) -> list[Table]:

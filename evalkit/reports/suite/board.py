@@ -14,7 +14,7 @@ from statistics import median
 
 from matplotlib.figure import Figure
 
-from evalkit.core.statistics import holm, mann_whitney
+from evalkit.core.statistics import holm, mann_whitney, scaled
 from evalkit.reports import page
 from evalkit.reports.heat import heat_figure
 from evalkit.reports.numbers import DASH, grouped
@@ -88,7 +88,7 @@ class Board:
     def share(self, cell: Cell) -> float:
         """The median of the seeds, 0 at the floor and 1 where all is right."""
         floor = self.floor(cell)
-        return max(0.0, (median(cell.trained) - floor) / (1 - floor)) if floor < 1 else 0.0
+        return max(0.0, scaled(median(cell.trained), floor)) if floor < 1 else 0.0
 
 
 def controls(board: Board) -> Iterator[str]:
