@@ -29,6 +29,7 @@ SMALL = {
     "model=griffin": [*SHARED, *HAWK],  # its attention is in tests/test_docs.py
     "model=hawk": [*SHARED, *HAWK],
     "evaluate": ["eval.lengths=[16,24]"],
+    "quick=true": ["dry_run=true"],  # tests/session/test_suite.py trains one
 }
 ON_THE_HUB = "checkpoint=google/recurrentgemma-2b"  # 5 GB
 
