@@ -126,7 +126,6 @@ REASONS: Mapping[str, str] = {
     "train.b2": "you repeat a recipe that has another second moment",
     "train.clip": "you repeat a recipe without clipping, or your model needs tighter clipping",
     "model.mixers.matrix.states": "states of other sizes are compared, as the suite does by `value_dim`",
-    "train.first_states": "noise is to be compared with passed states",
     "train.gather": "the parameters of a mesh are too large to be gathered at once",
     "train.label_smoothing": "you repeat a recipe that smooths its targets",
     "train.microbatch": "the activations of a batch are too large",
