@@ -52,7 +52,9 @@ def _into(runs: Sequence[Path], place: Path) -> int:
         for folder in find_runs([parent]):
             name = place.relative_to(study) / (folder.relative_to(parent) if folder != parent else folder.name)
             if folders.setdefault(name.as_posix(), folder) != folder:
-                raise UserError(f"{folder} and {folders[name.as_posix()]} are both {place / name.name}; give a folder above both")
+                raise UserError(
+                    f"{folder} and {folders[name.as_posix()]} are both {place / name.name}; give a folder above both"
+                )
     added = packing.add(study, folders)
     print(f"{len(added)} runs are new in {study}; {len(folders) - len(added)} were there already")
     return 0

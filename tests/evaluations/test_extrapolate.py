@@ -187,7 +187,7 @@ def test_a_state_that_is_reset_sees_the_last_segment_alone(model: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"lengths": [0]}, "length 0"),
+        ({"lengths": [0]}, r"lengths=\[0\]; allowed: lengths of 1 or more"),
         ({"lengths": [4], "chunk": 0}, "chunk=0; allowed: 1 or more"),
         ({"lengths": [4], "max_length": 0}, "max_length=0"),
         ({"lengths": [4], "reset_every": 0}, "reset_every=0; allowed: 1 or more, or null"),
