@@ -182,7 +182,7 @@ def test_other_settings_in_the_same_folder_are_refused(
         ),
         (EXPERIMENT.split("runs:")[0], [], "names no runs"),
         (EXPERIMENT, ["-m"], "experiment= has its own runs; leave -m out"),
-        (EXPERIMENT, ["eval.lengths=[0]"], "length 0"),
+        (EXPERIMENT, ["eval.lengths=[0]"], "lengths=[0]; allowed: lengths of 1 or more"),
         (EXPERIMENT.replace("reset_every=8", "reset_evry=8"), [], "the nearest valid one is 'eval.reset_every'"),
         (EXPERIMENT, ["~runs.two"], "~runs.two deletes what is not there"),
         (EXPERIMENT, ["~runs.one"], "forgetful evaluates one, which is not trained in this experiment: other"),
