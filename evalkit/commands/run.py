@@ -227,15 +227,7 @@ def _saved(request: Request, words: "Sequence[Override]") -> "Spec":
     from evalkit.configuration.spec import Spec
 
     allowed = RESUMABLE if request.verb == "resume" else EVALUABLE
-    spec = Spec.saved(typed_path(request.run), words, allowed=allowed)
-    for word in words:
-        if word.key_or_group == "train.steps" and "=+" in str(word.input_line):
-            before = Spec.saved(typed_path(request.run)).plain["train"]["steps"]
-            raise UserError(
-                f"{word.input_line}: the same line is to go on after a stop, so give all steps, before and after: "
-                f"train.steps={before + word.value()}"
-            )
-    return spec
+    return Spec.saved(typed_path(request.run), words, allowed=allowed)
 
 
 def _is_whole_experiment(words: "Sequence[Override]") -> bool:

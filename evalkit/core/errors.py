@@ -92,7 +92,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if isinstance(error, FileExistsError | NotADirectoryError):
-            raise UserError(f"cannot write {path}: {error.filename} is a file; give a folder") from error
+            raise UserError(f"cannot write {path}: {error.filename or path} is a file; give a folder") from error
         reason = error.strerror or str(error)
         remedy = "make the folder that it names" if isinstance(error, FileNotFoundError) else "free space"
         raise UserError(f"cannot write {path}: {reason}; {remedy} or choose another folder") from error

@@ -194,7 +194,7 @@ def refuse_changed_measurement(launch: Launch) -> None:
 
 
 def refuse_fewer_steps(launch: Launch) -> None:
-    """A run that goes on was trained in its folder, and is not beyond `train.steps` already."""
+    """A run that goes on was trained in its folder, and is not beyond `train.steps` already, which counts all steps."""
     if launch.experiment.checkpoint is not None:
         return
     _, training = launch.experiment.trained
@@ -204,6 +204,9 @@ def refuse_fewer_steps(launch: Launch) -> None:
         )
     with closing(Checkpoints(launch.folder)) as checkpoints:
         done = checkpoints.latest or 0
+    typed = launch.spec.typed.get("train.steps", "")
+    if "=+" in typed:  # the same line after a stop would train for that many again
+        raise UserError(f"{typed}; give all steps, those before and those to come: train.steps={done + training.steps}")
     if done > training.steps:
         raise UserError(f"train.steps={training.steps}, but {launch.folder} is at step {done}; give at least {done}")
 

@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -41,8 +40,8 @@ class BoardContent(NamedTuple):
     wanted: Sequence[tuple[str, str]]
     floors: Mapping[str, float]
     command: str
-    mixers: Sequence[str] = ()
-    controls: Mapping[str, str] = MappingProxyType({})
+    mixers: Sequence[str]
+    controls: Mapping[str, str]
 
 
 class RateSearch(NamedTuple):

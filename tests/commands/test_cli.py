@@ -275,12 +275,6 @@ def test_existing_runs_go_to_their_own_commands(run: Run, here: Path) -> None:
     ]
 
 
-def test_more_steps_are_given_as_all_of_them(run: Run, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Or the same line after a stop would train for that many again."""
-    assert "give all steps, before and after: train.steps=3500" in refused(capsys, "resume=here", "train.steps=+500")
-    assert not run.existing
-
-
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_run_that_failed(run: Run) -> None:
     run.outcome = lambda experiment: int(experiment.model_name == "mqa")

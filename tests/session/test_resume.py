@@ -144,6 +144,13 @@ INSTEAD = "its results stay; for other ones give python -m evalkit evaluate "
         ("finished", ["train.steps=6", "wandb.mode=offline"], 0, FINISHED, None),
         ("finished", ["eval.lengths=[8]"], 2, f"{INSTEAD}RUN 'eval.lengths=[8]'", None),
         ("finished", ["lookup.during={}"], 2, "lookup.during={}: the run is finished; give more train.steps too", None),
+        (
+            "finished",
+            ["train.steps=+4"],
+            2,
+            "train.steps=+4; give all steps, those before and those to come: train.st",
+            None,
+        ),
         ("finished", ["train.steps=4"], 2, "train.steps=4, but RUN is at step 6; give at least 6", None),
         ("stopped", [], 0, "going on from step 2", assert_same),
         ("stopped", ["eval.lengths=[16]"], 0, "going on from step 2", trained_alike),

@@ -105,8 +105,8 @@ def controls(board: Board) -> Iterator[str]:
             holding.setdefault(cell.model, []).append(task)
         else:
             yield (
-                f"{cell.model}, the control of {task}, has {median(cell.trained):.3f} {_range(cell)}, and not "
-                f"{SOLVED:g} on every seed: this training is too short to say what a model cannot do."
+                f"{cell.model}, the control of {task}, has {median(cell.trained):.3f} {range_of(cell.trained)}, and "
+                f"not {SOLVED:g} on every seed: this training is too short to say what a model cannot do."
             )
     for model, tasks in holding.items():
         yield f"{model}, the control of {', '.join(tasks)}, has {SOLVED:g} on every seed there."
@@ -268,7 +268,7 @@ def _square(board: Board, task: str, model: str) -> str:
         command = escape(f"{board.command} task={task} {what}={model}")
         return f'<div class="not-run" role="cell">not run <code>{command}</code></div>'
     solved = " solved" if len(cell.trained) > 1 and min(cell.trained) >= SOLVED else ""
-    lines = [_range(cell) if len(cell.trained) > 1 else "one seed"]
+    lines = [range_of(cell.trained) if len(cell.trained) > 1 else "one seed"]
     if (longest := reach(cell)) is not None and longest > cell.train_length:
         lines.append(f"beyond: {longest:,}")
     if board.is_learned(cell) and (decades := window(cell, board.floor(cell))) is not None:
@@ -281,9 +281,9 @@ def _square(board: Board, task: str, model: str) -> str:
     return f'<div class="run{solved}" role="cell" style="{shade}"><b>{middle}</b>{small}</div>'
 
 
-def _range(cell: Cell) -> str:
-    """The lowest and the highest of the seeds."""
-    return f"({min(cell.trained):.3f} – {max(cell.trained):.3f})"
+def range_of(values: Sequence[float]) -> str:
+    """The lowest and the highest of several seeds, in brackets."""
+    return f"({min(values):.3f} – {max(values):.3f})"
 
 
 def _ends(numbers: Iterable[int | None]) -> str:

@@ -19,7 +19,7 @@ from evalkit.reports import page
 from evalkit.reports.curves import Frame, cost_figure, length_figure, rate_figure, save
 from evalkit.reports.kinds import COSTS, Drawing, Table
 from evalkit.reports.numbers import DASH, Curve, Point, grouped, shown
-from evalkit.reports.suite.board import Board, html, picture
+from evalkit.reports.suite.board import Board, html, picture, range_of
 from evalkit.reports.suite.cells import SOLVED, Cell, as_json, beside, finished_cells
 from evalkit.reports.writer import print_report, say, sections
 
@@ -178,9 +178,8 @@ def of_seeds(values: Sequence[float]) -> str:
     """The median with the range, and a mark where there are several and all are solved; a dash for none."""
     if not values:
         return DASH
-    low, high = min(values), max(values)
-    spread = "" if len(values) == 1 else f" ({low:.3f} – {high:.3f})"
-    return f"{median(values):.3f}{spread}{MARK if len(values) > 1 and low >= SOLVED else ''}"
+    spread = "" if len(values) == 1 else f" {range_of(values)}"
+    return f"{median(values):.3f}{spread}{MARK if len(values) > 1 and min(values) >= SOLVED else ''}"
 
 
 def _at_training_length(cells: Sequence[Cell]) -> Table:
