@@ -76,7 +76,7 @@ def test_griffin_looks_back_half_the_training_length(task: str, preset: str, len
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", sampled(DRAWN, 4))
+@pytest.mark.parametrize("task", sampled([name for name in DRAWN if name != "needle_tokens"], 4))  # which no paper has
 def test_a_shrunk_setting_says_the_papers(task: str) -> None:
     paper, small = (Spec.of((f"task={task}", "model=mqa", *preset)).plain for preset in ((), ("preset=cpu",)))
     assert small["paper"].get("length", small["task"]["length"]) == paper["task"]["length"]
