@@ -12,6 +12,7 @@ import jax
 import pytest
 
 from evalkit.parallel.devices import bytes_of
+from support.shrunk import sampled
 
 ROOT = Path(__file__).parents[2]
 ABSENT = ["beartype", "datasets", "hydra", "lm_eval", "matplotlib", "omegaconf", "pytest", "scipy", "tqdm", "wandb"]
@@ -99,7 +100,7 @@ def test_the_model_has_the_size_of_its_name() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["exact", "seeds", "reading", "kernels", "steps", "decoding", pytest.param("lanes", marks=pytest.mark.exhaustive)],
+    sampled(["exact", "seeds", "lanes", "kernels", "reading", "decoding", "steps"], 3),
 )
 def test_a_part_has_its_rows_without_a_gpu(name: str) -> None:
     """As `gpu.sh --small` tries it, in this process; README's command, the other part, is `test_docs`'s."""

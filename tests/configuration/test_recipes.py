@@ -9,11 +9,11 @@ import pytest
 from evalkit.configuration import catalogue, recipes
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
+from support.shrunk import sampled
 from support.words import EXPERIMENTS
 
 CONF = catalogue.directory()
 FILES = sorted((CONF / "recipe").glob("*.yaml"))
-PLANNED = [recipes.experiment(str(path), None) for path in EXPERIMENTS]
 
 
 def composed(*overrides: str) -> Mapping[str, Any]:
@@ -40,8 +40,9 @@ def test_a_recipe_is_of_what_there_is(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("planned", PLANNED, ids=lambda planned: planned.name)
-def test_what_an_experiment_fixed_for_a_model_is_taken(planned: recipes.Planned) -> None:
+@pytest.mark.parametrize("path", sampled([str(path) for path in EXPERIMENTS], 3))
+def test_what_an_experiment_fixed_for_a_model_is_taken(path: str) -> None:
+    planned = recipes.experiment(path, None)
     assert models_in(planned.recipes or {}) <= set(catalogue.options("model"))
     for preset, models in recipes.models_by_preset(planned, None).items():
         for model in models:

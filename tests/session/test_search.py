@@ -269,6 +269,7 @@ def test_twelve_trials_by_three_processes_two_of_them_killed(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # a process that is killed goes on above, a search that trains below
 def test_a_search_that_trains_is_killed_and_goes_on(tmp_path: Path) -> None:
     """Two tiny trainings by the command line, killed in the first, and fresh seeds of the better."""
     folder = tmp_path / "search"

@@ -504,8 +504,10 @@ def test_a_final_run_is_also_asked_at_its_training_length() -> None:
 
 EVERY = [
     ("cpu", ["model=hawk"]),
-    ("paper", ["model=mamba"]),
-    *(pytest.param("cpu", [task], marks=pytest.mark.exhaustive) for task in ("task=s3", "task=mqar")),
+    *(
+        pytest.param(preset, [word], marks=pytest.mark.exhaustive)
+        for preset, word in (("paper", "model=mamba"), ("cpu", "task=s3"), ("cpu", "task=mqar"))
+    ),
 ]
 
 
