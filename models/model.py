@@ -82,7 +82,8 @@ class Model:
     def states(self, cache: Sequence[Cache]) -> dict[int, jax.Array]:
         """Returns the state `[b, …]` of each block that keeps one of fixed size in `cache`, by its index.
 
-        Attention keeps keys and values instead, and a convolution alone only its last inputs.
+        Attention keeps keys and values instead, and a convolution alone only its last inputs. Of a mixer of one's own
+        it is the `h` of a `RecurrentCache`; a cache of another form has none here.
         """
         kept = {n: entry.h for n, entry in enumerate(cache) if isinstance(entry, RecurrentCache)}
         return {number: state for number, state in kept.items() if state.size}

@@ -97,6 +97,26 @@ def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
     return high / math.comb(len(pooled), len(first))
 
 
+def two_sided(first: Sequence[float], second: Sequence[float]) -> float:
+    """Returns the exact p-value of "one is larger", where which of the two it is was not predicted.
+
+    It is twice the smaller of the two one-sided ones, as in `mann_whitney`, and at most 1.
+
+    >>> two_sided([0.9, 0.8, 1.0], [0.5, 0.6, 0.7])
+    0.1
+    """
+    return min(1.0, 2 * mann_whitney(first, second), 2 * mann_whitney(second, first))
+
+
+def least_p(first: int, second: int) -> float:
+    """Returns the least p-value that `two_sided` can give groups of these sizes.
+
+    >>> least_p(3, 3), least_p(1, 1)
+    (0.1, 1.0)
+    """
+    return min(1.0, 2 / math.comb(first + second, first))
+
+
 def spread(values: Iterable[float]) -> Spread:
     """Returns mean, median, least and greatest of the finite `values`, one for each seed."""
     finite = [value for value in values if math.isfinite(value)]

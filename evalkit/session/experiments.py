@@ -5,7 +5,6 @@ The same command again leaves finished runs alone and goes on with one that was 
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from evalkit.record import environment
 from evalkit.record.history import pasteable
 from evalkit.record.wandb import check_before_several
 from evalkit.reports.comparison import compare
-from evalkit.reports.suite.board import Board
 from evalkit.reports.suite.cells import kept
 from evalkit.reports.suite.report import write as write_suite
 from evalkit.session import logs, plan, run, suite
@@ -60,8 +58,9 @@ def main(words: Sequence[Override], *, dry_run: bool = False) -> int:
     named = [word for word in words if word.key_or_group == RUN_FOLDER]
     chosen = composition.compose([*filter(composition.chooses, typed), *of_runs, *protocol, *named], named_by=words)
     _refuse_unknown_runs(chosen, of_runs)
-    form = "-quick" if suite_words is not None and suite_words.quick else ""  # its cells are others
-    folder = chosen.folder if named else Path("runs", chosen.choices["experiment"], f"{chosen.config.preset}{form}")
+    is_quick = suite_words is not None and suite_words.quick
+    usual = suite.default_folder(chosen.choices["experiment"], str(chosen.config.preset), quick=is_quick)
+    folder = chosen.folder if named else usual
     jobs = (
         _jobs(chosen.config, typed, folder) if suite_words is None else suite.jobs(chosen.config, suite_words, folder)
     )
@@ -112,10 +111,12 @@ def _run_all(folder: Path, jobs: Sequence[Job], console: Console) -> int:
             errors.print(Text(f"{job.folder}: {error}", style="red"), soft_wrap=True)
             failed.append(job.name)
             continue
-        if code:
+        if code in STOPPED:
             if job.cell:
                 _draw(folder, jobs, console)
             return code
+        if code:  # such as an evaluation whose verdict is that it does not agree
+            failed.append(job.name)
     _draw(folder, jobs, console)
     if failed:
         errors.print(Text(f"failed: {', '.join(failed)}", style="red"), soft_wrap=True)
@@ -168,19 +169,22 @@ def _refuse_begun_otherwise(job: Job) -> None:
     if (job.folder / FILE).is_file():
         wanted = job.spec.plain
         if job.search:  # its rate is not chosen yet
-            wanted = {**wanted, "train": {**wanted["train"], "learning_rate": _rate_begun(job.spec)}}
+            begun = _training_begun(job.spec)["learning_rate"]
+            wanted = {**wanted, "train": {**wanted["train"], "learning_rate": begun}}
         other = begun_with_other(job.folder, wanted, job.spec.packages)
+        is_search = bool(job.cell) and job.search is None
+        if is_search and _training_begun(job.spec)["steps"] != with_defaults(wanted["train"])["steps"]:
+            other = other or "train.steps"  # a rate that was chosen for longer trainings
         if other is not None:
             raise UserError(f"{job.folder} was begun with another {other}; give another {RUN_FOLDER}=FOLDER")
 
 
 def _say_changed(jobs: Sequence[Job], console: Console) -> None:
-    """Warns of the first existing run that was trained with another version of the user's own code."""
+    """Warns of each existing run that was trained with another version of the user's own code."""
     for job in jobs:
         changed = environment.changed_code(job.folder, code_of(job.spec.plain))
         if changed:
             console.print(Text(f"{changed}; remove that folder to train it anew", style="yellow"), soft_wrap=True)
-            return
 
 
 def _hold_models(jobs: Sequence[Job], console: Console) -> None:
@@ -207,7 +211,8 @@ def _do(folder: Path, job: Job) -> int:
     The search of a suite's cell goes on with further rates where the best one lies at the edge of its grid.
     """
     if job.search:
-        for further in suite.further_searches(folder, job):
+        is_of_search = job.cell == job.search.folder  # a further size takes the rate as it was chosen
+        for further in suite.further_searches(folder, job) if is_of_search and not is_finished(job.folder) else ():
             with suppress(NotFinite):  # the rates of the grid remain
                 if code := 0 if is_finished(further.folder) else _train(further):
                     return code
@@ -225,19 +230,17 @@ def _do(folder: Path, job: Job) -> int:
     return run.evaluate(spec, job.evaluation.step, job.folder).shown(spec.plain["format"])
 
 
-def _rate_begun(spec: Spec) -> float:
-    """The learning rate with which the run in its folder was begun."""
-    return _rate(plain_of(spec.folder / FILE, spec.packages))
-
-
-def _rate(plain: Mapping[str, Any]) -> float:
-    return with_defaults(plain["train"])["learning_rate"]
+def _training_begun(spec: Spec) -> dict[str, Any]:
+    """The settings of training with which the run in its folder was begun."""
+    return with_defaults(plain_of(spec.folder / FILE, spec.packages)["train"])
 
 
 def _refuse_other_rate(chosen: Spec) -> None:
     """Raises UserError for a final run that was begun at another rate than its search chooses now."""
     if (chosen.folder / FILE).is_file():
-        begun, wanted = _rate_begun(chosen), _rate(chosen.plain)
+        begun, wanted = (
+            training["learning_rate"] for training in (_training_begun(chosen), with_defaults(chosen.plain["train"]))
+        )
         if begun != wanted:
             raise UserError(
                 f"{chosen.folder} was begun at the rate {begun:g}, and its search chooses {wanted:g} now; "
@@ -259,7 +262,7 @@ def _draw(folder: Path, jobs: Sequence[Job], console: Console) -> None:
     if jobs[0].board is not None:
         # The cells that evalkit brings belong to its own suite; another suite may define them by other words.
         others = kept(jobs[0].experiment.preset) if jobs[0].group == SUITE else []
-        write_suite(folder, console, others, partial(Board, **jobs[0].board._asdict()))
+        write_suite(folder, console, others, jobs[0].board)
         return
     for group in GROUPS:
         drawn = [job.folder for job in jobs if job.group == group and is_finished(job.folder)]

@@ -17,6 +17,7 @@ from evalkit.configuration.spec import Spec
 from evalkit.core.rows import read, record_file
 from evalkit.record.files import RESULTS, times_of
 from evalkit.reports.numbers import DASH, grouped
+from evalkit.reports.suite.board import Board
 from evalkit.reports.suite.cells import GRID
 from evalkit.reports.terminal import print_table
 from evalkit.tasks.text import Text
@@ -28,20 +29,6 @@ MEASURED_SECONDS = 2.0
 HEADER = ["run", "state", "steps", "hours"]
 # What decides how long a step takes, beside the model and the task.
 SPEED = ("batch_size", "microbatch", "log_every")
-
-
-class BoardContent(NamedTuple):
-    """The content of a suite's board: its pairs of task and model, and the accuracy of a guess by task (`floors`).
-
-    `command` with `task=` and `model=` after it runs one square; one of `mixers` takes `+mixer=` instead. `controls`
-    has, by task, the model that must solve it.
-    """
-
-    wanted: Sequence[tuple[str, str]]
-    floors: Mapping[str, float]
-    command: str
-    mixers: Sequence[str]
-    controls: Mapping[str, str]
 
 
 class RateSearch(NamedTuple):
@@ -67,8 +54,8 @@ class Job(NamedTuple):
     """One run of an experiment, built, in the folder of its `spec`.
 
     `evaluation` says which trained run it evaluates, and how; None for a run that trains. In a suite, a job has its
-    `cell` and the content of the `board`; a final run also has its `words` and the `search` that chooses its learning
-    rate.
+    `cell` and the `board`, on which no cell stands yet; a final run also has its `words` and the `search` that chooses
+    its learning rate.
     """
 
     group: str
@@ -78,7 +65,7 @@ class Job(NamedTuple):
     cell: str = ""
     words: Words = ()
     search: RateSearch | None = None
-    board: BoardContent | None = None
+    board: Board | None = None
 
     @property
     def experiment(self) -> Experiment:

@@ -59,14 +59,17 @@ def start(spec: Spec, judge: Judge | None = None) -> Outcome:
         if experiment.checkpoint is not None:
             opened = subjects.open_checkpoint(experiment)
             with alone(folder):
+                gates.refuse_used(launch)  # another process may have begun a run there since
                 return _on_checkpoint(launch, opened, None)
         _announce(launch)
         with ahead.threads() as pool:
             began = time.perf_counter()
             state = _fresh(launch, pool)
             timing = {"compilation": time.perf_counter() - began}
-            with peers.room(folder) as own, alone(own), closing(_checkpoints(launch)) as kept:
-                return _trained(launch, own, kept, state, timing)
+            with peers.room(folder) as own, alone(own):
+                gates.refuse_used(launch)
+                with closing(_checkpoints(launch)) as kept:
+                    return _trained(launch, own, kept, state, timing)
 
 
 def resume(spec: Spec, judge: Judge | None = None) -> Outcome:

@@ -7,7 +7,6 @@ seeds train at the chosen rate. Further state sizes of the model use the same ra
 
 import itertools
 import math
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +20,10 @@ from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import AnyTask
 from evalkit.core.errors import UserError, said_of
+from evalkit.record.history import pasteable
+from evalkit.reports.suite.board import Board
 from evalkit.reports.suite.cells import FINAL, GRID, HIGHER, LOWER, RateTrial, best_of, rate_trials, window_of
-from evalkit.session.plan import BoardContent, Job, RateSearch, is_finished
+from evalkit.session.plan import Job, RateSearch, is_finished
 
 KIND = "evalkit.evaluations.extrapolation.report"
 """What a suite compares: its cells are read from reports of this kind."""
@@ -31,6 +32,8 @@ KIND = "evalkit.evaluations.extrapolation.report"
 PROTOCOL = "suite."
 FURTHER = 2
 """How many rates a search tries beyond the end of its grid where the best one lies."""
+LEAST_GRID = 3
+"""A grid of fewer rates, such as the quick form's, is a first look: one of its rates is always an edge."""
 QUICK = "quick"
 KEYS = ("rates", "search_seed", "seed", "seeds", "tasks", "models", "models_on", "sizes", "floors", "controls", QUICK)
 OPTIONAL = ("models_on", "sizes", "floors", "controls", QUICK)
@@ -137,7 +140,7 @@ def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
                     sized, search = [*words, *of_sizes[model], *rest], searches[f"{task}/{model}"]
                     final = _final(suite, selection.suite, f"{task}/{model}/{size}", sized, folder)
                     runs.append(final._replace(search=search))
-    board = _board(suite, str(config.preset), selection, tasks, models)
+    board = _board(suite, str(config.preset), selection, folder, itertools.product(tasks, models))
     return [job._replace(board=board) for job in runs]
 
 
@@ -146,7 +149,7 @@ def _quick(suite: Mapping[str, Any], preset: str) -> dict[str, Any]:
     quick = suite[QUICK]
     if not isinstance(quick, Mapping) or set(quick) != set(QUICK_KEYS):
         raise UserError(f"quick=true, and suite.quick={quick}; a quick form has {', '.join(QUICK_KEYS)}")
-    if not isinstance(quick["tasks"], list) or not quick["tasks"]:
+    if not quick["tasks"] or not _has_words(quick["tasks"], 0):
         raise UserError(f"suite.quick.tasks={quick['tasks']}; allowed: a list of the suite's tasks, such as [parity]")
     tasks = suite["tasks"].get(preset, {})
     unknown = [name for name in quick["tasks"] if name not in tasks]
@@ -156,16 +159,37 @@ def _quick(suite: Mapping[str, Any], preset: str) -> dict[str, Any]:
 
 
 def _board(
-    suite: Mapping[str, Any], preset: str, selection: Selected, tasks: Iterable[str], models: Iterable[str]
-) -> BoardContent:
-    """Every square of the suite, and those that were selected, with the command for one that is not run."""
+    suite: Mapping[str, Any], preset: str, selection: Selected, folder: Path, squares: Iterable[tuple[str, str]]
+) -> Board:
+    """Every square of the suite and those that were selected, with the command that adds one to this folder."""
     whole = itertools.product(suite["tasks"].get(preset, ()), suite["models"])
-    own = [] if selection.own is None else ["--config-dir", shlex.quote(str(selection.own))]
-    form = ["quick=true"] if selection.quick else []
-    command = " ".join(["python -m evalkit", f"experiment={selection.suite}", f"preset={preset}", *form, *own])
-    wanted = list(dict.fromkeys([*whole, *itertools.product(tasks, models)]))
-    mixers = [] if selection.mixer is None else [selection.mixer]
-    return BoardContent(wanted, suite["floors"], command, mixers, suite["controls"])
+    return Board(
+        cells=(),
+        wanted=list(dict.fromkeys([*whole, *squares])),
+        floors=suite["floors"],
+        command=_command(selection, preset, folder),
+        mixers=[] if selection.mixer is None else [selection.mixer],
+        controls=suite["controls"],
+    )
+
+
+def default_folder(experiment: str, preset: str, *, quick: bool = False) -> Path:
+    """Where an experiment writes unless `hydra.run.dir` says; the cells of a quick form are others."""
+    return Path("runs", experiment, f"{preset}-{QUICK}" if quick else preset)
+
+
+def _command(selection: Selected, preset: str, folder: Path) -> str:
+    """The command line of this folder's suite, for `task=` and `model=` to follow."""
+    form = [f"{QUICK}=true"] if selection.quick else []
+    own = [] if selection.own is None else ["--config-dir", str(selection.own)]
+    given = [
+        composition.text_of(word)
+        for word in (*selection.protocol, *selection.rest)
+        if word.key_or_group not in ("preset", composition.SEARCHPATH)
+    ]
+    usual = default_folder(selection.suite, preset, quick=selection.quick)
+    place = [] if folder == usual else [in_folder(folder)]
+    return pasteable(f"experiment={selection.suite}", f"preset={preset}", *form, *own, *given, *place)
 
 
 def _refuse_misspelt(suite: Mapping[str, Any], selection: Selected) -> None:
@@ -212,6 +236,10 @@ def _refuse_wrong(suite: Mapping[str, Any]) -> None:
         for name, words in tasks.items():
             if not words:
                 raise UserError(f"suite.tasks.{preset}.{name} is empty; give its words, such as [task=parity]")
+    empty = next((name for name, words in suite["models"].items() if not words), None)
+    if empty is not None or not suite["models"]:
+        at = "suite.models" if empty is None else f"suite.models.{empty}"
+        raise UserError(f"{at} is empty; give a model's words, such as models: {{mine: [model=hawk]}}")
     rates = suite["rates"]
     if not isinstance(rates, list) or not rates or not all(isinstance(r, int | float) and r > 0 for r in rates):
         raise UserError(f"suite.rates={rates}; allowed: a list of rates above 0, such as 'suite.rates=[1e-3,3e-3]'")
@@ -243,7 +271,7 @@ def _refuse_wrong_by_task(suite: Mapping[str, Any], own: Path | None) -> None:
             raise UserError(f"suite.floors.{name}={floor}; allowed: an accuracy from 0 to below 1")
     models = {*suite["models"], *catalogue.options("model", own)}
     for name, control in suite["controls"].items():
-        if control not in models:
+        if not isinstance(control, str) or control not in models:
             raise UserError(f"suite.controls.{name}={control} is no model; give one of {', '.join(sorted(models))}")
 
 
@@ -275,7 +303,7 @@ def at_chosen_rate(folder: Path, final: Job) -> Spec:
 def further_searches(folder: Path, final: Job) -> Iterator[Spec]:
     """The searches of rates beyond the grid: at the end where the best one lies, if it does better than the floor.
 
-    Raises UserError as `at_chosen_rate` does.
+    A grid of fewer than `LEAST_GRID` rates has none. Raises UserError as `at_chosen_rate` does.
     """
     search = _search_of(final)
     grid = sorted(search.rates)
@@ -283,7 +311,7 @@ def further_searches(folder: Path, final: Job) -> Iterator[Spec]:
         best = best_of(_searched(folder, final))
         further = folder / search.folder / name
         at_edge = best is not None and best.rate == grid[edge] and best.is_above(search.floor)
-        if (at_edge and len(grid) > FURTHER) or is_finished(further):
+        if (at_edge and len(grid) >= LEAST_GRID) or is_finished(further):
             step = grid[edge] / grid[inner]
             rates = [float(f"{grid[edge] * step ** (1 + n):.3g}") for n in range(FURTHER)]
             seed = search.seed + len(grid) + number * FURTHER

@@ -9,7 +9,7 @@ import pytest
 from evalkit.core import streams
 from evalkit.core.contracts import Trained
 from evalkit.core.rows import Header, Record, Row, value
-from evalkit.evaluations.remembrance import CHANGED, STATE_NORM, report
+from evalkit.evaluations.remembrance import CHANGED, STATE_NORM, measure, report
 from evalkit.evaluations.remembrance.measure import Remembrance
 from evalkit.reports.pooling import Line, Run
 from support.evaluated import trained_of
@@ -42,6 +42,15 @@ def test_a_suffix_predicts_what_a_forward_pass_over_it_predicts(model: str) -> N
         wanted = 0.5 * np.abs(predicted(LENGTH - kept) - predicted(0)).sum(axis=-1).mean()
         assert found[CHANGED, kept] == pytest.approx(wanted, abs=2e-6) and wanted > 1e-3
     assert (CHANGED, 100) not in found, "a suffix is shorter than the sequence"
+
+
+def test_only_sequences_of_which_something_is_left_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the last scored position is at token 3, its last 5 tokens are all that is read."""
+    monkeypatch.setattr(measure, "_last_scored", lambda mask: np.array([LENGTH - 1, 2] * len(mask))[: len(mask)])
+    evaluation = Remembrance(lengths=[LENGTH], kept_tokens=[1, 5], sequences=SEQUENCES, batch_size=4, chunk=8)
+    rows = list(evaluation.run(trained_of(experiment("hawk"))))
+    counts = {row["position"]: row["count"] for row in rows if row["metric"] == CHANGED}
+    assert counts == {1: SEQUENCES, 5: SEQUENCES // 2}
 
 
 def test_what_a_window_does_not_see_moves_nothing() -> None:

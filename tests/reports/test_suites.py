@@ -9,7 +9,7 @@ import pytest
 from evalkit.reports.kinds import COSTS
 from evalkit.reports.suite.board import Board, comparisons, controls, html, picture, reach, window
 from evalkit.reports.suite.cells import Cell, Measured, RateTrial, beside, kept
-from evalkit.reports.suite.report import figures, of_seeds, tables, trained_otherwise
+from evalkit.reports.suite.report import figures, of_seeds, searched_otherwise, tables, trained_otherwise
 
 COMMAND = "python -m evalkit experiment=mine"
 
@@ -67,20 +67,20 @@ def test_a_square_of_a_mixer_of_ones_own_has_its_own_word() -> None:
 
 def test_a_cell_that_was_not_asked_at_its_training_length_was_not_run() -> None:
     page = html(board(replace(cell("mqar", "a", 0.5), measured=[]), cell("mqar", "b", 0.1), wanted=(("mqar", "a"),)))
-    assert "1 task, 2 models, 1 of 2 cells run" in page and order(page, 3) == ["b", "a"]
+    assert "1 task, 2 models, 1 of 2 cells run" in page and order(page, 4) == ["b", "a"]
 
 
 def test_lines_are_sorted_by_each_column() -> None:
-    """By name, state and operations from the least, accuracy from the most; what was not run comes last."""
+    """By name, parameters, state and operations from the least, accuracy from the most; what was not run comes last."""
     cells = (
-        replace(cell("copying", "b", 0.5), state_bytes=10, flops_per_token=3),
-        replace(cell("copying", "a", 0.9), state_bytes=30, flops_per_token=1),
-        replace(cell("copying", "c", 0.7), state_bytes=20, flops_per_token=2),
+        replace(cell("copying", "b", 0.5), parameters=9, state_bytes=10, flops_per_token=3),
+        replace(cell("copying", "a", 0.9), parameters=7, state_bytes=30, flops_per_token=1),
+        replace(cell("copying", "c", 0.7), parameters=8, state_bytes=20, flops_per_token=2),
         cell("mqar", "d", 0.3),
     )
     page = html(board(*cells))
-    sorted_by = ["abcd", "bcad", "acbd", "acbd", "dabc"]
-    assert ["".join(order(page, column)) for column in range(5)] == sorted_by
+    sorted_by = ["abcd", "acbd", "bcad", "acbd", "acbd", "dabc"]
+    assert ["".join(order(page, column)) for column in range(6)] == sorted_by
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,10 @@ def test_what_a_control_lacks_is_said_of_its_task_alone() -> None:
     """A control holds where every seed has 0.99; one that was not run, or a task without one, says nothing."""
     cells = (cell("parity", "lstm", 1.0, 0.99), cell("cycle", "lstm", 1.0, 0.98, 1.0), cell("mqar", "lstm", 0.1))
     shown = replace(board(*cells), controls={"parity": "lstm", "cycle": "lstm", "s3": "lstm"})
-    failed, holds = controls(shown)
+    failed, holds, without = controls(shown)
     assert failed.startswith("lstm, the control of cycle, has 1.000 (0.980 – 1.000), and not 0.99 on every seed")
     assert holds == "lstm, the control of parity, has 0.99 on every seed there."
+    assert without.startswith("No control was run of mqar:") and not list(controls(board(*cells)))
     assert failed in html(shown)
 
 
@@ -149,8 +150,17 @@ def test_the_kept_cells_are_drawn() -> None:
     cells = kept("cpu")
     figure = picture(board(*cells, floors={"mqar": 1 / 64}))
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert "1.00" in texts
-    assert len([text for text in texts if re.fullmatch(r"1\.00|\.\d\d|–", text)]) == len(board(*cells).by_square)
+    assert "1.000" in texts
+    assert len([text for text in texts if re.fullmatch(r"[01]\.\d{3}|–", text)]) == len(board(*cells).by_square)
+
+
+def test_the_picture_is_as_dark_as_a_cell_is_above_its_floor() -> None:
+    """A guess of one in two is as light as one in a hundred, and a cell that is not solved has no frame."""
+    figure = picture(board(cell("a", "m", 0.25, 0.25), cell("b", "m", 0.99, 1.0), cell("c", "m", 0.625, 0.625)))
+    squares = [patch for patch in figure.axes[0].patches if patch.get_width() == 1]
+    red = [square.get_facecolor()[0] for square in squares]
+    assert red[0] > red[2] > red[1]
+    assert len(figure.axes[0].patches) == 3 + 1
 
 
 def drawn(*cells: Cell) -> set[str]:
@@ -195,6 +205,20 @@ def test_a_cell_that_was_trained_otherwise_than_another_of_its_task_is_told(chan
     own = cell_with(model="b", **changes)
     told = list(trained_otherwise([own], [cell_with(model="a"), own]))
     assert len(told) == 1 and told[0].startswith("t · b was trained otherwise") and "where a has 8 tokens" in told[0]
+
+
+def test_other_seeds_or_rates_are_told_once_a_model_and_are_not_compared() -> None:
+    """As of the quick form: the training is the same, so it stands beside the others, and no test is made."""
+    others = [cell_with(task=task, model="a") for task in ("t", "u")]
+    one = [Measured(8, 1, 0.995, 0.9, 1.0)]
+    own = [cell_with(task=task, model="b", measured=one, typed=["quick=true"]) for task in ("t", "u")]
+    assert not list(trained_otherwise(own, [*others, *own]))
+    (told,) = searched_otherwise(own, [*others, *own])
+    assert told == "b has 1 seed (quick=true) in t, u, where other cells have 2 seeds: no test compares them."
+    more = cell_with(
+        model="b", measured=[Measured(8, seed, 0.1, 0.1, 0.1) for seed in range(9)], typed=["suite.seeds=9"]
+    )
+    assert "none were compared" in comparisons(board(others[0], more))
 
 
 def test_beyond_the_training_length_the_longest_is_also_taken_apart() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 
 from evalkit.__main__ import main
 from evalkit.configuration import recipes
@@ -243,6 +244,19 @@ def test_a_run_that_fails_does_not_keep_the_others_from_running(
     assert said.endswith("failed: one") and not (tmp_path / "out" / "one" / "results.json").exists()
     assert (tmp_path / "out" / "other" / "results.json").is_file()
     assert "one" not in (tmp_path / "out" / "runs" / "compare.csv").read_text().replace("none", "")
+
+
+def test_a_verdict_against_one_run_does_not_keep_the_others_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an evaluation that does not calibrate; a signal ends them all."""
+    for codes, done in (([1, 0], 2), ([143, 0], 1)):
+        do, draw = Mock(side_effect=codes), Mock()
+        monkeypatch.setattr(experiments, "_do", do)
+        monkeypatch.setattr(experiments, "_draw", draw)
+        jobs = [plan.Job("runs", name, Mock(folder=tmp_path / name)) for name in ("one", "other")]
+        assert experiments._run_all(tmp_path, jobs, Console(quiet=True)) == codes[0]
+        assert do.call_count == done and draw.called == (done == 2)
 
 
 def test_an_interrupted_evaluation_is_done_anew(experiment: Callable[..., int], finished: Path, tmp_path: Path) -> None:

@@ -80,6 +80,22 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_checkpoint(
     assert int(tiny.state(folder).step[0]) == 6
 
 
+def test_a_run_that_another_process_began_meanwhile_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While this one compiled, another wrote its rows there and ended: its lock is free."""
+    rows = tmp_path / "run" / "metrics.jsonl"
+
+    def fresh(*_: object) -> None:
+        rows.parent.mkdir()
+        rows.write_text("of another process")
+
+    monkeypatch.setattr(run, "_fresh", fresh)
+    with pytest.raises(UserError, match="holds a run already"):
+        tiny.start(tmp_path / "run")
+    assert rows.read_text() == "of another process"
+
+
 OF_NEW_RUNS = ("hydra.run.dir=", "hydra.run.dir=[a]", "hydra.run.dir=null", "hydra.sweep.dir={a: 1}")
 
 

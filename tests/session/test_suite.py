@@ -132,6 +132,7 @@ def test_every_cell_is_searched_trained_and_drawn(done: Path, capsys: pytest.Cap
     page, rows = (out / "suite.html").read_text(), (out / "suite.csv").read_text().splitlines()
     assert "one" in page and "beyond the training length" in page
     found = from_json((out / "suite.json").read_text())
+    assert [cell.protocol for cell in finished_cells(out)] == [cell.protocol for cell in found], "beside kept ones"
     tried = sum(len(cell.trials) for cell in found)
     assert len(rows) == 1 + 3 * 2 * 2 + tried and tried >= 4, "a row a measurement of three final runs, and one a trial"
     assert [(cell.task, cell.model, cell.size) for cell in found][:2] == [
@@ -214,6 +215,10 @@ TASKS = {name for tasks in composition.compose(["experiment=suite"]).config.suit
             "suite.quick.tasks=3; allowed: a list of the suite's tasks, such as [parity]",
         ),
         (
+            "quick=true suite.quick.tasks=[[parity]]",
+            "suite.quick.tasks=[['parity']]; allowed: a list of the suite's tasks, such as [parity]",
+        ),
+        (
             "quick=true suite.quick.tasks=[parity,heads]",
             "suite.quick.tasks: heads is no task at preset=cpu; give of parity, s3, even_pairs, cycle, mqar, "
             "noisy_recall, copying, selective_copying, palindrome, stack",
@@ -247,6 +252,10 @@ TASKS = {name for tasks in composition.compose(["experiment=suite"]).config.suit
             f"suite.controls.s3=lsmt is no model; give one of {', '.join(sorted(catalogue.options('model')))}",
         ),
         (
+            "suite.controls.s3=[lstm]",
+            f"suite.controls.s3=['lstm'] is no model; give one of {', '.join(sorted(catalogue.options('model')))}",
+        ),
+        (
             "suite.rates=[1e-3,1.0000001e-3]",
             "suite.rates=[0.001, 0.0010000001] has a rate twice, to six digits; give each once",
         ),
@@ -261,6 +270,10 @@ TASKS = {name for tasks in composition.compose(["experiment=suite"]).config.suit
             "'~suite.sizes.mqar'",
         ),
         ("suite.tasks.cpu.parity=[]", "suite.tasks.cpu.parity is empty; give its words, such as [task=parity]"),
+        (
+            "suite.models.hawk=[]",
+            "suite.models.hawk is empty; give a model's words, such as models: {mine: [model=hawk]}",
+        ),
         ("+mixer=hawk", "+mixer=hawk is also a model of the suite; give the file of your mixer another name"),
         ("model=hawk,mamba", "model= takes one name in a suite; leave it out for all, or give a command for each"),
     ],
@@ -307,7 +320,18 @@ def test_the_board_of_one_cell_is_that_of_the_whole_suite() -> None:
     board = suite.jobs(composition.compose(["experiment=suite"]).config, given, Path("out"))[0].board
     assert board is not None and board.floors["mqar"] == 0.0833 and board.controls["s3"] == "lstm"
     assert {("copying", "gla"), ("mqar", "hawk"), ("stack", "mamba")} <= set(board.wanted)
-    assert board.command == "python -m evalkit experiment=suite preset=cpu"
+    assert board.command == "python -m evalkit experiment=suite preset=cpu hydra.run.dir=out"
+
+
+def test_the_command_of_a_square_runs_it_beside_the_others() -> None:
+    """In their folder, by what was typed for them."""
+    typed = ["suite.seeds=5", "train.steps=9"]
+    for folder, place in (("runs/suite/cpu", ""), ("elsewhere/suite", " hydra.run.dir=elsewhere/suite")):
+        given = suite.selected(["experiment=suite", "preset=cpu", *typed, "task=copying", "model=gla"])
+        assert given is not None
+        board = suite.jobs(composition.compose(["experiment=suite"]).config, given, Path(folder))[0].board
+        assert board is not None
+        assert board.command == f"python -m evalkit experiment=suite preset=cpu suite.seeds=5 train.steps=9{place}"
 
 
 @pytest.mark.parametrize(
@@ -337,6 +361,58 @@ def test_the_middle_of_the_window_is_chosen(
         ]
         == chosen
     )
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "further"),
+    [
+        ((0.9, 0.5, 0.2), ("rates_lower", [5e-4, 2.5e-4])),
+        ((0.2, 0.5, 0.9), ("rates_higher", [8e-3, 1.6e-2])),
+        ((0.5, 0.9, 0.2), None),
+        ((0.05, 0.05, 0.08), None),  # nothing was learned
+        ((0.5, 0.9), None),  # of two rates one is always the best
+    ],
+)
+def test_a_grid_whose_best_rate_is_at_its_edge_is_widened_there(
+    accuracies: tuple[float, ...], further: tuple[str, list[float]] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = (1e-3, 2e-3, 4e-3)[: len(accuracies)]
+    trials = [RateTrial(rate, accuracy, 0.5) for rate, accuracy in zip(rates, accuracies, strict=True)]
+    monkeypatch.setattr(suite, "_searched", lambda folder, final: trials)
+    search = plan.RateSearch("t/m", ["task=mqar", "model=hawk"], rates, 10, 0.1)
+    found = list(suite.further_searches(Path("out"), plan.Job("g", "t/m/final", Mock(), cell="t/m", search=search)))
+    assert [(spec.folder.name, list(spec.plain["train"]["learning_rate"])) for spec in found] == (
+        [] if further is None else [further]
+    )
+    assert all(spec.plain["seed"] >= 10 + len(rates) for spec in found), "seeds that the grid has not used"
+
+
+@pytest.mark.parametrize(
+    ("cell", "is_done", "is_widened"), [("t/m", False, True), ("t/m", True, False), ("t/m/large", False, False)]
+)
+def test_the_search_of_a_finished_cell_or_of_a_further_size_is_not_widened(
+    cell: str, is_done: bool, is_widened: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rates beyond the grid that diverged left no results, and were trained again by each later command."""
+    widened = Mock(return_value=())
+    spec = Mock(folder=tmp_path)
+    monkeypatch.setattr(suite, "further_searches", widened)
+    monkeypatch.setattr(suite, "at_chosen_rate", Mock(return_value=spec))
+    monkeypatch.setattr(experiments, "_train", Mock(return_value=0))
+    if is_done:
+        (tmp_path / "results.json").write_text("{}")
+    job = plan.Job("g", f"{cell}/final", spec, cell=cell, search=plan.RateSearch("t/m", [], [1e-3], 1, 0.1))
+    assert experiments._do(tmp_path, job) == 0
+    assert widened.called == is_widened
+
+
+@pytest.mark.slow
+def test_rates_that_were_searched_with_more_steps_are_refused(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stopped cell that goes on with fewer steps would have a rate that was chosen for other trainings."""
+    before = tiny.files(done / "out" / "heads" / "one")
+    assert begin(done, "task=heads", "model=one", "train.steps=4") == 2
+    assert "was begun with another train.steps" in capsys.readouterr().err
+    assert tiny.files(done / "out" / "heads" / "one") == before
 
 
 def test_the_quick_form_has_fewer_tasks_rates_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -481,7 +557,8 @@ def test_a_cell_is_what_its_run_came_to_be(done: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(done / "out" / "heads", tmp_path / "heads")
     final = next(folder.glob("*/final"))
     typed = "task=mqar +mixer=m task.pairs=16 model.width=8 '~suite.sizes.mqar'"
-    typed += " '+suite.models.mine=[model=hawk]'"  # which adds a cell, and changes none
+    typed += " '+suite.models.mine=[model=hawk]' '+suite.tasks.cpu.mine=[task=copying]'"  # which add cells alone
+    typed += " suite.controls.stack=lstm"  # which changes what is shown
     begun = Work(f"python -m evalkit experiment=suite {typed}", 0, 6, "constant")
     further = Work("python -m evalkit resume runs/m train.steps=9", 4, 9, "constant")
     (final / "history.json").write_text(json.dumps([asdict(begun), asdict(further)]))

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, permutations
-from math import comb
+from itertools import combinations
 from statistics import median
 from typing import Any
 
 from evalkit.core.errors import UserError
-from evalkit.core.statistics import mann_whitney, scaled
+from evalkit.core.statistics import least_p, scaled, two_sided
 from evalkit.evaluations.extrapolation import effective
 from evalkit.evaluations.extrapolation.summary import LEVELS, extrapolation_curve, learning_curve, probe_lengths
 from evalkit.evaluations.extrapolation.summary import summarise as summarise
@@ -223,9 +222,8 @@ def test_tables(lines: Sequence[Line]) -> list[Table]:
             accuracies = {label: rungs[label][at] for label in pair}
             high, low = sorted(pair, key=lambda label: -median(accuracies[label]))
             apart = median(accuracies[high]) - median(accuracies[low])
-            # Two-sided: which of the two is higher was not predicted.
-            p = min(1.0, *(2 * mann_whitney(accuracies[one], accuracies[other]) for one, other in permutations(pair)))
-            least = min(1.0, 2 / comb(len(accuracies[high]) + len(accuracies[low]), len(accuracies[high])))
+            p = two_sided(accuracies[high], accuracies[low])
+            least = least_p(len(accuracies[high]), len(accuracies[low]))
             cells.append([high, low, length_label(at), shown(apart), shown(p, ".2g"), shown(least, ".2g")])
     header = ["higher", "lower", "at length", "difference of medians", "p", "least p of so many seeds"]
     return [Table(TESTS, header, cells)] if cells else []

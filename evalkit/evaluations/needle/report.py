@@ -7,7 +7,7 @@ from evalkit.core.rows import Record, Row, value
 from evalkit.evaluations.needle.rows import ALL, FOUND
 from evalkit.reports.canvas import length_label
 from evalkit.reports.curves import frame_of, length_figure
-from evalkit.reports.heat import heat_figure
+from evalkit.reports.heat import Square, heat_figure
 from evalkit.reports.kinds import Drawing, Table, by_column
 from evalkit.reports.numbers import Curve, Point, grouped, shown
 from evalkit.reports.pooling import Line
@@ -99,14 +99,15 @@ def _points(record: Record) -> list[Point]:
 
 def _heat(line: Line, title: str, notes: Sequence[str]) -> Any:
     by_length = _rows(line.record, FOUND)
-    values = {
+    shares = {
         (length_label(length), _depth(entry)): value(entry) for length, rows in by_length.items() for entry in rows
     }
+    squares = {place: Square(share, f"{share:.2f}".removeprefix("0")) for place, share in shares.items()}
     depths = list(dict.fromkeys(_depth(entry) for rows in by_length.values() for entry in rows))
     labels = ("tokens of the prompt", "depth of the answers")
     trained = line.header.train_length
     told = [*notes, *([] if trained is None else [f"trained at {trained:,} tokens"])]
-    return heat_figure(values, [*map(length_label, by_length)], depths, labels, CELL, title, told)
+    return heat_figure(squares, [*map(length_label, by_length)], depths, labels, {CELL: 1.0}, title, told)
 
 
 def _depth(entry: Row) -> str:

@@ -5,4 +5,5 @@ CHANGED = "changed"
 tokens alone and the one after all of them: the effect of the tokens before the last `position`."""
 
 STATE_NORM = "state_norm"
-"""One sequence each: the Euclidean norm of the state of `extra.block` after `length` tokens."""
+"""One sequence each: the Euclidean norm of the state of `extra.block` at the last scored position of `length`
+tokens."""

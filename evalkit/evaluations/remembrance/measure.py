@@ -1,5 +1,6 @@
 """How much of the past still moves a prediction (Buitrago Ruiz & Gu 2025, arXiv 2507.02782)."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +26,10 @@ class Remembrance(Evaluation):
     """Compares the prediction after a whole held-out sequence with the one after its last tokens alone.
 
     Each sequence is read up to its last scored position: once whole, and for each of `kept_tokens` that many of its
-    last tokens alone. The total variation between both predictions, ½ Σ |p − q|, is the effect of the tokens left out:
-    effective remembrance. For a model that uses only near tokens it is 0 from a few tokens on; for one that its state
-    misleads, it grows with the sequence. The norm of each block's state at the end is measured too, where the state
-    has a fixed size.
+    last tokens alone, if more were read. The total variation between both predictions, ½ Σ |p − q|, is the effect of
+    the tokens left out: effective remembrance. For a model that uses only near tokens it is 0 from a few tokens on; for
+    one that its state misleads, it grows with the sequence. The norm of each block's state at that position is measured
+    too, where the state has a fixed size.
 
     Raises ValueError for an invalid value.
 
@@ -98,7 +99,7 @@ class Remembrance(Evaluation):
         tokens = length + trained.task.answer_length
         rows = min(self.sequences, rows_at_once(self.batch_size, trained.model, params, tokens, self.chunk, 256))
         size, pretrained = bucket(tokens), placed(pretrained, rows)
-        suffixes, changed, norms = self.suffixes(length), {}, dict[int, float]()
+        changed, compared, norms = dict[int, float](), Counter[int](), dict[int, float]()
         for first in range(0, self.sequences, rows):
             example = trained.feed.held_out(streams.TEST, first, rows, length)
             ends = _last_scored(np.asarray(example.mask))[: self.sequences - first]
@@ -111,13 +112,16 @@ class Remembrance(Evaluation):
             whole = after(read)
             for block, norm in _norms(trained, whole, len(read)).items():
                 norms[block] = norms.get(block, 0.0) + norm
-            for kept in suffixes:
-                part = after([tokens[-kept:] for tokens in read])
-                distance = _total_variation(part.logits[: len(read)], whole.logits[: len(read)])
-                changed[kept] = changed.get(kept, 0.0) + float(distance.sum())
+            for kept in self.suffixes(length):
+                is_shorter = np.array([len(tokens) > kept for tokens in read])  # else nothing is left out
+                if is_shorter.any():
+                    part = after([tokens[-kept:] for tokens in read])
+                    distance = _total_variation(part.logits[: len(read)], whole.logits[: len(read)])
+                    changed[kept] = changed.get(kept, 0.0) + float(distance[is_shorter].sum())
+                    compared[kept] += int(is_shorter.sum())
             trained.progress.describe(length, first + len(read), self.sequences)
         for kept, total in changed.items():
-            yield row(metric=CHANGED, position=kept, total=total, count=self.sequences)
+            yield row(metric=CHANGED, position=kept, total=total, count=compared[kept])
         for block, total in norms.items():
             yield row(metric=STATE_NORM, total=total, count=self.sequences, extra={"block": block})
 

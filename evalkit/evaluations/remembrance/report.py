@@ -15,7 +15,10 @@ CAPTION = (
     "Total variation between the prediction after the last tokens alone and after the whole sequence, at its last "
     "scored position: 0 where what came before them no longer counts. Median and range over seeds."
 )
-STATE_CAPTION = "Euclidean norm of the state of a block after so many tokens. Median and range over seeds."
+STATE_CAPTION = (
+    "Euclidean norm of the state of a block at the last scored position of a sequence of so many tokens. "
+    "Median and range over seeds."
+)
 KEPT_TOKENS = "last tokens that are read alone"
 
 

@@ -14,16 +14,17 @@ from statistics import median
 
 from matplotlib.figure import Figure
 
-from evalkit.core.statistics import holm, mann_whitney, scaled
+from evalkit.core.statistics import holm, least_p, scaled, two_sided
 from evalkit.reports import page
-from evalkit.reports.heat import heat_figure
+from evalkit.reports.heat import Square, heat_figure
 from evalkit.reports.numbers import DASH, grouped
 from evalkit.reports.suite.cells import SOLVED, WORKS, Cell, window_of
 
 TITLE = "Board"
 LEVEL = 0.05
 """Two cells differ if their p, adjusted for all comparisons, is below this."""
-COLUMNS = ("model", "state, bytes", "FLOPs a token")
+COST_HEADS = {"parameters": "parameters", "state_bytes": "state, bytes", "flops_per_token": "FLOPs a token"}
+COLUMNS = ("model", *COST_HEADS.values())
 CSS = """
 body { max-width: 96rem; }
 .board input { position: absolute; opacity: 0; pointer-events: none; }
@@ -51,7 +52,8 @@ class Board:
 
     `floors` has the accuracy of a guess by task, such as 1/64 where 64 values are shown; for other tasks it is chance.
     `command` runs a square with `task=` and `model=` after it, or `+mixer=` for one of `mixers`. `controls` has, by
-    task, the model that must solve it: where it does not, the others were trained too briefly to be judged.
+    task, the model that must solve it: where it does not, the others were trained too briefly to be judged. `notes` say
+    which cells were trained otherwise than their neighbours.
     """
 
     cells: Sequence[Cell]
@@ -60,6 +62,7 @@ class Board:
     command: str
     mixers: Sequence[str] = ()
     controls: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     @property
     def by_square(self) -> dict[tuple[str, str], Cell]:
@@ -90,13 +93,20 @@ class Board:
         floor = self.floor(cell)
         return max(0.0, scaled(median(cell.trained), floor)) if floor < 1 else 0.0
 
+    @property
+    def count(self) -> str:
+        """How many squares there are, and how many of them were run."""
+        tasks, models = _counted(len(self.tasks), "task"), _counted(len(self.models), "model")
+        return f"{tasks}, {models}, {len(self.by_square)} of {len(self.tasks) * len(self.models)} cells run"
+
 
 def controls(board: Board) -> Iterator[str]:
-    """What the controls that were run say of the tasks that are shown: a sentence for each that fails, one for others.
+    """What the controls say of the tasks of which a cell was run: a sentence for each that fails, and for the others.
 
-    A control holds where every seed has `SOLVED` at the training length.
+    A control holds where every seed has `SOLVED` at the training length. Of a board without any, nothing is said.
     """
-    run = {task: board.by_square.get((task, board.controls.get(task, ""))) for task in board.tasks}
+    shown = [task for task in board.tasks if any(task == of_task for of_task, _ in board.by_square)]
+    run = {task: board.by_square.get((task, board.controls.get(task, ""))) for task in shown}
     holding: dict[str, list[str]] = {}
     for task, cell in run.items():
         if cell is None:
@@ -110,6 +120,9 @@ def controls(board: Board) -> Iterator[str]:
             )
     for model, tasks in holding.items():
         yield f"{model}, the control of {', '.join(tasks)}, has {SOLVED:g} on every seed there."
+    without = [task for task, cell in run.items() if cell is None]
+    if board.controls and without:
+        yield f"No control was run of {', '.join(without)}: a low accuracy there may be a training that is too short."
 
 
 def reach(cell: Cell) -> int | None:
@@ -133,19 +146,17 @@ def window(cell: Cell, floor: float) -> float | None:
 
 
 def comparisons(board: Board) -> str:
-    """How many pairs of cells of one task were compared, and how many of them differ, in a sentence."""
+    """How many pairs of cells that were trained alike were compared, and how many of them differ, in a sentence."""
     pairs = [
         (one.trained, other.trained)
         for task in board.tasks
         for one, other in combinations([cell for cell in board.by_square.values() if cell.task == task], 2)
-        if len(one.trained) > 1 and len(other.trained) > 1
+        if one.protocol == other.protocol and len(one.trained) > 1
     ]
     if not pairs:
         return "No two cells of one task have several seeds each, so none were compared."
-    # Two-sided: which of the two is higher was not predicted.
-    p_values = [min(1.0, 2 * mann_whitney(*pair), 2 * mann_whitney(*reversed(pair))) for pair in pairs]
-    differ = sum(p < LEVEL for p in holm(p_values))
-    least = min(2 / math.comb(len(one) + len(other), len(one)) for one, other in pairs)
+    differ = sum(p < LEVEL for p in holm([two_sided(*pair) for pair in pairs]))
+    least = min(least_p(len(one), len(other)) for one, other in pairs)
     possible = (
         ""
         if least * len(pairs) < LEVEL
@@ -172,9 +183,9 @@ def html(board: Board) -> str:
     )
     count = len(board.tasks)
     grid = (
-        f".board .line {{ grid-template-columns: 10rem 6rem 6rem repeat({count}, 9.5rem); }}\n"
-        f"@media print {{ .board .line {{ grid-template-columns: 7rem 4rem 4rem repeat({count}, minmax(0, 1fr)); }} "
-        ".board .lines { min-width: 0; } }"
+        f".board .line {{ grid-template-columns: 10rem 5.5rem 6rem 6rem repeat({count}, 9.5rem); }}\n"
+        "@media print { .board .lines { min-width: 0; } "
+        f".board .line {{ grid-template-columns: 7rem 4rem 4rem 4rem repeat({count}, minmax(0, 1fr)); }} }}"
     )
     labels = "".join(
         f'<div role="columnheader"><label class="h{index}" for="by{index}">{escape(head)}</label></div>'
@@ -184,21 +195,19 @@ def html(board: Board) -> str:
         f'<div class="board">{buttons}<div class="scroll"><div class="lines" role="table">'
         f'<div class="line head" role="row">{labels}</div>{"".join(_lines(board))}</div></div></div>'
     )
-    run = len(board.by_square)
-    every = len(board.tasks) * len(board.models)
-    lead = f"{_counted(len(board.tasks), 'task')}, {_counted(len(board.models), 'model')}, {run} of {every} cells run"
     notes = [
         f"Median of the seeds (lowest – highest) at the training length; a frame where every one has {SOLVED:g}. "
         f"A dash is no better than the task's floor. Beyond: the longest length up to which every seed has {SOLVED:g}. "
         f"Rates: how wide the window is in which one seed of the search has {WORKS:.0%} of the best rate's accuracy. "
         f"After: the training tokens by which the median of the seeds first has {SOLVED:g} of the validations.",
+        *board.notes,
         *controls(board),
         comparisons(board),
         "Choose a column's head to sort by it.",
     ]
     style = f"<style>{CSS}{grid}\n{chosen}.board .head {{ order: -1 !important; }}</style>"
     return page.page(
-        TITLE, lead, [style, page.notes(notes), table], [asdict(cell) for cell in board.by_square.values()]
+        TITLE, board.count, [style, page.notes(notes), table], [asdict(cell) for cell in board.by_square.values()]
     )
 
 
@@ -216,16 +225,35 @@ def _counted(number: int, name: str) -> str:
 
 
 def picture(board: Board) -> Figure:
-    """Models by tasks, the median of each cell, empty where it was not run."""
-    cells = board.by_square
-    values = {square: median(cell.trained) for square, cell in cells.items()}
-    dashes = {square: DASH for square, cell in cells.items() if not board.is_learned(cell)}
+    """Models by tasks: the median of each cell, as dark as it is above the task's floor; empty where it was not run."""
+    squares = {
+        place: Square(board.share(cell), _median(board, cell), _shortest(cell.trained), is_solved(cell))
+        for place, cell in board.by_square.items()
+    }
     notes = [
-        f"Median of the seeds at the training length; {DASH} is no better than the task's floor.",
-        "An empty square was not run.",
+        f"{board.count}; median of the seeds (lowest – highest) at the training length.",
+        f"{DASH} is no better than the task's floor; an empty square was not run.",
+        *board.notes,
         *controls(board),
     ]
-    return heat_figure(values, board.tasks, board.models, ("task", "model"), "accuracy", TITLE, notes, dashes)
+    shades = {"the task's floor": 0.0, "half way": 0.5, "all right": 1.0}
+    axes = ("task", "model")
+    return heat_figure(squares, board.tasks, board.models, axes, shades, TITLE, notes, f"{SOLVED:g} on every seed")
+
+
+def is_solved(cell: Cell) -> bool:
+    """Whether several seeds were trained, and each has `SOLVED` at the training length."""
+    return len(cell.trained) > 1 and min(cell.trained) >= SOLVED
+
+
+def _median(board: Board, cell: Cell) -> str:
+    return f"{median(cell.trained):.3f}" if board.is_learned(cell) else DASH
+
+
+def _shortest(values: Sequence[float]) -> str:
+    """The range of several seeds, as short as it can be; nothing for one."""
+    ends = [f"{end:.3f}".removeprefix("0") for end in (min(values), max(values))]
+    return DASH.join(ends) if len(values) > 1 else ""
 
 
 def _lines(board: Board) -> Iterator[str]:
@@ -235,7 +263,7 @@ def _lines(board: Board) -> Iterator[str]:
     for at, model in enumerate(board.models):
         own = [cell for (_, name), cell in cells.items() if name == model]
         order = "; ".join(f"--o{index}: {column[at]}" for index, column in enumerate(places))
-        costs = [_ends(cell.state_bytes for cell in own), _ends(cell.flops_per_token for cell in own)]
+        costs = [ends(getattr(cell, cost) for cell in own) for cost in COST_HEADS]
         squares = (_square(board, task, model) for task in board.tasks)
         heads = [f'<div role="rowheader">{escape(model)}</div>', *(f'<div role="cell">{cost}</div>' for cost in costs)]
         yield f'<div class="line" role="row" style="{order}">{"".join((*heads, *squares))}</div>'
@@ -248,7 +276,7 @@ def _columns(board: Board) -> Iterator[list[tuple[float, str]]]:
     """
     cells, models = board.by_square, board.models
     yield [(0.0, model) for model in models]
-    for cost in ("state_bytes", "flops_per_token"):
+    for cost in COST_HEADS:
         known = grouped((cell.model, number) for cell in cells.values() if (number := getattr(cell, cost)) is not None)
         yield [(min(known.get(model, [math.inf])), model) for model in models]
     for task in board.tasks:
@@ -267,7 +295,7 @@ def _square(board: Board, task: str, model: str) -> str:
         what = "+mixer" if model in board.mixers else "model"
         command = escape(f"{board.command} task={task} {what}={model}")
         return f'<div class="not-run" role="cell">not run <code>{command}</code></div>'
-    solved = " solved" if len(cell.trained) > 1 and min(cell.trained) >= SOLVED else ""
+    solved = " solved" if is_solved(cell) else ""
     lines = [range_of(cell.trained) if len(cell.trained) > 1 else "one seed"]
     if (longest := reach(cell)) is not None and longest > cell.train_length:
         lines.append(f"beyond: {longest:,}")
@@ -275,10 +303,9 @@ def _square(board: Board, task: str, model: str) -> str:
         lines.append(f"rates: {f'{decades:.1f} decades' if decades else 'one'}")
     if cell.tokens_to_solve is not None:
         lines.append(f"{SOLVED:g} after {tokens_label(cell.tokens_to_solve)}")
-    middle = f"{median(cell.trained):.3f}" if board.is_learned(cell) else DASH
     small = "".join(f"<small>{escape(line)}</small>" for line in lines)
     shade = f"--share: {40 * board.share(cell):.0f}%"
-    return f'<div class="run{solved}" role="cell" style="{shade}"><b>{middle}</b>{small}</div>'
+    return f'<div class="run{solved}" role="cell" style="{shade}"><b>{_median(board, cell)}</b>{small}</div>'
 
 
 def range_of(values: Sequence[float]) -> str:
@@ -286,7 +313,7 @@ def range_of(values: Sequence[float]) -> str:
     return f"({min(values):.3f} – {max(values):.3f})"
 
 
-def _ends(numbers: Iterable[int | None]) -> str:
-    """The least and the most of them."""
+def ends(numbers: Iterable[int | None]) -> str:
+    """The least and the most of them that are known, as a table shows them; a dash for none."""
     known = sorted({number for number in numbers if number is not None})
     return " – ".join(f"{number:,}" for number in dict.fromkeys((known[0], known[-1]))) if known else DASH

@@ -24,8 +24,11 @@ SOLVED = 0.99
 WORKS = 0.9
 """A rate is in the window if its accuracy above the floor is at least this share of the best rate's."""
 CHANGING = ("task.", "train.", "eval.", "suite.", "quick=")
-OTHER_CELLS = ("~suite.sizes", "~suite.tasks", "~suite.models.", "+suite.models.", "+suite.sizes.")
-"""How command-line words begin that leave cells out or add some, but change none."""
+SHOWING = ("suite.controls", "+suite.controls", "~suite.controls")
+OTHER_CELLS = ("~suite.sizes", "~suite.tasks", "~suite.models.", "+suite.models.", "+suite.sizes.", "+suite.tasks.")
+"""How command-line words begin that leave cells out or add some, but change none, as do those of what is shown."""
+SEARCHING = ("quick=", "suite.quick", "suite.rates", "suite.seed", "suite.search_seed")
+"""How words begin that say by what rates and seeds a cell's rate is chosen and its final run trained."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,20 @@ class Cell:
         return [one.accuracy for one in self.measured if (one.length, one.last) == (length, last)]
 
     @property
-    def protocol(self) -> tuple[int, int, int, float | None, tuple[str, ...]]:
-        """What cells of one task share: training length, steps, number of seeds, chance, and what was typed."""
-        return self.train_length, self.steps, len(self.trained), self.chance, tuple(sorted(self.typed))
+    def training(self) -> tuple[int, int, float | None, tuple[str, ...]]:
+        """What comparable cells of one task share: training length, steps, chance, and what was typed of the task."""
+        typed = sorted(word for word in self.typed if not word.lstrip("+~").startswith(SEARCHING))
+        return self.train_length, self.steps, self.chance, tuple(typed)
+
+    @property
+    def search(self) -> tuple[int, tuple[str, ...]]:
+        """The number of final seeds, and what was typed of seeds and rates."""
+        return len(self.trained), tuple(sorted(word for word in self.typed if word.lstrip("+~").startswith(SEARCHING)))
+
+    @property
+    def protocol(self) -> tuple[Any, ...]:
+        """What cells share that a test may compare: `training` and `search`."""
+        return self.training, self.search
 
     @property
     def trained(self) -> list[float]:
@@ -170,7 +184,7 @@ def _cell(place: Path, final: Path) -> Cell:
         parameters=header.parameters,
         state_bytes=header.state_bytes(),
         flops_per_token=header.flops_per_token,
-        chance=header.chance,
+        chance=_rounded(header.chance),  # as in kept cells, which it stands beside
         train_length=header.train_length,
         steps=header.steps,
         rate=float(studies.content(final / "config.yaml")["train"]["learning_rate"]),
@@ -232,4 +246,8 @@ def _typed(final: Path) -> list[str]:
         words = shlex.split(command)
     except ValueError:  # a quote is left open in what was edited, or masked
         words = command.split()
-    return [word for word in words if word.lstrip("+~").startswith(CHANGING) and not word.startswith(OTHER_CELLS)]
+    return [
+        word
+        for word in words
+        if word.lstrip("+~").startswith(CHANGING) and not word.startswith((*OTHER_CELLS, *SHOWING))
+    ]

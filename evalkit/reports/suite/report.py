@@ -4,8 +4,8 @@ Figures show accuracy against state, by length or position with chance, and by l
 of every model in every task, beyond the training length, and by rate; they are printed, too.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +19,7 @@ from evalkit.reports import page
 from evalkit.reports.curves import Frame, cost_figure, length_figure, rate_figure, save
 from evalkit.reports.kinds import COSTS, Drawing, Table
 from evalkit.reports.numbers import DASH, Curve, Point, grouped, shown
-from evalkit.reports.suite.board import Board, html, picture, range_of
+from evalkit.reports.suite.board import COST_HEADS, Board, ends, html, picture, range_of
 from evalkit.reports.suite.cells import SOLVED, Cell, as_json, beside, finished_cells
 from evalkit.reports.writer import print_report, say, sections
 
@@ -39,19 +39,20 @@ def write(
     folder: Path,
     console: Console,
     others: Sequence[Cell],
-    board_of: Callable[[Sequence[Cell]], Board],
-) -> list[Cell]:
-    """Writes the report of the finished cells in `folder`, in place of namesakes in `others`; returns all shown."""
+    empty: Board,
+) -> None:
+    """Writes the report of the finished cells in `folder`, in place of namesakes in `others`, on an `empty` board."""
     own = finished_cells(folder)
     if not own:
         say(console, f"no cell of {folder} is finished yet")
-        return []
+        return
     cells = beside(own, others)
     notes = [LEGEND]
     if len(cells) > len(own):
         notes.append(f"{len(cells) - len(own)} of {len(cells)} cells are results that were kept, not of {folder}.")
-    notes += trained_otherwise(own, cells)
-    board = board_of(cells)
+    otherwise = [*trained_otherwise(own, cells), *searched_otherwise(own, cells)]
+    notes += otherwise
+    board = replace(empty, cells=cells, notes=otherwise)
     listed, drawn = tables(cells), figures(board)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,13 +68,12 @@ def write(
     say(
         console, f"wrote {folder / 'board.html'}, board.png, suite.html, suite.csv, suite.json and {len(drawn)} figures"
     )
-    return cells
 
 
 def trained_otherwise(own: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[str]:
-    """One sentence for each cell of `own` whose protocol differs from that of another cell of its task."""
+    """One sentence for each cell of `own` whose training differs from that of another cell of its task."""
     for cell in own:
-        other = next((c for c in cells if c.task == cell.task and c.protocol != cell.protocol), None)
+        other = next((c for c in cells if c.task == cell.task and c.training != cell.training), None)
         if other is not None:
             yield (
                 f"{cell.task} · {cell.model} was trained otherwise: {_trained(cell)}, where {other.model} has "
@@ -86,11 +86,34 @@ def _trained(cell: Cell) -> str:
 
     >>> from evalkit.reports.suite.cells import kept
     >>> _trained(kept("cpu")[0])
-    '40 tokens, 600 steps, 3 seeds, chance 0.5'
+    '40 tokens, 600 steps, chance 0.5'
     """
-    length, steps, seeds, chance, typed = cell.protocol
+    length, steps, chance, typed = cell.training
     known = [] if chance is None else [f"chance {chance:.3g}"]
-    return ", ".join([f"{length:,} tokens", f"{steps:,} steps", f"{seeds} seeds", *known, *typed])
+    return ", ".join([f"{length:,} tokens", f"{steps:,} steps", *known, *typed])
+
+
+def searched_otherwise(own: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[str]:
+    """One sentence for each model of `own` that has other seeds or rates than another cell of the same training."""
+    told = []
+    for cell in own:
+        alike = (c for c in cells if (c.task, c.training) == (cell.task, cell.training) and c.search != cell.search)
+        if (other := next(alike, None)) is not None:
+            told.append(((cell.model, _searched(cell), _searched(other)), cell.task))
+    for (model, mine, theirs), tasks in grouped(told).items():
+        yield f"{model} has {mine} in {', '.join(tasks)}, where other cells have {theirs}: no test compares them."
+
+
+def _searched(cell: Cell) -> str:
+    """How many seeds a cell has, with the words that decided it.
+
+    >>> from evalkit.reports.suite.cells import kept
+    >>> _searched(kept("cpu")[0])
+    '3 seeds'
+    """
+    seeds, typed = cell.search
+    words = f" ({' '.join(typed)})" if typed else ""
+    return f"{seeds} {'seed' if seeds == 1 else 'seeds'}{words}"
 
 
 def _records(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
@@ -193,12 +216,7 @@ def _at_training_length(cells: Sequence[Cell]) -> Table:
 
 def _costs(cells: Sequence[Cell]) -> list[str]:
     """The cells below `COSTS`: from the least to the most where tasks differ, in vocabulary or length."""
-    costs = []
-    for name in ("parameters", "state_bytes", "flops_per_token"):
-        numbers = {number for cell in cells if (number := getattr(cell, name)) is not None}
-        ends = sorted({min(numbers), max(numbers)}) if numbers else []
-        costs.append(" – ".join(f"{number:,}" for number in ends) or DASH)
-    return costs
+    return [ends(getattr(cell, name) for cell in cells) for name in COST_HEADS]
 
 
 def _beyond(cells: Sequence[Cell]) -> Iterator[Table]:
