@@ -36,6 +36,9 @@ class Stack(Synthetic):
     that were popped. The 64 stacks are published; elements and proportions are ours. Where `length` is no multiple of
     3, up to two tokens at the end belong to no operation.
 
+    Most pops need no stack: to answer with what was pushed last there, whatever was popped since, is right for 97% of
+    them at the published size, and for 89% with 4 stacks in 48 tokens. Only above that does the task tell models apart.
+
     Options:
       stacks (stacks): how many stacks there are.
       elements (token ids): how many elements there are.

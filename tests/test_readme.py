@@ -61,9 +61,9 @@ def test_the_table_on_the_terminal_is_that_of_the_kept_run() -> None:
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        ("readme/griffin", r"up to (.+?) tokens by `griffin`"),
-        ("readme/hawk", r"`griffin`, (.+?) by `hawk`"),
-        ("readme/mqa", r"`hawk` and (.+?) by `mqa`"),
+        ("readme/griffin", r"`griffin` and `hawk` keep .+? to (.+?) tokens, the longest"),
+        ("readme/hawk", r"`griffin` and `hawk` keep .+? to (.+?) tokens, the longest"),
+        ("readme/mqa", r"`mqa` to (.+?): their"),
         ("fig6b/hawk", r"Hawk is perfect .* effective length (.+?) \|"),
         ("fig6b/griffin", r"Griffin is nearly perfect .* effective length (.+?) \|"),
     ],

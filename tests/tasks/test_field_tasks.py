@@ -356,6 +356,26 @@ def test_a_palindrome_reads_the_same_from_both_ends() -> None:
     assert chisquare(np.bincount(batch.tokens[:, :32].reshape(-1))).pvalue > UNLIKELY
 
 
+@pytest.mark.parametrize(
+    ("task", "length", "share"),
+    [(Stack(stacks=4, elements=8), 48, 0.89), (Stack(stacks=4, elements=8), 96, 0.81), (Stack(), 256, 0.97)],
+)
+def test_most_pops_of_a_stack_take_what_was_pushed_last(task: Stack, length: int, share: float) -> None:
+    """A rule that ignores what was popped: the pages say how much of the task it solves."""
+    right = []
+    examples = jax.vmap(lambda key: task.sample(key, length))(jax.random.split(jax.random.key(0), 500))
+    for tokens, targets in zip(np.asarray(examples.tokens), np.asarray(examples.targets), strict=True):
+        latest, hits = {}, []
+        for at in range(0, length - 2, 3):
+            operation, stack, element = tokens[at : at + 3]
+            if operation == task.push:
+                latest[stack] = element
+            else:
+                hits.append(latest[stack] == targets[at + 1])
+        right.append(np.mean(hits))
+    assert np.mean(right) == pytest.approx(share, abs=0.015)
+
+
 def test_operations_on_stacks_follow_their_law() -> None:
     """Any stack, any element, and a pop half of the time where there is something; the last operation is a pop."""
     task = Stack(stacks=4, elements=5)
