@@ -28,7 +28,7 @@ from evalkit.session.plan import Job, RateSearch, is_finished
 KIND = "evalkit.evaluations.extrapolation.report"
 """What a suite compares: its cells are read from reports of this kind."""
 
-
+CHOOSING = ("task", "model", "mixer", "experiment")
 PROTOCOL = "suite."
 FURTHER = 2
 """How many rates a search tries beyond the end of its grid where the best one lies."""
@@ -79,37 +79,54 @@ def selected(words: Words) -> Selected | None:
     The words task=, model=, +mixer= and experiment= are not passed on to its runs. Raises UserError for several values
     where a suite takes one, and for a setting that its protocol decides.
     """
-    choices: dict[str, str] = {}
-    rest, protocol = [], []
     parsed = composition.parse(words)
+    choosing = [word for word in parsed if word.key_or_group in CHOOSING and composition.is_choice(word)]
     quick = [word for word in parsed if word.key_or_group == QUICK]
-    for word in (word for word in parsed if word not in quick):
-        if word.key_or_group in ("task", "model", "mixer", "experiment") and composition.is_choice(word):
-            choices[word.key_or_group] = "" if word.is_sweep_override() else str(word.value())
-        else:
-            (protocol if word.key_or_group.startswith(PROTOCOL) else rest).append(word)
-    task, model, mixer = (choices.get(name) for name in ("task", "model", "mixer"))
-    selection = Selected(choices.get("experiment", ""), task, model, mixer, rest, protocol)
+    others = [word for word in parsed if word not in (*choosing, *quick)]
+    chosen = {word.key_or_group: "" if word.is_sweep_override() else str(word.value()) for word in choosing}
+    selection = Selected(
+        suite=chosen.get("experiment", ""),
+        task=chosen.get("task"),
+        model=chosen.get("model"),
+        mixer=chosen.get("mixer"),
+        rest=[word for word in others if not word.key_or_group.startswith(PROTOCOL)],
+        protocol=[word for word in others if word.key_or_group.startswith(PROTOCOL)],
+    )
     if not catalogue.is_suite(selection.suite, selection.own):
         return None
-    for word in protocol if any(word.value() is True for word in quick) else ():
-        if word.key_or_group in (f"{PROTOCOL}{name}" for name in QUICK_KEYS):
-            instead = word.key_or_group.replace(PROTOCOL, f"{PROTOCOL}{QUICK}.")
-            raise UserError(f"{word.input_line} with quick=true, which has its own; give {instead}")
-    for word in quick:
-        if not isinstance(word.value(), bool):
-            raise UserError(f"{word.input_line}; allowed: quick=true for the quick form of the suite, or false")
-        selection = selection._replace(quick=bool(word.value()))
-    if mixer is not None and model is not None:
-        raise UserError(f"model={model} with +mixer={mixer}; give one of the two")
+    _refuse_several(selection)
+    _refuse_decided(selection)
+    return selection._replace(quick=_is_quick(quick, selection.protocol))
+
+
+def _refuse_several(selection: Selected) -> None:
+    """Raises UserError for a model beside a mixer, and for a choice of several values."""
+    if selection.mixer is not None and selection.model is not None:
+        raise UserError(f"model={selection.model} with +mixer={selection.mixer}; give one of the two")
     for name in ("task", "model", "mixer"):
-        if choices.get(name) == "":
+        if getattr(selection, name) == "":
             raise UserError(f"{name}= takes one name in a suite; leave it out for all, or give a command for each")
-    for word in rest:
+
+
+def _refuse_decided(selection: Selected) -> None:
+    """Raises UserError for a setting of runs that the protocol decides."""
+    for word in selection.rest:
         if word.key_or_group in DECIDED:
             instead = DECIDED[word.key_or_group]
             raise UserError(f"{word.input_line}: the suite's protocol decides it; give {instead}")
-    return selection
+
+
+def _is_quick(words: Sequence[Override], protocol: Sequence[Override]) -> bool:
+    """Whether `quick=true` was typed; raises UserError for another value, and for what that form has of its own."""
+    for word in words:
+        if not isinstance(word.value(), bool):
+            raise UserError(f"{word.input_line}; allowed: quick=true for the quick form of the suite, or false")
+    is_quick = bool(words) and bool(words[-1].value())
+    for word in protocol if is_quick else ():
+        if word.key_or_group in (f"{PROTOCOL}{name}" for name in QUICK_KEYS):
+            instead = word.key_or_group.replace(PROTOCOL, f"{PROTOCOL}{QUICK}.")
+            raise UserError(f"{word.input_line} with quick=true, which has its own; give {instead}")
+    return is_quick
 
 
 def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
