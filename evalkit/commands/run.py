@@ -182,7 +182,6 @@ def _show_existing(flags: argparse.Namespace, request: Request) -> int:
 
 def _run(words: "Sequence[Override]") -> int:
     """One run: read once, composed once, built once."""
-    from evalkit.configuration.overrides import overrides_of
     from evalkit.configuration.spec import Spec
     from evalkit.parallel import devices, peers
     from evalkit.parallel.layouts import connection
@@ -194,7 +193,7 @@ def _run(words: "Sequence[Override]") -> int:
         # All processes use the folder of the first, whose clock names it and which checks that no run is there.
         folder = Path(peers.agreed(str(spec.folder)))
         if folder != spec.folder:
-            spec = Spec.of([*words, *overrides_of({"hydra.run.dir": folder})])
+            spec = Spec.of(words, folder=folder)
         from evalkit.session import run
         from evalkit.session.compilation import keep_programs
 

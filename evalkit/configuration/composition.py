@@ -35,7 +35,8 @@ NAMES = ("task_name", "model_name")
 # References to Hydra's own part, `${hydra:…}` in any value and `${hydra.…}` within that part alone: it is removed
 # before a run begins.
 OF_HYDRA, OF_NODE = re.compile(r"(?<!\\)\$\{hydra:"), re.compile(r"(?<!\\)\$\{hydra\.")
-FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+RUN_FOLDER = "hydra.run.dir"
+FOLDERS = (RUN_FOLDER, "hydra.sweep.dir")
 CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", "hydra.searchpath"
 # The word for a mixer of the user's own, from the folder --config-dir, and the model that is built around it.
 MIXER, AROUND = "+mixer=", "around/mixer"

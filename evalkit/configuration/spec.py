@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from evalkit.configuration import capacity, catalogue, composition, saved
-from evalkit.configuration.composition import ALLOW, Composed, Words
+from evalkit.configuration.composition import ALLOW, RUN_FOLDER, Composed, Words
 from evalkit.configuration.experiment import SETTINGS, Experiment, admitted, assembled, explained, written
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.schema import unknown, verify
@@ -43,21 +43,21 @@ class Spec:
     ) -> "Spec":
         """A new run of these words, or of a dictionary; raises UserError with one line.
 
-        `folder` is where it writes, if the settings do not say it.
+        `folder` is where it writes, whatever the settings say of `hydra.run.dir`.
         """
         words = composition.parse(overrides_of(settings) if isinstance(settings, Mapping) else settings)
-        return cls.composed(composition.compose(words), words, folder=folder, command=command)
+        if folder is not None:
+            words += composition.parse(overrides_of({RUN_FOLDER: folder}))
+        return cls.composed(composition.compose(words), words, command=command)
 
     @classmethod
-    def composed(
-        cls, composed: Composed, words: Sequence[Override], *, folder: Path | None = None, command: str | None = None
-    ) -> "Spec":
+    def composed(cls, composed: Composed, words: Sequence[Override], *, command: str | None = None) -> "Spec":
         """The run that is `composed` of these words; raises UserError for what no run can have."""
         for name in composed.config:
             if name not in SETTINGS:
                 raise UserError(unknown(str(name), [*SETTINGS, *composition.paths(composed.base)]))
         _refuse_missing(composed)
-        spec = cls.of_plain(composition.plain(composed.config), words, folder or composed.folder, command)
+        spec = cls.of_plain(composition.plain(composed.config), words, composed.folder, command)
         verify(spec.plain, composed.base, SETTINGS)
         _refuse_without_effect(spec.plain, composed)
         trust.remember(trust.strangers(spec.plain).values())  # resuming and evaluating need not be told again

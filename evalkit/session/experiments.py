@@ -15,6 +15,7 @@ from rich.text import Text
 
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration.account import completed
+from evalkit.configuration.composition import RUN_FOLDER
 from evalkit.configuration.recipes import GROUPS
 from evalkit.configuration.request import Request
 from evalkit.configuration.saved import EVALUABLE, FILE, begun_with_other, plain_of
@@ -35,7 +36,6 @@ from evalkit.session import logs, plan, run, suite
 from evalkit.session.plan import Job, is_finished
 from evalkit.training.finite import NotFinite
 
-RUN_FOLDER = "hydra.run.dir"
 SUITE = "suite"
 
 

@@ -57,7 +57,7 @@ def reproduction(claim: Claim, studies: Path, words: Sequence[str]) -> Reproduct
     left_out = [f"~{group}.{name}" for name, group in groups.items() if name not in names]
     other = ([preset] if preset != claim.runs.preset else []) + [f"{name}-{model}" for name, model in mine.items()]
     folder = typed_path(settings.get("out") or "-".join(["runs/reproduce/" + claim.id, *map(str, other)]))
-    in_folder = overrides_of({"hydra.run.dir": folder})
+    in_folder = overrides_of({composition.RUN_FOLDER: folder})
     return Reproduction(
         [*chosen, *left_out, *stand_ins, *in_folder, *rest], folder, _differs(claim, preset, mine, rest)
     )
@@ -80,7 +80,7 @@ def _refuse_decided(word: str, claim: Claim, names: Sequence[str]) -> None:
             f"{word}: the runs are those of claim {claim.id}; for another model in the place of one give "
             f"{' or '.join(f'{name}=MODEL' for name in names)}, or type the experiment itself: experiment=…"
         )
-    if key == "hydra.run.dir":
+    if key == composition.RUN_FOLDER:
         raise UserError(f"{word}: give out=FOLDER, where the verdict is read from, too")
     if key == "format":
         raise UserError(f"{word} is of the sheet; leave it out with run=true")

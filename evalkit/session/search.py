@@ -309,4 +309,4 @@ def _typed(words: Sequence[str]) -> list[str]:
 
 def _spec(words: Sequence[str], folder: Path) -> Spec:
     """The run of these words in `folder`."""
-    return Spec.of([*words, *overrides_of({"hydra.run.dir": folder})])
+    return Spec.of(words, folder=folder)

@@ -205,7 +205,7 @@ def _command(selection: Selected, preset: str, folder: Path) -> str:
         if word.key_or_group not in ("preset", composition.SEARCHPATH)
     ]
     usual = default_folder(selection.suite, preset, quick=selection.quick)
-    place = [] if folder == usual else [in_folder(folder)]
+    place = [] if folder == usual else overrides_of({composition.RUN_FOLDER: folder})
     return pasteable(f"experiment={selection.suite}", f"preset={preset}", *form, *own, *given, *place)
 
 
@@ -314,7 +314,7 @@ def at_chosen_rate(folder: Path, final: Job) -> Spec:
         rate = min((trial.rate for trial in window), key=lambda rate: (round(abs(math.log(rate / middle)), 9), rate))
     else:
         rate = min((trial for trial in trials if trial.loss is not None), key=lambda trial: trial.loss or 0.0).rate
-    return Spec.of([*final.words, f"train.learning_rate={rate!r}", in_folder(final.folder)])
+    return Spec.of([*final.words, f"train.learning_rate={rate!r}"], folder=final.folder)
 
 
 def further_searches(folder: Path, final: Job) -> Iterator[Spec]:
@@ -422,13 +422,8 @@ def _final(suite: Mapping[str, Any], group: str, cell: str, words: Words, folder
     return Job(group, name, spec, cell=cell, words=own)
 
 
-def in_folder(folder: Path) -> str:
-    """The word that a run is to write in `folder`."""
-    return overrides_of({"hydra.run.dir": folder})[0]
-
-
 def buildable(words: Words, folder: Path) -> Spec:
     """The run of these words in `folder`, built to check it; raises UserError if it cannot be built."""
-    spec = Spec.of([*words, in_folder(folder)])
+    spec = Spec.of(words, folder=folder)
     _ = spec.experiment
     return spec
