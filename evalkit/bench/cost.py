@@ -111,7 +111,7 @@ def _sizes(mesh: str, gather: str) -> Sizes | None:
 def _on_a_device(model: LanguageModel, sizes: Sizes | None, gather: str) -> dict[str, Any]:
     """What a device of a mesh keeps in training; nothing without a mesh."""
     kept = {} if sizes is None else memory.of_model(model, sizes, gather)._asdict()
-    return {f"{name}_on_a_device_bytes": size for name, size in kept.items()}
+    return {f"{name}_on_a_device_bytes": size for name, size in kept.items() if size}
 
 
 def _rows(

@@ -97,19 +97,20 @@ def strip(finding: Finding) -> str:
         return ""
     marks = list(dict.fromkeys(mark.number for mark in (finding.part.meets, finding.part.fails) if mark is not None))
     numbers = [x for x in (*finding.each.values(), finding.value, finding.low, finding.high) if x is not None]
-    low, high = _range([*filter(math.isfinite, numbers), *marks])
+    low, high = _range([*filter(math.isfinite, numbers), *marks] or [0.0])
     if finding.part.statistic == "order":
         marks = [0.0]
 
     def at(number: float) -> float:
-        share = 1.0 if math.isinf(number) else (number - low) / (high - low)
+        share = float(number > 0) if math.isinf(number) else (number - low) / (high - low)
         return round(EDGE + share * (WIDTH - 2 * EDGE), 1)
 
     parts = [f'<line class="axis" x1="{EDGE}" x2="{WIDTH - EDGE}" y1="{LINE}" y2="{LINE}"/>']
     if finding.low is not None and finding.high is not None:
         parts.append(f'<line class="range" x1="{at(finding.low)}" x2="{at(finding.high)}" y1="{LINE}" y2="{LINE}"/>')
     parts += [f'<line class="mark" x1="{at(mark)}" x2="{at(mark)}" y1="4" y2="{LINE + 12}"/>' for mark in marks]
-    parts += [f'<circle class="seed" cx="{at(number)}" cy="{LINE}" r="4"/>' for number in finding.each.values()]
+    seeds = [number for number in finding.each.values() if not math.isnan(number)]
+    parts += [f'<circle class="seed" cx="{at(number)}" cy="{LINE}" r="4"/>' for number in seeds]
     parts.append(f'<line class="median" x1="{at(finding.value)}" x2="{at(finding.value)}" y1="8" y2="{LINE + 12}"/>')
     parts += _labels({low: at(low), high: at(high)}, {mark: at(mark) for mark in marks})
     says = escape(f"{finding.part.says}: {shown.finding(finding)}; {shown.marks(finding)}")

@@ -26,13 +26,13 @@ NONE = "–"
 
 
 def number(value: float) -> str:
-    """Three digits; in words a step that was never reached, and a ratio of two such.
+    """Three digits; in words a step that was never reached, and a difference or a ratio of such.
 
     >>> number(0.80078), number(24_576_000), number(math.inf)
     ('0.801', '24,576,000', 'never')
     """
     if not math.isfinite(value):
-        return "never" if math.isinf(value) else "undefined"
+        return "undefined" if math.isnan(value) else "never" if value > 0 else "the other never"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}"
 
 

@@ -28,6 +28,7 @@ from evalkit.core.rows import Record, offset_after, read, record_file
 from evalkit.core.trust import code_of
 from evalkit.numerics import random_key
 from evalkit.parallel import peers
+from evalkit.parallel.devices import memory_told
 from evalkit.record import environment, history, variables
 from evalkit.record.files import RESULTS
 from evalkit.record.history import Work
@@ -54,7 +55,7 @@ def start(spec: Spec, judge: Judge | None = None) -> Outcome:
     """
     launch = Launch(spec.at(spec.folder.absolute()), judge)
     experiment, folder = launch.experiment, launch.folder
-    with jax.default_matmul_precision(experiment.matmul_precision):
+    with jax.default_matmul_precision(experiment.matmul_precision), memory_told():
         pass_all(gates.BEFORE_START, launch)
         if experiment.checkpoint is not None:
             opened = subjects.open_checkpoint(experiment)
@@ -79,7 +80,7 @@ def resume(spec: Spec, judge: Judge | None = None) -> Outcome:
     """
     launch = Launch(spec, judge)
     experiment, folder = launch.experiment, launch.folder
-    with jax.default_matmul_precision(experiment.matmul_precision):
+    with jax.default_matmul_precision(experiment.matmul_precision), memory_told():
         pass_all(gates.BEFORE_RESUME, launch)
         with peers.room(folder) as own, alone(own):
             pass_all(gates.WHILE_ALONE, launch)
@@ -114,7 +115,7 @@ def evaluate(spec: Spec, step: int | None = None, target: Path | None = None) ->
     """
     launch = Launch(spec)
     experiment, run = launch.experiment, launch.folder
-    with jax.default_matmul_precision(experiment.matmul_precision):
+    with jax.default_matmul_precision(experiment.matmul_precision), memory_told():
         pass_all(gates.BEFORE_EVALUATION, launch)
         unknown = gates.refuse_trained_on(launch)
         state, step = restore(experiment, run, step)

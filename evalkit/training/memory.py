@@ -15,7 +15,7 @@ FLOAT = 4  # bytes of a parameter, and of each of its two moments
 
 
 class Bytes(NamedTuple):
-    """Bytes on one device: `parameters` and the `optimizer`'s state between steps, and what a step has besides.
+    """Bytes on one device: `parameters`, their `average` and the `optimizer`'s state between steps, and those of a step.
 
     A step has the `gathered` parameters that it computes with, at most so many at once, and the `gradient` as it is
     summed over micro-batches. Activations are not counted.
@@ -25,6 +25,7 @@ class Bytes(NamedTuple):
     optimizer: int
     gathered: int
     gradient: int
+    average: int = 0
 
 
 def bytes_a_device(trainer: Trainer) -> Bytes:
@@ -47,11 +48,12 @@ def bytes_a_device(trainer: Trainer) -> Bytes:
         optimizer=bytes_of(kept.optimizer),
         gathered=layout.gathered_bytes,
         gradient=layout.gradient_bytes,
+        average=bytes_of(kept.average),
     )
 
 
 def of_model(model: LanguageModel, sizes: Sizes, gather: str) -> Bytes:
-    """What a device of a mesh keeps to train a model by AdamW; raises UserError for one that it does not divide."""
+    """What a device of a mesh keeps to train a model by AdamW, without an average; raises UserError for one that it does not divide."""
     layout = layout_of(model, sizes, gather, "float32")
     own = sum(prod(leaf.own) for leaf in layout.leaves)
     return Bytes(FLOAT * own, 2 * FLOAT * own, layout.gathered_bytes, layout.gradient_bytes)

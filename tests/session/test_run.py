@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +95,17 @@ def test_a_run_that_another_process_began_meanwhile_is_not_replaced(
     with pytest.raises(UserError, match="holds a run already"):
         tiny.start(tmp_path / "run")
     assert rows.read_text() == "of another process"
+
+
+def test_memory_that_ran_out_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a search or an experiment goes on with its other runs; another error of XLA is no user's."""
+    said = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes."
+    monkeypatch.setattr(run, "_fresh", Mock(side_effect=jax.errors.JaxRuntimeError(said)))
+    with pytest.raises(UserError, match=r"out of memory \(RESOURCE_EXHAUSTED.*\); give a smaller train.microbatch="):
+        tiny.start(tmp_path / "run")
+    monkeypatch.setattr(run, "_fresh", Mock(side_effect=jax.errors.JaxRuntimeError("INTERNAL: a bug")))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a bug"):
+        tiny.start(tmp_path / "run")
 
 
 OF_NEW_RUNS = ("hydra.run.dir=", "hydra.run.dir=[a]", "hydra.run.dir=null", "hydra.sweep.dir={a: 1}")

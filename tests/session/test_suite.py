@@ -558,7 +558,8 @@ def test_a_cell_is_what_its_run_came_to_be(done: Path, tmp_path: Path) -> None:
     final = next(folder.glob("*/final"))
     typed = "task=mqar +mixer=m task.pairs=16 model.width=8 '~suite.sizes.mqar'"
     typed += " '+suite.models.mine=[model=hawk]' '+suite.tasks.cpu.mine=[task=copying]'"  # which add cells alone
-    typed += " suite.controls.stack=lstm"  # which changes what is shown
+    typed += " suite.controls.stack=lstm quick=false"  # which change what is shown, and nothing
+    typed += " '+suite.models_on.mqar.lstm=[model.width=8]' suite.sizes.heads.small.lstm=[]"  # which change others
     begun = Work(f"python -m evalkit experiment=suite {typed}", 0, 6, "constant")
     further = Work("python -m evalkit resume runs/m train.steps=9", 4, 9, "constant")
     (final / "history.json").write_text(json.dumps([asdict(begun), asdict(further)]))

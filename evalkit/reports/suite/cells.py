@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,20 @@ SOLVED = 0.99
 WORKS = 0.9
 """A rate is in the window if its accuracy above the floor is at least this share of the best rate's."""
 CHANGING = ("task.", "train.", "eval.", "suite.", "quick=")
-SHOWING = ("suite.controls", "+suite.controls", "~suite.controls")
+"""How words begin that may change how a cell is trained, which `Cell.typed` keeps."""
+SHOWING = ("suite.controls", "+suite.controls", "~suite.controls", "quick=false")
+"""Exceptions, which change nothing, or what the board shows."""
 OTHER_CELLS = ("~suite.sizes", "~suite.tasks", "~suite.models.", "+suite.models.", "+suite.sizes.", "+suite.tasks.")
-"""How command-line words begin that leave cells out or add some, but change none, as do those of what is shown."""
+"""Exceptions, which add or leave out cells, and change none that stays."""
+OF_CELLS: Mapping[str, Sequence[str | None]] = {
+    "tasks": (None, "task"),
+    "models": ("model",),
+    "models_on": ("task", "model"),
+    "sizes": ("task", "size", "model"),
+}
+"""What the names in `suite.models_on.TASK.MODEL` and its like say of the cells that they change; None for a preset."""
 SEARCHING = ("quick=", "suite.quick", "suite.rates", "suite.seed", "suite.search_seed")
-"""How words begin that say by what rates and seeds a cell's rate is chosen and its final run trained."""
+"""How words begin that set the rates and the seeds of a cell."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +199,7 @@ def _cell(place: Path, final: Path) -> Cell:
         rate=float(studies.content(final / "config.yaml")["train"]["learning_rate"]),
         measured=[*ladder, *spans],
         trials=sorted((trial for search in searches for trial in rate_trials(search)), key=lambda trial: trial.rate),
-        typed=_typed(final),
+        typed=_typed(final, {"task": task, "model": model, "size": sizes[0] if sizes else None}),
         tokens=max(seen.values(), default=None),
         tokens_to_solve=min(until, default=None),
         seconds=_seconds([final, *searches]),
@@ -238,16 +247,20 @@ def _seconds(folders: Sequence[Path]) -> int | None:
     return None if None in times else round(sum(time for time in times if time is not None))
 
 
-def _typed(final: Path) -> list[str]:
-    """The words of a run's first command that changed the suite; the suite's own words are in no command."""
+def _typed(final: Path, cell: Mapping[str, str | None]) -> list[str]:
+    """The words of a run's first command that changed its cell; the suite's own words are in no command."""
     first = next(iter(history.read(final)), None)
     command = "" if first is None else first.command
     try:
         words = shlex.split(command)
     except ValueError:  # a quote is left open in what was edited, or masked
         words = command.split()
-    return [
-        word
-        for word in words
-        if word.lstrip("+~").startswith(CHANGING) and not word.startswith((*OTHER_CELLS, *SHOWING))
-    ]
+    changing = [word for word in words if word.lstrip("+~").startswith(CHANGING)]
+    return [word for word in changing if not word.startswith((*OTHER_CELLS, *SHOWING)) and _is_of(cell, word)]
+
+
+def _is_of(cell: Mapping[str, str | None], word: str) -> bool:
+    """Whether a word changes this cell, and not others alone, as `suite.models_on.TASK.MODEL=` of another task does."""
+    _, _, key = word.lstrip("+~").partition("=")[0].partition("suite.")
+    name, *names = key.split(".")
+    return all(kind is None or cell[kind] == given for kind, given in zip(OF_CELLS.get(name, ()), names, strict=False))
