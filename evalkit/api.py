@@ -202,7 +202,7 @@ def _search(directory: Folder | None) -> dict[str, list[str]]:
 
 def _ended(outcome: Outcome, spec: Spec, again: str) -> None:
     """Prints what a command would; raises KeyboardInterrupt after a signal, with the advice `again`, or UserError."""
-    outcome.shown(spec.plain["format"])
+    outcome.print_result(spec.plain["format"])
     if outcome.stopped_by is not None:
         raise KeyboardInterrupt(f"stopped; {again}")
     if code := outcome.exit_code:

@@ -19,7 +19,7 @@ SCALES = ("parameters", "tokens", "length")
 
 @dataclass(frozen=True)
 class Control:
-    """What shows that the assay can say yes; without parts, `says` has the reason that there is none."""
+    """A test that must pass before a missed mark counts against a claim; without parts, `says` why there is none."""
 
     says: str
     parts: Sequence[Part]

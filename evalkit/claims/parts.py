@@ -115,10 +115,10 @@ class Finding:
 
     None unless two families are compared that have at least two seeds each.
     """
-    reverse: float | None = None
+    p_reverse: float | None = None
     """The two-sided p of the opposite order, which was not foreseen."""
     p_adjusted: float | None = None
-    reverse_adjusted: float | None = None
+    p_reverse_adjusted: float | None = None
 
     @property
     def at_the_mark(self) -> int:
@@ -136,14 +136,14 @@ class Finding:
             return "exact"
         return "meets" if self._meets(self.part.meets) else "fails" if self._meets(self.part.fails) else "open"
 
-    def adjusted(self, p: float | None, reverse: float | None) -> "Finding":
+    def adjusted(self, p: float | None, p_reverse: float | None) -> "Finding":
         """The same, with p-values adjusted for the comparisons of the figure."""
-        return replace(self, p_adjusted=p, reverse_adjusted=reverse)
+        return replace(self, p_adjusted=p, p_reverse_adjusted=p_reverse)
 
     def _side_of_order(self) -> Side:
         if self.p_adjusted is not None and self.p_adjusted <= LEVEL:
             return "meets"
-        return "fails" if self.reverse_adjusted is not None and self.reverse_adjusted <= LEVEL else "open"
+        return "fails" if self.p_reverse_adjusted is not None and self.p_reverse_adjusted <= LEVEL else "open"
 
     def _reaches(self, mark: Mark | None) -> bool:
         return mark is not None and all(map(mark.holds, self.each.values()))
@@ -193,7 +193,7 @@ def finding_of(part: Part, groups: Sequence[Numbers]) -> Finding:
         max(numbers),
         repeats=min(map(len, values)),
         p=mann_whitney(higher, lower) if compared else None,
-        reverse=min(1.0, 2 * mann_whitney(lower, higher)) if compared else None,
+        p_reverse=min(1.0, 2 * mann_whitney(lower, higher)) if compared else None,
     )
 
 

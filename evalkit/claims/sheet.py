@@ -148,7 +148,7 @@ def _adjusted(findings: Sequence[Finding], family: Sequence[Finding]) -> list[Fi
     """The findings with p-values adjusted by Holm for all comparisons of `family`, to which they belong."""
     compared = [one for one in family if one.p is not None]
     forward = holm([one.p for one in compared if one.p is not None])
-    reverse = holm([one.reverse for one in compared if one.reverse is not None])
+    reverse = holm([one.p_reverse for one in compared if one.p_reverse is not None])
     by_finding = {id(one): pair for one, *pair in zip(compared, forward, reverse, strict=True)}
     return [one.adjusted(*by_finding.get(id(one), (None, None))) for one in findings]
 

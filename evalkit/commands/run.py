@@ -198,7 +198,7 @@ def _run(words: "Sequence[Override]") -> int:
         from evalkit.session.compilation import keep_programs
 
         keep_programs(spec.plain["compilation_cache"])
-        return run.start(spec).shown(spec.plain["format"])
+        return run.start(spec).print_result(spec.plain["format"])
 
 
 def _go_on(request: Request) -> int:
@@ -217,7 +217,7 @@ def _go_on(request: Request) -> int:
 
         keep_programs(spec.plain["compilation_cache"])
         outcome = run.resume(spec) if resumes else run.evaluate(spec, request.step)
-    return outcome.shown(spec.plain["format"])
+    return outcome.print_result(spec.plain["format"])
 
 
 def _saved(request: Request, words: "Sequence[Override]") -> "Spec":

@@ -117,7 +117,7 @@ def job(config: "DictConfig", command: str) -> "Ended":
     except UserError as error:
         print(f"evalkit: {error}", file=sys.stderr)
         return Ended(str(folder), error.exit_code)
-    code = outcome.shown(spec.plain["format"])
+    code = outcome.print_result(spec.plain["format"])
     if outcome.stopped_by is not None:
         raise SystemExit(code)
     return Ended(str(folder), code)

@@ -14,7 +14,7 @@ from evalkit.contract.models import OF_ONE_MIXER, QUICK_PROMISES_OF_MODELS, SLOW
 from evalkit.contract.promises import BrokenPromise, Promise, broken
 from evalkit.contract.sinks import PROMISES_OF_SINKS, QUICK_PROMISES_OF_SINKS, SinkUnderCheck
 from evalkit.contract.tasks import PROMISES_OF_TASKS, TaskUnderCheck
-from evalkit.core.contracts import LanguageModel, Params, Silent, Task, Trained, never_interrupt
+from evalkit.core.contracts import LanguageModel, NoProgress, Params, Task, Trained, never_interrupt
 from evalkit.core.rows import row
 
 OURS = "evalkit."
@@ -37,7 +37,7 @@ class Part(NamedTuple):
         return broken(self.name, self.groups, self.under_check)
 
 
-def hold(experiment: Experiment, params: Callable[[], Params]) -> None:
+def refuse_broken_promise(experiment: Experiment, params: Callable[[], Params]) -> None:
     """Raises BrokenPromise for the first promise that does not hold, of those that take a second to check.
 
     `params` makes the model's parameters. A task of ours, a model of our mixers alone and an evaluation of ours are not
@@ -50,7 +50,7 @@ def hold(experiment: Experiment, params: Callable[[], Params]) -> None:
     _raise_first(_sinks(experiment, QUICK_PROMISES_OF_SINKS))
 
 
-def hold_model(experiment: Experiment) -> None:
+def refuse_broken_model(experiment: Experiment) -> None:
     """Raises BrokenPromise for the first promise of a model that does not hold, of all that `evalkit check` checks.
 
     It takes up to a minute on two cores. Our tests check models of our mixers alone (`is_ours`).
@@ -163,7 +163,7 @@ def _untrained(experiment: Experiment, looked_at: ModelUnderCheck) -> Trained:
         step=0,
         make_row=partial(row, run="check", task=experiment.task_name, model=experiment.model_name),
         check_interrupt=never_interrupt,
-        progress=Silent(),
+        progress=NoProgress(),
         feed=experiment.feed,
         tokenizer=experiment.feed.tokenizer,
         train_length=experiment.task.length,

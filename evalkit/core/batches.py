@@ -33,8 +33,8 @@ PARTS = ("vocab_size", "length", "answer_length", "scored", "chance", "version",
 def feed_of(task: AnyTask, ladder: Sequence[int] = ()) -> Feed:
     """What `task` gives to training and to evaluations, which draw held-out sequences of the lengths of `ladder`."""
     if isinstance(task, Text):
-        return Read(task)
-    return Drawn(task, ladder) if isinstance(task, Task) else Feed()
+        return TextFeed(task)
+    return SyntheticFeed(task, ladder) if isinstance(task, Task) else Feed()
 
 
 def refuse_no_task(task: AnyTask) -> None:
@@ -46,7 +46,7 @@ def refuse_no_task(task: AnyTask) -> None:
     raise ValueError(f"task: {name} has no {', '.join(missing)}; a task has {', '.join(PARTS)}")
 
 
-class Drawn(Feed):
+class SyntheticFeed(Feed):
     """A synthetic task: every batch is drawn in the step itself, from the keys of `streams`, and nothing is loaded."""
 
     def __init__(self, task: Task, ladder: Sequence[int] = ()):
@@ -135,7 +135,7 @@ class _OfText(Feed):
 
     def refuse_trained_on(self, before: Feed) -> str | None:
         """Compares the texts themselves, whatever their tokens."""
-        if self.task.allow_shared or not isinstance(before, Read):
+        if self.task.allow_shared or not isinstance(before, TextFeed):
             return None
         held_out = list(zip(self.contents, self.forms, strict=True))
         try:
@@ -161,7 +161,7 @@ class _OfText(Feed):
         return self.task.forms()
 
 
-class Read(_OfText):
+class TextFeed(_OfText):
     """A text: windows are read on the host."""
 
     def load(
@@ -235,9 +235,9 @@ class Read(_OfText):
         """Only what is streamed from a hub each time can be out of reach."""
         refuse_unreachable(self.task.streamed)
 
-    def in_tokens_of(self, tokenizer: Tokenizer) -> "Reread":
+    def in_tokens_of(self, tokenizer: Tokenizer) -> "HeldOutTextFeed":
         """Reads the documents at once, so that one that cannot be read is reported before anything is written."""
-        feed = Reread(self.task, tokenizer)
+        feed = HeldOutTextFeed(self.task, tokenizer)
         feed.prepare()
         return feed
 
@@ -251,7 +251,7 @@ class Read(_OfText):
 
     def refuse_trained_on(self, before: Feed) -> str | None:
         """A run's own texts were compared with each other when they were read."""
-        same = isinstance(before, Read) and before.task == self.task
+        same = isinstance(before, TextFeed) and before.task == self.task
         return None if same else super().refuse_trained_on(before)
 
     @property
@@ -260,7 +260,7 @@ class Read(_OfText):
         return WithoutBos(self.task.tokenizer_)
 
 
-class Reread(_OfText):
+class HeldOutTextFeed(_OfText):
     """The held-out documents of a text in a checkpoint's own tokens; nothing is trained on them."""
 
     def __init__(self, task: Text, tokenizer: Tokenizer):

@@ -325,11 +325,11 @@ class Divisible(Protocol):
     """Optional: a model of which each device of a mesh axis computes a share of the heads, channels and blocks."""
 
     def division(self, devices: int) -> Params:
-        """How `devices` devices share each parameter: the number of the axis that they divide, or a word.
+        """Returns how `devices` devices share each parameter: the number of the axis that they divide, or a word.
 
-        `whole`: each has all of it. `term`: as `whole`, and its gradient is one term of a sum. `once`: as `term`, for a
-        bias that a sum over the devices must have once, so each adds 1/`devices` of it to its term. Raises ValueError,
-        in words, for a model that they cannot share.
+        `whole`: each device has all of it, and the whole gradient. `term`: each has all of it, and its gradient is one
+        term of a sum over them. `once`: as `term`, for a bias that such a sum must have once, so each device adds
+        1/`devices` of it. Raises ValueError, in words, for a model that they cannot share.
         """
         ...
 
@@ -347,7 +347,7 @@ class Progress(Protocol):
         ...
 
 
-class Silent:
+class NoProgress:
     """Progress that is not shown: a look while training is short."""
 
     def describe(self, length: int, done: int, of: int) -> None:

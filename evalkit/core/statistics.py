@@ -47,7 +47,7 @@ def wilson(total: float, count: float, z: float = 1.96) -> tuple[float, float]:
 
 
 def scaled(accuracy: float, chance: float) -> float:
-    """Returns an accuracy on the scale where a guess has 0 and 1 is still 1; below chance it is negative.
+    """Returns an accuracy rescaled so that chance is 0 and 1 stays 1; below chance it is negative.
 
     Tables of formal languages have it, since one guess in two is right in some of them (Lahoti et al. 2026,
     arXiv 2603.15569). Raises ValueError unless 0 <= chance < 1.

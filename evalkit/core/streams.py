@@ -24,7 +24,7 @@ NOISE = ANEW + 1
 # Folded into the key of a stream's ordinary tokens to draw its fact. The task may draw from the keys of smaller
 # numbers, since `split` gives the same keys as `fold_in` of 0, 1, ….
 WHETHER, PLACE, ANSWER = range(2**31, 2**31 + 3)
-MOST_LENGTHS = 8
+MAX_LENGTHS = 8
 """The most lengths that a training draws from: each needs its own sampler, which takes half a second to compile."""
 
 
@@ -46,7 +46,7 @@ def lengths_between(task: Task, shortest: int, longest: int) -> list[int]:
     """
     check_length(task, shortest)
     check_length(task, longest)
-    count = min(longest - shortest + 1, MOST_LENGTHS)
+    count = min(longest - shortest + 1, MAX_LENGTHS)
     wanted = [shortest + round(i * (longest - shortest) / max(count - 1, 1)) for i in range(count)]
     between = [
         next((n for n in range(at, below, -1) if has_length(task, n)), None) for below, at in pairwise(wanted[:-1])

@@ -14,12 +14,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from evalkit.core.errors import UserError, first_line
 from evalkit.numerics import IN_ORDER, NOT_TRIED
 
 AXIS = "data"
-OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-"""How XLA begins such a message."""
 MODEL_AXIS = "model"
 """The axis of a mesh whose devices share each layer; those of the other share a batch."""
 COPIED_BYTES = 2**28  # parameters of up to 256 MiB are copied to every CPU device
@@ -47,20 +44,6 @@ def use_every_core() -> None:
         jax.config.update("jax_num_cpu_devices", cores())
     except RuntimeError:  # in use already: the process keeps the devices that it has
         return
-
-
-@contextmanager
-def memory_told() -> Iterator[None]:
-    """Raises UserError, with what to give, where a program needs more memory than the device has left."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if OUT_OF_MEMORY not in str(error):
-            raise
-        raise UserError(
-            f"the device is out of memory ({first_line(error)}); give a smaller train.microbatch=, which changes no "
-            "result, or eval.batch_size=, or a smaller train.batch_size="
-        ) from error
 
 
 def spare_memory() -> None:

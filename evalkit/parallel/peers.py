@@ -42,6 +42,11 @@ def agreed(text: str) -> str:
     return bytes(multihost_utils.broadcast_one_to_all(letters)).decode() if size else ""
 
 
+def first_says(flag: bool) -> bool:
+    """Returns the flag that the first process passes; all processes must call this."""
+    return bool(agreed("yes" if flag else ""))
+
+
 def lost(error: BaseException) -> bool:
     """Whether JAX says by this error that it did not reach another process."""
     return isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOST)

@@ -34,7 +34,7 @@ LATER = {
 }
 """Settings of `train` that older runs do not name, with the values that these runs used; they are the defaults."""
 BUDGET = ("steps", "train.steps", "extended", "measured")
-SHOWN = 3
+SETTINGS_IN_LABEL = 3
 STEPS = "steps"
 COMPARED = (("training length", "train_length"), ("chance", "chance"), ("preset", "preset"))
 """Facts that a note reports if they differ between lines: the name, and the field of the header."""
@@ -42,7 +42,7 @@ COMPARED = (("training length", "train_length"), ("chance", "chance"), ("preset"
 
 @dataclass(frozen=True)
 class Run:
-    """One run's folder and record, and its recipe, from dotted name to value, which distinguishes it from others.
+    """One run: its folder, its record, and the settings by dotted name that tell it from other runs (`recipe`).
 
     `name` is its label; None: it is called after its model and the settings that distinguish it from others.
     """
@@ -185,7 +185,7 @@ def _described(run: Run, runs: Sequence[Run]) -> str:
     # A label omits settings that are not set: the labels of runs that set them have them.
     values = [(name, run.recipe[name]) for name in names if run.recipe.get(name, "None") not in ("", "None")]
     distinct = [value if name == "notes" else f"{name.rpartition('.')[2]}={value}" for name, value in values]
-    return " · ".join([run.header.model, *distinct[:SHOWN]])
+    return " · ".join([run.header.model, *distinct[:SETTINGS_IN_LABEL]])
 
 
 def _settings(config: Path) -> dict[str, str]:

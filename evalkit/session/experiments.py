@@ -22,7 +22,7 @@ from evalkit.configuration.saved import EVALUABLE, FILE, begun_with_other, plain
 from evalkit.configuration.schema import completed as with_defaults
 from evalkit.configuration.schema import unknown
 from evalkit.configuration.spec import Spec
-from evalkit.contract.experiment import hold_model, is_ours
+from evalkit.contract.experiment import is_ours, refuse_broken_model
 from evalkit.core.errors import UserError, said_of
 from evalkit.core.trust import code_of
 from evalkit.parallel.interrupt import STOPPED
@@ -46,6 +46,33 @@ def main(words: Sequence[Override], *, dry_run: bool = False) -> int:
     and `+runs.NAME=["model=…"]` adds one. A run that fails does not keep the others from running; the code is then 1.
     Raises UserError for what cannot be run, before anything is written.
     """
+    folder, jobs = _planned(words)
+    for job in jobs:
+        _refuse_begun_otherwise(job)
+    if not dry_run:
+        left = [job.experiment for job in jobs if not is_finished(job.folder)]
+        check_before_several(sink for experiment in left for sink in experiment.outlets.values())
+    console = Console(quiet=jobs[0].experiment.quiet)
+    again = f"go on with the whole experiment: {pasteable(*map(composition.text_of, words))}"
+    try:
+        with logs.shown(console):
+            _say_changed(jobs, console)
+            _refuse_broken_models(jobs, console)
+            plan.show(jobs, console)
+            if dry_run:
+                return 0
+            _refuse_unreadable(jobs)
+            code = _run_all(folder, jobs, console)
+    except KeyboardInterrupt:  # between two runs; a run itself saves its state first
+        console.print(Text(again), soft_wrap=True)
+        raise
+    if code in STOPPED:
+        console.print(Text(again), soft_wrap=True)
+    return code
+
+
+def _planned(words: Sequence[Override]) -> tuple[Path, list[Job]]:
+    """An experiment's folder and its runs, built; raises UserError for what cannot be run."""
     typed = [word for word in words if word.key_or_group != RUN_FOLDER]
     suite_words = suite.selected(typed)
     if suite_words is not None:
@@ -64,28 +91,7 @@ def main(words: Sequence[Override], *, dry_run: bool = False) -> int:
     jobs = (
         _jobs(chosen.config, typed, folder) if suite_words is None else suite.jobs(chosen.config, suite_words, folder)
     )
-    for job in jobs:
-        _refuse_begun_otherwise(job)
-    if not dry_run:
-        left = [job.experiment for job in jobs if not is_finished(job.folder)]
-        check_before_several(sink for experiment in left for sink in experiment.outlets.values())
-    console = Console(quiet=jobs[0].experiment.quiet)
-    again = f"go on with the whole experiment: {pasteable(*map(composition.text_of, words))}"
-    try:
-        with logs.shown(console):
-            _say_changed(jobs, console)
-            _hold_models(jobs, console)
-            plan.show(jobs, console)
-            if dry_run:
-                return 0
-            _refuse_unreadable(jobs)
-            code = _run_all(folder, jobs, console)
-    except KeyboardInterrupt:  # between two runs; a run itself saves its state first
-        console.print(Text(again), soft_wrap=True)
-        raise
-    if code in STOPPED:
-        console.print(Text(again), soft_wrap=True)
-    return code
+    return folder, jobs
 
 
 def _refuse_unknown_runs(chosen: composition.Composed, words: Sequence[Override]) -> None:
@@ -187,7 +193,7 @@ def _say_changed(jobs: Sequence[Job], console: Console) -> None:
             console.print(Text(f"{changed}; remove that folder to train it anew", style="yellow"), soft_wrap=True)
 
 
-def _hold_models(jobs: Sequence[Job], console: Console) -> None:
+def _refuse_broken_models(jobs: Sequence[Job], console: Console) -> None:
     """Raises BrokenPromise for a user's model that breaks a promise; each is checked once, before hours of training."""
     looked_at = []
     for job in jobs:
@@ -195,7 +201,7 @@ def _hold_models(jobs: Sequence[Job], console: Console) -> None:
         if job.is_left_to_train and not is_ours(model) and model not in looked_at:
             looked_at.append(model)
             console.print(f"looking at what model={job.experiment.model_name} promises …", highlight=False)
-            hold_model(job.experiment)
+            refuse_broken_model(job.experiment)
 
 
 def _refuse_unreadable(jobs: Sequence[Job]) -> None:
@@ -227,7 +233,7 @@ def _do(folder: Path, job: Job) -> int:
     if not is_finished(trained):
         raise UserError(f"it evaluates {trained.name}, which is not finished; give the same command again")
     spec = Spec.saved(trained, job.evaluation.settings, allowed=EVALUABLE)
-    return run.evaluate(spec, job.evaluation.step, job.folder).shown(spec.plain["format"])
+    return run.evaluate(spec, job.evaluation.step, job.folder).print_result(spec.plain["format"])
 
 
 def _training_begun(spec: Spec) -> dict[str, Any]:
@@ -254,7 +260,7 @@ def _train(spec: Spec) -> int:
         outcome = run.resume(Spec.saved(spec.folder, packages=spec.packages))
     else:
         outcome = run.start(spec)
-    return outcome.shown(spec.plain["format"])
+    return outcome.print_result(spec.plain["format"])
 
 
 def _draw(folder: Path, jobs: Sequence[Job], console: Console) -> None:

@@ -41,7 +41,7 @@ RECORD_BYTES = 2**24
 
 
 class Launch:
-    """A run that is about to be worked on, as this process shows it: of several, the first one alone says anything."""
+    """A run that this process is about to start, resume or evaluate; of several processes, the first alone prints."""
 
     def __init__(self, spec: Spec, judge: Judge | None = None):
         self.spec, self.folder, self.judge = spec, spec.folder, judge

@@ -25,10 +25,10 @@ from evalkit.training.state import Sums, TrainState
 from evalkit.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-SOLVED = 1.0
-MOST = 0.2
+ALL_RIGHT = 1.0
+MAX_LOOK_SHARE = 0.2
 """The largest share of the time that looks may take before a line says what to change."""
-WORTH_SAYING = 10.0
+LEAST_SECONDS_TOLD = 10.0
 """Seconds that the looks of one setting took together, before anything is said of them."""
 
 
@@ -68,20 +68,20 @@ class LookCosts:
             ended = self.clock()
             before = self.looked.get(setting, Looked(step, began, 0.0))
             now = self.looked[setting] = Looked(step, ended, before.seconds + ended - began)
-            if setting not in self.said and now.seconds > WORTH_SAYING:
+            if setting not in self.said and now.seconds > LEAST_SECONDS_TOLD:
                 self._judge(setting, now.step - before.step, began - before.ended, ended - began)
         return made
 
     def _judge(self, setting: str, steps: int, between: float, seconds: float) -> None:
         """Says what to change if a look of `seconds` takes too large a share, `steps` after the look before."""
         share = seconds / (between + seconds)
-        if steps and share > MOST:
+        if steps and share > MAX_LOOK_SHARE:
             self.said.add(setting)
-            enough = seconds * (1 - MOST) / MOST * steps / between
+            enough = seconds * (1 - MAX_LOOK_SHARE) / MAX_LOOK_SHARE * steps / between
             every = math.ceil(enough / self.eval_every) * self.eval_every
             self.say(
                 f"a look while training takes {seconds:.1f} s, {share:.0%} of the time; {setting}={every} makes it "
-                f"{MOST:.0%}, or let it read less"
+                f"{MAX_LOOK_SHARE:.0%}, or let it read less"
             )
 
 
@@ -152,7 +152,7 @@ def validate(session: Session, state: TrainState, step: int, costs: LookCosts) -
 
 def _all_right(rows: Sequence[Row], length: int) -> bool:
     """Whether every seed's accuracy at the training length is 1."""
-    return all(value(row) >= SOLVED for row in rows if row["metric"] == "accuracy" and row["length"] == length)
+    return all(value(row) >= ALL_RIGHT for row in rows if row["metric"] == "accuracy" and row["length"] == length)
 
 
 def _mean(rows: Sequence[Row], metric: str) -> float:
@@ -171,7 +171,7 @@ def _rows(session: Session, sums: Sums, step: int, stage: Stage, steps: int) -> 
     """Rows of a dispatch of `steps`: each seed's loss and accuracy and, if steps may be skipped, how many were."""
     loss, accuracy = np.asarray(sums.loss), np.asarray(sums.accuracy)
     counted = session.experiment.trained[1].skip_nonfinite
-    skipped = np.asarray(sums.bad_steps) if counted else np.zeros(len(loss), int)
+    skipped = np.asarray(sums.nonfinite_steps) if counted else np.zeros(len(loss), int)
     at: dict[str, Any] = {"step": step, "split": "train", "length": stage.length}
     rows = [
         session.make_row(

@@ -53,7 +53,8 @@ class RateSearch(NamedTuple):
 class Job(NamedTuple):
     """One run of an experiment, built, in the folder of its `spec`.
 
-    `evaluation` says which trained run it evaluates, and how; None for a run that trains. In a suite, a job has its
+    `group` is `runs` or `controls`, and in a suite the suite's name. `evaluation` says which trained run it evaluates,
+    and how; None for a run that trains. In a suite, a job has its
     `cell` and the `board`, on which no cell stands yet; a final run also has its `words` and the `search` that chooses
     its learning rate.
     """
@@ -84,10 +85,10 @@ class Job(NamedTuple):
 
 
 def show(jobs: Sequence[Job], console: Console) -> None:
-    """Prints every run with its state and the hours that its training still takes, and the sum of them.
+    """Prints every run with its state, the hours that its training still takes, and their sum; writes nothing.
 
-    The hours follow from the seconds per token of each model: from runs that have begun, or else from steps that are
-    measured here for some seconds. So the shorter stages of a curriculum count for less. Writes nothing.
+    Hours are the tokens that are left times the seconds a token of each model. These are known from runs that have
+    begun, or else from a few steps that are timed here.
     """
     measured: dict[Hashable, float] = {}
     lines, whole, waiting = [], 0.0, False

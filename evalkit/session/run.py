@@ -21,14 +21,13 @@ from evalkit.checkpoints.loading import restore
 from evalkit.configuration.account import notes_of
 from evalkit.configuration.saved import FILE, begun_with_other, save
 from evalkit.configuration.spec import Spec
-from evalkit.contract.experiment import hold
+from evalkit.contract.experiment import refuse_broken_promise
 from evalkit.core.contracts import Trained, Verdict
 from evalkit.core.errors import UserError, writing
 from evalkit.core.rows import Record, offset_after, read, record_file
 from evalkit.core.trust import code_of
 from evalkit.numerics import random_key
 from evalkit.parallel import peers
-from evalkit.parallel.devices import memory_told
 from evalkit.record import environment, history, variables
 from evalkit.record.files import RESULTS
 from evalkit.record.history import Work
@@ -39,7 +38,7 @@ from evalkit.session.gates import Judge, Launch, pass_all
 from evalkit.session.hints import after_evaluation, near, next_commands
 from evalkit.session.lock import alone
 from evalkit.session.loop import train
-from evalkit.session.session import Outcome, Session
+from evalkit.session.session import Outcome, Session, memory_told
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.state import TrainState, params_of
 
@@ -84,7 +83,7 @@ def resume(spec: Spec, judge: Judge | None = None) -> Outcome:
         pass_all(gates.BEFORE_RESUME, launch)
         with peers.room(folder) as own, alone(own):
             pass_all(gates.WHILE_ALONE, launch)
-            if peers.agreed(RESULTS if launch.is_finished else ""):
+            if peers.first_says(launch.is_finished):
                 gates.refuse_other_evaluation(launch)
                 return _finished(launch) if peers.first() else Outcome(folder)
             if experiment.checkpoint is None:
@@ -155,7 +154,7 @@ def _fresh(launch: Launch, pool: ThreadPoolExecutor | None) -> TrainState:
     experiment = launch.experiment
 
     def look(state: TrainState) -> None:
-        hold(experiment, partial(params_of, state, 0, experiment.parameters))
+        refuse_broken_promise(experiment, partial(params_of, state, 0, experiment.parameters))
         # Only after the checks: a process that they end would wait for these threads.
         ahead.compile_next(pool, launch, state, 0)
 
@@ -165,7 +164,7 @@ def _fresh(launch: Launch, pool: ThreadPoolExecutor | None) -> TrainState:
         raise
     except Exception:
         # This says in one line what is wrong with a model that cannot even be traced.
-        hold(experiment, lambda: params_of(launch.trainer.init(), 0, experiment.parameters))
+        refuse_broken_promise(experiment, lambda: params_of(launch.trainer.init(), 0, experiment.parameters))
         raise
 
 
@@ -186,10 +185,10 @@ def _go_on(launch: Launch, own: Path) -> Outcome:
             return _trained(launch, own, checkpoints, _fresh(launch, pool), {})
         restored = restored._replace(state=trainer.with_streams(restored.state))
         gates.refuse_other_text(launch)
-        hold(experiment, partial(params_of, restored.state, 0, experiment.parameters))
+        refuse_broken_promise(experiment, partial(params_of, restored.state, 0, experiment.parameters))
         ahead.compile_next(pool, launch, restored.state, restored.step)
         checkpoints.retire(restored.step)  # a kill may have come between the last one and this
-        if peers.agreed(RESULTS if (launch.folder / RESULTS).is_file() else ""):
+        if peers.first_says((launch.folder / RESULTS).is_file()):
             _keep_finished(launch, restored)
         return _trained(launch, own, checkpoints, restored, {})
 
@@ -197,7 +196,7 @@ def _go_on(launch: Launch, own: Path) -> Outcome:
 def _keep_finished(launch: Launch, restored: Restored) -> None:
     """Archives a finished run before it is trained further, so that the results of the shorter training are kept."""
     kept = launch.folder / EARLIER / str(restored.step)
-    if not peers.agreed(EARLIER if kept.exists() else ""):
+    if not peers.first_says(kept.exists()):
         archives.write(kept, launch.folder, launch.experiment, restored.state, restored.step)
     peers.wait("kept")
     say(launch.console, f"what {restored.step:,} steps gave is kept in {near(kept)}")

@@ -32,7 +32,7 @@ from evalkit.reports.criterion import Criterion
 from evalkit.reports.writer import say
 from evalkit.session import logs, run
 from evalkit.session.hints import near
-from evalkit.session.study import TRIALS, Claimed, Made, Study, Tried
+from evalkit.session.study import TRIALS, Claimed, OptunaFactory, Study, Tried
 
 FILE, FINAL, FINAL_LOCK = "search.json", "final", ".final.lock"
 SEEDS, GROUP = ("seed", "seeds"), "wandb.group"
@@ -115,7 +115,7 @@ class Searching:
         self.search, self.folder, self._words = search, folder, [*search.words, *trusted]
         self.space: Space = space_of(self._words)
         self._trusted = list(trusted)
-        self._made = Made(search.sampler, search.pruner, composition.trusted(trusted))
+        self._made = OptunaFactory(search.sampler, search.pruner, composition.trusted(trusted))
         for key in SEEDS:
             if key in self.space:
                 raise UserError(f"{key}= is not searched; give one number, as seeds=2 of every trial")

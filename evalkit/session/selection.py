@@ -20,12 +20,13 @@ from evalkit.reports.numbers import DASH
 from evalkit.reports.terminal import print_table
 from evalkit.session.plan import tokens
 
-WITHIN = 1.1
+TOKEN_TOLERANCE = 1.1
+"""Trials within this factor of the fewest tokens are ranked by their loss."""
 HEADER = ["trial", "tokens to the level", "accuracy", "loss", ""]
 
 
 class Trial(NamedTuple):
-    """One seed at one rate: when it first had the level (null: never), and its last validation (null: not a number)."""
+    """One seed at one rate: when it first had the level (None: never), and its last validation (None: not finite)."""
 
     name: str
     rate: float
@@ -58,7 +59,7 @@ def ranked(trials: Sequence[Trial]) -> list[Trial]:
             return (3,)
         if trial.tokens is None:
             return (2, trial.loss)
-        return (0, trial.loss) if trial.tokens <= WITHIN * fewest else (1, trial.tokens, trial.loss)
+        return (0, trial.loss) if trial.tokens <= TOKEN_TOLERANCE * fewest else (1, trial.tokens, trial.loss)
 
     return sorted(trials, key=place)
 

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from evalkit.core.contracts import SinkEnd, Verdict
 from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import Header, Row, row
@@ -26,6 +28,9 @@ from evalkit.session.gates import Launch
 from evalkit.session.hints import next_commands, resume_hint
 
 logger = logging.getLogger(__name__)
+
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+"""How XLA begins the message."""
 
 
 class Outcome(NamedTuple):
@@ -45,12 +50,26 @@ class Outcome(NamedTuple):
         """The exit code of the command: a signal's own, or what the evaluation's verdict says."""
         return self.verdict.exit_code if self.stopped_by is None else 128 + self.stopped_by
 
-    def shown(self, format: str) -> int:
+    def print_result(self, format: str) -> int:
         """Prints the last line of `format=json`, if there are numbers to print; returns the exit code."""
         if format == "json" and self.summary:
             sys.stdout.write(json.dumps({**self.summary, "folder": str(self.folder)}, allow_nan=False) + "\n")
             sys.stdout.flush()
         return self.exit_code
+
+
+@contextmanager
+def memory_told() -> Iterator[None]:
+    """Raises UserError, with what to give, where a program needs more memory than the device has left."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if OUT_OF_MEMORY not in str(error):
+            raise
+        raise UserError(
+            f"the device is out of memory ({first_line(error)}); give a smaller train.microbatch=, which changes no "
+            "result, or eval.batch_size=, or a smaller train.batch_size="
+        ) from error
 
 
 class GivenUp(Exception):

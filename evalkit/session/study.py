@@ -50,9 +50,9 @@ class Claimed:
 
 
 class Study:
-    """The trials of a search in `folder`; `made` makes a sampler for the trial of a number, and a pruner."""
+    """The trials of a search in `folder`; `made` makes the pruner, and a sampler for each trial by its number."""
 
-    def __init__(self, folder: Path, space: Space, trials: int, direction: str, made: "Made"):
+    def __init__(self, folder: Path, space: Space, trials: int, direction: str, made: "OptunaFactory"):
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -139,7 +139,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Made:
+class OptunaFactory:
     """Samplers and pruners as their `_target_` says, of Optuna or of `packages` that the user named.
 
     Raises UserError for what cannot be made.

@@ -15,7 +15,7 @@ from evalkit.configuration.experiment import Experiment, build, written
 from evalkit.configuration.saved import FILE, plain_of
 from evalkit.core import trust
 from evalkit.core.batches import feed_of
-from evalkit.core.contracts import Feed, Pretrained, Progress, Silent, Trained, never_interrupt
+from evalkit.core.contracts import Feed, NoProgress, Pretrained, Progress, Trained, never_interrupt
 from evalkit.core.errors import UserError, typed_path
 from evalkit.core.rows import Header, Row, row
 from evalkit.core.trust import refuse_elsewhere
@@ -77,7 +77,7 @@ def uninterrupted(experiment: Experiment, folder: Path, state: TrainState, step:
         step=step,
         make_row=partial(row, run=folder.name, task=experiment.task_name, model=experiment.model_name),
         check_interrupt=never_interrupt,
-        progress=Silent(),
+        progress=NoProgress(),
         feed=experiment.feed,
         tokenizer=experiment.feed.tokenizer,
         train_length=experiment.task.length,

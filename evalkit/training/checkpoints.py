@@ -104,7 +104,7 @@ class Checkpoints:
         sums.check(new)
         self._remove(step)
         new.rename(self.path / str(step))
-        # Checkpoints after this step are of an earlier attempt, which was undone because a checkpoint was damaged.
+        # Later checkpoints are of an attempt that was undone: a damaged one had made it begin again from an older.
         for other in self.steps:
             if other > step:
                 self._remove(other)
@@ -231,7 +231,7 @@ def _summed(folder: Path) -> bool:
             problem = first_line(error)
     if problem := peers.agreed(problem):
         raise sums.Damaged(problem)
-    return bool(peers.agreed(summed))
+    return peers.first_says(bool(summed))
 
 
 def _forget_late_writes(hook: "Callable[[sys.UnraisableHookArgs], Any]", failure: "sys.UnraisableHookArgs") -> None:

@@ -35,15 +35,16 @@ class NotFinite(UserError):
 
 
 def refuse_non_finite(sums: Sums, trainer: Trainer, checkpoints: Checkpoints, steps: int) -> None:
-    """Raises NotFinite that names the step, the seed, the part where it began and the last good checkpoint.
+    """Raises NotFinite if the loss or gradient of a dispatch of `steps` steps is not finite.
 
-    `sums` are those of a dispatch of so many `steps`. With `train.skip_nonfinite` it raises only if all
-    `train.log_every` steps of a dispatch were skipped: then parameters no longer recover. If there are several learning
-    rates as well, this must hold for every seed.
+    It names the step, the seed, the part where it began and the last good checkpoint. With `train.skip_nonfinite`,
+    single steps may be lost: it raises only if all `train.log_every` steps of a dispatch were skipped, since parameters
+    do not recover then. With several learning rates this must hold for every seed: the highest rates may fail while
+    lower ones go on.
     """
-    bad, training = np.asarray(sums.bad_step), trainer.training
+    bad, training = np.asarray(sums.first_nonfinite), trainer.training
     if training.skip_nonfinite:
-        lost = (np.asarray(sums.bad_steps) == steps) & (steps == training.log_every)
+        lost = (np.asarray(sums.nonfinite_steps) == steps) & (steps == training.log_every)
         # Of several rates the highest may lose their seeds; the others go on.
         bad = np.where(lost.all() if len(training.rates) > 1 else lost, bad, -1)
     for index in np.flatnonzero(bad >= 0)[:1].tolist():

@@ -14,8 +14,8 @@ from evalkit.training.trainer import Trainer
 FLOAT = 4  # bytes of a parameter, and of each of its two moments
 
 
-class Bytes(NamedTuple):
-    """Bytes on one device: `parameters`, their `average` and the `optimizer`'s state between steps, and those of a step.
+class DeviceBytes(NamedTuple):
+    """Bytes on one device: between steps `parameters`, their `average` and the `optimizer`'s state, and a step's own.
 
     A step has the `gathered` parameters that it computes with, at most so many at once, and the `gradient` as it is
     summed over micro-batches. Activations are not counted.
@@ -28,7 +28,7 @@ class Bytes(NamedTuple):
     average: int = 0
 
 
-def bytes_a_device(trainer: Trainer) -> Bytes:
+def bytes_a_device(trainer: Trainer) -> DeviceBytes:
     """Returns what each device of the trainer's mesh keeps; for `mesh=auto`, of one seed, what every device keeps.
 
     A mesh of more devices than this machine has is counted too.
@@ -43,7 +43,7 @@ def bytes_a_device(trainer: Trainer) -> Bytes:
         kept = jax.tree.map(own, kept, trainer.placement.specs(kept))
     else:
         kept = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), kept)
-    return Bytes(
+    return DeviceBytes(
         parameters=bytes_of(kept.params),
         optimizer=bytes_of(kept.optimizer),
         gathered=layout.gathered_bytes,
@@ -52,8 +52,11 @@ def bytes_a_device(trainer: Trainer) -> Bytes:
     )
 
 
-def of_model(model: LanguageModel, sizes: Sizes, gather: str) -> Bytes:
-    """What a device of a mesh keeps to train a model by AdamW, without an average; raises UserError for one that it does not divide."""
+def of_model(model: LanguageModel, sizes: Sizes, gather: str) -> DeviceBytes:
+    """What a device of a mesh keeps to train a model by AdamW, without an average.
+
+    Raises UserError for a model that it does not divide.
+    """
     layout = layout_of(model, sizes, gather, "float32")
     own = sum(prod(leaf.own) for leaf in layout.leaves)
-    return Bytes(FLOAT * own, 2 * FLOAT * own, layout.gathered_bytes, layout.gradient_bytes)
+    return DeviceBytes(FLOAT * own, 2 * FLOAT * own, layout.gathered_bytes, layout.gradient_bytes)

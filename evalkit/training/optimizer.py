@@ -18,9 +18,9 @@ Factory = Callable[..., optax.GradientTransformation]
 """An optimiser of Optax, or of one's own, which is called with `learning_rate=`, a schedule."""
 MASKS = ("mask", "weight_decay_mask")
 """The arguments by which factories of Optax take the tree that is True where weight decay applies."""
-DECAYING = 0.2
+WSD_DECAY_SHARE = 0.2
 """The share of steps over which `wsd` falls."""
-MOST_RMS = 1.0
+MAX_RMS = 1.0
 """Of gradients that were divided by the root of their mean square: 1 is what is usual, and Adafactor's threshold."""
 
 
@@ -39,7 +39,7 @@ def schedule(kind: str, rate: float, warmup_steps: int, steps: int, final_fracti
     stay = optax.constant_schedule(rate)
     if kind == "constant":
         return optax.join_schedules([rise, stay], [warmup])
-    falling = max(1, round(DECAYING * steps))
+    falling = max(1, round(WSD_DECAY_SHARE * steps))
     last = max(warmup, steps - falling)
     return optax.join_schedules([rise, stay, optax.linear_schedule(rate, 0.0, steps - last)], [warmup, last])
 
@@ -64,7 +64,7 @@ def optimizer(
     """
     if kind == "clipped_adamw":
         normalised = optax.scale_by_rms(b2, eps_in_sqrt=False, bias_correction=True)
-        direction = [normalised, by_array(optax.clip_by_block_rms(MOST_RMS)), optax.ema(b1)]
+        direction = [normalised, by_array(optax.clip_by_block_rms(MAX_RMS)), optax.ema(b1)]
     else:
         direction = [(optax.scale_by_amsgrad if kind == "amsgrad" else optax.scale_by_adam)(b1=b1, b2=b2)]
     direction = [*direction, optax.add_decayed_weights(weight_decay, mask)]
@@ -87,7 +87,7 @@ def from_factory(
     return optax.chain(optax.clip_by_global_norm(clip), own, *decay)
 
 
-def own_average(make: Callable[..., Any], state: Any, params: Any) -> Any:
+def average_of_optimizer(make: Callable[..., Any], state: Any, params: Any) -> Any:
     """Returns the average that an optimiser `from_factory` keeps: `make` takes its `state` and the `params`."""
     return make(state=state[1], params=params)
 
@@ -100,7 +100,7 @@ def refuse_unfit(
         made = make()
         before: Any = jax.eval_shape(made.init, params)
         updates, after = jax.eval_shape(made.update, params, before, params)
-        kept = jax.eval_shape(partial(own_average, average), after, params) if callable(average) else params
+        kept = jax.eval_shape(partial(average_of_optimizer, average), after, params) if callable(average) else params
     except Exception as error:  # whatever a factory of the user's may raise
         raise ValueError(f"train.optimizer takes no step: {first_line(error)}{place_of(error)}") from error
     for name, one, other in (("updates", updates, params), ("state", after, before), ("average", kept, params)):
@@ -117,7 +117,7 @@ def _kinds(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
 
 
-def averaged(average: Any, params: Any, decay: float, step: Array) -> Any:
+def ema_update(average: Any, params: Any, decay: float, step: Array) -> Any:
     """Returns the exponential moving average with `params`, those after step `step` (from 0), taken in.
 
     It has no bias towards the first parameters: the parameters after each step have weights that fall by `decay` a step

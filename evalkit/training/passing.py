@@ -23,7 +23,7 @@ def check_bounded(model: LanguageModel) -> None:
         )
 
 
-class Drawn(NamedTuple):
+class StreamInputs(NamedTuple):
     """The tokens `[b, t]` that streams read at a step, and `[b]`, which of them begin anew after it.
 
     `noise` `[b, k]` is the data of keys for what is drawn in place of their states, where sequences begin from noise.
@@ -54,13 +54,13 @@ class StatePassing:
         """The states of `count` streams that have read nothing."""
         return self.model.init_cache(count, LONGEST)
 
-    def drawn(self, seed: ArrayLike, step: Array, length: int, shards: int) -> Drawn:
+    def drawn(self, seed: ArrayLike, step: Array, length: int, shards: int) -> StreamInputs:
         """What the streams of this device read at `step`; `shards` devices have some each."""
         tokens = self.feed.ordinary(seed, step, self.count, length, self.facts)
         noise = None if self.first == PASSED else streams.noise_keys(seed, step, self.count)
-        return own(Drawn(tokens, streams.begun_anew(seed, step, self.count, self.probability), noise), shards)
+        return own(StreamInputs(tokens, streams.begun_anew(seed, step, self.count, self.probability), noise), shards)
 
-    def advance(self, params: Params, states: Cache, drawn: Drawn, size: int) -> Cache:
+    def advance(self, params: Params, states: Cache, drawn: StreamInputs, size: int) -> Cache:
         """The states after what was `drawn` for a step, read `size` streams at a time."""
         tokens, anew, _ = drawn
 
@@ -75,7 +75,7 @@ class StatePassing:
 
         return jax.tree.map(begun, self.fresh(len(anew)), after)
 
-    def starts(self, states: Cache, drawn: Drawn, shards: int) -> Cache:
+    def starts(self, states: Cache, drawn: StreamInputs, shards: int) -> Cache:
         """The states that the batch begins from: those of this device's streams, or noise for their real numbers.
 
         The mean and the spread of noise are those of the streams of all `shards` devices.

@@ -18,7 +18,7 @@ FIRST_STATES = (PASSED := "passed", FITTED_NOISE := "fitted_noise", "noise")
 
 
 class Stage(NamedTuple):
-    """Steps `start` to `stop` at one length and batch size; from `shortest` on, shorter lengths are drawn too."""
+    """Steps `start` to `stop` at one length and batch size; with `shortest`, lengths are drawn from it to `length`."""
 
     start: int
     stop: int
@@ -110,6 +110,16 @@ class Training:
         at_least(self, 1, "steps", "batch_size", "log_every", "eval_every", "checkpoint_every", "validation_sequences")
         above(self, 0, "clip")
         self._check_rates()
+        self._check_intervals()
+        self._check_optimization()
+        self._check_streams()
+        for stage in self.curriculum:
+            if set(stage) != {"length", "steps", "batch_size"} or min(stage.values()) < 1:
+                raise ValueError(f"curriculum stage {stage}; give length, steps and batch_size, each 1 or more")
+        if self.lengths is not None and (len(self.lengths) != 2 or not 1 <= self.lengths[0] <= self.lengths[1]):
+            raise ValueError(f"lengths={self.lengths}; allowed: [shortest, longest] from 1, such as [1, 40], or null")
+
+    def _check_intervals(self) -> None:
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self, name) % self.log_every:
                 raise ValueError(
@@ -121,12 +131,13 @@ class Training:
             raise ValueError(
                 f"keep_every={self.keep_every}; allowed: multiples of checkpoint_every={self.checkpoint_every}, or null"
             )
+
+    def _check_optimization(self) -> None:
         one_of(self, "schedule", SCHEDULES)
         if not callable(self.optimizer):
             one_of(self, "optimizer", OPTIMIZERS)
         one_of(self, "parameter_dtype", DTYPES)
         one_of(self, "gather", GATHERS)
-        between_or_null(self, 0, 1, "state_passing")
         if not callable(self.average):
             between_or_null(self, 0, 1, "average")
         elif not callable(self.optimizer):
@@ -141,16 +152,14 @@ class Training:
         if self.warmup_steps < 0 or not 0 <= self.weight_decay < float("inf"):
             raise ValueError(f"warmup_steps={self.warmup_steps}, weight_decay={self.weight_decay}; allowed: 0 or more")
         at_least_or_null(self, 1, "stop_when_solved", "microbatch")
-        for stage in self.curriculum:
-            if set(stage) != {"length", "steps", "batch_size"} or min(stage.values()) < 1:
-                raise ValueError(f"curriculum stage {stage}; give length, steps and batch_size, each 1 or more")
+
+    def _check_streams(self) -> None:
+        between_or_null(self, 0, 1, "state_passing")
         one_of(self, "first_states", FIRST_STATES)
         if self.first_states != PASSED and self.state_passing is None:
             raise ValueError(f"first_states={self.first_states} without streams; give state_passing too, such as 0.1")
         if self.stream_facts and self.state_passing is None:
             raise ValueError(f"stream_facts={self.stream_facts} without streams; give state_passing too, such as 0.1")
-        if self.lengths is not None and (len(self.lengths) != 2 or not 1 <= self.lengths[0] <= self.lengths[1]):
-            raise ValueError(f"lengths={self.lengths}; allowed: [shortest, longest] from 1, such as [1, 40], or null")
 
     def _check_rates(self) -> None:
         if not self.rates or not all(rate > 0 for rate in self.rates):

@@ -35,15 +35,16 @@ class TrainState(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Over a dispatch, `[seeds]`: sums over sequences, the first step with a loss or gradient not finite (or −1).
+    """What one dispatch measured, `[seeds]` each: `loss` and `accuracy` are sums over sequences.
 
-    `bad_steps` counts those steps. Where they are skipped, their sequences are in neither sum.
+    `first_nonfinite` is the first step whose loss or gradient is not finite, or −1, and `nonfinite_steps` counts such
+    steps. Where they are skipped, their sequences are in neither sum.
     """
 
     loss: Array
     accuracy: Array
-    bad_step: Array
-    bad_steps: Array
+    first_nonfinite: Array
+    nonfinite_steps: Array
 
     @classmethod
     def none(cls) -> "Sums":

@@ -15,7 +15,7 @@ from evalkit.parallel.devices import in_parts, microbatch
 from evalkit.parallel.layouts.mesh import Sizes, layout_of, share_of
 from evalkit.tasks import Example
 from evalkit.training import optimizer
-from evalkit.training.passing import Drawn, StatePassing, copied_to
+from evalkit.training.passing import StatePassing, StreamInputs, copied_to
 from evalkit.training.settings import Training
 from evalkit.training.state import Sums, TrainState
 
@@ -24,7 +24,7 @@ class Data(NamedTuple):
     """What a step reads: the sequences of its batch, and what the streams of `train.state_passing` read before it."""
 
     example: Example
-    streams: Drawn | None
+    streams: StreamInputs | None
 
 
 class Step:
@@ -111,16 +111,16 @@ class Step:
         vectors = optax.apply_updates(state.params, updates)
         average, decay = state.average, self.training.average
         if callable(decay):
-            average = optimizer.own_average(decay, optimizer_state, vectors)
+            average = optimizer.average_of_optimizer(decay, optimizer_state, vectors)
         elif decay is not None:
-            average = optimizer.averaged(average, vectors, decay, state.step)
+            average = optimizer.ema_update(average, vectors, decay, state.step)
         after = TrainState(vectors, optimizer_state, state.step + 1, average, streams)
         if self.training.skip_nonfinite:
             before = state._replace(step=state.step + 1)
             after = jax.tree.map(lambda old, new: jnp.where(bad, old, new), before, after)
             loss, accuracy = (jnp.where(bad, 0, total) for total in (loss, accuracy))
-        first = jnp.where((sums.bad_step < 0) & bad, state.step, sums.bad_step)
-        return after, Sums(sums.loss + loss, sums.accuracy + accuracy, first, sums.bad_steps + bad)
+        first = jnp.where((sums.first_nonfinite < 0) & bad, state.step, sums.first_nonfinite)
+        return after, Sums(sums.loss + loss, sums.accuracy + accuracy, first, sums.nonfinite_steps + bad)
 
     def gradient(self, gathered: Any, example: Example, streams: Cache | None = None) -> tuple[Array, Array, Any]:
         """Loss, accuracy and rows of the gradient, each summed over the sequences, a micro-batch at a time.

@@ -27,7 +27,7 @@ from evalkit.training.state import Sums, TrainState
 from evalkit.training.step import Data, Step
 
 SMALL_BYTES = 2**24
-"""The most bytes of a seed's parameters whose steps are mainly kernel launches: four million of them in float32."""
+"""Up to this size of one seed's parameters, four million in float32, a step costs mainly the launching of kernels."""
 
 
 class Trainer:

@@ -140,7 +140,7 @@ def test_an_order_is_one_after_holm_alone_and_the_opposite_one_is_two_sided() ->
     order = Part.read({"order": [{"run": "a"}, {"run": "b"}], "says": ""})
     high, low = {0: 0.9, 1: 0.8, 2: 0.7}, {0: 0.1, 1: 0.2, 2: 0.3}
     finding, opposite = finding_of(order, [high, low]), finding_of(order, [low, high])
-    assert (finding.p, opposite.reverse) == (0.05, 0.1)
+    assert (finding.p, opposite.p_reverse) == (0.05, 0.1)
     assert finding.side == "open" and finding.adjusted(0.05, 1.0).side == "meets"
     assert finding.adjusted(0.1, 1.0).side == "open" and opposite.adjusted(1.0, 0.04).side == "fails"
 

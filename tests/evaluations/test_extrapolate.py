@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core import streams
-from evalkit.core.batches import Drawn
+from evalkit.core.batches import SyntheticFeed
 from evalkit.core.objective import tally
 from evalkit.core.statistics import is_narrow
 from evalkit.evaluations.extrapolation.effective import KEPT, Tally, effective_length, interval_shown, shown
@@ -203,7 +203,7 @@ def test_an_impossible_ladder_is_refused(settings: dict, words: str) -> None:
 @pytest.mark.parametrize("name", ["induction_heads", "selective_copying"])
 def test_held_out_sequences_are_the_same_whichever_lengths_share_their_program(name: str) -> None:
     task = tiny("hawk", name).task
-    together = Drawn(task, [40, 64, 24])
+    together = SyntheticFeed(task, [40, 64, 24])
     for length in (24, 40, 64, 48):
         for one, other in zip(
             together.held_out(streams.TEST, 3, 2, length)[:3],

@@ -75,7 +75,7 @@ def test_processes_share_the_trials_and_take_over_those_of_the_dead(tmp_path: Pa
     """Each `Study` is as another process: their locks hold between them."""
     space = {"rate": search.space_of(["rate=interval(1e-4,1e-2)"])["rate"]}
     one, two, three = (
-        study.Study(tmp_path, space, 4, "maximize", study.Made(searched.RANDOM, search.DEFAULTS["pruner"]))
+        study.Study(tmp_path, space, 4, "maximize", study.OptunaFactory(searched.RANDOM, search.DEFAULTS["pruner"]))
         for _ in "abc"
     )
     claims = [claimed for process in (one, two, three) if (claimed := process.claim()) is not None]
@@ -214,7 +214,7 @@ def test_what_cannot_be_is_one_line_before_anything_is_written(
 
 def test_a_file_of_trials_that_is_none_is_one_line(tmp_path: Path) -> None:
     (tmp_path / study.FILE).write_bytes(b"no database" * 1000)
-    made = study.Made(search.DEFAULTS["sampler"], search.DEFAULTS["pruner"])
+    made = study.OptunaFactory(search.DEFAULTS["sampler"], search.DEFAULTS["pruner"])
     with pytest.raises(UserError, match=r"cannot be used .*; mend it, or start a new search"):
         study.Study(tmp_path, {"train.steps": ["10", "20"]}, 2, "maximize", made)
 

@@ -10,7 +10,7 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import AnyTask, Pretrained, Trained
 from evalkit.core.rows import Row, row
-from evalkit.session.subjects import Silent
+from evalkit.session.subjects import NoProgress
 from support.shrunk import params_of
 
 
@@ -27,7 +27,7 @@ def trained_of(experiment: Experiment, seeds: int = 1, step: int = 7) -> Trained
         step=step,
         make_row=partial(row, run="r", task=experiment.task_name, model=experiment.model_name),
         check_interrupt=lambda: None,
-        progress=Silent(),
+        progress=NoProgress(),
         feed=feed,
         tokenizer=feed.tokenizer,
         train_length=experiment.task.length,
@@ -46,7 +46,7 @@ def checkpoint_of(pretrained: Pretrained, task: AnyTask, make_row: Callable[...,
         step=None,
         make_row=make_row,
         check_interrupt=lambda: None,
-        progress=Silent(),
+        progress=NoProgress(),
         feed=feed_of(task),
         tokenizer=pretrained.tokenizer,
         train_length=pretrained.train_length,

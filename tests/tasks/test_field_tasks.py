@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chi2_contingency, chisquare
 
 from evalkit.core import streams
-from evalkit.core.batches import Drawn
+from evalkit.core.batches import SyntheticFeed
 from evalkit.core.contracts import Judged
 from evalkit.tasks.bracket_arithmetic import SYMBOLS, BracketArithmetic
 from evalkit.tasks.copying import Copying
@@ -191,7 +191,7 @@ def test_what_is_held_out_scores_answers_alone() -> None:
     """MAD trains on every next token and tests on answers; the sequences of keys of one size are the same."""
     task = NoisyRecall(length=32)
     trained = streams.held_out_batch(task, streams.TEST, 0, 4, 32)
-    judged = Drawn(task).held_out(streams.TEST, 0, 4, 32)
+    judged = SyntheticFeed(task).held_out(streams.TEST, 0, 4, 32)
     np.testing.assert_array_equal(trained.tokens, judged.tokens)
     assert trained.mask[:, :-1].all() and not judged.mask.all(axis=1).any()
     np.testing.assert_array_equal(np.where(judged.mask, trained.targets, 0), judged.targets)

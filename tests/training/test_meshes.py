@@ -334,6 +334,7 @@ def test_bytes_a_device_are_those_of_zero_and_megatron(data: int, model: int) ->
     assert found.parameters == 4 * on_model // data
     assert found.optimizer == 2 * found.parameters + counts
     assert found.gathered == found.gradient == 4 * on_model
+    assert (found.average, bytes_a_device(trainer("ra", mesh, average=0.9)).average) == (0, found.parameters)
     found = bytes_a_device(by_layer)
     assert found.gradient == found.parameters == 4 * on_model // data
     assert found.gathered < 4 * on_model
@@ -502,7 +503,7 @@ def test_skipping_steps_is_of_a_mesh_as_well(monkeypatch: pytest.MonkeyPatch) ->
     before = jax.tree.map(np.asarray, run.init())
     after, sums = run.advance(run.init(), run.training.stages(LENGTH)[-1], 1)
     assert equal((after.params, after.optimizer), (before.params, before.optimizer))
-    assert (int(after.step[0]), int(sums.bad_steps[0]), float(sums.loss[0])) == (1, 1, 0)
+    assert (int(after.step[0]), int(sums.nonfinite_steps[0]), float(sums.loss[0])) == (1, 1, 0)
 
 
 @pytest.mark.slow

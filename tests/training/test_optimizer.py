@@ -104,7 +104,7 @@ def test_an_average_has_weights_that_fall_and_sum_to_one() -> None:
     seen, decay = rng.normal(size=(50, 4)), 0.9
     average = jnp.full(4, 1e6)  # what the parameters were before the first step counts nothing
     for step, params in enumerate(seen):
-        average = optimizer.averaged(average, jnp.asarray(params, jnp.float32), decay, jnp.int32(step))
+        average = optimizer.ema_update(average, jnp.asarray(params, jnp.float32), decay, jnp.int32(step))
         weights = decay ** np.arange(step, -1, -1)
         np.testing.assert_allclose(average, weights @ seen[: step + 1] / weights.sum(), rtol=2e-5, atol=1e-6)
 

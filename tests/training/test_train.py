@@ -68,7 +68,7 @@ def test_every_task_and_model_take_a_step(task: str, model: str) -> None:
     before = jax.device_get(state.params)
     # The first step of a warm-up has rate 0: the second one moves.
     state, sums = trainer.advance(state, Stage(0, 2, length, 4), 2)
-    assert int(sums.bad_step[0]) == -1
+    assert int(sums.first_nonfinite[0]) == -1
     assert abs(float(sums.loss[0]) / 8 - math.log(experiment.task.vocab_size)) < 2
     moved = jax.tree.map(lambda old, new: float(np.abs(old - new).max()), before, jax.device_get(state.params))
     assert all(value > 0 for value in jax.tree.leaves(moved)), moved

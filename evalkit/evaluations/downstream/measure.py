@@ -12,7 +12,7 @@ from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
-from evalkit.core.contracts import Evaluation, Silent, Trained, Verdict
+from evalkit.core.contracts import Evaluation, NoProgress, Trained, Verdict
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Row
 from evalkit.evaluations.downstream import calibration, data_sets, table1
@@ -66,7 +66,7 @@ class Downstream(Evaluation):
         assert isinstance(task, Benchmarks)
         model = PretrainedLM(trained.pretrained(), **self._settings)
         # A look while training shows no bars of lm-eval's, which go to stderr, beside those of the training.
-        bars = redirect_stderr(StringIO()) if isinstance(trained.progress, Silent) else nullcontext()
+        bars = redirect_stderr(StringIO()) if isinstance(trained.progress, NoProgress) else nullcontext()
         with bars, task.located(self._metadata(trained.source)) as index:
             results = evaluator.simple_evaluate(
                 model=model,

@@ -67,7 +67,7 @@ class Board:
     @property
     def by_square(self) -> dict[tuple[str, str], Cell]:
         """The cells by task and model, of those that were asked at the training length."""
-        return {(cell.task, cell.model): cell for cell in self.cells if cell.size is None and cell.trained}
+        return {(cell.task, cell.model): cell for cell in self.cells if cell.size is None and cell.accuracies}
 
     @property
     def tasks(self) -> list[str]:
@@ -91,7 +91,7 @@ class Board:
     def share(self, cell: Cell) -> float:
         """The median of the seeds, 0 at the floor and 1 where all is right."""
         floor = self.floor(cell)
-        return max(0.0, scaled(median(cell.trained), floor)) if floor < 1 else 0.0
+        return max(0.0, scaled(median(cell.accuracies), floor)) if floor < 1 else 0.0
 
     @property
     def count(self) -> str:
@@ -111,12 +111,13 @@ def controls(board: Board) -> Iterator[str]:
     for task, cell in run.items():
         if cell is None:
             continue
-        if min(cell.trained) >= SOLVED:
+        if min(cell.accuracies) >= SOLVED:
             holding.setdefault(cell.model, []).append(task)
         else:
+            found = f"{median(cell.accuracies):.3f} {range_of(cell.accuracies)}"
             yield (
-                f"{cell.model}, the control of {task}, has {median(cell.trained):.3f} {range_of(cell.trained)}, and "
-                f"not {SOLVED:g} on every seed: this training is too short to say what a model cannot do."
+                f"{cell.model}, the control of {task}, has {found}, and not {SOLVED:g} on every seed: "
+                "this training is too short to say what a model cannot do."
             )
     for model, tasks in holding.items():
         yield f"{model}, the control of {', '.join(tasks)}, has {SOLVED:g} on every seed there."
@@ -148,10 +149,10 @@ def window(cell: Cell, floor: float) -> float | None:
 def comparisons(board: Board) -> str:
     """How many pairs of cells that were trained alike were compared, and how many of them differ, in a sentence."""
     pairs = [
-        (one.trained, other.trained)
+        (one.accuracies, other.accuracies)
         for task in board.tasks
         for one, other in combinations([cell for cell in board.by_square.values() if cell.task == task], 2)
-        if one.protocol == other.protocol and len(one.trained) > 1
+        if one.protocol == other.protocol and len(one.accuracies) > 1
     ]
     if not pairs:
         return "No two cells of one task have several seeds each, so none were compared."
@@ -227,7 +228,7 @@ def _counted(number: int, name: str) -> str:
 def picture(board: Board) -> Figure:
     """Models by tasks: the median of each cell, as dark as it is above the task's floor; empty where it was not run."""
     squares = {
-        place: Square(board.share(cell), _median(board, cell), _shortest(cell.trained), is_solved(cell))
+        place: Square(board.share(cell), _median(board, cell), _shortest(cell.accuracies), is_solved(cell))
         for place, cell in board.by_square.items()
     }
     notes = [
@@ -243,11 +244,11 @@ def picture(board: Board) -> Figure:
 
 def is_solved(cell: Cell) -> bool:
     """Whether several seeds were trained, and each has `SOLVED` at the training length."""
-    return len(cell.trained) > 1 and min(cell.trained) >= SOLVED
+    return len(cell.accuracies) > 1 and min(cell.accuracies) >= SOLVED
 
 
 def _median(board: Board, cell: Cell) -> str:
-    return f"{median(cell.trained):.3f}" if board.is_learned(cell) else DASH
+    return f"{median(cell.accuracies):.3f}" if board.is_learned(cell) else DASH
 
 
 def _shortest(values: Sequence[float]) -> str:
@@ -296,7 +297,7 @@ def _square(board: Board, task: str, model: str) -> str:
         command = escape(f"{board.command} task={task} {what}={model}")
         return f'<div class="not-run" role="cell">not run <code>{command}</code></div>'
     solved = " solved" if is_solved(cell) else ""
-    lines = [range_of(cell.trained) if len(cell.trained) > 1 else "one seed"]
+    lines = [range_of(cell.accuracies) if len(cell.accuracies) > 1 else "one seed"]
     if (longest := reach(cell)) is not None and longest > cell.train_length:
         lines.append(f"beyond: {longest:,}")
     if board.is_learned(cell) and (decades := window(cell, board.floor(cell))) is not None:

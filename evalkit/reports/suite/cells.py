@@ -115,7 +115,8 @@ class Cell:
     @property
     def search(self) -> tuple[int, tuple[str, ...]]:
         """The number of final seeds, and what was typed of seeds and rates."""
-        return len(self.trained), tuple(sorted(word for word in self.typed if word.lstrip("+~").startswith(SEARCHING)))
+        typed = sorted(word for word in self.typed if word.lstrip("+~").startswith(SEARCHING))
+        return len(self.accuracies), tuple(typed)
 
     @property
     def protocol(self) -> tuple[Any, ...]:
@@ -123,7 +124,7 @@ class Cell:
         return self.training, self.search
 
     @property
-    def trained(self) -> list[float]:
+    def accuracies(self) -> list[float]:
         """The accuracy of each seed at the training length."""
         return self.at(self.train_length)
 

@@ -209,7 +209,7 @@ def _at_training_length(cells: Sequence[Cell]) -> Table:
     tasks = list(dict.fromkeys(cell.task for cell in cells))
     lines = []
     for model, own in grouped((cell.model, cell) for cell in cells).items():
-        by_task = {cell.task: of_seeds(cell.trained) for cell in own}
+        by_task = {cell.task: of_seeds(cell.accuracies) for cell in own}
         lines.append([model, *_costs(own), *(by_task.get(task, DASH) for task in tasks)])
     return Table("Accuracy at the training length", ["model", *COSTS, *tasks], lines)
 
@@ -244,7 +244,7 @@ def _is_shown(place: tuple[int, int | None], places: Sequence[tuple[int, int | N
 def _states(cells: Sequence[Cell]) -> Table:
     several = {cell.task for cell in cells if cell.size is not None}
     lines = [
-        [f"{cell.task} · {cell.model}", *_costs([cell]), of_seeds(cell.trained)]
+        [f"{cell.task} · {cell.model}", *_costs([cell]), of_seeds(cell.accuracies)]
         for cell in sorted(cells, key=lambda cell: (cell.task, cell.model, cell.state_bytes or 0))
         if cell.task in several
     ]
