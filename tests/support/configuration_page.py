@@ -90,7 +90,6 @@ REASONS: Mapping[str, str] = {
     "mesh": "a model or a batch is too large for one device",
     "model.mixers.matrix.delta_steps": "a group is harder than one step a token can follow",
     "model.mixers.recurrent.conv_width": "the convolution itself is studied",
-    "model.mixers.recurrent.gate_blocks": "gates of another width are studied, or the width has other divisors",
     "model.mixers.recurrent.input_scale": "the scale of the input is studied apart from its decay",
     "model.mixers.conv.conv_width": "attention is to see more neighbours before it",
     "model.mixers.s6.expand": "S6 is compared at another size of state",
