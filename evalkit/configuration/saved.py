@@ -16,7 +16,7 @@ from evalkit.core.errors import UserError, first_line
 from evalkit.core.moved import renamed
 from evalkit.disk.files import write_whole
 
-FILE = "config.yaml"
+CONFIG_FILE = "config.yaml"
 OF_PROCESS = ("format", "quiet", "compilation_cache", ALLOW)
 POST_TRAINING = ("train.steps", "train.state_passing", "train.first_states")
 """Settings of training that `resume` may change: more steps, and states that are passed in them (2507.02782)."""
@@ -85,7 +85,7 @@ def begun_with_other(run: Path, wanted: Mapping[str, Any], packages: Iterable[st
     have their constructor's default.
     """
     begun, new = (
-        completed({key: plain[key] for key in DECIDING}) for plain in (plain_of(run / FILE, packages), wanted)
+        completed({key: plain[key] for key in DECIDING}) for plain in (plain_of(run / CONFIG_FILE, packages), wanted)
     )
     steps = [(plain["train"] or {}).pop("steps", 0) for plain in (begun, new)]
     for plain in (begun, new):

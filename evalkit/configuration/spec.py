@@ -94,7 +94,7 @@ class Spec:
         changes name, is refused before it is imported.
         """
         words = composition.parse(changes)
-        plain = saved.plain_of(run / saved.FILE, [*packages, *composition.trusted(words)])
+        plain = saved.plain_of(run / saved.CONFIG_FILE, [*packages, *composition.trusted(words)])
         return cls(plain, run, command=command_line() if command is None else command).changed(words, allowed)
 
     def changed(self, changes: Words, allowed: Sequence[str]) -> "Spec":

@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from evalkit.core import streams
-from evalkit.core.contracts import AnyTask, Feed, Illustration, Judged, Ordinary, Recalls, Rows, Task
+from evalkit.core.contracts import AnyTask, BatchPart, Feed, Illustration, Judged, Ordinary, Recalls, Task
 from evalkit.core.errors import UserError
 from evalkit.core.network import Refused, Silent, ask_hub
 from evalkit.numerics import random_key
@@ -54,7 +54,13 @@ class SyntheticFeed(Feed):
         self.judged = task.judged if isinstance(task, Judged) else task
 
     def load(
-        self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: Rows = slice(None)
+        self,
+        seeds: Sequence[int],
+        first: Array | int,
+        steps: int,
+        batch: int,
+        length: int,
+        rows: BatchPart = slice(None),
     ) -> tuple[()]:
         return ()
 
@@ -165,7 +171,13 @@ class TextFeed(_OfText):
     """A text: windows are read on the host."""
 
     def load(
-        self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: Rows = slice(None)
+        self,
+        seeds: Sequence[int],
+        first: Array | int,
+        steps: int,
+        batch: int,
+        length: int,
+        rows: BatchPart = slice(None),
     ) -> Example:
         """The windows of every seed and step; without positions if no document begins within a window of any process.
 
@@ -221,7 +233,7 @@ class TextFeed(_OfText):
     def documents(self) -> Sequence[Span]:
         return self.task.documents()
 
-    def facts(self) -> dict[str, str]:
+    def provenance(self) -> dict[str, str]:
         """The facts of training and held-out texts."""
         held_out = _digest_of(self.contents)
         return {"used": self.task.used(), "digest": self.task.digest(), "held_out": held_out}
@@ -282,7 +294,7 @@ class HeldOutTextFeed(_OfText):
         """The held-out documents that have any text."""
         return [document.span for document in self._documents]
 
-    def facts(self) -> dict[str, str]:
+    def provenance(self) -> dict[str, str]:
         """The facts of the held-out documents alone."""
         size = sum(document.span.size for document in self._documents)
         omissions = self.task.omissions(len(self._read) - len(self._documents), self._dropped)

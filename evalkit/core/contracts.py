@@ -22,7 +22,7 @@ Params = Any  # nested dictionaries of arrays
 Cache = Any  # a pytree of the model's own
 LONGEST = 2**30
 """More tokens than a bounded cache has room for."""
-Rows = slice | np.ndarray
+BatchPart = slice | np.ndarray
 """Which sequences of a batch are meant: a range, or their numbers."""
 
 
@@ -140,7 +140,13 @@ class Feed:
     ladder: Sequence[int] = ()
 
     def load(
-        self, seeds: Sequence[int], first: Array | int, steps: int, batch: int, length: int, rows: Rows = slice(None)
+        self,
+        seeds: Sequence[int],
+        first: Array | int,
+        steps: int,
+        batch: int,
+        length: int,
+        rows: BatchPart = slice(None),
     ) -> Any:
         """What the program needs for steps `first`, … of each seed `[s, steps, b, …]`: arrays, or nothing.
 
@@ -211,7 +217,7 @@ class Feed:
         self.check_documents()
         return []
 
-    def facts(self) -> dict[str, str] | None:
+    def provenance(self) -> dict[str, str] | None:
         """What text is read: in words (`used`), digests of all (`digest`) and of the `held_out` documents; or None."""
         return None
 

@@ -18,7 +18,7 @@ from evalkit.configuration.account import completed
 from evalkit.configuration.composition import RUN_FOLDER
 from evalkit.configuration.recipes import GROUPS
 from evalkit.configuration.request import Request
-from evalkit.configuration.saved import EVALUABLE, FILE, begun_with_other, plain_of
+from evalkit.configuration.saved import CONFIG_FILE, EVALUABLE, begun_with_other, plain_of
 from evalkit.configuration.schema import completed as with_defaults
 from evalkit.configuration.schema import unknown
 from evalkit.configuration.spec import Spec
@@ -172,7 +172,7 @@ def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:
 
 def _refuse_begun_otherwise(job: Job) -> None:
     """Raises UserError for a run that was begun in its folder with other settings."""
-    if (job.folder / FILE).is_file():
+    if (job.folder / CONFIG_FILE).is_file():
         wanted = job.spec.plain
         if job.search:  # its rate is not chosen yet
             begun = _training_begun(job.spec)["learning_rate"]
@@ -238,12 +238,12 @@ def _do(folder: Path, job: Job) -> int:
 
 def _training_begun(spec: Spec) -> dict[str, Any]:
     """The settings of training with which the run in its folder was begun."""
-    return with_defaults(plain_of(spec.folder / FILE, spec.packages)["train"])
+    return with_defaults(plain_of(spec.folder / CONFIG_FILE, spec.packages)["train"])
 
 
 def _refuse_other_rate(chosen: Spec) -> None:
     """Raises UserError for a final run that was begun at another rate than its search chooses now."""
-    if (chosen.folder / FILE).is_file():
+    if (chosen.folder / CONFIG_FILE).is_file():
         begun, wanted = (
             training["learning_rate"] for training in (_training_begun(chosen), with_defaults(chosen.plain["train"]))
         )
@@ -256,7 +256,7 @@ def _refuse_other_rate(chosen: Spec) -> None:
 
 def _train(spec: Spec) -> int:
     """Trains in the run's folder, or goes on with what was begun there; returns the exit code."""
-    if (spec.folder / FILE).is_file():
+    if (spec.folder / CONFIG_FILE).is_file():
         outcome = run.resume(Spec.saved(spec.folder, packages=spec.packages))
     else:
         outcome = run.start(spec)

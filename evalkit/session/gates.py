@@ -69,7 +69,7 @@ class Launch:
     @property
     def before(self) -> dict[str, Any]:
         """The configuration in its folder, which is not changed yet."""
-        return saved.plain_of(self.folder / saved.FILE, self.spec.packages)
+        return saved.plain_of(self.folder / saved.CONFIG_FILE, self.spec.packages)
 
 
 Gate = Callable[[Launch], None]
@@ -227,7 +227,7 @@ def refuse_other_evaluation(launch: Launch) -> None:
 
 def refuse_other_text(launch: Launch) -> None:
     """A run goes on with the text that it began with."""
-    now, before = launch.experiment.feed.facts(), read(launch.folder).header.text
+    now, before = launch.experiment.feed.provenance(), read(launch.folder).header.text
     if now is not None and before is not None and before["digest"] != now["digest"]:
         raise UserError(
             f"{launch.folder} began with another text ({before['used']}); bring it back, or start a new run"

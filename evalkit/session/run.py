@@ -19,7 +19,7 @@ from rich.console import Console
 from evalkit.checkpoints import archives
 from evalkit.checkpoints.loading import restore
 from evalkit.configuration.account import notes_of
-from evalkit.configuration.saved import FILE, begun_with_other, save
+from evalkit.configuration.saved import CONFIG_FILE, begun_with_other, save
 from evalkit.configuration.spec import Spec
 from evalkit.contract.experiment import refuse_broken_promise
 from evalkit.core.contracts import Trained, Verdict
@@ -97,7 +97,7 @@ def start_or_resume(spec: Spec, judge: Judge | None = None) -> Outcome:
 
     A finished run stays as it is. Raises UserError where the folder holds a run with other settings.
     """
-    if not (spec.folder / FILE).is_file():
+    if not (spec.folder / CONFIG_FILE).is_file():
         return start(spec, judge)
     other = begun_with_other(spec.folder, spec.plain, spec.packages)
     if other is not None:
@@ -287,7 +287,7 @@ def _describe(launch: Launch, folder: Path) -> None:
     """Makes the folder and writes the configuration into it."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        save(launch.spec.plain, folder / FILE)
+        save(launch.spec.plain, folder / CONFIG_FILE)
 
 
 def _announce(launch: Launch, folder: Path | None = None) -> None:
@@ -297,7 +297,7 @@ def _announce(launch: Launch, folder: Path | None = None) -> None:
     shapes = jax.eval_shape(model.init, random_key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     shown = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}–{seeds[-1]}"
-    text = experiment.feed.facts()
+    text = experiment.feed.provenance()
     lines = [
         f"{experiment.task_name} · {experiment.model_name} · {count:,} parameters · {shown}",
         environment.machine(experiment.matmul_precision),

@@ -12,7 +12,7 @@ import numpy as np
 from evalkit.checkpoints.pretrained import load_for_text
 from evalkit.configuration.account import account, notes_of
 from evalkit.configuration.experiment import Experiment, build, written
-from evalkit.configuration.saved import FILE, plain_of
+from evalkit.configuration.saved import CONFIG_FILE, plain_of
 from evalkit.core import trust
 from evalkit.core.batches import feed_of
 from evalkit.core.contracts import Feed, NoProgress, Pretrained, Progress, Trained, never_interrupt
@@ -49,13 +49,13 @@ def open_checkpoint(experiment: Experiment) -> Opened:
         raise UserError(str(error)) from error
     feed = own.in_tokens_of(pretrained.tokenizer)
     run = typed_path(experiment.checkpoint)
-    unknown = _refuse_trained_on(feed, run, experiment.allow_targets) if (run / FILE).is_file() else None
+    unknown = _refuse_trained_on(feed, run, experiment.allow_targets) if (run / CONFIG_FILE).is_file() else None
     return Opened(pretrained, feed, [] if unknown is None else [unknown])
 
 
 def _refuse_trained_on(feed: Feed, run: Path, packages: Sequence[str]) -> str | None:
     """Raises UserError if a saved run was trained on the held-out text; returns a line if that cannot be checked."""
-    before = plain_of(run / FILE, packages)
+    before = plain_of(run / CONFIG_FILE, packages)
     refuse_elsewhere(run, written(before), ())
     return feed.refuse_trained_on(feed_of(build(before, "task")))
 
@@ -121,7 +121,7 @@ def header(session: Session, subject: Trained, notes: Sequence[str] = ()) -> Hea
         **account(subject.model, subject.train_length, experiment.eval),
         "train_length": subject.train_length,
         "window": subject.model.window,
-        "text": subject.feed.facts(),
+        "text": subject.feed.provenance(),
         "notes": [*notes, *notes_of(experiment, subject.model)],
     }
     if experiment.train is None:

@@ -50,7 +50,7 @@ class StatePassing:
     facts: float
     first: str = PASSED
 
-    def fresh(self, count: int) -> Cache:
+    def init_states(self, count: int) -> Cache:
         """The states of `count` streams that have read nothing."""
         return self.model.init_cache(count, LONGEST)
 
@@ -73,7 +73,7 @@ class StatePassing:
         def begun(fresh: Array, state: Array) -> Array:
             return jnp.where(anew.reshape(-1, *[1] * (state.ndim - 1)), fresh, state)
 
-        return jax.tree.map(begun, self.fresh(len(anew)), after)
+        return jax.tree.map(begun, self.init_states(len(anew)), after)
 
     def starts(self, states: Cache, drawn: StreamInputs, shards: int) -> Cache:
         """The states that the batch begins from: those of this device's streams, or noise for their real numbers.

@@ -57,9 +57,9 @@ class Step:
             probability, facts = training.state_passing, training.stream_facts
             self.passing = StatePassing(feed, model, streams, probability, facts, training.first_states)
 
-    def fresh(self, params: Params) -> Any:
+    def init_optimizer(self, params: Params) -> Any:
         """The optimiser's first state."""
-        return self.layout.fresh(self.optimizer.init, params)
+        return self.layout.init_optimizer(self.optimizer.init, params)
 
     def data(
         self,

@@ -59,10 +59,10 @@ class Trainer:
     def init(self) -> TrainState:
         """Fresh parameters and optimiser state of every seed."""
         if not self.placement.whole:
-            return jax.jit(self._fresh, out_shardings=self._shardings, compiler_options=RUNS_ONCE)(self.seeds)
+            return jax.jit(self._init, out_shardings=self._shardings, compiler_options=RUNS_ONCE)(self.seeds)
         small = bytes_of(self.abstract.params) <= COPIED_BYTES
         with on_host() if small else nullcontext():
-            fresh = jax.jit(self._fresh, compiler_options=RUNS_ONCE)(self.seeds)
+            fresh = jax.jit(self._init, compiler_options=RUNS_ONCE)(self.seeds)
         # Through the host, since placing a device's array elsewhere would compile a program for each shape.
         return jax.device_put(jax.tree.map(np.asarray, fresh) if small else fresh, self._shardings)
 
@@ -84,7 +84,7 @@ class Trainer:
     @cached_property
     def abstract(self) -> TrainState:
         """The shapes and dtypes of the state, nothing computed."""
-        return jax.eval_shape(self._fresh, self.seeds)
+        return jax.eval_shape(self._init, self.seeds)
 
     @cached_property
     def _shardings(self) -> TrainState:
@@ -96,7 +96,7 @@ class Trainer:
         if passing is None or state.streams is not None:
             return state
         fresh = jax.jit(
-            lambda seeds: lax.map(lambda _: passing.fresh(passing.count), seeds),
+            lambda seeds: lax.map(lambda _: passing.init_states(passing.count), seeds),
             out_shardings=self._shardings.streams,
             compiler_options=RUNS_ONCE,
         )
@@ -107,13 +107,13 @@ class Trainer:
         """The form in which a checkpoint is read: each device reads its own part, or one device all of it."""
         return self.abstract if self.placement.whole else self.placement.placed(self.abstract)
 
-    def _fresh(self, seeds: Array) -> TrainState:
+    def _init(self, seeds: Array) -> TrainState:
         def one(seed: Array) -> TrainState:
             params = self.model.init(streams.init_key(seed))
             average = None if self.training.average is None else params
             passing = self.step.passing
-            states = None if passing is None else passing.fresh(passing.count)
-            return TrainState(params, self.step.fresh(params), jnp.zeros((), jnp.int32), average, states)
+            states = None if passing is None else passing.init_states(passing.count)
+            return TrainState(params, self.step.init_optimizer(params), jnp.zeros((), jnp.int32), average, states)
 
         return lax.map(one, seeds)
 
@@ -166,7 +166,7 @@ class Trainer:
         take = partial(self.on_one_device.take, batch=stage.batch_size, shards=1)
         loaded = jax.tree.map(_first, self.feed.shapes(1, 1, stage.batch_size, stage.length))
         state = jax.tree.map(_first, self.abstract)
-        state = state._replace(optimizer=jax.eval_shape(self.on_one_device.fresh, state.params))
+        state = state._replace(optimizer=jax.eval_shape(self.on_one_device.init_optimizer, state.params))
         state = jax.eval_shape(self.on_one_device.layout.packed, state)
         index = jnp.zeros((), jnp.int32)
         return jax.make_jaxpr(lambda state, loaded: take(state, Sums.none(), read(index, state.step, loaded)))(

@@ -93,7 +93,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 def here() -> Path:
     """The folder of a run that exists."""
     Path("here").mkdir()
-    saved.save(Spec.of(GRIFFIN).plain, Path("here", saved.FILE))
+    saved.save(Spec.of(GRIFFIN).plain, Path("here", saved.CONFIG_FILE))
     return Path("here")
 
 

@@ -34,7 +34,7 @@ def after_three_steps(probability: float) -> tuple[Any, jax.Array]:
     """The states of streams after three steps of seed 5, and the tokens that they read, from the first to the last."""
     built = experiment("griffin")
     passing = StatePassing(feed_of(built.task), built.model, STREAMS, probability, 0.0)
-    params, states, read = params_of(built.model), passing.fresh(STREAMS), []
+    params, states, read = params_of(built.model), passing.init_states(STREAMS), []
     advance = jax.jit(lambda states, step: passing.advance(params, states, passing.drawn(5, step, LENGTH, 1), 2))
     for step in range(3):
         states = advance(states, jnp.int32(step))
@@ -103,7 +103,7 @@ def test_every_mixer_with_a_bounded_cache_takes_part(model: str) -> None:
         return
     check_bounded(built)
     passing = StatePassing(feed_of(experiment("hawk").task), built, STREAMS, 0.25, 0.0)
-    params, states = jax.eval_shape(built.init, jax.random.key(0)), jax.eval_shape(lambda: passing.fresh(STREAMS))
+    params, states = jax.eval_shape(built.init, jax.random.key(0)), jax.eval_shape(lambda: passing.init_states(STREAMS))
     drawn = jax.eval_shape(lambda: passing.drawn(0, jnp.int32(0), LENGTH, 1))
     after = jax.eval_shape(lambda *given: passing.advance(*given, 2), params, states, drawn)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == jax.tree.map(

@@ -154,7 +154,7 @@ class MeshLayout(Layout):
         kinds = sorted({leaf.kind for leaf in self.leaves})
         self._kinds = {kind: [leaf for leaf in self.leaves if leaf.kind == kind] for kind in kinds}
 
-    def fresh(self, init: Callable[[Any], Any], params: Params) -> Any:
+    def init_optimizer(self, init: Callable[[Any], Any], params: Params) -> Any:
         """The first state of an optimiser, with moments in the shapes of the model's parameters."""
         return each(init(self.whole.vectors(params)), is_vectors, self.whole.params)
 

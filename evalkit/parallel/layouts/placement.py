@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from evalkit.core.contracts import Rows
+from evalkit.core.contracts import BatchPart
 from evalkit.core.errors import UserError
 from evalkit.parallel import peers
 from evalkit.parallel.devices import AXIS, MODEL_AXIS, mesh_for
@@ -62,7 +62,7 @@ class Placement:
         """Along which axes what is read for `[seeds, steps, sequences]` is split: each device has what it uses."""
         return self.seeds if self.by_seed else PartitionSpec(None, None, AXIS)
 
-    def rows(self, batch: int) -> Rows:
+    def rows(self, batch: int) -> BatchPart:
         """Which sequences of a batch this process's devices use, in order."""
         if not peers.several():
             return slice(None)

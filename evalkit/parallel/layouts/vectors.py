@@ -46,7 +46,7 @@ class Layout:
         """The stateless `transformation`, applied to each array of the parameters by itself."""
         return transformation
 
-    def fresh(self, init: Callable[[Any], Any], params: Params) -> Any:
+    def init_optimizer(self, init: Callable[[Any], Any], params: Params) -> Any:
         """The first state of an optimiser, as it is kept between dispatches."""
         return init(self.vectors(params))
 
