@@ -16,7 +16,7 @@ from evalkit.evaluations.phonebook.report import LABELS, figures
 from evalkit.reports.pooling import Line, load
 from evalkit.session import run, subjects
 from evalkit.session.gates import refuse_run_in
-from evalkit.session.loop import MOST, LookCosts
+from evalkit.session.loop import MAX_LOOK_SHARE, LookCosts
 from support.language_models import Reader, pretrained
 
 SETTINGS = (
@@ -174,12 +174,12 @@ def test_a_look_that_takes_too_much_is_told_with_what_would_do(of_look: float, o
         now[0] += of_training
         costs.timed("eval.during.every", look(of_look), step)
     a_step = of_training / 100
-    if trained_for(100, a_step) <= MOST:
+    if trained_for(100, a_step) <= MAX_LOOK_SHARE:
         assert not said
     else:
         (line,) = said
         every = int(line.split("eval.during.every=")[1].split()[0])
-        assert every % 50 == 0 and trained_for(every, a_step) <= MOST < trained_for(every - 50, a_step)
+        assert every % 50 == 0 and trained_for(every, a_step) <= MAX_LOOK_SHARE < trained_for(every - 50, a_step)
     assert costs.seconds == pytest.approx(118 * of_look)
 
 
