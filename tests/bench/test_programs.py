@@ -50,7 +50,7 @@ def test_a_program_is_read_from_its_line_alone() -> None:
 @pytest.mark.slow
 def test_bench_start_lists_the_programs_of_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["task=induction_heads", "model=griffin", "task.length=32", "train.batch_size=2", *overrides_of("griffin")]
-    words += ["repeats=1", "format=json"]
+    words += ["model.pattern=[recurrent,attention]", "repeats=1", "format=json"]
     assert main(["bench", "start", *words]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["command_to_first_step_s"] > 0

@@ -137,6 +137,7 @@ def test_two_processes_train_as_one_does_and_each_goes_on_with_the_others_run(tm
 
 @pytest.mark.slow
 @pytest.mark.fault
+@pytest.mark.exhaustive  # a signal to either process ends both below
 @pytest.mark.parametrize("killed", faults.counts(1, 0))
 def test_a_process_that_is_killed_ends_the_other_with_one_line(tmp_path: Path, killed: int) -> None:
     """Within a minute: a process that has not been heard for that long is taken for dead."""

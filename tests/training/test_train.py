@@ -240,6 +240,7 @@ def of_one_and_of_two_seeds() -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # meshes and two processes train as one device does
 def test_devices_share_a_batch_or_seeds_and_change_nothing() -> None:
     child = subprocess.run(
         [sys.executable, "-c", DEVICES], capture_output=True, text=True, cwd=ROOT, env=tiny.environment()
