@@ -86,7 +86,7 @@ def _planned(words: Sequence[Override]) -> tuple[Path, list[Job]]:
     chosen = composition.compose([*filter(composition.chooses, typed), *of_runs, *protocol, *named], named_by=words)
     _refuse_unknown_runs(chosen, of_runs)
     is_quick = suite_words is not None and suite_words.quick
-    usual = suite.default_folder(chosen.choices["experiment"], str(chosen.config.preset), quick=is_quick)
+    usual = plan.default_folder(chosen.choices["experiment"], str(chosen.config.preset), quick=is_quick)
     folder = chosen.folder if named else usual
     jobs = (
         _jobs(chosen.config, typed, folder) if suite_words is None else suite.jobs(chosen.config, suite_words, folder)
@@ -136,7 +136,7 @@ def _jobs(chosen: DictConfig, typed: Sequence[Override], folder: Path) -> list[J
         with said_of(f"run {name}"):
             request = Request.of(words)
             if request.verb is None:
-                jobs[name] = Job(group, name, suite.buildable([*words, *typed], folder / name))
+                jobs[name] = Job(group, name, plan.buildable([*words, *typed], folder / name))
                 continue
         trained = [job.name for job in jobs.values() if job.evaluation is None]
         if request.run not in trained:

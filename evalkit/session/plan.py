@@ -109,6 +109,18 @@ def show(jobs: Sequence[Job], console: Console) -> None:
         console.print("nothing is left to train", highlight=False)
 
 
+def default_folder(experiment: str, preset: str, *, quick: bool = False) -> Path:
+    """Where an experiment writes unless `hydra.run.dir` says; the cells of a quick form are others."""
+    return Path("runs", experiment, f"{preset}-quick" if quick else preset)
+
+
+def buildable(words: Words, folder: Path) -> Spec:
+    """The run of these words in `folder`, built to check it; raises UserError if it cannot be built."""
+    spec = Spec.of(words, folder=folder)
+    _ = spec.experiment
+    return spec
+
+
 def is_finished(folder: Path) -> bool:
     """Whether a run has come to its end."""
     return (folder / RESULTS).is_file()

@@ -23,7 +23,7 @@ from evalkit.core.errors import UserError, said_of
 from evalkit.record.history import pasteable
 from evalkit.reports.suite.board import Board
 from evalkit.reports.suite.cells import FINAL, GRID, HIGHER, LOWER, RateTrial, best_of, rate_trials, window_of
-from evalkit.session.plan import Job, RateSearch, is_finished
+from evalkit.session.plan import Job, RateSearch, buildable, default_folder, is_finished
 
 KIND = "evalkit.evaluations.extrapolation.report"
 """What a suite compares: its cells are read from reports of this kind."""
@@ -188,11 +188,6 @@ def _board(
         mixers=[] if selection.mixer is None else [selection.mixer],
         controls=suite["controls"],
     )
-
-
-def default_folder(experiment: str, preset: str, *, quick: bool = False) -> Path:
-    """Where an experiment writes unless `hydra.run.dir` says; the cells of a quick form are others."""
-    return Path("runs", experiment, f"{preset}-{QUICK}" if quick else preset)
 
 
 def _command(selection: Selected, preset: str, folder: Path) -> str:
@@ -420,10 +415,3 @@ def _final(suite: Mapping[str, Any], group: str, cell: str, words: Words, folder
             own.append(f"eval.lengths={[length, *lengths]}".replace(" ", ""))
             spec = buildable(own, folder / name)
     return Job(group, name, spec, cell=cell, words=own)
-
-
-def buildable(words: Words, folder: Path) -> Spec:
-    """The run of these words in `folder`, built to check it; raises UserError if it cannot be built."""
-    spec = Spec.of(words, folder=folder)
-    _ = spec.experiment
-    return spec
