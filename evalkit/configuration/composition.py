@@ -324,7 +324,12 @@ def _with_layers(parsed: Sequence[Override], own: Path | None) -> tuple[DictConf
     texts = [*_around_mixer(options), *(f"{key}={name}" for key, name in implied.items() if key not in typed)]
     config = _hydra(texts, _own_folders(parsed))
     choices = config.hydra.runtime.choices
-    task, model, preset, scale = choices.task, choices.model, config.preset, chosen.get("scale", implied.get("scale"))
+    task, model, preset, scale = (
+        choices.task,
+        _model_of(choices),
+        config.preset,
+        chosen.get("scale", implied.get("scale")),
+    )
     layers = recipes.recipe(task, preset, model, own) if task is not None else []
     if planned is not None:
         layers.append(planned.settings)
@@ -332,7 +337,7 @@ def _with_layers(parsed: Sequence[Override], own: Path | None) -> tuple[DictConf
             fixed = recipes.fixed(planned, preset, model, own)
             layers.append({"selected_by": ""} if fixed is None else fixed)
     if scale is not None:
-        layers += _sizes(str(scale), model, own)
+        layers += _sizes(str(scale), choices.model, own)
     if measured:
         layers.append({**measured, "model": None, "train": None})
     with open_dict(config):
@@ -345,7 +350,7 @@ def _with_layers(parsed: Sequence[Override], own: Path | None) -> tuple[DictConf
 
 def _refuse_no_recipe(planned: recipes.Planned, config: DictConfig, own: Path | None) -> None:
     """Raises UserError for a model for which the protocol of an experiment chose no recipe."""
-    model = config.hydra.runtime.choices.model
+    model = _model_of(config.hydra.runtime.choices)
     known = [f"preset={at} with model={' or '.join(of)}" for at, of in recipes.models_by_preset(planned, own).items()]
     raise UserError(
         f"{planned.name} has no recipe of model={model} at preset={config.preset}, which its protocol chooses; "
@@ -481,13 +486,18 @@ def _name(config: DictConfig) -> None:
     with open_dict(config):
         if choices.get("task") is not None or checkpoint is None:
             config.task_name = choices.get("task")
-        model = choices.get("mixer@model.mixers.mixer", choices.get("model"))
+        model = _model_of(choices)
         config.model_name = model if checkpoint is None else Path(str(checkpoint)).name
     for name in NAMES:
         if "/" in str(config[name]):
             # A run is named and found by them, and a folder of runs has one folder for each.
             group = name.removesuffix("_name")
             raise UserError(f"{config[name]!r} has a slash; name a file that lies right in the folder {group}")
+
+
+def _model_of(choices: Mapping[str, Any]) -> str | None:
+    """The chosen model, or the user's own mixer in its place."""
+    return choices.get("mixer@model.mixers.mixer", choices.get("model"))
 
 
 def _refuse_unfit(override: Override) -> None:

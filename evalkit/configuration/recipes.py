@@ -33,15 +33,17 @@ class Planned(NamedTuple):
 
 def recipe(task: str, preset: str, model: str | None, own: Path | None) -> list[Node]:
     """The layers of a task's recipe, the strongest last; the user's `own` file is laid over ours. Raises UserError."""
-    _refuse_folder(own, "recipe", task)
-    document: Node = {}
-    for path in catalogue.recipe_files(task, own):
-        document = merged(document, _held(read(path), path, own))
+    document = _of_task(task, own)
     if preset == catalogue.TOY and preset not in document:
         others = ", ".join(name for name in catalogue.options("preset", own) if name != preset)
         raise UserError(f"preset={preset} is no size of task={task}; choose one of {others}")
     of_preset = {name: value for name, value in _entry(document, preset).items() if name != MODELS}
     return [document.get(ALL, {}), of_preset, _entry(_models(document, preset), model)]
+
+
+def models_with(task: str, preset: str, own: Path | None) -> list[str]:
+    """The models that have an entry of their own in a task's recipe."""
+    return list(_models(_of_task(task, own), preset))
 
 
 def experiment(name: str, own: Path | None) -> Planned:
@@ -146,6 +148,15 @@ def _beside(path: Path, name: str, own: Path | None) -> Planned:
     """The experiment that the one in `path` names: in the same folder, or wherever it is found by its name."""
     near = path.with_name(f"{name}.yaml")
     return _experiment(near, own) if near.is_file() and near != path else experiment(name, own)
+
+
+def _of_task(task: str, own: Path | None) -> Node:
+    """The recipe of a task, the user's `own` file laid over ours."""
+    _refuse_folder(own, "recipe", task)
+    document: Node = {}
+    for path in catalogue.recipe_files(task, own):
+        document = merged(document, _held(read(path), path, own))
+    return document
 
 
 def _models(document: Node, preset: str) -> Node:

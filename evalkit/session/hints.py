@@ -1,15 +1,39 @@
-"""What a user reads at the end: where the report is, and what to type next, in commands that can be pasted."""
+"""What a user reads besides the results: what to do before, and where the report is and what to type next."""
 
 from pathlib import Path
 
+from evalkit.configuration import composition, recipes
 from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.spec import Spec
 from evalkit.record.history import pasteable
 from evalkit.reports.writer import PAGE
+
+RATES = "train.learning_rate=interval(1e-4,1e-2)"
 
 
 def resume_hint(folder: Path) -> str:
     """How to go on with a run that was stopped."""
     return f"go on with: {pasteable('resume', str(near(folder)))}"
+
+
+def untuned(spec: Spec) -> list[str]:
+    """What to do where nothing sets a training's learning rate: no recipe, no experiment and no word of the user.
+
+    Models whose rates alone differ are then easily taken for models that differ.
+    """
+    if {"train.learning_rate", "experiment"} & spec.typed.keys():
+        return []
+    task, model, preset = (str(spec.plain[name]) for name in ("task_name", "model_name", "preset"))
+    own = composition.own_folder(list(spec.typed.values()))
+    if any("learning_rate" in layer.get("train", {}) for layer in recipes.recipe(task, preset, model, own)):
+        return []
+    typed = [word for key, word in spec.typed.items() if not key.startswith("hydra.")]
+    search = pasteable("search", *typed, RATES, *([] if own is None else ["--config-dir", str(own)]))
+    said = [f"no recipe of {task} has {model}: it trains at the default rate, {spec.plain['train']['learning_rate']:g}"]
+    for other in recipes.models_with(task, preset, own)[:1]:
+        entry = f"models: {{{model}: {{like: {other}}}}}"
+        said.append(f"  to train it as {other}: write {entry} in recipe/{task}.yaml of your --config-dir")
+    return [*said, f"  to search its rate: {search}"]
 
 
 def next_commands(experiment: Experiment, folder: Path) -> list[str]:

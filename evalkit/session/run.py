@@ -35,7 +35,7 @@ from evalkit.record.progress import EvaluationProgress
 from evalkit.reports.writer import say
 from evalkit.session import ahead, gates, subjects
 from evalkit.session.gates import Judge, Launch, pass_all
-from evalkit.session.hints import after_evaluation, near, next_commands
+from evalkit.session.hints import after_evaluation, near, next_commands, untuned
 from evalkit.session.lock import alone
 from evalkit.session.loop import train
 from evalkit.session.session import Outcome, Session, memory_told
@@ -62,6 +62,8 @@ def start(spec: Spec, judge: Judge | None = None) -> Outcome:
                 gates.refuse_used(launch)  # another process may have begun a run there since
                 return _on_checkpoint(launch, opened, None)
         _announce(launch)
+        for line in untuned(launch.spec):
+            say(launch.console, line)
         with ahead.threads() as pool:
             began = time.perf_counter()
             state = _fresh(launch, pool)

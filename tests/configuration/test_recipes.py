@@ -9,10 +9,12 @@ import pytest
 from evalkit.configuration import catalogue, recipes
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
+from evalkit.session.hints import untuned
 from support.shrunk import sampled
 from support.words import EXPERIMENTS
 
 CONF = catalogue.directory()
+MIXER = "_target_: evalkit.models.mixers.rglru.RecurrentBlock\n_partial_: true\nwidth_rnn: 80\n"
 FILES = sorted((CONF / "recipe").glob("*.yaml"))
 
 
@@ -185,3 +187,36 @@ def test_the_grid_of_figure_1a_is_whole() -> None:
     runs = Spec.of(["experiment=fig1a", "model=mqa"]).plain["runs"]
     assert len(runs) == 36 and runs["hawk_w48_r64"][-1] == "train.learning_rate=64e-3"
     assert list(runs)[:4] == ["mqa_w32_r16", "mqa_w32_r32", "mqa_w32_r64", "mqa_w48_r8"]
+
+
+def test_a_model_without_a_recipe_is_told_what_to_do() -> None:
+    said, like, search = untuned(Spec.of(["task=selective_copying", "model=mamba", "seed=3"]))
+    assert said == "no recipe of selective_copying has mamba: it trains at the default rate, 0.003"
+    assert "as hawk: write models: {mamba: {like: hawk}} in recipe/selective_copying.yaml" in like
+    assert "python -m evalkit search task=selective_copying model=mamba seed=3 'train.learning_rate=interval(" in search
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["task=selective_copying", "model=hawk"],
+        ["task=mqar", "model=kda"],  # a rate for all models
+        ["task=selective_copying", "model=mamba", "train.learning_rate=1e-3"],
+        ["experiment=fig6b", "model=hawk"],
+    ],
+)
+def test_nothing_is_said_where_a_rate_was_chosen(words: list[str]) -> None:
+    assert untuned(Spec.of(words)) == []
+
+
+def test_a_mixer_of_ones_own_is_told_too_and_takes_the_recipe_that_it_is_given(tmp_path: Path) -> None:
+    for folder in ("mixer", "recipe"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "mixer" / "mine.yaml").write_text(MIXER)
+    words = ["task=induction_heads", "+mixer=mine", f"hydra.searchpath=[file://{tmp_path}]"]
+    _, like, search = untuned(Spec.of(words))
+    assert "models: {mine: {like: hawk}} in recipe/induction_heads.yaml" in like
+    assert "+mixer=mine" in search and f"--config-dir {tmp_path}" in search
+    (tmp_path / "recipe" / "induction_heads.yaml").write_text("models: {mine: {like: hawk}}\n")
+    spec, hawk = Spec.of(words), Spec.of(["task=induction_heads", "model=hawk"])
+    assert untuned(spec) == [] and spec.plain["train"] == hawk.plain["train"]
