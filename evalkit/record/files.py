@@ -11,6 +11,8 @@ from evalkit.disk.files import write_whole
 
 RESULTS = "results.json"
 TIMES = "timing.json"
+EARLIER = "before"
+"""The subfolder in which a run that is trained further keeps archives of its shorter trainings."""
 
 
 def write_text(path: Path, text: str) -> None:

@@ -63,6 +63,8 @@ def command_line() -> str:
     """The command of this process as it was typed, without keys and tokens."""
     # Not `sys.argv`, which Hydra rewrites. The first word, a path of this machine, is left out.
     words = sys.orig_argv[1:]
+    while words and words[0].startswith("-") and words[0] != "-m":  # an option of Python's own
+        del words[: 2 if words[0] in ("-W", "-X") else 1]
     return masked(shlex.join(["python", *words] if words[:1] == ["-m"] else ["evalkit", *words[1:]]))
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from evalkit.core import rows, studies
 from evalkit.core.errors import UserError, writing
 from evalkit.disk.files import write_whole
@@ -13,6 +15,7 @@ from evalkit.record.files import RESULTS
 
 FILES = ("config.yaml", "environment.json", "history.json", "timing.json")
 """What is kept of a run beside its rows; its results and figures follow from these."""
+LOCK = ".lock"
 
 
 def finished(run: Path) -> bool:
@@ -21,7 +24,25 @@ def finished(run: Path) -> bool:
 
 
 def add(study: Path, runs: Mapping[str, Path]) -> list[str]:
-    """Packs `runs` into `study` and returns the new names; raises UserError for unfinished or other runs of a name."""
+    """Packs `runs` into `study` and returns the new names; raises UserError for unfinished or other runs of a name.
+
+    Another process that packs into the same study is waited for.
+    """
+    for run in runs.values():
+        if not finished(run):
+            raise UserError(f"{run} is not finished; go on with it by resume={run} first")
+    with writing(study):
+        study.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(study / LOCK)
+        lock.acquire()
+    try:
+        return _added(study, runs)
+    finally:
+        lock.release()
+
+
+def _added(study: Path, runs: Mapping[str, Path]) -> list[str]:
+    """As `add`, while no other process packs into the study."""
     held = studies.runs_of(study)
     entries: dict[str, Any] = {
         name: {studies.ROWS: [packed.at, packed.size], **packed.files} for name, packed in held.items()
@@ -29,8 +50,6 @@ def add(study: Path, runs: Mapping[str, Path]) -> list[str]:
     end = max((packed.at + packed.size for packed in held.values()), default=0)
     members, added = [], []
     for name, run in runs.items():
-        if not finished(run):
-            raise UserError(f"{run} is not finished; go on with it by resume={run} first")
         record, files = rows.record_bytes(run), _files(run)
         if name in held:
             if (rows.record_bytes(study / name), held[name].files) != (record, files):
@@ -54,7 +73,6 @@ def _write(study: Path, members: list[bytes], entries: Mapping[str, Any]) -> Non
         f"{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in entries.items()
     )
     with writing(study):
-        study.mkdir(parents=True, exist_ok=True)
         before = path.read_bytes()[: total - new] if path.is_file() else b""
         write_whole(path, before + b"".join(members))
         write_whole(study / studies.RUNS, f"{{\n{lines}\n}}\n")

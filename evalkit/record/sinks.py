@@ -195,8 +195,8 @@ class Point(NamedTuple):
 def points(rows: Iterable[Row], seeds: Sequence[int], train_length: int | None) -> list[Point]:
     """The points of the curves that `rows` make; a row without a seed is one of every seed's.
 
-    Rows by position and rows without a value (`count == 0`) are in no curve. Validation rows at other lengths than
-    `train_length` get names of their own.
+    Rows by position or channel and rows without a value (`count == 0`) are in no curve. Validation rows at other
+    lengths than `train_length` get names of their own, and so does each group of prompts, depth and block.
     """
     by_place: dict[tuple[int, str, int | None], Point] = {}
     kept = list(rows)
@@ -208,7 +208,7 @@ def points(rows: Iterable[Row], seeds: Sequence[int], train_length: int | None) 
     for row in kept:
         if row["split"] == during.DURING:
             continue
-        if not row["count"] or row["total"] is None or row["position"] is not None:
+        if not row["count"] or row["total"] is None or row["position"] is not None or "channel" in row["extra"]:
             continue
         name, axis, at = _curve(row, train_length)
         for seed in seeds if row["seed"] is None else {row["seed"]} & set(seeds):
@@ -218,13 +218,20 @@ def points(rows: Iterable[Row], seeds: Sequence[int], train_length: int | None) 
 
 
 STEP, LENGTH = "train/step", "eval/length"
+APART = ("answer", "depth", "block")
+"""What sets the measurements of an evaluation at one length apart, each with a curve of its own."""
 
 
 def _curve(row: Row, train_length: int | None) -> tuple[str, str, int | None]:
     """The name of the curve that a row belongs to, the name of its x axis, and where on it the row lies."""
     split, metric, length = row["split"], row["metric"], row["length"]
     if split == "test":
-        return f"extrapolation/{metric}", LENGTH, length
+        which = "".join(
+            f"/{name} {row['extra'][name]}"
+            for name in APART
+            if row["extra"].get(name, during.ALL) not in (during.ALL, None)
+        )
+        return f"extrapolation/{metric}{which}", LENGTH, length
     if split == "validation" and length != train_length:
         return f"validation/{metric}@{length}", STEP, row["step"]
     if split in ("train", "validation"):

@@ -13,9 +13,10 @@ from evalkit.core.moved import RECALL
 from evalkit.core.rows import Header
 from evalkit.core.tidy import as_csv
 from evalkit.record import variables
-from evalkit.record.files import write_text
+from evalkit.record.files import EARLIER, write_text
 from evalkit.reports import page
 from evalkit.reports.kinds import Costed, Drawing, Kind, explained, kind_of
+from evalkit.reports.numbers import finite_throughout
 from evalkit.reports.pooling import STEPS, Line, Run, find_runs, inner_runs, load, notes_of, pool
 from evalkit.reports.writer import print_report, say, sections
 
@@ -83,7 +84,7 @@ def _draw(
     table = page.table(["model", "run", "seeds"], members)
     parts = [page.notes(said), *sections(drawings, out, tables), page.heading("Runs"), table]
     summaries = [kind.summarise(run.record) for line in lines for run in line.runs]
-    data = {"schema": SCHEMA, "task": task, "notes": said, "runs": summaries}
+    data = finite_throughout({"schema": SCHEMA, "task": task, "notes": said, "runs": summaries})
     labels = ", ".join(line.label for line in lines)
     write_text(out / "compare.html", page.page(f"{title}: {labels}", f"{len(runs)} runs compared", parts, data))
     write_text(out / "compare.csv", as_csv(kind.records(lines)))
@@ -128,7 +129,8 @@ def _loaded(folders: Sequence[Path], names: Mapping[Path, str], console: Console
     for error in problems:
         say(console, f"left out: {error}")
     for folder in inner_runs(folders):
-        say(console, f"left out, for it is an evaluation within a run (give its folder to compare it): {folder}")
+        what = "a shorter training of a run" if folder.parent.name == EARLIER else "an evaluation within a run"
+        say(console, f"left out, for it is {what} (give its folder to compare it): {folder}")
     return loaded
 
 

@@ -200,7 +200,7 @@ def _shift(axes: Axes, index: int, curves: int) -> Transform:
 
 
 def _draw_ladder(axes: Axes, curve: Curve, index: int, shift: Transform) -> None:
-    across = curve.over_seeds()
+    across = curve.over_seeds(complete=True)  # medians of other seeds at each length would make no curve
     if not across:
         return
     look, marker = _look(index), _marker(index)
@@ -230,7 +230,7 @@ def _draw_intervals(axes: Axes, points: Sequence[Point], colour: str, shift: Tra
 
 def _ends(curve: Curve) -> list[Point]:
     """The last point of a curve whose longer lengths were not run; empty for any other."""
-    last = [Point(*at) for at in curve.over_seeds()[-1:]]
+    last = [Point(*at) for at in curve.over_seeds(complete=True)[-1:]]
     return [point for point in last if any(length > point.x for length in curve.not_run)]
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from evalkit.core.rows import Row, value
 from evalkit.core.statistics import wilson
@@ -27,6 +27,15 @@ def finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def finite_throughout(plain: Any) -> Any:
+    """Plain data in which None stands for every number that is not finite, as JSON needs."""
+    if isinstance(plain, float):
+        return finite(plain)
+    if isinstance(plain, Mapping):
+        return {name: finite_throughout(one) for name, one in plain.items()}
+    return [finite_throughout(one) for one in plain] if isinstance(plain, list | tuple) else plain
+
+
 def interval(entry: Row) -> tuple[float, float]:
     """The 95% Wilson interval of a row whose numbers are right or wrong; NaN where their sum is none.
 
@@ -37,13 +46,13 @@ def interval(entry: Row) -> tuple[float, float]:
 
 
 def shown(number: float | None, form: str = ".3f") -> str:
-    """The number in a table, a dash where there is none."""
-    return DASH if number is None else f"{number:{form}}"
+    """The number in a table, a dash where there is none or it is not finite."""
+    return DASH if number is None or not math.isfinite(number) else f"{number:{form}}"
 
 
 def between(low: float | None, high: float | None, form: str = ".3f") -> str:
     """A range or an interval in a table, a dash where there is none."""
-    return DASH if low is None else f"{low:{form}} {DASH} {shown(high, form)}"
+    return DASH if low is None or not math.isfinite(low) else f"{low:{form}} {DASH} {shown(high, form)}"
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,8 @@ def load(folder: Path, name: str | None = None) -> Run:
     extensions = history.extensions(folder, record)
     notes = [note for note in record.header.notes if note not in map(str, extensions)]
     facts = {name: str(getattr(record.header, name)) for name in FACTS} | {"notes": "; ".join(notes)}
+    if record.header.text is not None:
+        facts["text"] = _held_out(record.header.text)[:8]
     if extensions:
         facts["extended"] = str(extensions[0].before)
     settings = _settings(folder / "config.yaml")
@@ -216,7 +218,7 @@ def notes_of(lines: Sequence[Line]) -> list[str]:
     """Notes on differences between the lines, then the notes that all lines share, then those of some lines."""
     notes = []
     known = ((line.label, line.header.text) for line in lines if line.header.text)
-    texts = grouped((text.get("held_out", text["digest"]), label) for label, text in known)
+    texts = grouped((_held_out(text), label) for label, text in known)
     if len(texts) > 1:
         names = "; ".join(map(", ".join, texts.values()))
         notes.append(f"The held-out texts differ, so the lines do not compare: {names}.")
@@ -230,6 +232,11 @@ def notes_of(lines: Sequence[Line]) -> list[str]:
     shared = [note for note in lines[0].header.notes if all(note in line.header.notes for line in lines)]
     own = grouped((note, line.label) for line in lines for note in line.header.notes if note not in shared)
     return [*notes, *shared, *(f"{', '.join(labels)}: {note}" for note, labels in own.items())]
+
+
+def _held_out(text: Mapping[str, Any]) -> str:
+    """The digest of the texts that a run was tested on."""
+    return str(text.get("held_out", text["digest"]))
 
 
 def left_out(line: Line) -> list[str]:

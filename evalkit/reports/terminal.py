@@ -65,7 +65,7 @@ def _print_columns(
 ) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for index, width in widths.items():
-        table.add_column(header[index], width=width, justify="right" if index else "left", vertical="top")
+        table.add_column(Text(header[index]), width=width, justify="right" if index else "left", vertical="top")
     for line in lines:
         table.add_row(*[Text(line[index]) for index in widths])
     console.print(table)

@@ -15,7 +15,7 @@ from evalkit.record.files import write_results, write_text
 from evalkit.reports import page
 from evalkit.reports.curves import save, svg
 from evalkit.reports.kinds import Drawing, Table, kind_of, last_step
-from evalkit.reports.numbers import grouped
+from evalkit.reports.numbers import finite_throughout, grouped
 from evalkit.reports.pooling import Line, Run, left_out, notes_of
 from evalkit.reports.terminal import print_table
 
@@ -36,7 +36,7 @@ def report(
     lines = [Line(header.model or "unknown model", [Run(folder, record, {})], alone=True)]
     title = f"{page.display_name(header.task or 'run')} · {lines[0].label}"
     notes, skipped = notes_of(lines), left_out(lines[0])
-    summary, tables = kind.summarise(record), [table for table in kind.tables(lines) if table.lines]
+    summary, tables = finite_throughout(kind.summarise(record)), [table for table in kind.tables(lines) if table.lines]
     if extended := history.extensions(folder, record):
         summary["extended"] = [one._asdict() for one in extended]
     drawings = kind.figures(lines, title, notes)
@@ -81,7 +81,8 @@ def print_report(console: Console, title: str, notes: Sequence[str], tables: Seq
 
 def lead(header: Header) -> str:
     """The run in one line, below the title."""
-    trained = f"trained at length {header.train_length:,}" if header.train_length else "not trained"
+    untold = "not trained" if header.source is None else "training length not known"
+    trained = untold if header.train_length is None else f"trained at length {header.train_length:,}"
     costs = {
         "parameters": header.parameters,
         "bytes of state": header.state_bytes(),

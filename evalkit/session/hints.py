@@ -24,7 +24,7 @@ def untuned(spec: Spec) -> list[str]:
     if {"train.learning_rate", "experiment"} & spec.typed.keys():
         return []
     task, model, preset = (str(spec.plain[name]) for name in ("task_name", "model_name", "preset"))
-    own = composition.own_folder(list(spec.typed.values()))
+    own = composition.own_folder([word for key, word in spec.typed.items() if key == composition.SEARCHPATH])
     if any("learning_rate" in layer.get("train", {}) for layer in recipes.recipe(task, preset, model, own)):
         return []
     typed = [word for key, word in spec.typed.items() if not key.startswith("hydra.")]
@@ -47,9 +47,10 @@ def next_commands(experiment: Experiment, folder: Path) -> list[str]:
     return [_report(folder), f"evaluate: {again}", f"resume:   {more}", compare]
 
 
-def after_evaluation(run: Path, target: Path) -> list[str]:
-    """Where the report of an evaluation of a run is, and what may follow."""
-    return [_report(target), f"compare:  {pasteable('compare', str(near(run)), str(near(target)))}"]
+def after_evaluation(run: Path, target: Path, is_alike: bool) -> list[str]:
+    """Where the report of an evaluation of a run is, and what it compares with: the run, if it measured the same."""
+    others = [str(near(run)), str(near(target))] if is_alike else [str(near(target)), "OTHER_EVALUATION"]
+    return [_report(target), f"compare:  {pasteable('compare', *others)}"]
 
 
 def near(folder: Path) -> Path:

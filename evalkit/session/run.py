@@ -29,7 +29,7 @@ from evalkit.core.trust import code_of
 from evalkit.numerics import random_key
 from evalkit.parallel import peers
 from evalkit.record import environment, history, variables
-from evalkit.record.files import RESULTS
+from evalkit.record.files import EARLIER, RESULTS
 from evalkit.record.history import Work
 from evalkit.record.progress import EvaluationProgress
 from evalkit.reports.writer import say
@@ -42,8 +42,6 @@ from evalkit.session.session import Outcome, Session, memory_told
 from evalkit.training.checkpoints import Checkpoints, Restored
 from evalkit.training.state import TrainState, params_of
 
-EARLIER = "before"
-"""The subfolder in which a run that is trained further keeps archives of its shorter trainings."""
 AGAIN = "give the same command again"
 
 
@@ -124,7 +122,8 @@ def evaluate(spec: Spec, step: int | None = None, target: Path | None = None) ->
         with alone(folder):
             _describe(launch, folder)
             history.add(folder, Work(spec.command), before=history.read(run))
-            with Session(launch, folder, 0, AGAIN, after_evaluation(run, folder)) as session:
+            is_alike = not {"task", "eval"} & spec.typed.keys()
+            with Session(launch, folder, 0, AGAIN, after_evaluation(run, folder, is_alike)) as session:
                 session.say(*filter(None, (unknown, *_changes(launch))))
 
                 def work() -> Verdict:

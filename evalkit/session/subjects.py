@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -49,13 +49,17 @@ def open_checkpoint(experiment: Experiment) -> Opened:
         raise UserError(str(error)) from error
     feed = own.in_tokens_of(pretrained.tokenizer)
     run = typed_path(experiment.checkpoint)
-    unknown = _refuse_trained_on(feed, run, experiment.allow_targets) if (run / CONFIG_FILE).is_file() else None
-    return Opened(pretrained, feed, [] if unknown is None else [unknown])
+    if not (run / CONFIG_FILE).is_file():
+        return Opened(pretrained, feed, [])
+    before = plain_of(run / CONFIG_FILE, experiment.allow_targets)
+    first = (
+        f"of the {before['seeds']} seeds of the run the first, {before['seed']}" if before.get("seeds", 1) > 1 else None
+    )
+    return Opened(pretrained, feed, [note for note in (first, _refuse_trained_on(feed, run, before)) if note])
 
 
-def _refuse_trained_on(feed: Feed, run: Path, packages: Sequence[str]) -> str | None:
+def _refuse_trained_on(feed: Feed, run: Path, before: dict[str, Any]) -> str | None:
     """Raises UserError if a saved run was trained on the held-out text; returns a line if that cannot be checked."""
-    before = plain_of(run / CONFIG_FILE, packages)
     refuse_elsewhere(run, written(before), ())
     return feed.refuse_trained_on(feed_of(build(before, "task")))
 

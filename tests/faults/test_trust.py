@@ -335,6 +335,9 @@ def test_what_is_said_of_a_mistake_has_no_key_in_it(capsys: pytest.CaptureFixtur
 def test_neither_the_command_nor_the_log_has_a_key_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "evalkit", f"wandb.api={SECRET}", TOKEN])
     assert environment.describe("highest")["command"] == "python -m evalkit wandb.api=*** ***"
+    flags = ["-u", "-W", "ignore", "-X", "dev"]  # of Python's own, as job scripts give them
+    monkeypatch.setattr(sys, "orig_argv", ["python", *flags, "-m", "evalkit", "task=mqar"])
+    assert environment.describe("highest")["command"] == "python -m evalkit task=mqar"
     with logs.kept(tmp_path / "evalkit.log"):
         try:
             raise RuntimeError(f"https://me:{SECRET}@example.org refused {TOKEN}")

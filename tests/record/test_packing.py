@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,16 @@ def test_what_is_added_later_leaves_the_rest_as_it_was(study: Path, tmp_path: Pa
     assert after[0] == before[0] + gzip.compress((third / rows.FILE).read_bytes(), mtime=0)
     assert after[1].startswith(before[1].removesuffix("\n}\n"))
     assert packing.add(study, {"c": third}) == [] and (study / studies.ROWS).read_bytes() == after[0]
+
+
+def test_several_that_add_at_once_all_have_their_runs_in_the_study(tmp_path: Path) -> None:
+    """Each waits for the others; the lock is of a file, so that threads stand for processes."""
+    runs = {f"run{seed}": run(tmp_path / f"run{seed}", seed) for seed in range(6)}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: packing.add(tmp_path / "study", {name: runs[name]}), runs))
+    assert set(studies.runs_of(tmp_path / "study")) == set(runs)
+    for name, folder in runs.items():
+        assert rows.record_bytes(tmp_path / "study" / name) == (folder / rows.FILE).read_bytes()
 
 
 def test_another_run_of_a_name_is_refused_and_one_that_is_not_finished(study: Path, tmp_path: Path) -> None:

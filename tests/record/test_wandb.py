@@ -132,6 +132,10 @@ def test_rows_become_curves_of_each_seed(folder: Path) -> None:
         log.write([measured("test", "accuracy", total, **at, length=n) for total, n in ((4, 256), (1, 1024))])
         log.write([measured("test", "accuracy", 1, **at, length=1024, position=7)])
         log.write([measured("test", "accuracy", None, **at, length=4096, count=0)])
+        log.write(
+            [measured("test", "found", total, **at, length=8, extra={"depth": d}) for total, d in ((4, 0.5), (1, None))]
+        )
+        log.write([measured("test", "forgetting", 4, **at, length=8, extra={"block": 0, "channel": 3})])
     ended(log)
 
     ids = json.loads((folder / "wandb.json").read_text())
@@ -143,6 +147,7 @@ def test_rows_become_curves_of_each_seed(folder: Path) -> None:
             {"train/step": 10, "validation/accuracy": 0.5, "validation/accuracy@512": seed / 4},
             {"eval/length": 256, "extrapolation/accuracy": 1.0},
             {"eval/length": 1024, "extrapolation/accuracy": 0.25},
+            {"eval/length": 8, "extrapolation/found/depth 0.5": 1.0, "extrapolation/found": 0.25},
         ]
 
 

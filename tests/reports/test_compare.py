@@ -5,7 +5,10 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,10 +21,12 @@ from evalkit.configuration.saved import save
 from evalkit.configuration.schema import completed as with_defaults
 from evalkit.core.errors import UserError
 from evalkit.core.moved import RECALL
-from evalkit.core.rows import Record, row
+from evalkit.core.rows import Header, Record, row
+from evalkit.evaluations.downstream import report as benchmarks
 from evalkit.evaluations.extrapolation.report import COLUMNS, against, comparison_table, tables
 from evalkit.evaluations.extrapolation.summary import extrapolation_curve, learning_curve
 from evalkit.evaluations.recall.rows import RECALLED
+from evalkit.evaluations.remembrance import report as remembrance
 from evalkit.reports.curves import MARKERS
 from evalkit.reports.pooling import LATER, Line, find_runs, load, pool
 from support.made_up_runs import falls, perfect, run_record, write_run
@@ -99,6 +104,72 @@ def test_the_order_of_the_runs_changes_no_p(tmp_path: Path) -> None:
         write_run(tmp_path / name, run_record(f"model_{name}", seeds=range(5), test=right))
     found = [tables(lines(tmp_path / one, tmp_path / other))[-1].lines[0] for one, other in ("ab", "ba")]
     assert found[0][2:] == found[1][2:] and found[0][4] == "0.44"
+
+
+def test_the_p_of_several_pairs_are_adjusted_and_the_heading_says_so(tmp_path: Path) -> None:
+    for number, right in enumerate((perfect, falls, lambda *_: 1)):
+        write_run(tmp_path / str(number), run_record(f"model_{number}", seeds=range(4), test=right))
+    table = tables(lines(tmp_path))[-1]
+    assert table.heading.endswith("adjusted for 3 pairs")
+    assert [line[4:] for line in table.lines] == 3 * [["0.086", "0.086"]]  # 3 times 2 / 70
+
+
+def made_up(
+    folder: Path, kind: str, model: str, measurements: Sequence[dict[str, Any]], seed: int = 0, **facts: Any
+) -> Path:
+    """A run of another kind of report than accuracy by length."""
+    told: dict[str, Any] = {"run": folder.name, "task": "t", "model": model}
+    header = Header(**told, kind=f"evalkit.evaluations.{kind}.report", seeds=(seed,), steps=2, **facts)
+    return write_run(folder, Record(header, [row(**told, seed=seed, step=2, **one) for one in measurements]))
+
+
+def test_what_the_past_moves_is_compared_at_one_length_or_each_says_its_own(tmp_path: Path) -> None:
+    for name, lengths in (("hawk", (64, 256)), ("mqa", (256, 1024)), ("lstm", (512,))):
+        at = [
+            {"split": "test", "metric": "changed", "length": n, "position": 1, "total": n, "count": 4} for n in lengths
+        ]
+        made_up(tmp_path / name, "remembrance", name, at)
+    pair = remembrance.tables(lines(tmp_path / "hawk", tmp_path / "mqa"))[0]
+    assert pair.heading.endswith("of sequences of 256") and [line[-1] for line in pair.lines] == ["64.000", "64.000"]
+    every = remembrance.tables(lines(*(tmp_path / name for name in ("hawk", "lstm"))))[0]
+    assert [line[0] for line in every.lines] == ["hawk, of 256 tokens", "lstm, of 512 tokens"]
+
+
+def test_seeds_that_read_other_texts_are_no_seeds_of_one_recipe(tmp_path: Path) -> None:
+    for seed, digest in enumerate(("aaaaaaaaaa", "bbbbbbbbbb")):
+        at = {"split": "test", "metric": "loss", "length": 256, "position": 128, "total": 1.0, "count": 1}
+        text = {"used": "a text", "digest": digest}
+        made_up(
+            tmp_path / digest,
+            "text",
+            "hawk",
+            [at | {"extra": {"document": "d", "bytes_per_token": 1.0}}],
+            seed=seed,
+            text=text,
+        )
+    assert [line.label for line in lines(tmp_path)] == ["hawk · text=aaaaaaaa", "hawk · text=bbbbbbbb"]
+
+
+def test_benchmarks_say_how_many_documents_were_asked(tmp_path: Path) -> None:
+    for name, count in (("a", 10), ("b", 1838)):
+        asked = {"split": "benchmark", "metric": "piqa/acc", "total": 0.7 * count, "count": count}
+        made_up(tmp_path / name, "downstream", name, [asked])
+    assert benchmarks.tables(lines(tmp_path))[0].lines[-1] == [
+        "piqa/acc",
+        "0.7 (10 documents)",
+        "0.7 (1,838 documents)",
+    ]
+    alone = replace(lines(tmp_path / "a")[0], alone=True)
+    assert benchmarks.tables([alone])[0].lines == [["piqa/acc", "0.7", "0.397 – 0.892", "10"]]
+
+
+def test_a_length_that_some_seeds_have_is_told_and_not_drawn(tmp_path: Path) -> None:
+    header, rows = run_record(seeds=(1,), name="b", test=lambda *_: 10)
+    write_run(tmp_path / "a", run_record(seeds=(0,), name="a", test=perfect))
+    write_run(tmp_path / "b", Record(header, [one for one in rows if one["split"] != "test" or one["length"] <= 512]))
+    [line] = lines(tmp_path)
+    assert comparison_table([line]).lines[0][-2:] == ["0.578", "1.000 (1 of 2 seeds)"]
+    assert extrapolation_curve(line.record).over_seeds(complete=True)[-1][0] == 512
 
 
 def test_an_area_stands_beside_areas_of_the_same_steps_alone(tmp_path: Path) -> None:
@@ -268,12 +339,17 @@ def test_of_a_folder_of_runs_what_is_no_run_of_its_own_is_left_out_and_said(
 ) -> None:
     one = write_run(tmp_path / "runs" / "one", run_record())
     inner = write_run(one / "evaluate" / "later", run_record(task="selective_copying"))
+    shorter = write_run(one / "before" / "20", run_record())
     empty = tmp_path / "runs" / "stopped"
     empty.mkdir()
     (empty / "metrics.jsonl").touch()
     assert main(["compare", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("left out") == 2 and f"to compare it): {inner}" in printed
+    assert (
+        printed.count("left out") == 3
+        and f"an evaluation within a run (give its folder to compare it): {inner}" in printed
+    )
+    assert f"a shorter training of a run (give its folder to compare it): {shorter}" in printed
     assert f"left out: {empty / 'metrics.jsonl'} holds no rows" in printed
     assert main(["compare", str(inner), "--out", str(tmp_path / "other")]) == 0, "named, it is a run as any other"
 

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from rich.console import Console
 
 from evalkit.core.errors import UserError
-from evalkit.core.rows import Record, RowLog, row
+from evalkit.core.rows import Header, Record, RowLog, row
 from evalkit.core.statistics import wilson
 from evalkit.evaluations.extrapolation.report import scaled_tables, span_tables
 from evalkit.evaluations.extrapolation.summary import extrapolation_curve, learning_curve, probe_lengths, summarise
@@ -246,10 +246,56 @@ def test_a_loss_that_is_not_a_number_reports_as_missing(tmp_path: Path) -> None:
     assert json.loads((folder / "results.json").read_text())["extrapolation"][0]["loss"] is None
 
 
+NAN: dict[str, list[dict[str, Any]]] = {
+    "remembrance": [
+        {"metric": "changed", "split": "test", "length": length, "position": kept, "count": 4}
+        for length in (256, 1024)
+        for kept in (1, 2)
+    ],
+    "phonebook": [
+        {"metric": metric, "split": "test", "count": 4, "extra": {"answer": "all", "entries": 3, "prompt_tokens": 9.0}}
+        for metric in ("exact_match", "digit_accuracy", "log_probability")
+    ],
+    "text": [
+        *(
+            {"metric": "loss", "position": at, "split": "test", "extra": {"document": name, "bytes_per_token": 1.0}}
+            for at in (32, 128, 256)
+            for name in "ab"
+        ),
+        *({"metric": metric, "split": "validation"} for metric in ("loss", "bits_per_byte")),
+    ],
+    "recall": [
+        {"metric": "recalled", "position": 2, "extra": {"before": 0, "right": [1], "asked": [2]}},
+        {"metric": "forgetting", "extra": {"block": 0, "channel": 0, "share": "nan"}},
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", NAN)
+def test_every_kind_of_report_shows_what_is_no_number_as_missing(kind: str, tmp_path: Path) -> None:
+    """As of a model that overflows: its other numbers are not lost with these."""
+    names: dict[str, Any] = {**NAMES, "train_length": 256, "kind": f"evalkit.evaluations.{kind}.report"}
+    facts: dict[str, Any] = {"text": {"used": "a text", "digest": "0"}} if kind == "text" else {}
+    rows = [
+        row(**{"length": 256, "split": "test", "step": 0, "seed": 0, "count": 2, **entry}, total=math.nan)
+        for entry in NAN[kind]
+    ]
+    folder = write_run(tmp_path / "run", Record(Header(**names, **facts), rows))
+    assert "nan" not in printed(folder)
+    assert json.loads((folder / "results.json").read_text())["model"] == "griffin"
+
+
 def test_a_total_rounded_beyond_its_count_still_has_an_interval() -> None:
     record = run_record()
     record.rows[-2]["total"] = SEQUENCES + 1e-5
     assert summarise(record)["extrapolation"][-1]["high"] == 1.0
+
+
+def test_a_header_is_no_markup() -> None:
+    console = Console(file=io.StringIO(), width=60)
+    print_table(console, ["metric", "names=[piqa]", "a[/b]"], [["acc", "1", "2"]])
+    assert isinstance(console.file, io.StringIO)
+    assert "names=[piqa]  a[/b]" in console.file.getvalue()
 
 
 def test_a_folder_without_rows_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from evalkit.core.errors import UserError
-from evalkit.core.statistics import least_p, scaled, two_sided
+from evalkit.core.statistics import holm, least_p, scaled, two_sided
 from evalkit.evaluations.extrapolation import effective
 from evalkit.evaluations.extrapolation.summary import LEVELS, extrapolation_curve, learning_curve, probe_lengths
 from evalkit.evaluations.extrapolation.summary import summarise as summarise
@@ -109,12 +109,15 @@ def records(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 
 def comparison_table(lines: Sequence[Line]) -> Table:
-    """A row a line of the figure, a column a length (median accuracy over seeds)."""
+    """A row a line of the figure, a column a length: median accuracy over seeds, and how many where not all have it."""
     rows = []
     for line in lines:
         summary = summarise(line.record)
         skipped = {entry["length"]: "not run" for entry in summary["not_run"]}
-        medians = {at["length"]: shown(at["accuracy"]["median"]) for at in summary["aggregate"]["extrapolation"]}
+        medians = {
+            at["length"]: shown(at["accuracy"]["median"]) + _of_seeds(at["accuracy"]["seeds"], len(line.seeds))
+            for at in summary["aggregate"]["extrapolation"]
+        }
         facts = [line.label, *costs_of(line.header), str(len(line.seeds)), _steps_to_level(summary)]
         rows.append((facts, skipped | medians))
     lengths = sorted({length for _, measured in rows for length in measured})
@@ -212,9 +215,12 @@ def learning_tables(lines: Sequence[Line]) -> list[Table]:
 
 
 def test_tables(lines: Sequence[Line]) -> list[Table]:
-    """A row a pair of lines of several seeds, at the furthest length that both have; the higher median stands first."""
+    """A row a pair of lines of several seeds, at the furthest length that both have; the higher median stands first.
+
+    Every p-value is adjusted for the number of pairs, after Holm, and so is the least that so many seeds can give.
+    """
     rungs = {line.label: _rungs(line) for line in lines if len(line.seeds) > 1}
-    cells = []
+    cells, p_values, least = [], [], []
     for pair in combinations(rungs, 2):
         shared = set.intersection(*(set(rungs[label]) for label in pair))
         if shared:
@@ -222,11 +228,15 @@ def test_tables(lines: Sequence[Line]) -> list[Table]:
             accuracies = {label: rungs[label][at] for label in pair}
             high, low = sorted(pair, key=lambda label: -median(accuracies[label]))
             apart = median(accuracies[high]) - median(accuracies[low])
-            p = two_sided(accuracies[high], accuracies[low])
-            least = least_p(len(accuracies[high]), len(accuracies[low]))
-            cells.append([high, low, length_label(at), shown(apart), shown(p, ".2g"), shown(least, ".2g")])
+            p_values.append(two_sided(accuracies[high], accuracies[low]))
+            least.append(least_p(len(accuracies[high]), len(accuracies[low])))
+            cells.append([high, low, length_label(at), shown(apart)])
+    lowest = (min(1.0, one * len(cells)) for one in least)
+    for cell, p, of_seeds in zip(cells, holm(p_values), lowest, strict=True):
+        cell += [shown(p, ".2g"), shown(of_seeds, ".2g")]
     header = ["higher", "lower", "at length", "difference of medians", "p", "least p of so many seeds"]
-    return [Table(TESTS, header, cells)] if cells else []
+    pairs = f"{TESTS}, adjusted for {len(cells)} pairs" if len(cells) > 1 else TESTS
+    return [Table(pairs, header, cells)] if cells else []
 
 
 def _rungs(line: Line) -> dict[int, list[float]]:
@@ -248,8 +258,12 @@ def _steps_to_level(summary: Mapping[str, Any], level: str = LEVEL) -> str:
     reached, seeds = summary["aggregate"]["steps_to"][level], summary["seeds"]
     middle, got = reached["median"], reached["seeds"]
     last = min((seed["validation"]["step"] for seed in seeds if seed["validation"]), default=None)
-    steps = _steps(None if middle is None else round(middle), last)
-    return steps if got in (0, len(seeds)) else f"{steps} ({got} of {len(seeds)} seeds)"
+    return _steps(None if middle is None else round(middle), last) + _of_seeds(got, len(seeds))
+
+
+def _of_seeds(measured: int, seeds: int) -> str:
+    """Of how many seeds a median is, where not of all."""
+    return "" if measured in (0, seeds) or not seeds else f" ({measured} of {seeds} seeds)"
 
 
 def _steps(reached: int | None, last: int | None) -> str:

@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from evalkit.core.rows import Record, Row, value
+from evalkit.core.statistics import wilson
 from evalkit.evaluations.needle.rows import ALL, FOUND
 from evalkit.reports.canvas import length_label
 from evalkit.reports.curves import frame_of, length_figure
 from evalkit.reports.heat import Square, heat_figure
 from evalkit.reports.kinds import Drawing, Table, by_column
-from evalkit.reports.numbers import Curve, Point, grouped, shown
+from evalkit.reports.numbers import Curve, Point, between, grouped, shown
 from evalkit.reports.pooling import Line
 
 HEADING, BY_DEPTH = "Hidden values found by length", "Hidden values found by length and depth"
-CAPTION = "The share of the values that the answer holds; the mean of all depths."
+CAPTION = (
+    "The share of the values that the answer holds, the mean of all depths; the bar is a 95% interval over prompts."
+)
 CELL = "share of the hidden values that the answer holds"
 FACTS = ("run", "task", "model", "parameters", "cache_bytes", "flops_per_token", "train_length", "window", "source")
 
@@ -54,7 +57,10 @@ def tables(lines: Sequence[Line]) -> list[Table]:
         for length, rows in _rows(lines[0].record, FOUND).items():
             for entry in rows:
                 cells.setdefault(_depth(entry), {})[length] = shown(value(entry))
+            low, high = wilson(*_sums(rows))
             cells.setdefault("all", {})[length] = shown(_mean(rows))
+            cells.setdefault("95% interval", {})[length] = between(low, high)
+            cells.setdefault("prompts", {})[length] = f"{_sums(rows)[1]:,g}"
         return [by_column(BY_DEPTH, "depth", cells)]
     means = {line.label: {point.x: shown(point.value) for point in _points(line.record)} for line in lines}
     return [by_column(HEADING, "model", means, lines)]
@@ -87,12 +93,18 @@ def _rows(record: Record, metric: str) -> dict[int, list[Row]]:
 
 def _mean(rows: Sequence[Row]) -> float:
     """The mean over the prompts of all depths."""
-    return sum(entry["total"] or 0.0 for entry in rows) / sum(entry["count"] or 0 for entry in rows)
+    total, count = _sums(rows)
+    return total / count
+
+
+def _sums(rows: Sequence[Row]) -> tuple[float, float]:
+    """The sum over the prompts of all depths, each from 0 to 1, and how many these are."""
+    return sum(entry["total"] or 0.0 for entry in rows), sum(entry["count"] or 0 for entry in rows)
 
 
 def _points(record: Record) -> list[Point]:
     return [
-        Point(length, _mean(rows), count=sum(entry["count"] or 0 for entry in rows))
+        Point(length, _mean(rows), *wilson(*_sums(rows)), _sums(rows)[1])
         for length, rows in _rows(record, FOUND).items()
     ]
 

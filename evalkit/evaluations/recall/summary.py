@@ -60,9 +60,10 @@ def decayed(channels: Sequence[tuple[float, float]], tokens: float) -> float:
 
 
 def channels(rows: Sequence[Row]) -> dict[tuple[int, int], list[tuple[float, float]]]:
-    """δ and share of each channel, by seed and block."""
+    """δ and share of each channel, by seed and block; without those of which one is no number."""
     looks = _of(rows, recall_rows.FORGETTING)
-    return grouped((_place(entry), (value(entry), entry["extra"]["share"])) for entry in looks)
+    pairs = ((_place(entry), (value(entry), float(entry["extra"]["share"]))) for entry in looks)
+    return grouped((place, pair) for place, pair in pairs if all(map(math.isfinite, pair)))
 
 
 def _records(rows: Sequence[Row], metric: str, *more: str) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ def summarise(record: Record) -> dict[str, Any]:
 
 
 def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str, Drawing]:
-    """By tokens kept: for one run a curve per length, and its states; for several a curve per line at its longest."""
+    """By tokens kept: for one run a curve per length, and its states; for several a curve per line, at one length."""
     alone = lines[0].alone
     frame = frame_of([line.header for line in lines], KEPT_TOKENS, "total variation")
     drawn: dict[str, Drawing] = {}
@@ -40,7 +40,7 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
             sizes = Frame("tokens read", "norm of the state", frame.trained, scale="log")
             drawn["states"] = Drawing(STATES, STATE_CAPTION, length_figure(states, sizes, title, notes))
         return drawn
-    curves = [_changed(line.record, max(_lengths(line.record)), line.label) for line in lines]
+    curves = [_changed(line.record, at, _label(line, at, lines)) for line, at in _compared(lines)]
     return {"compare": Drawing(HEADING, CAPTION, length_figure(curves, frame, title, notes))}
 
 
@@ -52,8 +52,22 @@ def tables(lines: Sequence[Line]) -> list[Table]:
         states = {curve.label: _medians(curve, ".3g") for curve in _states(record)}
         listed = [by_column(f"{HEADING}, by the last tokens kept", "sequences of", rows)]
         return [*listed, *([by_column(STATES, "block", states)] if states else [])]
-    rows = {line.label: _medians(_changed(line.record, max(_lengths(line.record)), "")) for line in lines}
-    return [by_column(f"{HEADING}, by the last tokens kept", "model", rows, lines)]
+    rows = {_label(line, at, lines): _medians(_changed(line.record, at, "")) for line, at in _compared(lines)}
+    shared = {at for _, at in _compared(lines)}
+    of_length = f" of sequences of {min(shared):,}" if len(shared) == 1 else ""
+    return [by_column(f"{HEADING}, by the last tokens kept{of_length}", "model", rows, lines)]
+
+
+def _compared(lines: Sequence[Line]) -> list[tuple[Line, int]]:
+    """Each line with the length at which it is compared: the longest that all share, or where there is none its own."""
+    lengths = [(line, set(own)) for line in lines if (own := _lengths(line.record))]
+    shared = set.intersection(*(own for _, own in lengths)) if lengths else set[int]()
+    return [(line, max(shared or own)) for line, own in lengths]
+
+
+def _label(line: Line, at: int, lines: Sequence[Line]) -> str:
+    """Its label, with the length where others are at another one."""
+    return line.label if len({other for _, other in _compared(lines)}) == 1 else f"{line.label}, of {at:,} tokens"
 
 
 def records(lines: Sequence[Line]) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The tables, figures and CSV of text runs: loss by position (figs. 5 and 10), by context, and while training."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -24,7 +25,7 @@ from evalkit.reports.along import WORDS, along, omitted
 from evalkit.reports.canvas import MUTED
 from evalkit.reports.curves import Frame, frame_of, length_figure, seed_figure
 from evalkit.reports.kinds import Drawing, Table, by_column
-from evalkit.reports.numbers import DASH, Curve, Point, between
+from evalkit.reports.numbers import DASH, Curve, Point, between, shown
 from evalkit.reports.pooling import Line
 
 POSITIONS, CONTEXT, TRAINING = "Loss by token position", "What more context changes", "While training"
@@ -133,7 +134,7 @@ def _of_one(summary: Mapping[str, Any]) -> list[Table]:
         Table(
             POSITIONS,
             ["position", "loss", "95% interval", "documents", "bits a byte"],
-            [[*_cells(record, ".4f"), f"{record['bits_per_byte']:.4f}"] for record in octaves],
+            [[*_cells(record, ".4f"), shown(record["bits_per_byte"], ".4f")] for record in octaves],
         ),
         _contexts(CONTEXT, summary["paired"]),
         _contexts("More context than a training window", summary["paired_after_a_window"]),
@@ -145,7 +146,7 @@ def _of_one(summary: Mapping[str, Any]) -> list[Table]:
         Table(
             TRAINING,
             ["seed", "validation, nats a token", "bits a byte"],
-            [[str(seed), f"{nats[seed]:.4f}", f"{bits[seed]:.4f}"] for seed in nats],
+            [[str(seed), shown(nats[seed], ".4f"), shown(bits[seed], ".4f")] for seed in nats],
         ),
     ]
 
@@ -153,11 +154,13 @@ def _of_one(summary: Mapping[str, Any]) -> list[Table]:
 def _of_several(lines: Sequence[Line]) -> list[Table]:
     """Mean loss at powers of two, and what more context changes, with half the width of its interval."""
     same = tokens_are_alike(lines)
-    level = {line.label: _by_position(losses(line, same), "{0.mean:.4f}") for line in lines}
+    level = {
+        line.label: {one.position: shown(one.mean, ".4f") for one in _octaves(losses(line, same))} for line in lines
+    }
     changed = {
-        f"{line.label}, against {base_context(line.record) or DASH}": _by_position(
-            _longer(line, same), "{0.mean:+.4f} ± {1:.4f}"
-        )
+        f"{line.label}, against {base_context(line.record) or DASH}": {
+            one.position: _with_half_width(one) for one in _octaves(_longer(line, same))
+        }
         for line in lines
     }
     return [
@@ -166,9 +169,14 @@ def _of_several(lines: Sequence[Line]) -> list[Table]:
     ]
 
 
-def _by_position(estimates: Iterable[Estimate], form: str) -> dict[int, str]:
-    drawn = [one for one in estimates if one.position.bit_count() == 1 and one.position >= SHOWN_FROM]
-    return {one.position: form.format(one, one.high - one.mean) for one in drawn}
+def _octaves(estimates: Iterable[Estimate]) -> list[Estimate]:
+    return [one for one in estimates if one.position.bit_count() == 1 and one.position >= SHOWN_FROM]
+
+
+def _with_half_width(estimate: Estimate) -> str:
+    """A mean with half the width of its interval, which a single document has not."""
+    half = estimate.high - estimate.mean
+    return shown(estimate.mean, "+.4f") + (f" ± {half:.4f}" if math.isfinite(half) else "")
 
 
 def _longer(line: Line, same: bool) -> list[Estimate]:
@@ -198,4 +206,4 @@ def _control(words: str, record: Mapping[str, Any]) -> list[str]:
 
 def _cells(record: Mapping[str, Any], form: str) -> list[str]:
     interval = between(record["low"], record["high"], form)
-    return [f"{record['position']:,}", f"{record['mean']:{form}}", interval, str(record["documents"])]
+    return [f"{record['position']:,}", shown(record["mean"], form), interval, str(record["documents"])]

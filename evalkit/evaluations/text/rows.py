@@ -1,7 +1,8 @@
 """Names of the metrics of a text evaluation, apart from what computes them: reports import no JAX.
 
-Each row is of one document. `total` sums the mean losses (nats per token) of `count` windows or passages; `extra` has
-the `document` and its `bytes_per_token`. `position` is set, because reports alone take averages over documents.
+Each row is of one document. `total` sums the mean losses (nats per token) of `count` windows or passages, and of
+`HELPED_SHORT` and `HELPED_LONG` the losses of `count` tokens, of which a passage has more or fewer; `extra` has the
+`document` and its `bytes_per_token`. `position` is set, because reports alone take averages over documents.
 """
 
 LOSS = "loss"
