@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
 
     x: Array
     recurrence: Array
-    entry: Array
+    input_gate: Array
     per_channel: tuple[Array, ...]
     h0: Array
     flags: Array | None
@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
     @property
     def rows(self) -> Rows:
         """The rows of `passes.Gated`."""
-        rows = (*self.planes(self.x), self.recurrence, self.entry)
+        rows = (*self.planes(self.x), self.recurrence, self.input_gate)
         return rows if self.flags is None else (*rows, self.flags)
 
     @property
@@ -59,11 +59,11 @@ class Inputs(NamedTuple):
 
     def gradients(self, run: Gated, g: Planes, da: Planes, h0: Planes) -> "Inputs":
         """Returns the gradients of the arguments: from `g` and `da`, see `run.gradients`; `h0` is that of the state."""
-        (*x, recurrence, entry), per_channel = run.gradients(*self.whole, g, da)
+        (*x, recurrence, input_gate), per_channel = run.gradients(*self.whole, g, da)
         return Inputs(
             x=merged(tuple(x)).astype(self.x.dtype),
             recurrence=recurrence.astype(self.recurrence.dtype),
-            entry=entry.astype(self.entry.dtype),
+            input_gate=input_gate.astype(self.input_gate.dtype),
             # Summed over flat rows: on a CPU, XLA's sums are slow over an array whose first axis is 1.
             per_channel=tuple(vector.reshape(-1, vector.shape[-1]).sum(axis=0) for vector in per_channel),
             h0=merged(h0),
@@ -78,17 +78,22 @@ def merged(planes: Planes) -> Array:
 
 
 def inputs_of(
-    x: Array, recurrence: Array, entry: Array, per_channel: Mapping[str, Array], h0: Array | None, reset: Array | None
+    x: Array,
+    recurrence: Array,
+    input_gate: Array,
+    per_channel: Mapping[str, Array],
+    h0: Array | None,
+    reset: Array | None,
 ) -> Inputs:
     """Returns the arguments, with state and per-channel arrays in float32; raises ValueError for a wrong shape."""
     batch, steps, width = x.shape
     channels = width // len(per_channel)
-    gates = {"recurrence": (recurrence, (batch, steps, channels)), "entry": (entry, (batch, steps, channels))}
+    gates = {"recurrence": (recurrence, (batch, steps, channels)), "input_gate": (input_gate, (batch, steps, channels))}
     vectors = {name: (vector, (channels,)) for name, vector in per_channel.items()}
     check_shapes(gates | vectors | {"h0": (h0, (batch, width)), "reset": (reset, (batch, steps))}, "x", x)
     h0 = jnp.zeros((batch, width), jnp.float32) if h0 is None else h0.astype(jnp.float32)
     flags = None if reset is None else reset.astype(jnp.int32)
-    return Inputs(x, recurrence, entry, tuple(v.astype(jnp.float32) for v in per_channel.values()), h0, flags)
+    return Inputs(x, recurrence, input_gate, tuple(v.astype(jnp.float32) for v in per_channel.values()), h0, flags)
 
 
 # Jitted, so that blocks of one kind are traced once, with the implementations of all platforms.
@@ -144,16 +149,16 @@ def _gradients_by_kernel(unit_reset: bool, kernel: Kernel, inputs: Inputs, h: Ar
     lagged = tuple(zip(planes(h), planes(inputs.h0), strict=True))
     reads = Reads((*planes(dh), *inputs.rows), planes(dlast), inputs.per_channel, lagged)
     steps = GatedGradient(kernel.arithmetic, unit_reset, sums=count)
-    dtypes = (*(inputs.x.dtype,) * count, inputs.recurrence.dtype, inputs.entry.dtype)
+    dtypes = (*(inputs.x.dtype,) * count, inputs.recurrence.dtype, inputs.input_gate.dtype)
     walked = kernel.walk(steps, reads, reverse=True, dtypes=dtypes)
-    *dx, drecurrence, dentry = walked.outputs
-    return Inputs(merged(tuple(dx)), drecurrence, dentry, walked.sums, merged(walked.carry), None)
+    *dx, drecurrence, dinput_gate = walked.outputs
+    return Inputs(merged(tuple(dx)), drecurrence, dinput_gate, walked.sums, merged(walked.carry), None)
 
 
 def rglru(
     x: Float[Array, "b t d"],
     recurrence: Float[Array, "b t d"],
-    entry: Float[Array, "b t d"],
+    input_gate: Float[Array, "b t d"],
     rate: Float[Array, " d"],
     h0: Float[Array, "b d"] | None = None,
     *,
@@ -163,20 +168,20 @@ def rglru(
 ) -> tuple[Float[Array, "b t d"], Float[Array, "b d"]]:
     """Returns every state `h [b, t, d]` in the dtype of `x`, and the last one `[b, d]` in float32.
 
-    `h_t = a_t h_{t-1} + sqrt(1 − a_t²) · i_t · x_t`, where `recurrence` and `entry` are the gates r and i before their
-    sigmoid, and `log a_t = rate · r_t` (`rate = −c · softplus(−Λ) ≤ 0`). `h0` is the state before the first step (zero
-    if None). Where `reset` is True the state before that step counts as zero; with `unit_reset` the root is 1 there as
-    well, as in RecurrentGemma. A step whose `recurrence` is `kernels.gates.CLOSED` leaves the state as it is.
+    `h_t = a_t h_{t-1} + sqrt(1 − a_t²) · i_t · x_t`, where `recurrence` and `input_gate` are the gates r and i before
+    their sigmoid, and `log a_t = rate · r_t` (`rate = −c · softplus(−Λ) ≤ 0`). `h0` is the state before the first step
+    (zero if None). Where `reset` is True the state before that step counts as zero; with `unit_reset` the root is 1
+    there as well, as in RecurrentGemma. A step whose `recurrence` is `kernels.gates.CLOSED` leaves the state as it is.
     In the gradient, the slope of the root in `a²` is capped at 1000. `implementation` and errors are those of
-    `linear_scan`.
+    `linear_scan`; where devices share the time of a sequence, `split_scan` computes it whatever `implementation` says.
 
     >>> x = jnp.ones((1, 4, 2))
-    >>> h, last = rglru(x, recurrence=0 * x, entry=0 * x, rate=jnp.full(2, -0.1))
+    >>> h, last = rglru(x, recurrence=0 * x, input_gate=0 * x, rate=jnp.full(2, -0.1))
     >>> h.shape, bool((last == h[:, -1]).all())
     ((1, 4, 2), True)
     """
     check(implementation, x)
-    inputs = inputs_of(x, recurrence, entry, {"rate": rate}, h0, reset)
+    inputs = inputs_of(x, recurrence, input_gate, {"rate": rate}, h0, reset)
     if is_split():
         a, entering = _gated_input(inputs, unit_reset)
         h, last = split_scan(entering, a, inputs.h0)
@@ -187,7 +192,7 @@ def rglru(
 def cglru(
     x: Float[Array, "b t d"],
     recurrence: Float[Array, "b t n"],
-    entry: Float[Array, "b t n"],
+    input_gate: Float[Array, "b t n"],
     rate: Float[Array, " n"],
     angle: Float[Array, " n"],
     h0: Float[Array, "b d"] | None = None,
@@ -199,7 +204,7 @@ def cglru(
     """Returns every state `h [b, t, d]` in the dtype of `x`, and the last one `[b, d]` in float32.
 
     `h_t = a_t h_{t-1} + sqrt(1 − |a_t|²) · i_t · x_t` with `a_t = exp(r_t · (rate + j · angle))`; `recurrence` and
-    `entry` are the gates r and i before their sigmoid. For the paper's `a^{c r}`, `a = σ(Λ) e^{jθ}`, `rate` is
+    `input_gate` are the gates r and i before their sigmoid. For the paper's `a^{c r}`, `a = σ(Λ) e^{jθ}`, `rate` is
     −c · softplus(−Λ) ≤ 0 and `angle` is c · θ, in radians. A step whose `recurrence` is `kernels.gates.CLOSED` leaves
     the state as it is, exactly.
 
@@ -215,18 +220,21 @@ def cglru(
     check(implementation, x)
     if x.shape[2] % 2:
         raise ValueError(f"x has {x.shape[2]} channels; a state needs two, a real and an imaginary one")
-    inputs = inputs_of(x, recurrence, entry, {"rate": rate, "angle": angle}, h0, reset)
+    inputs = inputs_of(x, recurrence, input_gate, {"rate": rate, "angle": angle}, h0, reset)
     return unit(inputs, unit_reset, implementation)
 
 
 def gated_input(
-    recurrence: Float[Array, "b t d"], entry: Float[Array, "b t d"], x: Float[Array, "b t d"], rate: Float[Array, " d"]
+    recurrence: Float[Array, "b t d"],
+    input_gate: Float[Array, "b t d"],
+    x: Float[Array, "b t d"],
+    rate: Float[Array, " d"],
 ) -> tuple[Float[Array, "b t d"], Float[Array, "b t d"]]:
     """Returns the decay `a` and `sqrt(1 − a²) · i · x` in float32, which `rglru` gives to a linear scan on a CPU.
 
     The arguments are those of `rglru`. The gradient computes the gates again instead of keeping them.
     """
-    return _gated_input(inputs_of(x, recurrence, entry, {"rate": rate}, None, None), False)
+    return _gated_input(inputs_of(x, recurrence, input_gate, {"rate": rate}, None, None), False)
 
 
 def _gated_input_primal(inputs: Inputs, unit_reset: bool) -> tuple[Array, Array]:

@@ -58,7 +58,7 @@ Gradients = tuple[tuple[Array, ...], tuple[Array, ...]]
 """Gradients: of x by plane and both gates before their sigmoid; of rate (and angle), not yet summed over time."""
 
 
-def gates(recurrence: Array, entry: Array, rate: Array) -> Gates:
+def gates(recurrence: Array, input_gate: Array, rate: Array) -> Gates:
     """Returns the gates from their values before the sigmoid; `rate ≤ 0`, of the same rank, is log a at r = 1.
 
     With `u = tanh(log a / 2)`, `a = (1 + u) / (1 − u)` and `1 − a² = −4u / (1 − u)²`. One tanh gives both, and nothing
@@ -67,7 +67,7 @@ def gates(recurrence: Array, entry: Array, rate: Array) -> Gates:
     # The sigmoid of i is computed by a tanh, which takes half the time on a CPU. That of r is not: the root would
     # enlarge its error near 0.
     r = jax.nn.sigmoid(recurrence.astype(jnp.float32))
-    i = 0.5 + 0.5 * jnp.tanh(0.5 * entry.astype(jnp.float32))
+    i = 0.5 + 0.5 * jnp.tanh(0.5 * input_gate.astype(jnp.float32))
     u = jnp.tanh(r * (0.5 * rate))
     inverse = 1 / (1 - u)
     # The same number twice, rounded once at the end: the first form keeps a near 1, the second near 0.
@@ -86,10 +86,10 @@ def by_exponentials(instructions: Instructions) -> Arithmetic:
     )
 
 
-def gates_by_exponentials(recurrence: Array, entry: Array, rate: Array, *, instructions: Instructions) -> Gates:
+def gates_by_exponentials(recurrence: Array, input_gate: Array, rate: Array, *, instructions: Instructions) -> Gates:
     """Returns the same as `gates`; for gates in bfloat16, only to the precision of bfloat16."""
     exp2, reciprocal, root, _ = instructions
-    r, i = (reciprocal(1 + exp2(-LOG2_E * gate.astype(jnp.float32))) for gate in (recurrence, entry))
+    r, i = (reciprocal(1 + exp2(-LOG2_E * gate.astype(jnp.float32))) for gate in (recurrence, input_gate))
     if recurrence.dtype == jnp.bfloat16:
         a, square = _decay_of_short(r * (LOG2_E * rate), instructions)
     else:
@@ -126,10 +126,10 @@ BY_TANH, BY_EXPONENTIALS = Arithmetic(gates), by_exponentials(PLAIN)
 
 
 def gates_with_reset(
-    arithmetic: Arithmetic, recurrence: Array, entry: Array, rate: Array, reset: Array | None, unit_reset: bool
+    arithmetic: Arithmetic, recurrence: Array, input_gate: Array, rate: Array, reset: Array | None, unit_reset: bool
 ) -> Gates:
     """Returns the gates; with `unit_reset`, where `reset` is True, the scale is 1 and the decay 0 (RecurrentGemma)."""
-    plain = arithmetic.gates(recurrence, entry, rate)
+    plain = arithmetic.gates(recurrence, input_gate, rate)
     if reset is None or not unit_reset:
         return plain
     return plain._replace(a=without(plain.a, reset), scale=jnp.where(reset, 1.0, plain.scale))

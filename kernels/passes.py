@@ -115,7 +115,7 @@ class LinearGradient(Pass):
 class Gated(Pass):
     """The RG-LRU, or with complex planes the CG-LRU: `h ← a h + scale · i · x`.
 
-    Rows: x, recurrence, entry and, if there are resets, reset. Per channel: rate, and if complex angle. Writes h.
+    Rows: x, recurrence, input_gate and, if there are resets, reset. Per channel: rate, and if complex angle. Writes h.
     """
 
     arithmetic: Arithmetic
@@ -129,9 +129,9 @@ class Gated(Pass):
     def opened(self, rows: Rows, per_channel: PerChannel) -> tuple[Gates, Planes, Array | None]:
         """Returns the gates, x in float32, and where the state is reset."""
         planes = len(per_channel)
-        recurrence, entry, *flags = rows[planes:]
+        recurrence, input_gate, *flags = rows[planes:]
         reset = flags[0] != 0 if flags else None
-        gates = gates_with_reset(self.arithmetic, recurrence, entry, per_channel[0], reset, self.unit_reset)
+        gates = gates_with_reset(self.arithmetic, recurrence, input_gate, per_channel[0], reset, self.unit_reset)
         return gates, float32(rows[:planes]), reset
 
     def gradients(self, rows: Rows, per_channel: PerChannel, g: Planes, da: Planes) -> tuple[Rows, Rows]:
@@ -149,7 +149,7 @@ class Gated(Pass):
 class GatedGradient(Gated):
     """`g = carry + dh`, `carry ← conj(a) g`. Rows: dh and those of `Gated`.
 
-    Writes dx, drecurrence, dentry; sums the gradients of the per-channel arrays.
+    Writes dx, drecurrence, dinput_gate; sums the gradients of the per-channel arrays.
     """
 
     sums: int

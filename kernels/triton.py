@@ -37,7 +37,7 @@ class Blocks:
     A program takes `channels` (a power of two) with `warps` warps, and loads `ahead` steps at a time. Time is cut into
     `chunks` that run at once; None means as many as fill the GPU.
 
-        rglru(x, recurrence, entry, rate, implementation=kernel(Blocks(channels=128, chunks=1)))
+        rglru(x, recurrence, input_gate, rate, implementation=kernel(Blocks(channels=128, chunks=1)))
     """
 
     channels: int = 128

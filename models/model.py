@@ -13,7 +13,7 @@ from jaxtyping import Float
 from evalkit.checks import refuse_below_1, refuse_other
 from evalkit.models.layers.mixer import Cache, Mixer, Places, Positions, PRNGKey, States, Tokens
 from evalkit.models.layers.modules import NoDecay
-from evalkit.models.layers.recurrent import RecurrentCache
+from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
 from evalkit.models.lm import LanguageModel
 from evalkit.models.parts import Part, parts_of
 
@@ -82,11 +82,17 @@ class Model:
     def states(self, cache: Sequence[Cache]) -> dict[int, jax.Array]:
         """Returns the state `[b, …]` of each block that keeps one of fixed size in `cache`, by its index.
 
-        Attention keeps keys and values instead, and a convolution alone only its last inputs. Of a mixer of one's own
-        it is the `h` of a `RecurrentCache`; a cache of another form has none here.
+        It is that of the mixer's equations, whatever form the cache has. Attention keeps keys and values instead, and a
+        convolution alone only its last inputs. Of a mixer of one's own that is no `Recurrent` it is the `h` of a
+        `RecurrentCache`; a cache of another form has none here.
         """
-        kept = {n: entry.h for n, entry in enumerate(cache) if isinstance(entry, RecurrentCache)}
-        return {number: state for number, state in kept.items() if state.size}
+        mixers = [block.mixer for block in self._shapes.blocks]
+        states = {
+            number: mixer.state(kept) if isinstance(mixer, Recurrent) else kept.h
+            for number, (mixer, kept) in enumerate(zip(mixers, cache, strict=True))
+            if isinstance(kept, RecurrentCache)
+        }
+        return {number: state for number, state in states.items() if state.size}
 
     def check_split(self, steps: int) -> None:
         """Raises ValueError if its time cannot be split over devices, `steps` tokens each (`kernels.sharded`)."""
@@ -125,7 +131,7 @@ class Model:
         return self.module(params).decays(tokens)
 
     def decay_mask(self, params: Params) -> Params:
-        """Returns True where weight decay applies: everywhere but on Λ, biases, norms and the embedding."""
+        """Returns True where weight decay applies: nowhere on biases, norms, the embedding, and what is `NoDecay`."""
         return jax.tree.map(lambda _, decays: decays, params, self._decay)
 
 
@@ -169,7 +175,7 @@ def build(
       mlp_bias: whether the MLP's maps have biases.
       embedding_scale (factor): multiplies token vectors; null: sqrt(width), as released; the paper does not say.
       logits_soft_cap: logits become c · tanh(logits / c), c being this; null: they stay as they are.
-      dtype: the dtype of activations, `float32` or `bfloat16`; parameters, gates and logits stay float32.
+      dtype: the dtype of activations, `float32` or `bfloat16`; parameters, states, decays and logits are float32.
       remat: whether the backward pass recomputes each block from its input, a third more work, to save memory.
 
     >>> from functools import partial

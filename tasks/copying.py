@@ -42,8 +42,9 @@ class Copying(Synthetic):
 
     @property
     def chance(self) -> float:
-        """Returns the accuracy of guessing a letter."""
-        return 1.0 / self.letters
+        """Returns the accuracy of guessing letters: the end, which is always there, is right."""
+        count = self._letters(self.length)
+        return (count / self.letters + 1) / (count + 1)
 
     @property
     def letters(self) -> int:

@@ -46,7 +46,7 @@ class Training:
       final_fraction (× learning_rate): where the cosine ends.
       optimizer: `adamw`, `amsgrad` or `clipped_adamw`; or one of Optax, such as
         `{_target_: optax.lion, _partial_: true}` (`docs/training.md`).
-      weight_decay: decay of the parameters; norms, biases and token vectors have none.
+      weight_decay: decay of the parameters; norms, biases, token vectors and what sets decays of states have none.
       b1: AdamW's β₁, the decay of the mean of gradients.
       b2: AdamW's β₂, the decay of the mean of their squares.
       clip (norm): gradients of all parameters together are scaled down to at most this.

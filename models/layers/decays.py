@@ -17,6 +17,8 @@ from evalkit.models.layers.mixer import Activations
 from evalkit.models.layers.modules import BiasedLater, Linear, NoDecay, add_bias
 
 RATES = (1.0, 16.0)
+TINY = 1e-7
+"""About what float32 adds to 1 at the least."""
 STEPS = (0.001, 0.1)
 GLA_POWER = 1 / 16
 """GLA's decay is a sigmoid to this power, so that it starts near 1 (Yang et al. 2023, sec. 4.4)."""
@@ -27,11 +29,13 @@ SOFTPLUS = 8
 def first_decays(rngs: nnx.Rngs, count: int, decay_range: Sequence[float], power: float = 1.0) -> NoDecay:
     """Returns Λ, the logits of decays `a` of which `a^power` is uniform in `decay_range` (De et al. 2024, sec. 2.4).
 
-    Raises ValueError for an impossible range.
+    Raises ValueError for an impossible range, and for a power at which float32 takes `a` for 0 or 1.
     """
     low, high = decay_range
     if not 0 < low < high < 1:
         raise ValueError(f"decay_range={tuple(decay_range)}; allowed: 0 < low < high < 1")
+    if not (power > 0 and low ** (1 / power) > TINY and high ** (1 / power) < 1 - TINY):
+        raise ValueError(f"decay_power={power}; allowed: above 0, such as 8, with a^(1 / power) between 0 and 1")
     a = jax.random.uniform(rngs.params(), (count,), minval=low, maxval=high) ** (1 / power)
     return NoDecay(jnp.log(a) - jnp.log1p(-a))
 

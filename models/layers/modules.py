@@ -31,7 +31,7 @@ GELU_TIMES = 9
 
 
 class NoDecay(nnx.Param):
-    """A parameter without weight decay: Λ, biases, norms, the embedding."""
+    """A parameter without weight decay: biases, norms, the embedding, and what sets a recurrence's decays and steps."""
 
 
 def product(x: Float[Array, "n i"], weight: Float[Array, "i o"], dtype: DTypeLike) -> Float[Array, "n o"]:

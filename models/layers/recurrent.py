@@ -15,7 +15,8 @@ from evalkit.models.layers.positions import after, after_all
 class RecurrentCache(NamedTuple):
     """The state after the tokens so far, `h`, and what else the next token needs, `conv`; both always float32.
 
-    `conv` is the last inputs of a convolution, where the mixer has one.
+    `conv` is the last inputs of a convolution, where the mixer has one. Others keep there what their equations take of
+    the token before: the mLSTM its m, RWKV-7 the token itself, Mamba-3 its key, value, step and angles.
     """
 
     h: Float[Array, "b *n"]
@@ -57,6 +58,10 @@ class Recurrent(nnx.Module):
     def state_shape(self) -> tuple[int, ...]:
         """Returns the shape of one row's state."""
         raise NotImplementedError
+
+    def state(self, cache: RecurrentCache) -> Float[Array, "b *n"]:
+        """Returns the state of the mixer's equations in a cache."""
+        return cache.h
 
     def convolved(
         self, u: Activations, positions: Positions | None, before: RecurrentCache | None = None

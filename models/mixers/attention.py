@@ -97,10 +97,12 @@ class MQA(nnx.Module):
     ) -> tuple[Activations, AttentionCache | None]:
         """Mixes `x [b, t, d]`; see `Mixer` for positions and cache.
 
-        Raises ValueError if a global cache overflows. Inside `jit`, where its content is unknown while tracing, the
-        outputs of rows that overflow are NaN instead.
+        Raises ValueError for no tokens, and if a global cache overflows. Inside `jit`, where its content is unknown
+        while tracing, the outputs of rows that overflow are NaN instead.
         """
         batch, steps, _ = x.shape
+        if steps == 0:
+            raise ValueError(f"x has the shape {x.shape}; attention needs at least one token")
         if positions is not None:
             where = positions
         elif cache is not None:

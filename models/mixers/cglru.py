@@ -57,14 +57,14 @@ class CGLRU(nnx.Module):
         self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
     ) -> tuple[Activations, Float[Array, "b r"]]:
         """Runs over `x` from state `h`; returns the outputs and the last state (float32)."""
-        recurrence, entry = self._before_sigmoid(x)
+        recurrence, input_gate = self._before_sigmoid(x)
         reset = None
         if positions is not None:
             recurrence = jnp.where((positions < 0)[..., None], CLOSED, recurrence)  # a = 1, and nothing enters
             reset = positions == 0
         rate = -C * jax.nn.softplus(-self.decay[...])
         angle = C * self.angle[...]
-        return cglru(x, recurrence, entry, rate, angle, h, reset=reset, implementation=self.implementation)
+        return cglru(x, recurrence, input_gate, rate, angle, h, reset=reset, implementation=self.implementation)
 
     def flops(self, length: int) -> int:
         """See `Counted`: both gates and their map, the decay's phase, the scaled input, and the complex recurrence."""
@@ -83,8 +83,8 @@ class CGLRU(nnx.Module):
         channels = width // 2 // blocks
         parts = x.reshape(batch, steps, 2, blocks, channels).swapaxes(2, 3).reshape(x.shape)
         gates = self.gates(parts).reshape(batch, steps, blocks, 2, channels).swapaxes(2, 3)
-        recurrence, entry = jnp.split(gates.reshape(x.shape), 2, axis=-1)
-        return recurrence, entry
+        recurrence, input_gate = jnp.split(gates.reshape(x.shape), 2, axis=-1)
+        return recurrence, input_gate
 
 
 class ComplexRecurrentBlock(TwoBranches):

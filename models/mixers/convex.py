@@ -39,10 +39,10 @@ class ConvexRGLRU(RGLRU):
 
     def gated(self, x: Activations) -> tuple[Activations, Activations]:
         """Returns the decay `a` and the input of the recurrence, `s (1 − a) i x`, both float32."""
-        recurrence, entry = (gate.astype(jnp.float32) for gate in self._before_sigmoid(x))
+        recurrence, input_gate = (gate.astype(jnp.float32) for gate in self._before_sigmoid(x))
         log_a = self._rate()[None, None] * jax.nn.sigmoid(recurrence)
         # expm1, because 1 − exp(log a) cancels near a = 1.
-        return jnp.exp(log_a), -self.input_scale * jnp.expm1(log_a) * jax.nn.sigmoid(entry) * x.astype(jnp.float32)
+        return jnp.exp(log_a), -self.input_scale * jnp.expm1(log_a) * jax.nn.sigmoid(input_gate) * x.astype(jnp.float32)
 
 
 class ConvexRecurrentBlock(TwoBranches):

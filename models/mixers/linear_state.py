@@ -85,6 +85,8 @@ class MatrixStateBlock(Recurrent):
         _refuse_erasure(erasure, delta_steps)
         self.heads, self.head_dim, self.value_dim = heads, head_dim, value_dim
         self.erasure, self.delta_steps, self.implementation = erasure, delta_steps, implementation
+        if conv_width < 0:
+            raise ValueError(f"conv_width={conv_width}; allowed: a number of tokens from 1, or 0 for no convolution")
         self.sizes = [heads * head_dim, delta_steps * heads * head_dim, delta_steps * heads * value_dim]
         self.input = Linear(width, sum(self.sizes), rngs=rngs)
         self.conv = CausalConv1D(sum(self.sizes), conv_width, rngs=rngs) if conv_width else None

@@ -76,7 +76,7 @@ class Mamba3Block(Recurrent):
         self.input = Linear(width, sum(self.sizes), rngs=rngs)
         self.step_bias = first_steps(rngs, heads)
         self.key_norm, self.query_norm = RMSNorm(states, rngs=rngs), RMSNorm(states, rngs=rngs)
-        self.key_bias, self.query_bias = nnx.Param(jnp.ones((heads, states))), nnx.Param(jnp.ones((heads, states)))
+        self.key_bias, self.query_bias = NoDecay(jnp.ones((heads, states))), NoDecay(jnp.ones((heads, states)))
         self.skip = NoDecay(jnp.ones((heads,)))
         self.output = Linear(inner, width, rngs=rngs)
 

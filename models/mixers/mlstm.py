@@ -9,7 +9,7 @@ from jaxtyping import Float
 from evalkit.checks import refuse_below_1, refuse_other
 from evalkit.kernels.matrix.linear_state import IMPLEMENTATIONS
 from evalkit.models.layers.mixer import Activations, Positions
-from evalkit.models.layers.modules import HeadNorm, Linear, NoDecay, side_by_side
+from evalkit.models.layers.modules import BiasedLater, HeadNorm, Linear, NoDecay, add_bias, side_by_side
 from evalkit.models.layers.positions import matrix_scanned
 from evalkit.models.layers.recurrent import Recurrent, RecurrentCache
 
@@ -62,7 +62,7 @@ class MLSTMBlock(Recurrent):
         self.implementation, self.conv = implementation, None
         self.sizes = [heads * key_dim, heads * key_dim, heads * head_dim, heads * head_dim]
         self.input = Linear(width, sum(self.sizes), rngs=rngs)
-        self.gates = Linear(width, 2 * heads, rngs=rngs, bias=True)
+        self.gates = BiasedLater(width, 2 * heads, rngs=rngs, bias=True)
         self.gates.bias = NoDecay(jnp.concatenate([jnp.full((heads,), input_bias), jnp.linspace(*OPEN, heads)]))
         self.norm = HeadNorm(heads, head_dim)
         self.output = Linear(heads * head_dim, width, rngs=rngs)
@@ -72,12 +72,13 @@ class MLSTMBlock(Recurrent):
     ) -> tuple[Activations, Float[Array, "b h k v"], Float[Array, "b 1 c"]]:
         u, gates = side_by_side(x, self.input, self.gates)
         q, k, v, o = jnp.split(u, [sum(self.sizes[:count]) for count in (1, 2, 3)], axis=-1)
-        entry, forget = jnp.split(CAP * jnp.tanh(gates.astype(jnp.float32) / CAP), 2, axis=-1)
+        gates = add_bias(gates.astype(jnp.float32), self.gates.bias[...])
+        input_gate, forget = jnp.split(CAP * jnp.tanh(gates / CAP), 2, axis=-1)
         y, state, largest = normalised(
             self._in_heads(q),
             self._in_heads(k),
             self._in_heads(v),
-            entry,
+            input_gate,
             jax.nn.log_sigmoid(forget),
             positions,
             before,
@@ -88,6 +89,10 @@ class MLSTMBlock(Recurrent):
     def state_shape(self) -> tuple[int, int, int]:
         """Returns the shape of C with one more value, for n."""
         return self.heads, self.key_dim, self.head_dim + 1
+
+    def state(self, cache: RecurrentCache) -> Float[Array, "b h k v"]:
+        """Returns C and n of the equations, which the cache keeps divided by `exp(m)`; m is at most `CAP`."""
+        return cache.h * jnp.exp(cache.conv[:, 0, :, None, None])
 
     def init_cache(self, batch: int, length: int) -> RecurrentCache:
         """Returns zero states, and 0 for m of each head."""
@@ -108,14 +113,14 @@ def normalised(
     q: Float[Array, "b t h k"],
     k: Float[Array, "b t h k"],
     v: Float[Array, "b t h v"],
-    entry: Float[Array, "b t h"],
+    input_gate: Float[Array, "b t h"],
     log_forget: Float[Array, "b t h"],
     positions: Positions | None,
     before: RecurrentCache,
     implementation: str = "auto",
 ) -> tuple[Float[Array, "b t h v"], Float[Array, "b h k u"], Float[Array, "b 1 h"]]:
     """Returns `h_t` of the mLSTM, the last states C and n divided by `exp(m)`, and the last m."""
-    largest, earlier = _largest(entry, log_forget, positions, before.conv[:, 0])
+    largest, earlier = _largest(input_gate, log_forget, positions, before.conv[:, 0])
     values = jnp.concatenate([v.astype(jnp.float32), jnp.ones((*v.shape[:3], 1), jnp.float32)], axis=-1)
     read, state = matrix_scanned(
         q.astype(jnp.float32) * q.shape[-1] ** -0.5,
@@ -124,7 +129,7 @@ def normalised(
         positions,
         before.h,
         log_decay=log_forget + earlier - largest,
-        write=jnp.exp(entry - largest),
+        write=jnp.exp(input_gate - largest),
         implementation=implementation,
     )
     normaliser = jnp.maximum(jnp.abs(read[..., -1]), jnp.exp(-largest)) + EPSILON
@@ -132,7 +137,7 @@ def normalised(
 
 
 def _largest(
-    entry: Float[Array, "b t h"],
+    input_gate: Float[Array, "b t h"],
     log_forget: Float[Array, "b t h"],
     positions: Positions | None,
     start: Float[Array, "b h"],
@@ -141,7 +146,7 @@ def _largest(
 
     m cancels in what is read but for `EPSILON`, so no gradient goes through it.
     """
-    by, at_least = jax.lax.stop_gradient((log_forget, entry))
+    by, at_least = jax.lax.stop_gradient((log_forget, input_gate))
     if positions is not None:
         begun, pad = (positions == 0)[..., None], (positions < 0)[..., None]
         at_least = jnp.where(begun, jnp.maximum(by, at_least), jnp.where(pad, -jnp.inf, at_least))

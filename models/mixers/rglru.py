@@ -56,8 +56,6 @@ class RGLRU(nnx.Module):
         unit_reset: bool = False,
         implementation: str = "auto",
     ):
-        if decay_power <= 0:
-            raise ValueError(f"decay_power={decay_power}; allowed: above 0")
         refuse_other("implementation", implementation, IMPLEMENTATIONS)
         self.unit_reset = unit_reset
         self.implementation = implementation
@@ -74,7 +72,7 @@ class RGLRU(nnx.Module):
         self, x: Activations, positions: Positions | None, h: Float[Array, "b r"] | None
     ) -> tuple[Activations, Float[Array, "b r"]]:
         """Runs over `x` from state `h`; returns the outputs and the last state (float32)."""
-        recurrence, entry = self._before_sigmoid(x)
+        recurrence, input_gate = self._before_sigmoid(x)
         reset = None
         if positions is not None:
             # At a pad the recurrence gate is closed: a = 1, and nothing enters.
@@ -82,7 +80,7 @@ class RGLRU(nnx.Module):
         return rglru(
             x,
             recurrence,
-            entry,
+            input_gate,
             self._rate(),
             h,
             reset=reset,
@@ -92,8 +90,8 @@ class RGLRU(nnx.Module):
 
     def gated(self, x: Activations) -> tuple[Activations, Activations]:
         """Returns the decay `a` and the scaled, gated input of the recurrence, both float32 (eqs. 1–4)."""
-        recurrence, entry = self._before_sigmoid(x)
-        return gated_input(recurrence, entry, x, self._rate())
+        recurrence, input_gate = self._before_sigmoid(x)
+        return gated_input(recurrence, input_gate, x, self._rate())
 
     def division(self) -> Division:
         """See `Divided`: a gate's block mixes its own channels alone."""
@@ -118,8 +116,8 @@ class RGLRU(nnx.Module):
         gates = (self.recurrence_gate, self.input_gate)
         width = x.shape[-1]
         if width > DENSE_UP_TO:
-            recurrence, entry = (gate(x) for gate in gates)
-            return recurrence, entry
+            recurrence, input_gate = (gate(x) for gate in gates)
+            return recurrence, input_gate
         # Narrow block-diagonal products leave vector units idle, so both gates are one dense product.
         both = matmul(x, dense(*gates))
         both = both + jnp.concatenate([gate.bias[...] for gate in gates]).astype(x.dtype)[None, None]

@@ -29,7 +29,7 @@ class Given(NamedTuple):
 
     x: np.ndarray
     recurrence: np.ndarray
-    entry: np.ndarray
+    input_gate: np.ndarray
     rate: np.ndarray
     angle: np.ndarray
     h0: np.ndarray
@@ -56,7 +56,7 @@ def inputs(steps: int, channels: int, dtype=jnp.float32, seed: int = 0, batch: i
     return Given(
         x=normal(batch, steps, 2 * channels),
         recurrence=normal(batch, steps, channels),
-        entry=normal(batch, steps, channels),
+        input_gate=normal(batch, steps, channels),
         rate=-(10 ** rng.uniform(-1, 0.5, channels)).astype(np.float32),
         angle=rng.uniform(-1, 1, channels).astype(np.float32),
         h0=rng.normal(size=(batch, 2 * channels)).astype(np.float32),
@@ -98,7 +98,7 @@ def states(given: Given, reset: np.ndarray, unit_reset: bool) -> np.ndarray:
     a, scale, _ = gates(given, reset, unit_reset)
     h = [complex_of(given.h0)]
     for t in range(given.x.shape[1]):
-        h.append(a[:, t] * h[-1] + (scale * sigmoid(given.entry) * complex_of(given.x))[:, t])
+        h.append(a[:, t] * h[-1] + (scale * sigmoid(given.input_gate) * complex_of(given.x))[:, t])
     return np.stack(h, axis=1)
 
 
@@ -107,7 +107,7 @@ def oracle(given: Given, reset: np.ndarray, unit_reset: bool, dh: np.ndarray, dl
     given, (dh, dlast) = Given(*(np.float64(value) for value in given)), (np.float64(dh), np.float64(dlast))
     a, scale, slope = gates(given, reset, unit_reset)
     h = states(given, reset, unit_reset)
-    r, i, x = sigmoid(given.recurrence), sigmoid(given.entry), complex_of(given.x)
+    r, i, x = sigmoid(given.recurrence), sigmoid(given.input_gate), complex_of(given.x)
     g = np.zeros_like(x)
     arriving = complex_of(dlast)
     for t in reversed(range(x.shape[1])):
@@ -119,7 +119,7 @@ def oracle(given: Given, reset: np.ndarray, unit_reset: bool, dh: np.ndarray, dl
     gradients = Given(
         x=real_of(scale * i * g),
         recurrence=(dlog_magnitude * given.rate + dturn * given.angle) * r * (1 - r),
-        entry=dinput * scale * i * (1 - i),
+        input_gate=dinput * scale * i * (1 - i),
         rate=(dlog_magnitude * r).sum(axis=(0, 1)),
         angle=(dturn * r).sum(axis=(0, 1)),
         h0=real_of(arriving),
@@ -220,7 +220,7 @@ def test_a_split_run_is_the_whole_run(name: str) -> None:
         def padded(values: np.ndarray, pad: float, part=part, length=length) -> np.ndarray:
             return np.pad(values[:, part], ((0, 0), (0, STEPS - length), (0, 0)), constant_values=pad)
 
-        rows = padded(given.x, 0), padded(given.recurrence, CLOSED), padded(given.entry, 0)
+        rows = padded(given.x, 0), padded(given.recurrence, CLOSED), padded(given.input_gate, 0)
         (now, state), _ = run(Given(*rows, given.rate, given.angle, state), reset, ways, name)
         parts.append(now[:, :length])
     np.testing.assert_allclose(np.concatenate(parts, axis=1), h, atol=1e-6)
@@ -248,9 +248,9 @@ def test_multiplying_the_inputs_by_j_multiplies_the_states_by_j() -> None:
 
 
 def test_a_reset_is_two_runs() -> None:
-    x, recurrence, entry, rate, angle, h0 = inputs(20, 8)
-    whole, last = unit(x, recurrence, entry, rate, angle, h0, reset=np.arange(20)[None].repeat(2, 0) == 10)
-    halves = [[rows[:, part] for rows in (x, recurrence, entry)] for part in (slice(10), slice(10, None))]
+    x, recurrence, input_gate, rate, angle, h0 = inputs(20, 8)
+    whole, last = unit(x, recurrence, input_gate, rate, angle, h0, reset=np.arange(20)[None].repeat(2, 0) == 10)
+    halves = [[rows[:, part] for rows in (x, recurrence, input_gate)] for part in (slice(10), slice(10, None))]
     first, _ = unit(*halves[0], rate, angle, h0)
     second, end = unit(*halves[1], rate, angle, np.zeros_like(h0))
     np.testing.assert_allclose(whole, np.concatenate([first, second], axis=1), atol=1e-6)
@@ -261,11 +261,11 @@ def test_without_an_angle_both_parts_are_real_units_of_their_own() -> None:
     """The scan of the RG-LRU's own kernel, on the gates of eqs. 1 to 4."""
     from evalkit.kernels import linear_scan
 
-    x, recurrence, entry, rate, _, h0 = inputs(20, 8)
+    x, recurrence, input_gate, rate, _, h0 = inputs(20, 8)
     log_a = np.tile(sigmoid(recurrence) * rate, 2)
-    entering = np.sqrt(-np.expm1(2 * log_a)) * np.tile(sigmoid(entry), 2) * x
+    entering = np.sqrt(-np.expm1(2 * log_a)) * np.tile(sigmoid(input_gate), 2) * x
     for got, wanted in zip(
-        unit(x, recurrence, entry, rate, np.zeros_like(rate), h0),
+        unit(x, recurrence, input_gate, rate, np.zeros_like(rate), h0),
         jax.jit(linear_scan)(entering, np.exp(log_a), h0),
         strict=True,
     ):
@@ -293,7 +293,7 @@ def test_a_closed_recurrence_gate_leaves_the_state_exactly_as_it_is(name: str) -
     (h, last), gradients = run(given, resets("none", 2, STEPS), cotangents(given), name)
     np.testing.assert_array_equal(h, np.repeat(given.h0[:, None], STEPS, axis=1))
     np.testing.assert_array_equal(last, given.h0)
-    for argument in ("x", "recurrence", "entry", "rate", "angle"):
+    for argument in ("x", "recurrence", "input_gate", "rate", "angle"):
         np.testing.assert_array_equal(getattr(gradients, argument), 0)
 
 
@@ -336,7 +336,7 @@ def test_a_gpu_without_a_kernel_is_left_no_loop_over_time(monkeypatch: pytest.Mo
 def test_what_cannot_be_is_refused() -> None:
     given = Given(*map(jnp.asarray, inputs(3, 4)))
     with pytest.raises(ValueError, match="at least one step"):
-        cglru(given.x[:, :0], given.recurrence[:, :0], given.entry[:, :0], given.rate, given.angle)
+        cglru(given.x[:, :0], given.recurrence[:, :0], given.input_gate[:, :0], given.rate, given.angle)
     with pytest.raises(ValueError, match="x has 7 channels; a state needs two"):
         cglru(given.x[..., :7], *given[1:5])
     with pytest.raises(ValueError, match="allowed: auto, sequential, associative"):

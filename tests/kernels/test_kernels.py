@@ -167,8 +167,16 @@ def test_what_cannot_be_is_refused():
 ROW, GATE, STATES = (2, 3, 4), (2, 3, 2), (2, 3, 5)
 SHAPES = {
     linear_scan: {"x": ROW, "a": ROW, "h0": (2, 4), "reset": (2, 3)},
-    rglru: {"x": ROW, "recurrence": ROW, "entry": ROW, "rate": (4,), "h0": (2, 4), "reset": (2, 3)},
-    cglru: {"x": ROW, "recurrence": GATE, "entry": GATE, "rate": (2,), "angle": (2,), "h0": (2, 4), "reset": (2, 3)},
+    rglru: {"x": ROW, "recurrence": ROW, "input_gate": ROW, "rate": (4,), "h0": (2, 4), "reset": (2, 3)},
+    cglru: {
+        "x": ROW,
+        "recurrence": GATE,
+        "input_gate": GATE,
+        "rate": (2,),
+        "angle": (2,),
+        "h0": (2, 4),
+        "reset": (2, 3),
+    },
     selective_scan: {
         **{"u": ROW, "delta": ROW, "rate": (4, 5), "into": STATES, "out": STATES},
         **{"h0": (2, 4, 5), "reset": (2, 3)},

@@ -45,10 +45,10 @@ def lowered(function, platform, *arguments):
         return jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
 
 
-def loss(x, recurrence, entry, rate, h0, reset, implementation="auto"):
+def loss(x, recurrence, input_gate, rate, h0, reset, implementation="auto"):
     """Both operations, with all that the kernels take."""
-    h, last = rglru(x, recurrence, entry, rate, h0, reset=reset, implementation=implementation)
-    plain, end = linear_scan(h, jax.nn.sigmoid(entry), last, reset=reset, implementation=implementation)
+    h, last = rglru(x, recurrence, input_gate, rate, h0, reset=reset, implementation=implementation)
+    plain, end = linear_scan(h, jax.nn.sigmoid(input_gate), last, reset=reset, implementation=implementation)
     return plain.astype(jnp.float32).sum() + end.sum()
 
 
@@ -87,8 +87,8 @@ def complex_arrays(batch, steps, channels, dtype):
     return x, gate, gate, rate, rate, jax.ShapeDtypeStruct((batch, 2 * channels), jnp.float32), reset
 
 
-def complex_loss(x, recurrence, entry, rate, angle, h0, reset, implementation="auto"):
-    h, last = cglru(x, recurrence, entry, rate, angle, h0, reset=reset, implementation=implementation)
+def complex_loss(x, recurrence, input_gate, rate, angle, h0, reset, implementation="auto"):
+    h, last = cglru(x, recurrence, input_gate, rate, angle, h0, reset=reset, implementation=implementation)
     return h.astype(jnp.float32).sum() + last.sum()
 
 

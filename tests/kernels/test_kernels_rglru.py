@@ -33,11 +33,11 @@ BFLOAT16 = ("associative", "triton in chunks")
 def inputs(steps, width, dtype="float32", seed=0, batch=2):
     """x, both gates before their sigmoid (some saturated), rates of a = 1, → 1 and → 0 among them, h0, cotangents."""
     rng = np.random.default_rng(seed)
-    x, recurrence, entry, dy = (rng.normal(size=(batch, steps, width)).astype(dtype) for _ in range(4))
+    x, recurrence, input_gate, dy = (rng.normal(size=(batch, steps, width)).astype(dtype) for _ in range(4))
     recurrence = np.where(rng.random(x.shape) < 0.1, 40 * recurrence, recurrence).astype(dtype)
     rate = -np.resize([0.5, 1e-6, 0.0, 8.0, 0.03, 2.0], width).astype(np.float32)
     h0, dlast = (rng.normal(size=(batch, width)).astype(np.float32) for _ in range(2))
-    return (x, recurrence, entry, rate, h0), (dy, dlast)
+    return (x, recurrence, input_gate, rate, h0), (dy, dlast)
 
 
 def without_resets(arguments):
@@ -102,8 +102,8 @@ def test_the_whole_matrix_matches_float64(implementation, steps, width, subtests
 @pytest.mark.parametrize("name", quick(FEW))
 def test_a_split_sequence_is_the_whole_one(name):
     """The parts are followed by pads, which leave the state as it is."""
-    (x, recurrence, entry, rate, h), cotangents = inputs(STEPS, WIDTH)
-    whole, last, *_ = run(name, (x, recurrence, entry, rate, h), cotangents)
+    (x, recurrence, input_gate, rate, h), cotangents = inputs(STEPS, WIDTH)
+    whole, last, *_ = run(name, (x, recurrence, input_gate, rate, h), cotangents)
     parts = []
     for part in (slice(13), slice(13, None)):
         length = len(range(STEPS)[part])
@@ -111,7 +111,7 @@ def test_a_split_sequence_is_the_whole_one(name):
         def padded(values, pad, part=part, length=length):
             return np.pad(values[:, part], ((0, 0), (0, STEPS - length), (0, 0)), constant_values=pad)
 
-        arguments = padded(x, 0), padded(recurrence, CLOSED), padded(entry, 0), rate, h
+        arguments = padded(x, 0), padded(recurrence, CLOSED), padded(input_gate, 0), rate, h
         states, h, *_ = run(name, arguments, cotangents)
         parts.append(states[:, :length])
     np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, atol=1e-6)
@@ -120,22 +120,24 @@ def test_a_split_sequence_is_the_whole_one(name):
 
 @pytest.mark.parametrize("unit_reset", [False, True])
 def test_a_reset_is_two_sequences_and_decides_the_first_scale(unit_reset):
-    (x, recurrence, entry, rate, _), _ = inputs(20, 8)
+    (x, recurrence, input_gate, rate, _), _ = inputs(20, 8)
     at = np.arange(20)[None].repeat(2, 0)
     unit = jax.jit(partial(rglru, unit_reset=unit_reset))
-    whole, _ = unit(x, recurrence, entry, rate, reset=at == 10)
-    head, _ = unit(x[:, :10], recurrence[:, :10], entry[:, :10], rate, reset=at[:, :10] < 0)
-    tail, _ = unit(x[:, 10:], recurrence[:, 10:], entry[:, 10:], rate, reset=at[:, :10] == 0)
+    whole, _ = unit(x, recurrence, input_gate, rate, reset=at == 10)
+    head, _ = unit(x[:, :10], recurrence[:, :10], input_gate[:, :10], rate, reset=at[:, :10] < 0)
+    tail, _ = unit(x[:, 10:], recurrence[:, 10:], input_gate[:, 10:], rate, reset=at[:, :10] == 0)
     np.testing.assert_allclose(whole, np.concatenate([head, tail], axis=1), atol=1e-6)
-    scale = 1.0 if unit_reset else np.asarray(jax.jit(BY_TANH.gates)(recurrence, entry, rate[None, None]).scale)[:, 10]
-    np.testing.assert_allclose(whole[:, 10], scale / (1 + np.exp(-entry[:, 10])) * x[:, 10], atol=1e-6)
+    scale = (
+        1.0 if unit_reset else np.asarray(jax.jit(BY_TANH.gates)(recurrence, input_gate, rate[None, None]).scale)[:, 10]
+    )
+    np.testing.assert_allclose(whole[:, 10], scale / (1 + np.exp(-input_gate[:, 10])) * x[:, 10], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", often(("tpu in small blocks",), PALLAS))
 def test_it_is_the_linear_scan_of_the_gated_input(name):
     arguments, cotangents = inputs(STEPS, WIDTH)
-    x, recurrence, entry, rate, h0 = arguments
-    a, gated = jax.jit(gated_input)(recurrence, entry, x, rate)
+    x, recurrence, input_gate, rate, h0 = arguments
+    a, gated = jax.jit(gated_input)(recurrence, input_gate, x, rate)
     got = run(name, arguments, cotangents)[:2]
     for one, other in zip(got, linear_scan(gated, a, jnp.asarray(h0), implementation=PALLAS[name]), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
@@ -151,19 +153,21 @@ CLOSABLE = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "name"), CLOSABLE)
 def test_a_closed_recurrence_gate_leaves_the_state_and_gives_no_gradient(dtype, name):
-    (x, recurrence, entry, rate, h0), cotangents = inputs(STEPS, WIDTH, jnp.dtype(dtype))
+    (x, recurrence, input_gate, rate, h0), cotangents = inputs(STEPS, WIDTH, jnp.dtype(dtype))
     recurrence[:, 1::4] = CLOSED
-    h, _, dx, drecurrence, dentry, drate, dh0 = run(name, (x, recurrence, entry, rate, h0), cotangents)
+    h, _, dx, drecurrence, dinput_gate, drate, dh0 = run(name, (x, recurrence, input_gate, rate, h0), cotangents)
     close(h[:, 1::4], np.asarray(h[:, :-1:4], np.float64), TOLERANCE[dtype])
-    for gradient in (dx, drecurrence, dentry):
+    for gradient in (dx, drecurrence, dinput_gate):
         np.testing.assert_array_equal(np.asarray(gradient[:, 1::4], np.float32), 0.0)
-    assert all(np.isfinite(np.asarray(value, np.float32)).all() for value in (h, dx, drecurrence, dentry, drate, dh0))
+    assert all(
+        np.isfinite(np.asarray(value, np.float32)).all() for value in (h, dx, drecurrence, dinput_gate, drate, dh0)
+    )
 
 
 @pytest.mark.parametrize("name", quick(FEW))
 def test_padding_alone_leaves_the_state_to_the_last_bit(name):
-    (x, _, entry, rate, h0), cotangents = inputs(STEPS, WIDTH)
-    h, last, *_ = run(name, (x, np.full_like(x, CLOSED), entry, rate, h0), cotangents)
+    (x, _, input_gate, rate, h0), cotangents = inputs(STEPS, WIDTH)
+    h, last, *_ = run(name, (x, np.full_like(x, CLOSED), input_gate, rate, h0), cotangents)
     np.testing.assert_array_equal(last, h0)
     np.testing.assert_array_equal(h, np.broadcast_to(h0[:, None], h.shape))
 

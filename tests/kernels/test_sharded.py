@@ -106,12 +106,12 @@ def largest_errors(every: bool) -> dict[str, list[float]]:
 def gated_errors() -> list[float]:
     """The same for an RG-LRU on four shards: eqs. 1 to 4 on sharded arrays, gradients of the gates and of the rate."""
     x, a, h0, reset, dy, dlast = inputs()
-    recurrence, entry, rate = 4 * a - 2, -x, -jnp.linspace(0.01, 2, WIDTH)
+    recurrence, input_gate, rate = 4 * a - 2, -x, -jnp.linspace(0.01, 2, WIDTH)
     mesh, spec = mesh_of({"time": 4}), P(None, "time")
 
-    def unit(scan, x, recurrence, entry, rate, h0):
+    def unit(scan, x, recurrence, input_gate, rate, h0):
         log_a = jax.nn.sigmoid(recurrence) * rate[None, None]
-        return scan(jnp.sqrt(-jnp.expm1(2 * log_a)) * jax.nn.sigmoid(entry) * x, jnp.exp(log_a), h0)
+        return scan(jnp.sqrt(-jnp.expm1(2 * log_a)) * jax.nn.sigmoid(input_gate) * x, jnp.exp(log_a), h0)
 
     def sharded(x, a, h0):
         return sharded_linear_scan(x, a, h0, mesh=mesh, spec=spec, reset=reset)
@@ -123,9 +123,9 @@ def gated_errors() -> list[float]:
         value, pull = jax.vjp(lambda *given: unit(scan, *given), *arrays)
         return [*value, *pull((dy, dlast))]
 
-    lying = [jax.device_put(value, NamedSharding(mesh, spec)) for value in (x, recurrence, entry)]
+    lying = [jax.device_put(value, NamedSharding(mesh, spec)) for value in (x, recurrence, input_gate)]
     found = jax.jit(lambda *arrays: all_of_it(sharded, *arrays))(*lying, rate, h0)
-    wanted = jax.jit(lambda *arrays: all_of_it(whole, *arrays))(x, recurrence, entry, rate, h0)
+    wanted = jax.jit(lambda *arrays: all_of_it(whole, *arrays))(x, recurrence, input_gate, rate, h0)
     return apart(found, wanted)
 
 

@@ -95,6 +95,11 @@ def test_a_bfloat16_cache_takes_half_and_loses_nothing_of_bfloat16_activations(w
     np.testing.assert_array_equal(*outputs)
 
 
+def test_no_tokens_are_one_line() -> None:
+    with pytest.raises(ValueError, match=r"\(1, 0, 8\); attention needs at least one token"):
+        MQA(8, heads=2, head_dim=4, rngs=nnx.Rngs(0))(jnp.zeros((1, 0, 8)), None, None)
+
+
 def test_an_unknown_dtype_of_the_cache_is_refused() -> None:
     with pytest.raises(ValueError, match="cache_dtype='int8'; allowed: float32, bfloat16"):
         MQA(WIDTH, heads=4, head_dim=4, cache_dtype="int8", rngs=nnx.Rngs(0))

@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from evalkit.models import build
+from evalkit.models.layers.modules import NoDecay, add_bias
 from evalkit.models.mixers.linear_state import MatrixStateBlock
 from evalkit.models.mixers.mamba3 import Mamba3Block
 from evalkit.models.mixers.mlstm import CAP, MLSTMBlock
@@ -253,7 +254,8 @@ def test_the_gradient_is_that_of_the_equations_without_m() -> None:
     def plain(state: Any) -> jax.Array:
         it = nnx.merge(graph, state)
         q, k, v, o = jnp.split(it.input(x), [6, 12, 20], axis=-1)
-        entry, forget = jnp.split(CAP * jnp.tanh(it.gates(x) / CAP), 2, axis=-1)
+        gates = add_bias(it.gates(x), it.gates.bias[...])
+        entry, forget = jnp.split(CAP * jnp.tanh(gates / CAP), 2, axis=-1)
         q, k, v = (part.reshape(2, LENGTH, HEADS, -1) for part in (q / KEYS**0.5, k, v))
         c, n, read = jnp.zeros((2, HEADS, VALUES, KEYS)), jnp.zeros((2, HEADS, KEYS)), []
         for t in range(LENGTH):
@@ -286,3 +288,32 @@ def test_the_gradient_is_that_of_the_equations_without_m() -> None:
 def test_an_impossible_mlstm_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         mlstm(**settings)
+
+
+def test_in_bfloat16_the_biases_of_the_mlstms_gates_are_not_rounded() -> None:
+    """Moved by 0.03, as training moves them, from where bfloat16 has steps of 0.06."""
+    mixer = MLSTMBlock(64, heads=8, head_dim=8, key_dim=8, rngs=nnx.Rngs(0))
+    mixer.gates.bias = NoDecay(mixer.gates.bias[...] + 0.03)
+    x = 0.3 * jax.random.normal(jax.random.key(1), (2, 64, 64))
+    before = mixer.init_cache(2, 0)
+    exact, rounded = (mixer.mixed(x.astype(dtype), None, before)[2] for dtype in (jnp.float32, jnp.bfloat16))
+    assert np.abs(np.asarray(rounded - exact)).mean() < 5e-3
+
+
+def test_the_state_of_the_mlstm_is_that_of_its_equations() -> None:
+    """The cache has it divided by exp(m), which with closed input gates falls for as long as nothing is written."""
+    mixer = MLSTMBlock(8, heads=2, head_dim=4, key_dim=4, rngs=nnx.Rngs(0))
+    x = np.random.default_rng(2).normal(size=(1, 40, 8)).astype(np.float32)
+    _, cache = mixer(jnp.asarray(x), None, mixer.init_cache(1, 40))
+    maps = (mixer.input.kernel, mixer.gates.kernel, mixer.gates.bias)
+    of_input, of_gates, bias = (np.asarray(leaf[...], np.float64) for leaf in maps)
+    _, k, v, _ = np.split(x[0] @ of_input, np.cumsum(mixer.sizes)[:-1], axis=-1)
+    gates = x[0] @ of_gates + bias
+    i, f = np.split(15 * np.tanh(gates / 15), 2, axis=-1)
+    state = np.zeros((2, 4, 5))
+    for t in range(40):
+        written = np.append(v[t].reshape(2, 4), np.ones((2, 1)), axis=1)
+        outer = k[t].reshape(2, 4, 1) * written[:, None]
+        state = state / (1 + np.exp(-f[t]))[:, None, None] + np.exp(i[t])[:, None, None] * outer
+    np.testing.assert_allclose(mixer.state(cache)[0], state, rtol=2e-5, atol=1e-9)
+    assert np.abs(cache.h / mixer.state(cache)).max() > 2

@@ -1,5 +1,6 @@
 """Mamba's block: a float64 recurrence written out, and transformers' own (needs the extra `parity`)."""
 
+import math
 from functools import partial
 
 import jax
@@ -150,6 +151,12 @@ def test_an_input_scaled_by_what_is_forgotten_keeps_the_state_among_the_inputs()
     ratio = double(states[1]) / rest
     np.testing.assert_allclose(ratio, np.sqrt((1 + a[:, 0]) / (1 - a[:, 0])), rtol=1e-3)
     assert ratio.min() > 5
+
+
+@pytest.mark.parametrize("power", [0.0, -1.0, 1e-6, math.inf, math.nan])
+def test_a_power_at_which_a_decay_would_be_0_or_1_is_refused(power: float) -> None:
+    with pytest.raises(ValueError, match=rf"decay_power={power}; allowed: above 0"):
+        RGLRU(8, 4, decay_power=power, rngs=nnx.Rngs(0))
 
 
 def test_an_impossible_range_of_decays_is_refused() -> None:

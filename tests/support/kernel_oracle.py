@@ -66,24 +66,24 @@ def _walk_back(x, h0, dy, dlast, a, reset, reverse):
     return dx, da, g
 
 
-def _gates(recurrence, entry, rate):
+def _gates(recurrence, input_gate, rate):
     """r, i, a and sqrt(1 − a²) as eqs. 1 to 4 and 6 say."""
-    r, i = (0.5 + 0.5 * np.tanh(0.5 * np.asarray(value, np.float64)) for value in (recurrence, entry))
+    r, i = (0.5 + 0.5 * np.tanh(0.5 * np.asarray(value, np.float64)) for value in (recurrence, input_gate))
     log_a = r * np.asarray(rate, np.float64)
     return r, i, np.exp(log_a), np.sqrt(-np.expm1(2 * log_a))
 
 
-def gated(x, recurrence, entry, rate, h0, reset, unit_reset):
+def gated(x, recurrence, input_gate, rate, h0, reset, unit_reset):
     """The states of the RG-LRU and the last of them."""
-    _, i, a, root = _gates(recurrence, entry, rate)
+    _, i, a, root = _gates(recurrence, input_gate, rate)
     scale = np.where(reset[..., None] & unit_reset, 1, root)
     return linear(scale * i * np.asarray(x, np.float64), a, h0, reset)
 
 
-def gated_gradients(x, recurrence, entry, rate, h0, reset, unit_reset, dy, dlast):
-    """Gradients of x, recurrence, entry, rate, h0, the slope of the root capped at 1000 in `a²`."""
+def gated_gradients(x, recurrence, input_gate, rate, h0, reset, unit_reset, dy, dlast):
+    """Gradients of x, recurrence, input_gate, rate, h0, the slope of the root capped at 1000 in `a²`."""
     x, rate = np.asarray(x, np.float64), np.asarray(rate, np.float64)
-    r, i, a, root = _gates(recurrence, entry, rate)
+    r, i, a, root = _gates(recurrence, input_gate, rate)
     fixed = reset[..., None] & unit_reset
     scale = np.where(fixed, 1, root)
     g, da, dh0 = linear_gradients(scale * i * x, a, h0, reset, dy, dlast)

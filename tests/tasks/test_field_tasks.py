@@ -397,3 +397,12 @@ def test_operations_on_stacks_follow_their_law() -> None:
             assert (pushed[:, t] == ~depth.any(axis=1)).all()
         depth[rows, stack] += np.where(pushed[:, t], 1, -1)
     assert abs(did / could - 0.5) < 0.02
+
+
+def test_the_chance_of_copying_counts_the_end_that_is_always_right() -> None:
+    """As often as the commonest answer at each place is right."""
+    task = Copying(length=18)
+    drawn = jax.device_get(streams.held_out_batch(task, streams.TEST, 0, 4_000, task.length))
+    answers = drawn.targets[drawn.mask].reshape(4_000, -1)
+    commonest = [np.bincount(place).max() / 4_000 for place in answers.T]
+    assert np.mean(commonest) == pytest.approx(task.chance, abs=0.01) and commonest[-1] == 1.0
