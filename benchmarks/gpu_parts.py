@@ -29,7 +29,7 @@ from jax.stages import Compiled
 
 from evalkit.bench import decode
 from evalkit.bench.recurrence import LEAST_S, Contender, plain_associative
-from evalkit.bench.stopwatch import compiled, name_of_pass, rates, spread, times
+from evalkit.bench.stopwatch import compiled, name_of_pass, quartiles, rates, times
 from evalkit.bench.training import time_step
 from evalkit.core import streams
 from evalkit.core.batches import feed_of
@@ -174,7 +174,7 @@ def reading(small: bool) -> Iterator[Row]:
     read = {name: partial(stream_tally, model, _constant(model)) for name, model in models.items()}
     yield {"compile_s": _side_by_side(*(partial(one, examples[lengths[0]], chunk) for one in read.values()))}
     for name, length in product(models, lengths):
-        taken = spread(times({"": partial(read[name], examples[length], chunk)}, 3)[""]).median
+        taken = quartiles(times({"": partial(read[name], examples[length], chunk)}, 3)[""]).median
         row = {"model": name, "batch": batch, "length": length, "chunk": chunk, "s": taken}
         yield row | {"tokens_per_s": batch * length / taken}
 
@@ -217,7 +217,7 @@ def matrix(small: bool) -> Iterator[Row]:
             yield {"what": name, "pass": name_of_pass(backward), "not_run": reason}
         moved = (4 if not backward else 11) * q.size * q.dtype.itemsize
         for name, seconds in times(ready, 3 if small else 5, LEAST_S).items():
-            taken = spread(seconds).median
+            taken = quartiles(seconds).median
             row = {"what": name, "shape": shape, "pass": name_of_pass(backward), "ms": taken * 1e3}
             yield row | {"of_copy": moved / taken / copy, "tokens_per_s": batch * length / taken}
 
@@ -247,7 +247,7 @@ def _of_copy(
         for name, reason in refused.items():
             yield {"what": name, "pass": name_of_pass(backward), "not_run": reason}
         for name, seconds in times(ready, repeats, LEAST_S).items():
-            taken, moved = spread(seconds).median, contenders[name].bytes(math.prod(shape), backward)
+            taken, moved = quartiles(seconds).median, contenders[name].bytes(math.prod(shape), backward)
             row = {"what": name, "shape": shape, "pass": name_of_pass(backward), "ms": taken * 1e3}
             yield row | {"gb_per_s": moved / taken / 1e9, "of_copy": moved / taken / copy}
 

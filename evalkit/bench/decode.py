@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.stages import Compiled
 from jaxtyping import Float
 
-from evalkit.bench.stopwatch import spread, times
+from evalkit.bench.stopwatch import quartiles, times
 from evalkit.core.contracts import LanguageModel, Params, Pretrained
 from evalkit.inference.generation import MOST_AT_ONCE, decoded
 from evalkit.inference.prefill import Prefilled, placed, prefill, shortest_chunk
@@ -134,7 +134,7 @@ def limits(pretrained: Pretrained, batch: int, width: int, heads: int, head_dim:
         taken = times({"maps": lambda: run_maps(weights, x), "attention": lambda: run_attention((), q, k)}, 5, 0.02)
     pairs = mesh.size * rows * heads * keys
     flops = {"maps": 4 * batch * width * wide, "attention": pairs * (4 * head_dim + SOFTMAX)}
-    rates = {name: PRODUCTS * count / spread(taken[name]).median for name, count in flops.items()}
+    rates = {name: PRODUCTS * count / quartiles(taken[name]).median for name, count in flops.items()}
     return Limits(copy, rates["maps"], rates["attention"])
 
 

@@ -2,13 +2,17 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from evalkit.bench.settings import ALONE, OF_MODELS, output_format
+
+if TYPE_CHECKING:
+    from evalkit.configuration.experiment import Experiment
 
 Columns = Mapping[str, tuple[str, Callable[[Any], str]]]
 
@@ -154,8 +158,15 @@ def _of_experiment(what: str, own: Mapping[str, Any], overrides: Sequence[str]) 
             result = streaming.measure(built, **own)
         else:
             names = {"task": built.task_name, "model": built.model_name}
-            result = names | training.measure(trainer_of(built), **own)
+            result = names | training.measure(trainer_of(_in_dispatches_of(built, own["steps"])), **own)
     return {**result, "environment": environment.describe(built.matmul_precision)}, built.format, built.quiet
+
+
+def _in_dispatches_of(experiment: "Experiment", steps: int) -> "Experiment":
+    """The same with dispatches of so many steps, for which as many are read."""
+    _, training = experiment.trained
+    every = {"log_every": steps, "eval_every": steps, "checkpoint_every": steps, "keep_every": None}
+    return replace(experiment, train=replace(training, **every))
 
 
 def show(console: Console, result: dict[str, Any]) -> None:

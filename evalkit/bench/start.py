@@ -9,7 +9,7 @@ from typing import Any
 
 from evalkit.bench import programs
 from evalkit.bench.programs import Program
-from evalkit.bench.stopwatch import spread
+from evalkit.bench.stopwatch import quartiles
 from evalkit.core.errors import UserError
 
 
@@ -25,7 +25,7 @@ def measure(overrides: Sequence[str], repeats: int) -> dict[str, Any]:
             seconds, compiled = _first_step(overrides, f"{folder}/cache")
             firsts.append(seconds)
             seconds_again.append(_first_step(overrides, f"{folder}/cache")[0])
-    first, again = spread(firsts), spread(seconds_again)
+    first, again = quartiles(firsts), quartiles(seconds_again)
     return {
         "command_to_first_step_s": first.median,
         "quartiles_s": [first.low, first.high],

@@ -38,7 +38,7 @@ class Work(NamedTuple):
     amount: int
 
 
-class Spread(NamedTuple):
+class Quartiles(NamedTuple):
     """Seconds: the median of the repeats and its quartiles."""
 
     median: float
@@ -71,7 +71,7 @@ class Race:
         results: dict[str, float | str] = {name: self.stopped.get(name, "") for name in contenders}
         running = {name: make() for name, make in contenders.items() if name not in self.stopped}
         for name, seconds in times(running, self.repeats, self.least_s).items():
-            results[name] = taken = spread(seconds).median
+            results[name] = taken = quartiles(seconds).median
             if taken > self.patience:
                 self.stopped[name] = f"took {taken:.1f} s at length {length}"
         return results
@@ -113,10 +113,10 @@ def _time(function: Callable[[], Any], calls: int) -> float:
     return (time.perf_counter() - began) / calls
 
 
-def spread(seconds: list[float]) -> Spread:
+def quartiles(seconds: list[float]) -> Quartiles:
     """The median and the quartiles."""
     low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75]).tolist()
-    return Spread(median, low, high)
+    return Quartiles(median, low, high)
 
 
 def rates(repeats: int, dtype: str = "float32") -> dict[str, float]:
@@ -132,7 +132,7 @@ def rates(repeats: int, dtype: str = "float32") -> dict[str, float]:
     if on_a_cpu:
         work["fresh_copy"] = fresh_copy(size.copied)
     taken = times({name: one.call for name, one in work.items()}, repeats, size.least_s)
-    measured = {name: one.amount / spread(taken[name]).median for name, one in work.items()}
+    measured = {name: one.amount / quartiles(taken[name]).median for name, one in work.items()}
     return {"fresh_copy": measured["copy"]} | measured
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from evalkit.bench.stopwatch import spread, times
+from evalkit.bench.stopwatch import quartiles, times
 from evalkit.configuration.experiment import Experiment
 from evalkit.core import streams
 from evalkit.core.errors import UserError, first_line
@@ -32,7 +32,7 @@ def measure(experiment: Experiment, repeats: int, length: int, batch_size: int, 
     began = time.perf_counter()
     jax.block_until_ready(score())
     first = time.perf_counter() - began
-    taken = spread(times({"score": score}, repeats)["score"])
+    taken = quartiles(times({"score": score}, repeats)["score"])
     tokens = example.tokens.size
     return {
         "task": experiment.task_name,

@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import PartitionSpec
 
-from evalkit.bench.stopwatch import Spread, rates, spread, times
+from evalkit.bench.stopwatch import Quartiles, quartiles, rates, times
 from evalkit.core.errors import UserError
 from evalkit.numerics import random_key
 from evalkit.parallel.devices import AXIS
@@ -70,7 +70,7 @@ def time_step(trainer: Trainer, repeats: int, steps: int) -> dict[str, Any]:
     }
 
 
-def _step_time(trainer: Trainer, state: TrainState, stage: Stage, steps: int, repeats: int) -> Spread:
+def _step_time(trainer: Trainer, state: TrainState, stage: Stage, steps: int, repeats: int) -> Quartiles:
     """Seconds a step, all seeds together."""
 
     def dispatch() -> Any:
@@ -79,7 +79,7 @@ def _step_time(trainer: Trainer, state: TrainState, stage: Stage, steps: int, re
         return sums
 
     taken = times({"step": dispatch}, repeats)["step"]
-    return spread([seconds / steps for seconds in taken])
+    return quartiles([seconds / steps for seconds in taken])
 
 
 def counted_bytes(trainer: Trainer, stage: Stage) -> float:
@@ -110,7 +110,7 @@ def parts(trainer: Trainer, stage: Stage, repeats: int) -> list[dict[str, Any]]:
     }
     counts = {name: 1 for name in functions} | {piece.name: piece.times for piece in pieces}
     rows = [
-        {"name": name, "times": counts[name], "ms": spread(seconds).median * 1e3 * counts[name]}
+        {"name": name, "times": counts[name], "ms": quartiles(seconds).median * 1e3 * counts[name]}
         for name, seconds in times(functions, repeats).items()
     ]
     return sorted(rows, key=lambda row: -row["ms"])

@@ -106,17 +106,35 @@ def measured(folder: Path, of: str, **parameters: Any) -> Numbers:
     Raises NoRows where there is none, UserError for an unknown measure.
     """
     if other := parameters.pop("minus", None):
-        less = measured(folder, of, **{**parameters, "run": other})
-        return {seed: number - less[seed] for seed, number in measured(folder, of, **parameters).items()}
+        less, more = measured(folder, of, **{**parameters, "run": other}), measured(folder, of, **parameters)
+        refuse_other_seeds([less, more])
+        return {seed: number - less[seed] for seed, number in more.items()}
     if of == "timing":
         numbers = timing(_timings(folder / parameters.pop("file"), parameters.pop("record")), **parameters)
     elif of in MEASURES:
         runs = [_kept(place) for place in _places(folder / parameters.pop("run"))]
-        numbers = {seed: x for kept in runs for seed, x in MEASURES[of](kept, **parameters).items()}
+        numbers = _of_every_seed([MEASURES[of](kept, **parameters) for kept in runs])
     else:
         raise UserError(f"{of!r} is no measure of a claim; choose one of timing, {', '.join(MEASURES)}")
     if not numbers:
         raise NoRows(f"nothing was measured of {of} at {parameters}")
+    return numbers
+
+
+def refuse_other_seeds(groups: Sequence[Numbers]) -> None:
+    """Raises NoRows where groups that are compared seed by seed have different ones."""
+    seeds = [sorted(group) for group in groups]
+    if any(one != seeds[0] for one in seeds):
+        raise NoRows(f"of seeds {' and '.join(str(one) for one in seeds)}, which are compared one by one")
+
+
+def _of_every_seed(groups: Sequence[Numbers]) -> dict[int, float]:
+    """The numbers of several runs; raises UserError for a seed that two of them have."""
+    numbers: dict[int, float] = {}
+    for group in groups:
+        if twice := numbers.keys() & group.keys():
+            raise UserError(f"several runs have the seed {min(twice)}; name one of them as run:")
+        numbers |= group
     return numbers
 
 

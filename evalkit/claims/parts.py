@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from evalkit.claims.measures import NoRows, Numbers, estimated, measured
+from evalkit.claims.measures import NoRows, Numbers, estimated, measured, refuse_other_seeds
 from evalkit.core.errors import UserError
 from evalkit.core.statistics import mann_whitney
 
@@ -180,6 +180,7 @@ def finding_of(part: Part, groups: Sequence[Numbers]) -> Finding:
     elif part.statistic in ("difference", "order"):
         each = {seed: number - median(last) for seed, number in first.items()}
     elif part.statistic == "slope":
+        refuse_other_seeds(groups)
         each = {seed: _slope([group[seed] for group in groups]) for seed in first}
     numbers = list(each.values())
     families = {one.get("run") for one in part.of} if isinstance(part.of, list) else ()

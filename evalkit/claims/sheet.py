@@ -57,10 +57,11 @@ def judge(claims: Mapping[str, Claim], studies: Path) -> dict[str, JudgedClaim]:
         findings, reason = found.get(id, ([], ""))
         family = [one for other in figures.get(claim.figure, ()) for one in found[other][0]]
         adjusted = _adjusted(findings, family)
-        control = [] if claim.control.parts == [] else _adjusted(controls[id][0], controls[id][0])
-        verdict, why = decide(claim, adjusted, control or None, reason)
+        of_control, lacking = controls[id]
+        control = None if lacking or not of_control else _adjusted(of_control, of_control)  # a part of it shows nothing
+        verdict, why = decide(claim, adjusted, control, reason)
         count = sum(one.p is not None for one in family)
-        judged[id] = JudgedClaim(claim, verdict, why, adjusted, control or None, count, scale_of(claim, studies))
+        judged[id] = JudgedClaim(claim, verdict, why, adjusted, control, count, scale_of(claim, studies))
     return judged
 
 
@@ -72,17 +73,16 @@ def decide(
         return Verdict.NOT_HERE, claim.lacking
     if missing or not findings:
         return Verdict.NOT_RUN, missing or "no run answers it"
-    repeats = min(one.repeats for one in findings)
+    of_runs = [one for one in findings if one.part.statistic != "tests"]
+    repeats = min(one.repeats for one in of_runs or findings)
     once = "one round" if findings[0].part.is_timing else "one seed"
     if claim.runs.seeds and repeats < len(claim.runs.seeds):
         return Verdict.NOT_DECIDABLE, f"{repeats} of {len(claim.runs.seeds)} seeds are kept so far"
     sides = [one.side for one in findings]
-    by_tests = all(one.part.statistic == "tests" for one in findings)
     if set(sides) <= {"exact", "meets"}:
-        if "exact" in sides and all(
-            side == "exact" or one.part.exact is None for side, one in zip(sides, findings, strict=True)
-        ):
-            return Verdict.EXACT, "tests of the suite hold it" if by_tests else "every seed is at its mark"
+        of_seeds = [side for side, one in zip(sides, findings, strict=True) if not one.part.median_alone]
+        if set(of_seeds) == {"exact"}:
+            return Verdict.EXACT, "every seed is at its mark" if of_runs else "tests of the suite hold it"
         return (Verdict.SEEN_ONCE, once) if repeats == 1 else (Verdict.HOLDS, "every mark is met")
     if "fails" not in sides:
         return Verdict.NOT_DECIDABLE, _open(findings)

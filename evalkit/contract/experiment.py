@@ -10,7 +10,7 @@ import jax
 
 from evalkit.configuration.experiment import Experiment, build, model_of
 from evalkit.contract.evaluations import PROMISES_OF_EVALUATIONS, QUICK_PROMISES_OF_EVALUATIONS, EvaluationUnderCheck
-from evalkit.contract.models import OF_ONE_MIXER, QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES, ModelUnderCheck
+from evalkit.contract.models import OF_A_TEXT, OF_ONE_MIXER, QUICK_PROMISES_OF_MODELS, SLOWER_PROMISES, ModelUnderCheck
 from evalkit.contract.promises import BrokenPromise, Promise, broken
 from evalkit.contract.sinks import PROMISES_OF_SINKS, QUICK_PROMISES_OF_SINKS, SinkUnderCheck
 from evalkit.contract.tasks import PROMISES_OF_TASKS, TaskUnderCheck
@@ -43,7 +43,10 @@ def refuse_broken_promise(experiment: Experiment, params: Callable[[], Params]) 
     `params` makes the model's parameters. A task of ours, a model of our mixers alone and an evaluation of ours are not
     checked again: our tests do that, and their programs would take three seconds of every run.
     """
-    every = {"model": QUICK_PROMISES_OF_MODELS, "task": PROMISES_OF_TASKS, "eval": QUICK_PROMISES_OF_EVALUATIONS}
+    of_models = QUICK_PROMISES_OF_MODELS
+    if not isinstance(experiment.task, Task):
+        of_models = (*of_models, OF_A_TEXT)
+    every = {"model": of_models, "task": PROMISES_OF_TASKS, "eval": QUICK_PROMISES_OF_EVALUATIONS}
     of = {name: () if is_ours(experiment.config[name]) else groups for name, groups in every.items()}
     if any(of.values()):
         _raise_first(chain(*_parts(experiment, params(), of["eval"], of["model"], of["task"])))

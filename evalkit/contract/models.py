@@ -321,8 +321,10 @@ def _long(subject: ModelUnderCheck) -> str | None:
         if differs := subject.differ(logits[row, :cut], logits[0, :cut], when):
             return differs
     sizes = [TOKENS * 2] * (length // (TOKENS * 2))
-    in_chunks = subject.through_cache(tokens[:2], None, sizes)[0]
-    differs = subject.differ(in_chunks, logits[0], f"of {length} tokens in chunks of {TOKENS * 2} ")
+    last_alone = [*sizes[:-1], *[1] * sizes[-1]]
+    in_chunks = subject.through_cache(tokens[:2], None, last_alone)[0]
+    when = f"of {length} tokens in chunks of {TOKENS * 2}, the last {sizes[-1]} one at a time, "
+    differs = subject.differ(in_chunks, logits[0], when)
     return differs or _long_documents(subject, tokens[0], logits[0], sizes)
 
 
@@ -408,6 +410,8 @@ QUICK_PROMISES_OF_MODELS: tuple[tuple[Promise, ...], ...] = (
     (_causality, _chunks, _padding, _resets),
 )
 """In groups: a group is checked only if all promises of those before it are kept."""
+OF_A_TEXT: tuple[Promise, ...] = (_packing,)
+"""What training on a text needs besides: it has several documents in a row, and no cache."""
 OF_ONE_MIXER: tuple[Promise, ...] = (_window,)
 """Promises that are checked on a model of one block alone: several blocks reach further than each."""
 SLOWER_PROMISES = (_long, _steps, _packing, _state, _at, _gradients, _gradients_of_later, _same_key)

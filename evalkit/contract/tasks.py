@@ -5,10 +5,11 @@ from numbers import Integral, Real
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from evalkit.contract.promises import Promise, promised
-from evalkit.core.contracts import Ordinary, Task
+from evalkit.core.contracts import Cuts, Ordinary, Recalls, Task
 from evalkit.core.streams import train_batch
 from evalkit.numerics import random_key
 from evalkit.parallel.devices import RUNS_ONCE
@@ -131,6 +132,41 @@ def _ordinary(subject: TaskUnderCheck) -> str | None:
     return f"they are {tokens.min()} to {tokens.max()}" if outside else None
 
 
+@promised("cut", "cut(example, length), where there is one, gives what solve says of the beginning")
+def _cut(subject: TaskUnderCheck) -> str | None:
+    task, length = subject.task, subject.length
+    if not isinstance(task, Cuts):
+        return None
+    cut = jax.jit(jax.vmap(task.cut, in_axes=(0, None)), compiler_options=RUNS_ONCE)
+    for shorter in dict.fromkeys((max(1, length // 3), length - 1)):
+        end = shorter + task.answer_length
+        for tokens, wanted, scored in zip(*jax.device_get(cut(subject.batch, np.int32(shorter)))[:3], strict=True):
+            if scored[end:].any():
+                return f"at length {shorter} it scores position {end + int(np.argmax(scored[end:]))}"
+            targets, mask = task.solve(np.array(tokens[:end]))
+            if not np.array_equal(np.asarray(mask, bool), scored[:end]):
+                return f"at length {shorter} solve scores other positions"
+            if not np.array_equal(np.asarray(targets)[scored[:end]], wanted[:end][scored[:end]]):
+                return f"at length {shorter} solve gives other targets"
+    return None
+
+
+@promised("plant", "plant(key, length, place, answer), where there is one, gives a context with the fact at its place")
+def _plant(subject: TaskUnderCheck) -> str | None:
+    task, length = subject.task, subject.length
+    if not isinstance(task, Recalls):
+        return None
+    made = jax.jit(
+        lambda answer: task.plant(random_key(0), length, jnp.int32(length // 2), answer), compiler_options=RUNS_ONCE
+    )
+    first, other = (np.asarray(made(np.int32(answer))) for answer in (0, task.answers - 1))
+    if first.shape != (length,) or first.dtype != np.int32:
+        return f"it gives {first.dtype} {first.shape}, not int32 {(length,)}"
+    if min(first.min(), other.min()) < 0 or max(first.max(), other.max()) >= task.vocab_size:
+        return f"its tokens are {min(first.min(), other.min())} to {max(first.max(), other.max())}"
+    return "two answers give one context" if np.array_equal(first, other) else None
+
+
 @promised("solve", "solve(tokens) gives the targets and the mask of sample")
 def _solve(subject: TaskUnderCheck) -> str | None:
     batch = subject.batch
@@ -162,5 +198,6 @@ PROMISES_OF_TASKS: tuple[tuple[Promise, ...], ...] = (
     (_example,),
     (_vocabulary, _scored, _keys),
     (_ordinary, _solve, _describe),
+    (_cut, _plant),
 )
 """In groups: a group is checked only if all promises of those before it are kept."""

@@ -32,10 +32,10 @@ class Tally(NamedTuple):
     def scores(self) -> dict[str, Float[Array | np.ndarray, " b"]]:
         """Returns mean loss (nats), mean accuracy and whole-answer exact match of each sequence.
 
-        A sequence without a scored position, such as a document of one token, has a loss of 0.
+        A sequence without a scored position, such as a document of one token, has 0 of each.
         """
         scored = self.scored.clip(min=1)
-        exact = (self.correct == self.scored).astype(np.float32)
+        exact = ((self.correct == self.scored) & (self.scored > 0)).astype(np.float32)
         return dict(zip(METRICS, (self.loss / scored, self.correct / scored, exact), strict=True))
 
 

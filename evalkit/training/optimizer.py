@@ -121,7 +121,7 @@ def ema_update(average: Any, params: Any, decay: float, step: Array) -> Any:
     """Returns the exponential moving average with `params`, those after step `step` (from 0), taken in.
 
     It has no bias towards the first parameters: the parameters after each step have weights that fall by `decay` a step
-    and sum to 1.
+    and sum to 1. A step that is skipped (`train.skip_nonfinite`) counts, with the parameters before it.
     """
     log_decay = jnp.log(jnp.float32(decay))
     # expm1, because 1 − decay^n cancels near 1.

@@ -72,7 +72,9 @@ class MLSTMBlock(Recurrent):
     ) -> tuple[Activations, Float[Array, "b h k v"], Float[Array, "b 1 c"]]:
         u, gates = side_by_side(x, self.input, self.gates)
         q, k, v, o = jnp.split(u, [sum(self.sizes[:count]) for count in (1, 2, 3)], axis=-1)
-        gates = add_bias(gates.astype(jnp.float32), self.gates.bias[...])
+        bias = self.gates.bias
+        assert bias is not None
+        gates = add_bias(gates.astype(jnp.float32), bias[...])
         input_gate, forget = jnp.split(CAP * jnp.tanh(gates / CAP), 2, axis=-1)
         y, state, largest = normalised(
             self._in_heads(q),

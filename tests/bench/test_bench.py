@@ -12,7 +12,7 @@ import pytest
 from evalkit.__main__ import main
 from evalkit.bench import matrix_state, recurrence, stopwatch
 from evalkit.bench.steps import Noise
-from evalkit.bench.stopwatch import spread, times
+from evalkit.bench.stopwatch import quartiles, times
 from evalkit.bench.training import product_flops
 from evalkit.configuration.spec import Spec
 from support.faults import one_line
@@ -37,7 +37,7 @@ def test_times_are_taken_in_turn_after_a_first_call() -> None:
     taken = times({name: lambda name=name: calls.append(name) for name in "ab"}, 3)
     assert "".join(calls) == "ab" + "ab" * 3
     assert [len(seconds) for seconds in taken.values()] == [3, 3]
-    assert spread([3.0, 1.0, 2.0]) == (2.0, 1.5, 2.5)
+    assert quartiles([3.0, 1.0, 2.0]) == (2.0, 1.5, 2.5)
 
 
 def test_a_copy_goes_to_memory_that_is_there() -> None:

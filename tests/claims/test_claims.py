@@ -105,6 +105,30 @@ def test_exact_needs_a_median_of_1_and_every_seed_at_its_mark() -> None:
     assert decide(claim(), [measured(1.0, 0.995, 0.99, of=strict)], None)[0] == Verdict.HOLDS
 
 
+def test_a_test_that_exists_makes_no_median_exact() -> None:
+    by_tests = measure(Part.read(ENTRIES["X1"]["test"][0]), STUDIES)
+    assert decide(claim(), [by_tests], None)[0] == Verdict.EXACT
+    assert decide(claim(seeds=[0, 1, 2]), [measured(1.0, 0.99, 1.0), by_tests], None)[0] == Verdict.HOLDS
+
+
+def test_a_control_that_is_kept_in_part_passes_nothing(tmp_path: Path) -> None:
+    """The control of B3 with a second run, which was never made."""
+    entry = {**ENTRIES["B3"], "figure": "alone"}
+    own = entry["control"]["test"][0]
+    easy = {"median": {**entry["test"][0]["median"], "length": 256}, "says": "Hawk at 256", "meets": ">= 0.9"}
+    never = {**own, "median": {**own["median"], "run": "synthetic/fig6b/never"}}
+    for parts, verdict in (([easy], Verdict.DOES_NOT_HOLD), ([easy, never], Verdict.NOT_DECIDABLE)):
+        entry["control"] = {"says": "it can", "test": parts}
+        (tmp_path / claims.FILE).write_text(yaml.safe_dump({"B3": entry}), encoding="utf-8")
+        assert judge(claims.read(tmp_path), STUDIES)["B3"].verdict == verdict
+
+
+def test_groups_of_other_seeds_are_not_compared_one_by_one() -> None:
+    slope = Part.read({"slope": [{}, {}], "says": "x", "meets": ">= 0"})
+    with pytest.raises(NoRows, match=r"of seeds \[0, 1\] and \[0\]"):
+        finding_of(slope, [{0: 1.0, 1: 2.0}, {0: 1.0}])
+
+
 def test_seeds_that_were_registered_and_are_missing_leave_it_open() -> None:
     verdict, why = decide(claim(seeds=[1, 2, 3]), [measured(1.0, 1.0)], None)
     assert verdict == Verdict.NOT_DECIDABLE and why.startswith("2 of 3 seeds")

@@ -73,7 +73,8 @@ def test_the_right_ones_keep_every_promise() -> None:
     for right in (wrong_mixers.MinGRU, wrong_mixers.Shares):
         mixer = of_mixer(right)
         assert not {promise.name: found for promise in EVERY_PROMISE_OF_MODELS if (found := promise.violation(mixer))}
-    assert first(broken("it", PROMISES_OF_TASKS, TaskUnderCheck(wrong_tasks.Parity()))) is None
+    for right_task in (wrong_tasks.Parity(), wrong_tasks.Planted()):
+        assert first(broken("it", PROMISES_OF_TASKS, TaskUnderCheck(right_task))) is None
     assert first(broken("it", PROMISES_OF_EVALUATIONS, measured(wrong_evaluations.CountsSeeds()))) is None
 
 

@@ -63,6 +63,24 @@ class Shares(MinGRU):
         return x
 
 
+@breaks("length")
+class DecodesWronglyFarOn(MinGRU):
+    """As a ring that is written one place late once it is full, where one token comes at a time."""
+
+    def __call__(self, x, positions, cache):
+        if cache is None:
+            return super().__call__(x, positions, None)
+        h, seen = cache
+        y, h = super().__call__(x, positions, h)
+        is_real = jnp.ones(x.shape[:2], bool) if positions is None else positions >= 0
+        if x.shape[1] == 1:
+            y = jnp.where((seen >= 48)[:, None, None], -y, y)
+        return y, (h, seen + is_real.sum(axis=1, dtype=jnp.int32))
+
+    def init_cache(self, batch, length):
+        return super().init_cache(batch, length), jnp.zeros((batch,), jnp.int32)
+
+
 @breaks("causality")
 class SharesTheNextToken(Shares):
     def shared(self, x, positions):

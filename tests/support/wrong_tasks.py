@@ -249,6 +249,40 @@ class AnOrdinaryTokenIsNoToken(Parity):
         return jnp.full((length,), 2)
 
 
+@breaks("cut")
+class CutsWithOtherTargets(Parity):
+    def cut(self, example, length):
+        is_kept = jnp.arange(example.mask.shape[-1]) < length
+        return example._replace(targets=1 - example.targets, mask=example.mask & is_kept)
+
+
+@breaks("cut")
+class ScoresWhatIsCutOff(Parity):
+    def cut(self, example, length):
+        return example
+
+
+class Planted(Parity):
+    """One whose answer stands at its place, among zeros; `answers` and `query` are as of any such task."""
+
+    answers, query = 2, 1
+
+    def plant(self, key, length, place, answer):
+        return jnp.zeros((length,), jnp.int32).at[place].set(answer)
+
+
+@breaks("plant")
+class PlantsNothing(Planted):
+    def plant(self, key, length, place, answer):
+        return jnp.zeros((length,), jnp.int32)
+
+
+@breaks("plant")
+class PlantsNoToken(Planted):
+    def plant(self, key, length, place, answer):
+        return super().plant(key, length, place, answer + 2)
+
+
 class NoChance:
     """A task without `chance` and `solve`."""
 
