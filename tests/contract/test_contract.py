@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evalkit.configuration import experiment as config
+from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.spec import Spec
 from evalkit.contract import (
     EVERY_PROMISE_OF_MODELS,
@@ -20,12 +22,13 @@ from evalkit.contract import (
     SinkUnderCheck,
     TaskUnderCheck,
 )
-from evalkit.contract.experiment import every_part
+from evalkit.contract.experiment import every_part, refuse_broken_promise
 from evalkit.contract.promises import BrokenPromise, broken
 from evalkit.core.batches import refuse_no_task
-from evalkit.core.contracts import Task
+from evalkit.core.contracts import LanguageModel, Task
 from evalkit.core.errors import UserError
 from evalkit.models import build
+from evalkit.numerics import random_key
 from evalkit.record.tensorboard import TensorBoard
 from support import tiny, wrong_evaluations, wrong_mixers, wrong_sinks, wrong_tasks
 from support.shrunk import DRAWN, every_model, overrides_of
@@ -88,6 +91,33 @@ def test_a_wrong_mixer_is_told_what_it_breaks(name: str) -> None:
         found = first(broken("model=mine", [[*EVERY_PROMISE_OF_MODELS, *OF_ONE_MIXER]], looked_at))
     assert found is not None and found.promise.name == promise, found
     assert str(found).startswith(f"model=mine breaks {promise!r}: ") and "\n" not in str(found)
+
+
+@pytest.mark.slow
+def test_documents_of_a_text_are_told_apart_before_it_is_trained_on(tmp_path: Path) -> None:
+    """Other tasks have one in a row, and are not asked for it."""
+    (tmp_path / "a.txt").write_text("It was a dark and stormy night. " * 400, encoding="utf-8")
+    (tmp_path / "heldout-b.txt").write_text("The rain fell in torrents. " * 400, encoding="utf-8")
+    mine = "{_target_: support.wrong_mixers.TakesDocumentsForOneWithoutACache, _partial_: true}"
+    words = [
+        "model=hawk",
+        f"+model.mixers.mine={mine}",
+        "model.pattern=[mine]",
+        "model.width=8",
+        "allow_targets=[support]",
+    ]
+    for task in (["task=books", f"data.path={tmp_path}", "task.length=64"], ["task=copying", "task.length=42"]):
+        experiment = Spec.of([*task, *words, "train.curriculum=[]"]).experiment
+        model, _ = experiment.trained
+
+        def check(experiment: Experiment = experiment, model: LanguageModel = model) -> None:
+            refuse_broken_promise(experiment, lambda: model.init(random_key(0)))
+
+        if task[0] == "task=books":
+            with pytest.raises(BrokenPromise, match="breaks 'packing'"):
+                check()
+        else:
+            check()
 
 
 @pytest.mark.parametrize("name", wrong_mixers.UNBUILT)

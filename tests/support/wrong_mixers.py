@@ -64,6 +64,14 @@ class Shares(MinGRU):
 
 
 @breaks("length")
+class TakesDocumentsForOneWithoutACache(MinGRU):
+    """It breaks `packing` as well, which is asked later."""
+
+    def __call__(self, x, positions, cache):
+        return super().__call__(x, None if cache is None else positions, cache)
+
+
+@breaks("length")
 class DecodesWronglyFarOn(MinGRU):
     """As a ring that is written one place late once it is full, where one token comes at a time."""
 
