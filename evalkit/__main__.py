@@ -62,8 +62,15 @@ def _do(words: Sequence[str]) -> int:
     verb, rest = (words[0], words[1:]) if is_verb else ("run", words)
     if verb not in VERBS:
         raise UserError(f"{verb!r} is no command; choose one of {', '.join(VERBS)}, or give settings as key=value")
-    if own is not None and VERBS[verb].composes:
-        rest = [*rest, f"hydra.searchpath=['file://{own.resolve()}']"]
+    if own is not None and not VERBS[verb].composes:
+        from evalkit.configuration import catalogue
+        from evalkit.core import trust
+
+        trust.remember(catalogue.targets(own))  # of runs that these commands read
+    elif own is not None:
+        from evalkit.configuration.overrides import overrides_of
+
+        rest = [*rest, *overrides_of({"hydra.searchpath": [f"file://{own.resolve()}"]})]
     return import_module(f"evalkit.commands.{VERBS[verb].module}").main(rest)
 
 

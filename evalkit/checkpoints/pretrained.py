@@ -21,6 +21,7 @@ from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import Params, Pretrained, Unread
 from evalkit.core.errors import UserError, first_line, typed_path, writing
 from evalkit.core.network import Refused, Silent, ask_hub
+from evalkit.core.trust import BUILD
 from evalkit.models.formats import export as hugging_face
 from evalkit.models.formats import released
 from evalkit.tasks.text.tokenizers import Bytes, Numbers
@@ -102,10 +103,14 @@ def _run(folder: Path, checkpoint: str, dtype: str, packages: Sequence[str], cac
     measured = checkpoint_of(folder / "config.yaml")
     if measured is not None:
         raise UserError(f"{checkpoint} measured the checkpoint {measured}; give that one")
-    mixers = plain_of(folder / "config.yaml", packages)["model"].get("mixers", {})
+    node = plain_of(folder / "config.yaml", packages)["model"]
+    mixers = node.get("mixers", {}) if node.get("_target_") == BUILD else {}  # another model's are its own affair
+    has_dtype = "dtype" in settings_of(node, "model")
+    if not has_dtype and dtype != "float32":
+        raise UserError(f"dtype={dtype}, but the model of {checkpoint} has no setting dtype; leave it out")
     keys = {f"model.mixers.{name}": mixer for name, mixer in mixers.items()}
     kept = [f"{key}.cache_dtype" for key, mixer in keys.items() if "cache_dtype" in settings_of(mixer, key)]
-    changes = [f"model.dtype={dtype}", *(f"{key}={cache_dtype or dtype}" for key in kept)]
+    changes = [*([f"model.dtype={dtype}"] if has_dtype else []), *(f"{key}={cache_dtype or dtype}" for key in kept)]
     experiment = Spec.saved(folder, changes, allowed=("model.dtype", *kept), packages=packages).experiment
     model, _ = experiment.trained
     size, length = experiment.task.vocab_size, experiment.task.length

@@ -4,6 +4,7 @@ import argparse
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,6 +34,15 @@ Benchmarks of lm-eval on a checkpoint: python -m evalkit task=downstream checkpo
 Any setting is key=value: seeds=3, train.steps=2000, format=json, quiet=true; -m model=mqa,hawk,griffin runs each.
 All settings: python -m evalkit --cfg job task=induction_heads model=griffin
 Tasks, models and evaluations of your own: --config-dir DIR, with any command; the current folder is importable."""
+
+
+def refuse_no_folder(words: Sequence[str], settings: Sequence[str]) -> None:
+    """Raises UserError where one of these `settings` is empty or null, which would be the current folder, or a list."""
+    for text in words:
+        name, equals, folder = text.lstrip("+").partition("=")
+        is_none = not folder.strip("'\" ") or folder == "null" or folder.startswith(("[", "{"))
+        if name in settings and equals and is_none:
+            raise UserError(f"{name}={folder} names no folder; give one, such as {name}=runs/<task>/<model>/<time>")
 
 
 class Page(argparse.ArgumentParser):

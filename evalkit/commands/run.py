@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError("-p and --resolve say how --cfg prints; give --cfg job, hydra or all as well")
     if flags.info or flags.hydra_help or flags.shell_completion:
         return _answered_by_hydra(flags)
-    _refuse_no_folder(flags.overrides)
+    guide.refuse_no_folder(flags.overrides, FOLDERS)
     return _done(Request.of(flags.overrides), flags)
 
 
@@ -85,6 +85,11 @@ def _done(request: Request, flags: argparse.Namespace) -> int:
         if is_whole:
             one = "" if _is_suite(words) else ", or give a model= as well"
             raise UserError(f"experiment= has its own runs; leave -m out{one}")
+        for word in words:
+            if word.key_or_group == "hydra.run.dir":
+                raise UserError(
+                    f"{word.input_line} is of a single run; give hydra.sweep.dir=FOLDER, in which each has its own"
+                )
         return (sweeper if sweeper.chosen(words) else sweep).main(words)
     if not is_whole:
         return _run(words)
@@ -110,15 +115,6 @@ def _refuse_hyphens(words: Sequence[str]) -> None:
                 f"{word}: a setting has no hyphens; give {word.lstrip('-')}, and in the command of a sweep of W&B's "
                 "${args_no_hyphens}"
             )
-
-
-def _refuse_no_folder(overrides: Sequence[str]) -> None:
-    """Raises UserError for a folder that is empty or null, which would be the current one, or that is a list."""
-    for text in overrides:
-        name, equals, folder = text.lstrip("+").partition("=")
-        is_none = not folder.strip("'\" ") or folder == "null" or folder.startswith(("[", "{"))
-        if name in FOLDERS and equals and is_none:
-            raise UserError(f"{name}={folder} names no folder; give one, such as {name}=runs/<task>/<model>/<time>")
 
 
 def _page() -> guide.Page:
@@ -230,9 +226,10 @@ def _saved(request: Request, words: "Sequence[Override]") -> "Spec":
 
 
 def _is_whole_experiment(words: "Sequence[Override]") -> bool:
-    """Whether the words name all runs of an experiment; with `model=` they name a single run, except in a suite."""
+    """Whether the words name all runs of an experiment; with a model they name a single run, except in a suite."""
     named = _named(words)
-    return "experiment" in named and "checkpoint" not in named and ("model" not in named or _is_suite(words))
+    is_single = not named.keys().isdisjoint(("model", "mixer"))
+    return "experiment" in named and "checkpoint" not in named and (not is_single or _is_suite(words))
 
 
 def _is_suite(words: "Sequence[Override]") -> bool:

@@ -5,7 +5,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.commands.guide import HELP, Page
+from evalkit.commands.guide import HELP, Page, refuse_no_folder
 from evalkit.core.errors import UserError, typed_path
 
 if TYPE_CHECKING:
@@ -64,8 +64,11 @@ def _begin(arguments: Sequence[str]) -> int:
     from evalkit.configuration.composition import parse, text_of
     from evalkit.session import search
 
+    refuse_no_folder(arguments, [FOLDER])
     words = parse(arguments)
     for word in words:
+        if word.key_or_group == FOLDER and "${" in text_of(word):
+            raise UserError(f"{text_of(word)}: a search has one folder; write its name without ${{")
         if word.key_or_group in REFUSED:
             raise UserError(f"{text_of(word)}: {REFUSED[word.key_or_group]}; leave it out")
     of_search = [word for word in words if _is_of_search(word)]

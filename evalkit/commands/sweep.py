@@ -50,13 +50,20 @@ def main(words: "Words") -> int:
     devices.use_every_core()
     first = compose(combinations(texts)[0], job=0)
     texts += names(texts, first, now)
-    experiments = []
+    experiments, places = [], dict[str, int]()
     for number, combination in enumerate(combinations(texts)):
         of_run = parse(combination)
         composed = compose(of_run, job=number)
         if composed.choices.get("on_checkpoint") is not None:
             raise UserError(f"task={composed.choices['on_checkpoint']} takes one checkpoint at a time; leave -m out")
         experiments.append(Spec.composed(composed, of_run).experiment)
+        place = str(composed.hydra["runtime"]["output_dir"])
+        if place in places:
+            raise UserError(
+                f"runs {places[place]} and {number} of the sweep both write into {place}; give another "
+                "hydra.sweep.subdir, such as '${hydra:job.num}'"
+            )
+        places[place] = number
     from evalkit.record.wandb import check_before_several
     from evalkit.session import logs, sweeps
 

@@ -102,9 +102,9 @@ def _checked(composed: "Composed", words: "Words", criterion: "Criterion") -> "E
     if composed.choices.get("on_checkpoint") is not None or composed.config.get("checkpoint") is not None:
         raise UserError("a sweeper trains its runs, and checkpoint= is trained already; leave it out")
     experiment = Spec.composed(composed, parse(words)).experiment
+    experiment.feed.prepare()
     criterion.refuse_unmeasured(experiment.feed)
     refuse_unmeasured(criterion, experiment)
-    experiment.feed.prepare()
     return experiment
 
 

@@ -3,6 +3,9 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from evalkit.core.errors import UserError, typed_path
 from evalkit.core.moved import MOVED
@@ -11,6 +14,7 @@ from evalkit.disk.files import text_of
 
 TARGET = re.compile(r"_target_['\"]?\s*:\s*['\"]?([A-Za-z_][\w.]*)")
 OF_GROUPS = ("*/*.yaml", "*/*/*.yaml")
+LIKE, TASKS = re.compile(r"^like: *['\"]?([\w./-]+)", re.MULTILINE), re.compile(r"^tasks:", re.MULTILINE)
 ROW = re.compile(r"^([\w.]+):.*?# (.+)$", re.MULTILINE)
 
 Stamp = tuple[str, int, int]
@@ -76,15 +80,20 @@ def recipe_files(task: str, own: Path | None = None) -> list[Path]:
     """The files with recipes of a task, ours before the user's: that of its name, or one that has it in its `tasks`."""
     files = []
     for folder in reversed(_folders(own)):
-        path, shared = folder / "recipe" / f"{task}.yaml", re.compile(rf"^tasks:.*\b{re.escape(task)}\b", re.MULTILINE)
+        path = folder / "recipe" / f"{task}.yaml"
         others = (folder / "recipe").glob("*.yaml") if not path.is_file() else ()
-        files += [path] if path.is_file() else [other for other in others if shared.search(_text(other))]
+        files += [path] if path.is_file() else [other for other in others if task in _tasks(other)]
     return files
 
 
 def packages(own: Path) -> list[str]:
     """The packages that the YAML of the user's `own` folder names by `_target_`."""
-    return sorted({package_of(target) for path in _files_of(own, *OF_GROUPS) for target in TARGET.findall(_text(path))})
+    return sorted(set(map(package_of, targets(own))))
+
+
+def targets(own: Path) -> list[str]:
+    """What the YAML of the user's `own` folder names by `_target_`."""
+    return sorted({target for path in _files_of(own, *OF_GROUPS) for target in TARGET.findall(_text(path))})
 
 
 def refuse_other_encodings(own: Path) -> None:
@@ -116,8 +125,15 @@ def documented(target: str) -> str | None:
 
 def is_suite(experiment: str, own: Path | None = None) -> bool:
     """Whether an experiment has tasks and models of a suite, which are chosen by `task=` and `model=` beside it."""
+    seen = set[Path]()
     path = experiment_file(experiment, own)
-    return path is not None and any(line.startswith("suite:") for line in _text(path).splitlines())
+    while path is not None and path not in seen:
+        if any(line.startswith("suite:") for line in _text(path).splitlines()):
+            return True
+        seen.add(path)
+        like = LIKE.search(_text(path))
+        path = None if like is None else experiment_file(like[1], own)
+    return False
 
 
 def _rows(group: str, own: Path | None) -> dict[str, str]:
@@ -129,6 +145,18 @@ def _files_of(own: Path, *patterns: str) -> list[Path]:
     """The YAML of a folder, without what macOS and editors hide beside it."""
     files = [path for pattern in patterns for path in own.glob(pattern) if path.is_file()]
     return [path for path in files if not path.name.startswith(".")]
+
+
+def _tasks(recipe: Path) -> list[Any]:
+    """The tasks that a file of recipes names besides that of its own name."""
+    text = _text(recipe)
+    if not TASKS.search(text):  # to read the whole takes longer
+        return []
+    try:
+        named = yaml.safe_load(text).get("tasks")
+    except (yaml.YAMLError, AttributeError):  # whoever asks for this file is told
+        return []
+    return named if isinstance(named, list) else [named]
 
 
 def _text(path: Path) -> str:

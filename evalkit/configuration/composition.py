@@ -41,6 +41,8 @@ CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", "hydra.searchpath
 # The word for a mixer of the user's own, from the folder --config-dir, and the model that is built around it.
 MIXER, AROUND = "+mixer=", "around/mixer"
 LOG = "log"
+PACKAGE = re.compile(r"^# *@package +(\S+)", re.MULTILINE)
+"""Where Hydra puts the settings of a file, as its head says."""
 # What only a run that trains has; the parameters of a checkpoint are trained already.
 OF_TRAINING = (
     "experiment",
@@ -102,7 +104,7 @@ def compose(words: Words, *, job: int | None = None, named_by: Words | None = No
     hydra = plain(config.hydra, resolve=False)
     with open_dict(config):
         del config["hydra"]
-    values = frozenset(override.key_or_group for override in parsed if not chooses(override))
+    values = frozenset(key for override in parsed if not chooses(override) for key in keys_of(override))
     return Composed(config, base, folder, sweep, choices, hydra, values)
 
 
@@ -128,6 +130,13 @@ def parse(words: Words) -> list[Override]:
 def text_of(override: Override) -> str:
     """The word as it was typed."""
     return str(override.input_line)
+
+
+def keys_of(override: Override) -> list[str]:
+    """The key that a word sets, and each below it where its value is a mapping."""
+    key, value = override.key_or_group, None if override.is_sweep_override() else override.value()
+    below = paths({str(name): node for name, node in value.items()}, key) if isinstance(value, Mapping) else ()
+    return [key, *below]
 
 
 def own_folder(words: Words) -> Path | None:
@@ -282,9 +291,9 @@ def _as_it_is_typed(word: str) -> str:
 
 def _whole(parsed: Sequence[Override]) -> tuple[DictConfig, dict[str, Any]]:
     """The configuration with Hydra's own part, and the same as plain data without the values that the user gave."""
-    for override in parsed:
-        _refuse_unfit(override)
     own = own_folder(parsed)
+    for override in parsed:
+        _refuse_unfit(override, own)
     if own is not None:
         catalogue.refuse_other_encodings(own)
     sinks = parse(sinks_of(parsed))
@@ -340,12 +349,38 @@ def _with_layers(parsed: Sequence[Override], own: Path | None) -> tuple[DictConf
         layers += _sizes(str(scale), choices.model, own)
     if measured:
         layers.append({**measured, "model": None, "train": None})
+    before = plain(config, resolve=False)
     with open_dict(config):
         layer = functools.reduce(recipes.merged, layers, {})
         config.merge_with({name: value for name, value in layer.items() if name != "options"})
+        for word in (word for word in options if _adds_own(word)):
+            _put_last(config, before, word, own)
         on_checkpoint = chosen.get("task") if measured else None
         choices.update(experiment=planned and planned.name, scale=scale, on_checkpoint=on_checkpoint)
     return config, planned
+
+
+def _adds_own(word: Override) -> bool:
+    """Whether a word adds an option of a group of the user's own, as `+optimizer@train.optimizer=mine` does."""
+    return word.is_add() and word.key_or_group not in (*GROUPS, LOG, "mixer")
+
+
+def _put_last(config: DictConfig, before: Mapping[str, Any], word: Override, own: Path | None) -> None:
+    """Lays what such a word chose over the layers of recipes, which were laid over it: a command wins over a recipe.
+
+    `before` is the configuration without these layers.
+    """
+    file = catalogue.file(word.key_or_group, str(word.value()), own)
+    header = PACKAGE.search(file.read_text(encoding="utf-8")) if file is not None else None
+    place = word.package or (header[1] if header is not None else word.key_or_group.replace("/", "."))
+    if place == "_global_" and file is not None:
+        config.merge_with({name: value for name, value in recipes.read(file).items() if name != "defaults"})
+        return
+    chosen: Any = before
+    for name in place.split("."):
+        chosen = chosen.get(name) if isinstance(chosen, Mapping) else None
+    if chosen is not None:
+        OmegaConf.update(config, place, chosen, merge=False)
 
 
 def _refuse_no_recipe(planned: recipes.Planned, config: DictConfig, own: Path | None) -> None:
@@ -487,7 +522,7 @@ def _name(config: DictConfig) -> None:
         if choices.get("task") is not None or checkpoint is None:
             config.task_name = choices.get("task")
         model = _model_of(choices)
-        config.model_name = model if checkpoint is None else Path(str(checkpoint)).name
+        config.model_name = model if checkpoint is None else _name_of(str(checkpoint))
     for name in NAMES:
         if "/" in str(config[name]):
             # A run is named and found by them, and a folder of runs has one folder for each.
@@ -495,19 +530,28 @@ def _name(config: DictConfig) -> None:
             raise UserError(f"{config[name]!r} has a slash; name a file that lies right in the folder {group}")
 
 
+def _name_of(checkpoint: str) -> str:
+    """The last part of a checkpoint's name on the hub, or of its folder, even where that is typed as `..`."""
+    folder = typed_path(checkpoint)
+    return (folder.resolve() if folder.is_dir() else folder).name
+
+
 def _model_of(choices: Mapping[str, Any]) -> str | None:
     """The chosen model, or the user's own mixer in its place."""
     return choices.get("mixer@model.mixers.mixer", choices.get("model"))
 
 
-def _refuse_unfit(override: Override) -> None:
+def _refuse_unfit(override: Override, own: Path | None) -> None:
     key = override.key_or_group
     if key in NAMES:
         raise UserError(f"{key} follows from the choice; give {key.removesuffix('_name')}=…")
     if key in ("recipe", "on_checkpoint"):
         raise UserError(f"{key} follows from task, preset and model; leave {override.input_line!r} out")
     if is_choice(override) and not override.is_sweep_override() and not isinstance(override.value(), str | int | None):
-        raise UserError(f"{override.input_line} is no name; choose one of {', '.join(catalogue.options(key))}")
+        known = catalogue.options(key, own)
+        if not known and "/" not in key and override.package is None:  # no group at all: a setting that is not there
+            raise UserError(f"unknown key {key!r}; give a setting's whole key, such as train.learning_rate=1e-3")
+        raise UserError(f"{override.input_line} is no name; choose one of {', '.join(known)}")
     if override.is_delete() and key in GROUPS:
         raise UserError(f"{override.input_line} leaves nothing in its place; give {key}=… or leave it out")
     if _is_none(override) and key != "experiment":

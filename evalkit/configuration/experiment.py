@@ -295,7 +295,8 @@ def admitted(plain: Mapping[str, Any], packages: Iterable[str], where: str = "")
 def written(config: Mapping[str, Any]) -> dict[str, str]:
     """The folders, besides the run's own, that a run of a plain configuration writes into, by their dotted keys."""
     settings = (("wandb", "dir"), ("task", "cache"))
-    folders = {f"{part}.{name}": config[part].get(name) for part, name in settings if isinstance(config[part], Mapping)}
+    parts = {part: config.get(part) for part, _ in settings}
+    folders = {f"{part}.{name}": node.get(name) for part, name in settings if isinstance(node := parts[part], Mapping)}
     return {key: folder for key, folder in folders.items() if folder is not None}
 
 
@@ -311,6 +312,8 @@ def vocabulary(plain: Mapping[str, Any], task: Any) -> int:
 
 def model_of(node: Mapping[str, Any], vocab_size: int) -> LanguageModel:
     """The model that `Experiment.config["model"]` describes; raises UserError with its constructor's own message."""
+    if not isinstance(node, Mapping):
+        raise UserError(f"model is {node!r}; its YAML has settings, such as _target_: evalkit.models.build")
     _locate_all(node, "model")
     mixers = node.get("mixers") if node.get("_target_") == trust.BUILD else None  # another model's are its own affair
     for name, mixer in (mixers or {}).items():

@@ -16,6 +16,8 @@ from evalkit.configuration import catalogue
 from evalkit.core.errors import UserError
 
 ALL, MODELS, TASKS, LIKE = "all", "models", "tasks", "like"
+SECTIONS = ("task", "model", "train", "eval")
+"""Settings that are mappings, wherever they stand."""
 GROUPS = ("runs", "controls")
 """Where an experiment has the words of each run."""
 Node = Mapping[str, Any]
@@ -125,8 +127,10 @@ def expanded(templates: Node, grid: Node) -> dict[str, Any]:
     return runs
 
 
-def _experiment(path: Path, own: Path | None) -> Planned:
+def _experiment(path: Path, own: Path | None, above: tuple[Path, ...] = ()) -> Planned:
+    """What a file says; `above` are the files that are `like` it, one of the other."""
     content = dict(read(path))
+    _refuse_shapes(content, path)
     _refuse_folder(path.parent.parent, path.parent.name, path.stem)
     if "defaults" in content:
         raise UserError(
@@ -138,16 +142,30 @@ def _experiment(path: Path, own: Path | None) -> Planned:
     if recipes is not None:
         _held(recipes, path, own)
     if other is not None:
-        under = _beside(path, other, own)
+        under = _beside(path, other, own, above)
         options = {**under.options, **options}
         content = merged({name: value for name, value in under.settings.items() if name not in GROUPS}, content)
     return Planned(path.stem, path, options, content, recipes)
 
 
-def _beside(path: Path, name: str, own: Path | None) -> Planned:
+def _beside(path: Path, name: str, own: Path | None, above: tuple[Path, ...] = ()) -> Planned:
     """The experiment that the one in `path` names: in the same folder, or wherever it is found by its name."""
     near = path.with_name(f"{name}.yaml")
-    return _experiment(near, own) if near.is_file() and near != path else experiment(name, own)
+    found = near if near.is_file() and near != path else catalogue.experiment_file(name, own)
+    if found is None:
+        return experiment(name, own)  # which says what there is
+    if found in (*above, path):
+        raise UserError(f"{path}: {LIKE}: {name} leads back to this file; name another experiment")
+    return _experiment(found, own, (*above, path))
+
+
+def _refuse_shapes(content: Node, path: Path) -> None:
+    """Raises UserError for a part of an experiment's file that is not what it has to be."""
+    kinds = {LIKE: str, **dict.fromkeys(("options", "grid", "recipes", "suite", *SECTIONS), Mapping)}
+    for name, value in content.items():
+        if name in kinds and not isinstance(value, kinds[name]):
+            wanted = "the name of an experiment" if name == LIKE else "settings, such as key: value"
+            raise UserError(f"{path}: {name} is {value!r}; write {wanted}, or leave it out")
 
 
 def _of_task(task: str, own: Path | None) -> Node:
@@ -171,6 +189,8 @@ def _entry(table: Node, name: str | None, borrowed: Any = None, below: tuple[str
         return entry
     if borrowed is not None and "/" in other:
         return merged(borrowed(*other.split("/", 1)), entry)
+    if {name, other} <= catalogue.PRESETS.keys() and other != name and other not in table:
+        return entry  # of that size the task has nothing of its own
     if other in (*below, name) or other not in table:
         known = ", ".join(each for each in table if each not in (ALL, MODELS, *below, name))
         raise UserError(f"a recipe of {name} is {LIKE}: {other}; allowed: {known}")
@@ -187,12 +207,29 @@ def _held(document: Node, path: Path, own: Path | None) -> Node:
                 f"models: {{{name}: …}}, or at one preset as {presets[0]}: {{models: {{{name}: …}}}}"
             )
         models = level if name == MODELS else level.get(MODELS, {}) if isinstance(level, Mapping) else {}
-        for part in [level, *models.values()] * (name != TASKS):
-            if not isinstance(part, Mapping):
-                raise UserError(
-                    f"{path}: {name} has {part!r} in place of settings; write such as train: {{steps: 1500}}"
-                )
+        parts = models.values() if isinstance(models, Mapping) else [models]
+        for part in [level, *parts] * (name != TASKS):
+            sections = {key: part[key] for key in SECTIONS if key in part} if isinstance(part, Mapping) else {"": part}
+            for key, settings in sections.items():
+                if not isinstance(settings, Mapping):
+                    at = f"{name}: {key}" if key else name
+                    raise UserError(
+                        f"{path}: {at} has {settings!r} in place of settings; write such as train: {{steps: 1500}}"
+                    )
+            if not isinstance(part.get(LIKE, ""), str):
+                raise UserError(f"{path}: {LIKE}: {part[LIKE]} in {name}; name one other, such as {LIKE}: hawk")
+        _refuse_unknown(models, path, own)
     return document
+
+
+def _refuse_unknown(models: Node, path: Path, own: Path | None) -> None:
+    """Raises UserError for a model in the user's own file that is neither a model nor a mixer: nobody would take it."""
+    if own is None or not path.is_relative_to(own):
+        return
+    known = {*catalogue.options("model", own), *catalogue.options("mixer", own)}
+    for name in models:
+        if name not in known:
+            raise UserError(f"{path}: {name} is no model; choose one of {', '.join(sorted(known))}")
 
 
 def _refuse_folder(own: Path | None, group: str, name: str) -> None:

@@ -156,7 +156,8 @@ NEW: tuple[Check, ...] = (refuse_large_training, refuse_large_caches, refuse_loo
 
 
 def _typed(words: Sequence[Override]) -> dict[str, str]:
-    return {word.key_or_group: composition.text_of(word) for word in words}
+    """Each word as it was typed, by its key, and by each key below that it sets as a mapping."""
+    return {key: composition.text_of(word) for word in words for key in composition.keys_of(word)}
 
 
 def _refuse_missing(composed: Composed) -> None:

@@ -74,7 +74,7 @@ def refuse_unnamed(content: Any, packages: Iterable[str], where: str = "") -> No
         if package not in known and _is_there(package) and (target, _place(package)) not in remembered:
             raise UserError(
                 f"{where}{path}._target_={target} would run code of the package {package}, which you have not named; "
-                f"if you trust it, give allow_targets=[{package}]"
+                f"if you trust it, give allow_targets=[{package}], or --config-dir with a folder whose YAML names it"
             )
 
 

@@ -167,6 +167,11 @@ def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:
                     f"""{group}.{name}={planned}; give a list of words, such as '{group}.{name}=["model=hawk"]'"""
                 )
         plans += [(group, str(name), planned) for name, planned in named.items()]
+    for number, (group, name, _) in enumerate(plans):
+        if name in {other for _, other, _ in plans[:number]}:
+            raise UserError(f"{group}.{name}: another run of the experiment has this name; give each one of its own")
+        if name in ("", ".") or ".." in Path(name).parts or Path(name).is_absolute():
+            raise UserError(f"{group}: {name!r} is no name of a folder; give another")
     return sorted(plans, key=lambda planned: Request.of(planned[2]).verb is not None)
 
 

@@ -107,7 +107,8 @@ def refuse_run_in(folder: Path) -> None:
     """Raises UserError if a folder is a run's already."""
     if record_file(folder) is not None:
         place = near(folder)
-        raise UserError(f"{place} holds a run already; go on with it by resume={place}, or give another hydra.run.dir")
+        again = pasteable("resume", str(place))
+        raise UserError(f"{place} holds a run already; go on with it: {again}, or give another hydra.run.dir")
 
 
 def refuse_unreadable(launch: Launch) -> None:

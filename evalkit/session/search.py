@@ -19,6 +19,7 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.space import Space, Value, at, corners, space_of
 from evalkit.configuration.spec import Spec
+from evalkit.contract.experiment import is_ours, refuse_broken_model
 from evalkit.core.errors import UserError, first_line, writing
 from evalkit.core.rows import Row, read, record_file
 from evalkit.evaluations.extrapolation.measure import Extrapolation
@@ -120,8 +121,17 @@ class Searching:
             if key in self.space:
                 raise UserError(f"{key}= is not searched; give one number, as seeds=2 of every trial")
         self._experiments = [self.trial(values, 0).experiment for values in corners(self.space)]
+        for experiment in self._experiments:
+            experiment.feed.prepare()
         search.criterion.refuse_unmeasured(self._experiments[0].feed)
+        check_before_several(sink for experiment in self._experiments for sink in experiment.outlets.values())
         self.console = Console(quiet=self._experiments[0].quiet)
+
+    def refuse_broken_model(self) -> None:
+        """Raises BrokenPromise for a model of the user's own that would break one in each trial."""
+        experiment = self._experiments[0]
+        if not is_ours(experiment.config["model"]):
+            refuse_broken_model(experiment)
 
     def trial(self, values: Mapping[str, Value], number: int) -> Spec:
         """The run of a trial.
@@ -149,7 +159,6 @@ class Searching:
     def work(self) -> int:
         """Works on trials until none is left for this process, and ends the search if it is over; the exit code."""
         search, criterion = self.search, self.search.criterion
-        check_before_several(sink for experiment in self._experiments for sink in experiment.outlets.values())
         study = Study(self.folder, self.space, search.trials, search.direction or criterion.direction, self._made)
         resumed = pasteable("search", "resume", str(near(self.folder)), *_typed(self._trusted))
         again = f"go on with the whole search: {resumed}"
@@ -264,6 +273,7 @@ class Searching:
 def begin(search: Search, folder: Path, trusted: Sequence[str]) -> int:
     """Begins a search in `folder`, or goes on with the same one there; raises UserError if it holds another."""
     searching = Searching(search, folder, trusted)
+    searching.refuse_broken_model()
     if (folder / FILE).is_file():
         if saved(folder) != search:
             raise UserError(f"{folder} holds another search; give another hydra.sweep.dir=FOLDER")

@@ -131,7 +131,10 @@ def _is_quick(words: Sequence[Override], protocol: Sequence[Override]) -> bool:
 
 def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
     """The runs below `folder` in order, cell by cell; raises UserError for a task or a model that is unknown."""
-    suite = {**{name: {} for name in OPTIONAL}, **composition.plain(config, resolve=False)["suite"]}
+    given = composition.plain(config, resolve=False)["suite"]
+    if not isinstance(given, Mapping):
+        raise UserError(f"suite={given}; a suite has {', '.join(KEYS)}")
+    suite = {**{name: {} for name in OPTIONAL}, **given}
     _refuse_wrong(suite)
     _refuse_wrong_by_task(suite, selection.own)
     _refuse_misspelt(suite, selection)

@@ -59,7 +59,7 @@ class Training:
         (`fitted_noise`), or noise around 0 (`noise`).
       stream_facts: the probability that the tokens of a stream at a step hold a fact.
       skip_nonfinite: whether a step with a non-finite loss or gradient is skipped and counted (`skipped`), instead of
-        ending training; it ends all the same once every step between two rows is one.
+        ending training, unless all steps between two rows are.
       log_every (steps): steps between two rows of loss and accuracy.
       eval_every (steps): steps between two validations; a multiple of `log_every`.
       checkpoint_every (steps): steps between two checkpoints, of which the last two stay; a multiple of `log_every`.

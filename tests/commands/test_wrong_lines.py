@@ -329,6 +329,15 @@ lm-eval run --tsks piqa
 lm-eval run --model evalkit
 lm-eval run --model evalkit --model_args pretrained=nowhere --tasks griffin_phonebook --data_path
 lm-eval ls everything
+{G} ~wandb
+{G} +lr=1e-3
+-m {G} seed=0,1 hydra.run.dir=x
+-m {G} train.learning_rate=1e-3,2e-3 'hydra.sweep.subdir=${{model_name}}-${{seed}}'
+search {G} train.steps=10,20 hydra.sweep.dir=
+search {G} train.steps=10,20 hydra.sweep.dir=null
+search {G} train.steps=10,20 'hydra.sweep.dir=${{now:%Y}}'
+search task=books model=hawk data.path=/nope train.steps=1000,2000
+search {G} train.steps=10,20 wandb.project=a/b wandb.mode=offline
 """
 WRONG = [line for line in LINES.splitlines() if line]
 

@@ -131,6 +131,10 @@ def test_the_model_wins_over_the_preset_and_that_over_all(own: Path) -> None:
             "'train.stepz', which a chosen YAML file gives; the nearest valid one is",
         ),
         ("all: [", "expected the node content"),
+        ("models:", "models has None in place of settings"),
+        ("models: {mine: {like: [hawk]}}", "like: ['hawk'] in models; name one other, such as like: hawk"),
+        ("models: {mine: {train: 5}}", "models: train has 5 in place of settings"),
+        ("models: {mnie: {train: {steps: 5}}}", "mnie is no model; choose one of "),
     ],
 )
 def test_a_wrong_recipe_is_one_line(own: Path, text: str, told: str) -> None:
@@ -173,6 +177,56 @@ def test_an_experiment_is_built_on_another(own: Path) -> None:
     assert "write options: {task: …}" in refused(own, "experiment=old")
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("like: wrong", "like: wrong leads back to this file"),
+        ("like: other", "like: wrong leads back to this file"),
+        ("like: [fig6b]", "like is ['fig6b']; write the name of an experiment"),
+        ("options: [a]", "options is ['a']; write settings, such as key: value"),
+        ("grid: 3", "grid is 3; write settings"),
+        ("train: 3", "train is 3; write settings"),
+        ("suite:", "suite is None; write settings"),
+    ],
+)
+def test_a_wrong_experiment_is_one_line(own: Path, text: str, told: str) -> None:
+    (own / "experiment" / "wrong.yaml").write_text(text + "\n")
+    (own / "experiment" / "other.yaml").write_text("like: wrong\n")
+    assert told in refused(own, "experiment=wrong", "task=mqar", "model=mine")
+
+
+def test_what_the_command_adds_of_ones_own_wins_over_a_recipe(own: Path) -> None:
+    for path, text in (
+        ("recipe/mqar.yaml", "all: {train: {steps: 701, optimizer: {_target_: optax.contrib.muon, _partial_: true}}}"),
+        ("optimizer/lion.yaml", "_target_: optax.lion\n_partial_: true\nb1: 0.95"),
+        ("setup/fast.yaml", "# @package _global_\ntrain: {steps: 5}"),
+    ):
+        (own / path).parent.mkdir(exist_ok=True)
+        (own / path).write_text(text + "\n")
+    words = ["task=mqar", "model=mine", f"hydra.searchpath=['file://{own}']"]
+    train = composed(*words, "+optimizer@train.optimizer=lion", "+setup=fast")["train"]
+    assert (train["steps"], train["optimizer"]["_target_"], train["optimizer"]["b1"]) == (5, "optax.lion", 0.95)
+    assert "momentum" not in str(train["optimizer"]) and composed(*words)["train"]["steps"] == 701
+
+
+def test_a_recipe_is_of_the_tasks_that_it_lists_in_any_form_of_yaml(own: Path) -> None:
+    (own / "recipe" / "both.yaml").write_text("tasks:\n- mqar  # and no copying\nall: {train: {steps: 701}}\n")
+    search = f"hydra.searchpath=['file://{own}']"
+    found = {task: composed(f"task={task}", "model=mine", search)["train"]["steps"] for task in ("mqar", "copying")}
+    assert found["mqar"] == 701 != found["copying"]
+
+
+def test_a_preset_may_be_like_one_of_which_the_task_says_nothing(own: Path) -> None:
+    (own / "recipe" / "mqar.yaml").write_text("all: {train: {steps: 701}}\ncpu: {like: text}\n")
+    words = ["task=mqar", "model=mine", "preset=cpu", f"hydra.searchpath=['file://{own}']"]
+    assert composed(*words)["train"]["steps"] == 701
+
+
+def test_a_suite_may_be_like_another(own: Path) -> None:
+    (own / "experiment" / "mine.yaml").write_text("like: suite\ntrain: {weight_decay: 0.01}\n")
+    assert catalogue.is_suite("mine", own) and not catalogue.is_suite("fig6b", own)
+
+
 def test_a_grid_has_a_run_for_each_point() -> None:
     grid = {"size": [1, 2], "of": {1: ["a"], 2: ["a", "b"]}, "twice": {1: 2, 2: 4}}
     runs = recipes.expanded({"{of}{size}": ["seed={twice}", {"b": ["seeds=2"], "a": []}], "alone": ["x={y: 1}"]}, grid)
@@ -202,6 +256,7 @@ def test_a_model_without_a_recipe_is_told_what_to_do() -> None:
         ["task=selective_copying", "model=hawk"],
         ["task=mqar", "model=kda"],  # a rate for all models
         ["task=selective_copying", "model=mamba", "train.learning_rate=1e-3"],
+        ["task=selective_copying", "model=mamba", "train={learning_rate: 1e-3}"],
         ["experiment=fig6b", "model=hawk"],
     ],
 )

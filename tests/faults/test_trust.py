@@ -217,6 +217,20 @@ def test_a_package_of_the_same_name_elsewhere_is_another_one(run: Path, monkeypa
         _ = Spec.saved(run).experiment
 
 
+def test_a_folder_of_yaml_names_its_packages_for_commands_that_compose_nothing(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`archive` takes no allow_targets=, and it is told what to give instead."""
+    edited(run, lambda config: config["sinks"].update(mine={"_target_": "theirs.Heads"}))
+    words = ["archive", str(run), str(run.parent / "kept")]
+    assert main(words) == 2
+    assert "or --config-dir with a folder whose YAML names it" in capsys.readouterr().err
+    (run.parent / "conf" / "log").mkdir(parents=True)
+    (run.parent / "conf" / "log" / "mine.yaml").write_text("_target_: theirs.Heads\n", encoding="utf-8")
+    main([*words, "--config-dir", str(run.parent / "conf")])
+    assert "which you have not named" not in capsys.readouterr().err
+
+
 def test_what_was_named_is_one_constructor_and_not_its_package(run: Path) -> None:
     trust.remember(["theirs.Heads"])
     edited(run, lambda config: config["task"].update(_target_="theirs.Other"))

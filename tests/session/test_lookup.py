@@ -142,7 +142,7 @@ def test_a_checkpoint_goes_with_a_task_that_reads_text(capsys: pytest.CaptureFix
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).touch()
-    with pytest.raises(UserError, match="holds a run already; go on with it by resume="):
+    with pytest.raises(UserError, match="holds a run already; go on with it: python -m evalkit resume"):
         refuse_run_in(tmp_path)
 
 
