@@ -262,7 +262,7 @@ def test_a_refused_command_leaves_nothing(
 
 def test_a_folder_is_not_used_twice(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GRIFFIN, "hydra.run.dir=here"]) == 0
-    assert "resume=here" in refused(capsys, *GRIFFIN, "hydra.run.dir=here")
+    assert "python -m evalkit resume here, or" in refused(capsys, *GRIFFIN, "hydra.run.dir=here")
     assert len(run.started) == 1
 
 

@@ -307,7 +307,7 @@ def test_a_file_that_names_nothing_to_build_is_refused(group: str, own: Path) ->
 def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     check([*GRIFFIN, f"hydra.run.dir={tmp_path}"])
     (tmp_path / "metrics.jsonl").touch()
-    assert f"resume={tmp_path}" in refusal(*GRIFFIN, f"hydra.run.dir={tmp_path}")
+    assert f"python -m evalkit resume {tmp_path}, or" in refusal(*GRIFFIN, f"hydra.run.dir={tmp_path}")
 
 
 LATIN, UTF16 = "# caf\xe9\n".encode("latin-1"), "length: 8\n".encode("utf-16")
