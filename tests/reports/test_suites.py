@@ -103,9 +103,12 @@ def test_a_cell_reaches_as_far_as_every_seed_is_right(
         ({1e-3: 0.95, 1e-2: 1.0, 1e-1: 0.0}, 1.0),
         ({1e-4: 0.05, 1e-3: 0.06, 1e-2: 0.05}, 0.0),  # only one is above the floor
         ({1e-4: 0.05, 1e-3: 0.05}, None),
+        ({1e-5: 0.95, 1e-4: 0.95, 1e-3: 0.1, 1e-2: 1.0}, 1.0),  # the best is alone beyond a gap
     ],
 )
-def test_the_window_of_rates_is_what_is_around_the_best_one(rates: dict[float, float], decades: float | None) -> None:
+def test_the_window_of_rates_is_the_longest_row_of_those_that_work(
+    rates: dict[float, float], decades: float | None
+) -> None:
     assert window(cell("mqar", "gla", 1.0, rates=rates), 0.05) == (None if decades is None else pytest.approx(decades))
 
 

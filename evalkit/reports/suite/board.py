@@ -138,7 +138,7 @@ def reach(cell: Cell) -> int | None:
 
 
 def window(cell: Cell, floor: float) -> float | None:
-    """Decades between the lowest and the highest rate in the window around the best; None if none learned anything.
+    """Decades between the lowest and the highest rate in the window; None if none learned anything.
 
     A rate is in the window if its accuracy above the floor is at least `WORKS` of the best rate's.
     """

@@ -22,7 +22,7 @@ SEARCHES = GRID, LOWER, HIGHER = ("rates", "rates_lower", "rates_higher")
 """The runs of a cell: `FINAL` with fresh seeds, and searches over the rates of its grid, below it and above it."""
 SOLVED = 0.99
 WORKS = 0.9
-"""A rate is in the window if its accuracy above the floor is at least this share of the best rate's."""
+"""A rate works if its accuracy above the floor is at least this share of the best rate's."""
 CHANGING = ("task.", "train.", "eval.", "suite.", "quick=")
 """How words begin that may change how a cell is trained, which `Cell.typed` keeps."""
 SHOWING = ("suite.controls", "+suite.controls", "~suite.controls", "quick=false")
@@ -214,18 +214,23 @@ def best_of(trials: Iterable[RateTrial]) -> RateTrial | None:
 
 
 def window_of(trials: Iterable[RateTrial], floor: float) -> list[RateTrial]:
-    """The trials of the rates around the best that come near it, the lowest first; none if nothing was learned."""
+    """The longest row of neighbouring rates that come near the best, the lowest first; none if nothing was learned.
+
+    Of rows of equal length it is the one with the best rate. A single rate far from all others that work may have
+    worked by the luck of its seed.
+    """
     tried = sorted(trials, key=lambda trial: trial.rate)
-    best_trial = best_of(tried)
-    if best_trial is None or not best_trial.is_above(floor):
+    best = best_of(tried)
+    if best is None or best.accuracy is None or not best.is_above(floor):
         return []
-    above = [-1.0 if trial.accuracy is None else trial.accuracy - floor for trial in tried]
-    low = high = best = tried.index(best_trial)
-    while low and above[low - 1] >= WORKS * above[best]:
-        low -= 1
-    while high + 1 < len(tried) and above[high + 1] >= WORKS * above[best]:
-        high += 1
-    return tried[low : high + 1]
+    least = floor + WORKS * (best.accuracy - floor)
+    rows: list[list[RateTrial]] = [[]]
+    for trial in tried:
+        if trial.accuracy is not None and trial.accuracy >= least:
+            rows[-1].append(trial)
+        else:
+            rows.append([])
+    return max(rows, key=lambda row: (len(row), best in row))
 
 
 def rate_trials(folder: Path) -> Iterator[RateTrial]:
