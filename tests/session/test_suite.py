@@ -339,7 +339,8 @@ def test_the_command_of_a_square_runs_it_beside_the_others() -> None:
     [
         ((1.0, 1.0, 1.0, 0.95, 0.1), 2e-3),  # the middle, not the fastest or the last that works
         ((0.1, 0.2, 1.0, 0.3, 0.1), 4e-3),
-        ((1.0, 0.1, 0.99, 0.99, 0.98), 1e-3),  # a gap ends the window
+        ((1.0, 0.1, 0.99, 0.99, 0.98), 8e-3),  # the best stands alone: the longest row of those that work
+        ((1.0, 0.1, 0.2, 0.99, 0.1), 1e-3),  # of rows of equal length that of the best
         ((0.1, 0.05, 0.08, 0.06, None), 8e-3),  # nothing was learned: the lowest loss
         ((1.0, 1.0, 0.1, 0.1, None), 1e-3),  # of two as near the middle the lower
     ],
