@@ -116,6 +116,10 @@ class Spec:
         moved.__dict__.update({name: built for name, built in self.__dict__.items() if name == "experiment"})
         return moved
 
+    def words(self, *without: str) -> list[str]:
+        """The words that were typed, each once, but those of keys that begin with one of `without`."""
+        return list(dict.fromkeys(word for key, word in self.typed.items() if not key.startswith(without)))
+
     @property
     def packages(self) -> list[str]:
         """The packages whose code it runs, and those that the user named."""

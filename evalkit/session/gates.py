@@ -189,7 +189,7 @@ def refuse_changed_measurement(launch: Launch) -> None:
         return
     if peers.several():
         raise UserError(f"{launch.folder} measures a checkpoint, which is one process's; leave distributed= out")
-    fixed = [word for word in launch.spec.typed.values() if word.startswith(("eval", "train"))]
+    fixed = [word for word in launch.spec.words() if word.startswith(("eval", "train"))]
     if fixed:
         raise UserError(f"{fixed[0]!r}: an evaluation goes on with its own settings; leave it out")
 
@@ -221,8 +221,7 @@ def refuse_other_evaluation(launch: Launch) -> None:
         if key in saved.POST_TRAINING[1:] or key.partition(".")[0] in saved.WHILE_TRAINING:
             raise UserError(f"{word}: the run is finished; give more train.steps too")
     if launch.spec.plain["eval"] != launch.before["eval"]:
-        settings = [word for key, word in launch.spec.typed.items() if not key.startswith("train.")]
-        command = pasteable("evaluate", str(near(launch.folder)), *settings)
+        command = pasteable("evaluate", str(near(launch.folder)), *launch.spec.words("train."))
         raise UserError(f"{launch.folder} is finished, and its results stay; for other ones give {command}")
 
 

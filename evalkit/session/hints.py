@@ -27,8 +27,8 @@ def untuned(spec: Spec) -> list[str]:
     own = composition.own_folder([word for key, word in spec.typed.items() if key == composition.SEARCHPATH])
     if any("learning_rate" in layer.get("train", {}) for layer in recipes.recipe(task, preset, model, own)):
         return []
-    typed = [word for key, word in spec.typed.items() if not key.startswith(("hydra.", "distributed"))]
-    search = pasteable("search", *dict.fromkeys(typed), RATES, *([] if own is None else ["--config-dir", str(own)]))
+    typed = spec.words("hydra.", "distributed")
+    search = pasteable("search", *typed, RATES, *([] if own is None else ["--config-dir", str(own)]))
     said = [f"no recipe of {task} has {model}: it trains at the default rate, {spec.plain['train']['learning_rate']:g}"]
     for other in recipes.models_with(task, preset, own)[:1]:
         entry = f"models: {{{model}: {{like: {other}}}}}"

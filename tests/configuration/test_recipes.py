@@ -243,6 +243,13 @@ def test_the_grid_of_figure_1a_is_whole() -> None:
     assert list(runs)[:4] == ["mqa_w32_r16", "mqa_w32_r32", "mqa_w32_r64", "mqa_w48_r8"]
 
 
+def test_a_mapping_that_is_typed_sets_each_of_its_keys_and_is_one_word() -> None:
+    words = ["task=mqar", "model=hawk", "train={steps: 900, batch_size: 8}"]
+    spec = Spec.of(words)
+    assert spec.typed["train.steps"] == spec.typed["train"] == words[2] and spec.words() == words
+    assert spec.words("train") == words[:2]
+
+
 def test_a_model_without_a_recipe_is_told_what_to_do() -> None:
     said, like, search = untuned(Spec.of(["task=selective_copying", "model=mamba", "seed=3"]))
     assert said == "no recipe of selective_copying has mamba: it trains at the default rate, 0.003"
