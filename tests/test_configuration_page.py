@@ -10,8 +10,8 @@ import pytest
 
 from evalkit.commands import run
 from evalkit.configuration import catalogue
-from evalkit.configuration.composition import CHECKPOINT
 from evalkit.configuration.experiment import SETTINGS, Experiment
+from evalkit.configuration.grammar import CHECKPOINT
 from evalkit.configuration.request import VERBS
 from evalkit.configuration.schema import INSTRUCTIONS, annotations, completed
 from evalkit.configuration.spec import Spec

@@ -13,7 +13,7 @@ import pytest
 import evalkit
 from evalkit import api
 from evalkit.__main__ import main
-from evalkit.configuration import composition
+from evalkit.configuration import grammar
 from evalkit.core.rows import read, with_records
 from support import tiny
 from support.mutations import MUTATIONS, PLANTED
@@ -64,7 +64,7 @@ def test_the_python_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     own = [text for text in tiny.OVERRIDES if not text.startswith(("task=", "model=", "wandb"))]
-    small = {override.key_or_group: override.value() for override in composition.parse(own)}
+    small = {override.key_or_group: override.value() for override in grammar.parse(own)}
     of_evaluation = {name: value for name, value in small.items() if name.startswith("eval")}
     of_hawk = {"model.pattern": ["recurrent"]}
 

@@ -37,8 +37,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _list(console: Console, searched: Sequence[str]) -> None:
-    from evalkit.configuration.composition import own_folder
     from evalkit.configuration.experiment import build_task
+    from evalkit.configuration.grammar import own_folder
 
     names = catalogue.options("task", own_folder(searched))
     for name in names:

@@ -73,7 +73,7 @@ def _done(request: Request, flags: argparse.Namespace) -> int:
         return _go_on(request) if flags.cfg is None else _show_existing(flags, request)
     if flags.cfg is not None:
         return _show(flags)
-    from evalkit.configuration.composition import parse
+    from evalkit.configuration.grammar import parse
 
     words = parse(request.settings)
     is_whole = _is_whole_experiment(words)
@@ -93,8 +93,8 @@ def _done(request: Request, flags: argparse.Namespace) -> int:
         return (sweeper if sweeper.chosen(words) else sweep).main(words)
     if not is_whole:
         return _run(words)
-    from evalkit.configuration.composition import value_of
     from evalkit.configuration.experiment import AUTO
+    from evalkit.configuration.grammar import value_of
     from evalkit.parallel import devices
     from evalkit.session import experiments
     from evalkit.session.compilation import keep_programs
@@ -134,7 +134,9 @@ def _page() -> guide.Page:
 def _answered_by_hydra(flags: argparse.Namespace) -> int:
     """What Hydra answers by itself, without a run."""
     from evalkit.configuration import hydra_private
-    from evalkit.configuration.composition import compose, for_hydra, one_line
+    from evalkit.configuration.composition import compose
+    from evalkit.configuration.grammar import for_hydra
+    from evalkit.configuration.nodes import one_line
 
     if flags.info:
         compose(flags.overrides)  # what cannot be composed is told before anything is printed
@@ -147,7 +149,8 @@ def _answered_by_hydra(flags: argparse.Namespace) -> int:
 
 def _show(flags: argparse.Namespace) -> int:
     """Prints the configuration of the run, or of each run of a sweep, that these settings would start."""
-    from evalkit.configuration.composition import ALLOW, combinations, compose, parse
+    from evalkit.configuration.composition import compose
+    from evalkit.configuration.grammar import ALLOW, combinations, parse
     from evalkit.configuration.shown import shown
     from evalkit.configuration.spec import Spec
 
@@ -166,7 +169,7 @@ def _show_existing(flags: argparse.Namespace, request: Request) -> int:
     """Prints the configuration of a run that goes on, or is evaluated again, with these settings."""
     from omegaconf import OmegaConf
 
-    from evalkit.configuration.composition import parse
+    from evalkit.configuration.grammar import parse
     from evalkit.configuration.shown import shown
 
     if flags.cfg != "job":
@@ -199,7 +202,7 @@ def _run(words: "Sequence[Override]") -> int:
 
 def _go_on(request: Request) -> int:
     """Resumes or evaluates a run with the settings of it that may change, and returns the exit code."""
-    from evalkit.configuration.composition import parse, value_of
+    from evalkit.configuration.grammar import parse, value_of
     from evalkit.parallel import devices
     from evalkit.parallel.layouts import connection
 
@@ -234,7 +237,7 @@ def _is_whole_experiment(words: "Sequence[Override]") -> bool:
 
 def _is_suite(words: "Sequence[Override]") -> bool:
     """Whether the experiment is one whose tasks and models are chosen by `task=` and `model=`."""
-    from evalkit.configuration.composition import own_folder
+    from evalkit.configuration.grammar import own_folder
 
     return catalogue.is_suite(str(_named(words)["experiment"]), own_folder(words))
 

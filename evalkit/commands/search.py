@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _begin(arguments: Sequence[str]) -> int:
-    from evalkit.configuration.composition import parse, text_of
+    from evalkit.configuration.grammar import parse, text_of
     from evalkit.session import search
 
     refuse_no_folder(arguments, [FOLDER])
@@ -84,7 +84,7 @@ def _begin(arguments: Sequence[str]) -> int:
 def _resume(arguments: Sequence[str]) -> int:
     if not arguments or "=" in arguments[0]:
         raise UserError("search resume needs the folder of a search, such as search resume runs/search/<task>-<time>")
-    from evalkit.configuration.composition import parse, text_of, value_of
+    from evalkit.configuration.grammar import parse, text_of, value_of
     from evalkit.session import search
 
     words = parse(arguments[1:])
@@ -98,8 +98,8 @@ def _resume(arguments: Sequence[str]) -> int:
 
 
 def _prepare(words: "Sequence[Override]") -> None:
-    from evalkit.configuration.composition import value_of
     from evalkit.configuration.experiment import AUTO
+    from evalkit.configuration.grammar import value_of
     from evalkit.parallel import devices
     from evalkit.session.compilation import keep_programs
 
@@ -122,7 +122,7 @@ def _settings(words: "Sequence[Override]") -> dict[str, Any]:
     """The search's own settings: its words over the defaults; `sampler=` replaces a sampler, `sampler.seed=` a key."""
     from omegaconf import OmegaConf
 
-    from evalkit.configuration.composition import text_of
+    from evalkit.configuration.grammar import text_of
     from evalkit.session.search import DEFAULTS
 
     config = OmegaConf.create(dict(DEFAULTS))

@@ -16,7 +16,8 @@ from evalkit.core.errors import UserError, first_line
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from evalkit.configuration.composition import Composed, Words
+    from evalkit.configuration.composition import Composed
+    from evalkit.configuration.grammar import Words
     from evalkit.session.sweeps import Ended
 
 # Hydra names each run of a sweep as it starts.
@@ -40,7 +41,8 @@ def main(words: "Words") -> int:
     from rich.console import Console
 
     from evalkit.configuration import hydra_private
-    from evalkit.configuration.composition import combinations, compose, parse, text_of, whole
+    from evalkit.configuration.composition import compose, whole
+    from evalkit.configuration.grammar import combinations, parse, text_of
     from evalkit.configuration.spec import Spec
     from evalkit.parallel import devices
     from evalkit.record.history import command_line
@@ -87,7 +89,7 @@ def main(words: "Words") -> int:
 
 def typed(words: "Words", now: datetime) -> list[str]:
     """The words of a sweep that begins now; raises UserError for a launcher of Hydra's that is not there."""
-    from evalkit.configuration.composition import parse, text_of
+    from evalkit.configuration.grammar import parse, text_of
 
     texts = [_at(now, text_of(word)) for word in parse(words)]
     _refuse_missing_launcher(texts)
@@ -104,7 +106,7 @@ def job(config: "DictConfig", command: str) -> "Ended":
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    from evalkit.configuration import composition
+    from evalkit.configuration import grammar, nodes
     from evalkit.configuration.spec import Spec
     from evalkit.parallel import devices
     from evalkit.session import run
@@ -117,8 +119,8 @@ def job(config: "DictConfig", command: str) -> "Ended":
     try:
         typed: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
         own = [word for word in typed["hydra"] if word.startswith("hydra.searchpath=")]
-        words = composition.parse([*typed["task"], *own])
-        spec = Spec.of_plain(composition.plain(config), words, folder, command)
+        words = grammar.parse([*typed["task"], *own])
+        spec = Spec.of_plain(nodes.plain(config), words, folder, command)
         keep_programs(spec.plain["compilation_cache"])
         outcome = run.start_or_resume(spec)
     except UserError as error:

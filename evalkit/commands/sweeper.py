@@ -12,8 +12,9 @@ from evalkit.core.errors import UserError, first_line
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from evalkit.configuration.composition import Composed, Words
+    from evalkit.configuration.composition import Composed
     from evalkit.configuration.experiment import Experiment
+    from evalkit.configuration.grammar import Words
     from evalkit.reports.criterion import Criterion
 
 SWEEPER, BASIC = "hydra/sweeper", "basic"
@@ -23,7 +24,7 @@ DIRECTION = "hydra.sweeper.direction"
 
 def chosen(words: "Words") -> bool:
     """Whether these words name a sweeper that asks each run for a number; raises UserError for `by=` without one."""
-    from evalkit.configuration.composition import value_of
+    from evalkit.configuration.grammar import value_of
 
     named = value_of(words, SWEEPER, BASIC) != BASIC
     if not named and (by := value_of(words, BY, None)) is not None:
@@ -36,7 +37,7 @@ def ends(words: "Words") -> list[list[str]]:
 
     Even then a sweeper may vary something, in settings of its own that only it reads.
     """
-    from evalkit.configuration.composition import parse, text_of
+    from evalkit.configuration.grammar import parse, text_of
     from evalkit.configuration.space import at, corners, space_of
 
     texts = [text_of(word) for word in parse(words) if word.key_or_group != BY]
@@ -54,7 +55,8 @@ def main(words: "Words") -> int:
     from rich.console import Console
 
     from evalkit.configuration import hydra_private
-    from evalkit.configuration.composition import compose, parse, text_of, value_of, whole
+    from evalkit.configuration.composition import compose, whole
+    from evalkit.configuration.grammar import parse, text_of, value_of
     from evalkit.configuration.overrides import overrides_of
     from evalkit.parallel.devices import use_every_core
     from evalkit.record.history import command_line
@@ -95,7 +97,7 @@ def main(words: "Words") -> int:
 
 def _checked(composed: "Composed", words: "Words", criterion: "Criterion") -> "Experiment":
     """A run that the sweeper might choose, built; raises UserError for one that cannot be, or has no such number."""
-    from evalkit.configuration.composition import parse
+    from evalkit.configuration.grammar import parse
     from evalkit.configuration.spec import Spec
     from evalkit.session.search import refuse_unmeasured
 

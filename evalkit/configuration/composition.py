@@ -1,46 +1,49 @@
-"""Hydra: from words as they are typed to one composed configuration; its errors as one line each."""
+"""From words to one composed configuration: what Hydra composes, recipes over it, and the typed values last."""
 
 import functools
-import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
-from omegaconf.errors import (
-    GrammarParseError,
-    InterpolationKeyError,
-    InterpolationResolutionError,
-    InterpolationToMissingValueError,
-    OmegaConfBaseException,
-)
-from yaml import MarkedYAMLError, YAMLError
+from omegaconf.errors import GrammarParseError
 
 from evalkit.checks import fits
 from evalkit.configuration import catalogue, hydra_private, recipes
+from evalkit.configuration.grammar import (
+    CHECKPOINT,
+    GROUPS,
+    LOG,
+    NAMES,
+    OURS,
+    RUN_FOLDER,
+    Words,
+    chooses,
+    is_choice,
+    is_none,
+    keys_of,
+    own_folder,
+    own_folders,
+    parse,
+    refuse_shadowed,
+    refuse_unfit,
+    sinks_of,
+    text_of,
+    value_of,
+)
+from evalkit.configuration.nodes import leaves, one_line, paths, plain
 from evalkit.configuration.schema import INSTRUCTIONS, completed, settings_of, unknown
-from evalkit.core.errors import UserError, first_line, typed_path
+from evalkit.core.errors import UserError, typed_path
 
-GROUPS = ("task", "model", "scale", "preset", "eval", "experiment", "recipe", "on_checkpoint")
-OURS = ("experiment", "scale")
-"""The groups, and those that Hydra does not know: their files are layers over what it composes."""
-NAMES = ("task_name", "model_name")
 # References to Hydra's own part, `${hydra:…}` in any value and `${hydra.…}` within that part alone: it is removed
 # before a run begins.
 OF_HYDRA, OF_NODE = re.compile(r"(?<!\\)\$\{hydra:"), re.compile(r"(?<!\\)\$\{hydra\.")
-RUN_FOLDER = "hydra.run.dir"
 FOLDERS = (RUN_FOLDER, "hydra.sweep.dir")
-CHECKPOINT, ALLOW, SEARCHPATH = "checkpoint", "allow_targets", "hydra.searchpath"
 # The word for a mixer of the user's own, from the folder --config-dir, and the model that is built around it.
 MIXER, AROUND = "+mixer=", "around/mixer"
-LOG = "log"
 PACKAGE = re.compile(r"^# *@package +(\S+)", re.MULTILINE)
 """Where Hydra puts the settings of a file, as its head says."""
 # What only a run that trains has; the parameters of a checkpoint are trained already.
@@ -63,10 +66,6 @@ LOOKS = ("eval.during", "lookup.during", "downstream.during")
 # `preset` to its name.
 for _preset in catalogue.PRESETS:
     ConfigStore.instance().store(group="preset", name=_preset, node={"preset": _preset}, package="_global_")
-
-
-Words = Sequence[str | Override]
-"""What is typed, as text or as `parse` made of it; a command parses its words once and passes them on."""
 
 
 class Composed(NamedTuple):
@@ -119,105 +118,6 @@ def whole(words: Words) -> DictConfig:
     return config
 
 
-def parse(words: Words) -> list[Override]:
-    """Each word in Hydra's grammar, those that are parsed already as they are; raises UserError."""
-    texts = [word for word in words if isinstance(word, str)]
-    with one_line():
-        parsed = iter(OverridesParser.create().parse_overrides(texts) if texts else ())
-        return [next(parsed) if isinstance(word, str) else word for word in words]
-
-
-def text_of(override: Override) -> str:
-    """The word as it was typed."""
-    return str(override.input_line)
-
-
-def keys_of(override: Override) -> list[str]:
-    """The key that a word sets, and each below it where its value is a mapping."""
-    key, value = override.key_or_group, None if override.is_sweep_override() else override.value()
-    below = paths({str(name): node for name, node in value.items()}, key) if isinstance(value, Mapping) else ()
-    return [key, *below]
-
-
-def own_folder(words: Words) -> Path | None:
-    """The folder of the user's own YAML that these words name, if any."""
-    return next(iter(_own_folders(words)), None)
-
-
-def _own_folders(words: Words) -> list[Path]:
-    places = [override.value() for override in parse(words) if override.key_or_group == SEARCHPATH]
-    folders = [folder for place in places if isinstance(place, list) for folder in place]
-    return [Path(str(folder).removeprefix("file://")) for folder in folders]
-
-
-def value_of(words: Words, key: str, default: Any) -> Any:
-    """What these words set `key` to, the last of them; else the default."""
-    values = [override.value() for override in parse(words) if override.key_or_group == key]
-    return values[-1] if values else default
-
-
-def trusted(words: Words) -> list[str]:
-    """The packages whose code the user named: by `allow_targets=`, and in the YAML of a folder of their own."""
-    parsed, named = parse(words), list[str]()
-    for value in (override.value() for override in parsed if override.key_or_group == ALLOW):
-        if not isinstance(value, list):
-            raise UserError(f"{ALLOW}={value}; give a list of packages, such as {ALLOW}=[{value}]")
-        named += map(str, value)
-    folder = own_folder(parsed)
-    return sorted({*named, *(catalogue.packages(folder) if folder is not None else ())})
-
-
-def combinations(words: Words) -> list[list[str]]:
-    """The runs of a sweep: each value of each word that has several, with each of the others'."""
-    parsed, swept = parse(words), dict[str, list[str]]()
-    own = own_folder(parsed)
-    for override in parsed:
-        key, values = override.get_key_element(), [text_of(override)]
-        if override.is_sweep_override():
-            if not override.is_discrete_sweep():
-                raise UserError(
-                    f"{text_of(override)} has no end; give its values, as key=1,2, or search: evalkit search"
-                )
-            values = [f"{key}={value}" for value in choices_of(override, own)]
-        swept[key] = values
-    return [list(combination) for combination in itertools.product(*swept.values())]
-
-
-def choices_of(override: Override, own: Path | None) -> list[str]:
-    """The values of a word that has several, as they are typed; `own` is the user's folder of YAML."""
-    known = SimpleNamespace(get_group_options=lambda group, **_: catalogue.options(group, own))  # for model=*
-    with one_line():
-        override.config_loader = known  # type: ignore[assignment]
-        return [str(value) for value in override.sweep_string_iterator()]
-
-
-def for_hydra(words: Words) -> list[str]:
-    """These words as Hydra itself can compose them, to say how it finds the files: values become `++key=value`.
-
-    With `++` Hydra accepts keys that no YAML lists: here the constructors say which keys exist.
-    """
-    composed = [word for word in parse(words) if not (is_choice(word) and word.key_or_group in OURS)]
-    return [
-        text_of(word)
-        if chooses(word) or word.is_hydra_override() or word.is_delete()
-        else f"++{text_of(word).lstrip('+')}"
-        for word in composed
-    ]
-
-
-def is_choice(override: Override) -> bool:
-    """Whether it picks an option of a group, not a value; `+name=option` is how a user's own group is added."""
-    key = override.key_or_group
-    own = override.is_add() and "." not in key and key not in OmegaConf.load(catalogue.directory() / "config.yaml")
-    is_group = key in GROUPS or "/" in key or override.package is not None or own
-    return is_group and not isinstance(override.value(), dict)
-
-
-def chooses(override: Override) -> bool:
-    """Whether it says which files are composed: a choice, or where else to look for them."""
-    return is_choice(override) or override.key_or_group == SEARCHPATH
-
-
 def apply(config: DictConfig, values: Sequence[Override]) -> None:
     """Sets each value, known key or not, or deletes it; `schema.verify` judges the keys."""
     for override in values:
@@ -238,66 +138,15 @@ def apply(config: DictConfig, values: Sequence[Override]) -> None:
                 raise UserError(f"{override.input_line}: what begins with ${{ is no ${{key}}; write a value") from error
 
 
-def plain(config: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
-    """The configuration as plain data; raises UserError for an interpolation that leads nowhere."""
-    with one_line():
-        content = OmegaConf.to_container(config, resolve=resolve, enum_to_str=True)
-    assert isinstance(content, dict)
-    return {str(name): value for name, value in content.items()}
-
-
-@contextmanager
-def one_line() -> Iterator[None]:
-    """Hydra's and OmegaConf's errors as one line."""
-    try:
-        yield
-    except MissingConfigException as error:
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        own = ", or give a mixer of your own as +mixer=NAME" if group == "model" else ""
-        options = ", ".join(error.options or [])
-        raise UserError(f"{group}={name} does not exist; choose one of {options}{own}") from error
-    except OverrideParseException as error:
-        raise UserError(f"cannot read {error.override!r}; {_as_it_is_typed(str(error.override))}") from error
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = "" if mark is None else f"{mark.name}:{mark.line + 1}: "
-        raise UserError(f"{place}{error.problem or first_line(error)}; mend this YAML") from error
-    except InterpolationToMissingValueError as error:
-        remedy = "only a job of a sweep has a number, and no folder its own name in it: write a value in its place"
-        raise UserError(f"{error.full_key}: {_cause(error)}; {remedy}") from error
-    except (InterpolationResolutionError, InterpolationKeyError) as error:
-        raise UserError(f"{error.full_key}: {_cause(error)}; write a value in its place") from error
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise UserError(first_line(error)) from error
-
-
-def _cause(error: OmegaConfBaseException) -> str:
-    """What OmegaConf says of an interpolation, without the classes of the errors."""
-    return first_line(error).rpartition("interpolation: ")[2].strip("'\"")
-
-
-def _as_it_is_typed(word: str) -> str:
-    """How a word that cannot be read is typed, the quotes that the shell takes away included."""
-    key, equals, value = word.partition("=")
-    if not equals or not key:
-        return "give key=value"
-    if value.startswith("[") and value.endswith("]") and "=" in value:
-        return f'in a list a word with an equals sign takes quotes, as in \'{key}=["a=1","b=2"]\''
-    if value[:1] in "[{" and value:
-        return f"a list is '{key}=[a,b]', a mapping '{key}={{a: 1}}', with both brackets"
-    quotes = {"'", '"'} & set(value)
-    return "every quote needs its other half" if quotes else f"type '{key}=\"{value}\"', quotes within quotes"
-
-
 def _whole(parsed: Sequence[Override]) -> tuple[DictConfig, dict[str, Any]]:
     """The configuration with Hydra's own part, and the same as plain data without the values that the user gave."""
     own = own_folder(parsed)
     for override in parsed:
-        _refuse_unfit(override, own)
+        refuse_unfit(override, own)
     if own is not None:
         catalogue.refuse_other_encodings(own)
     sinks = parse(sinks_of(parsed))
-    _refuse_shadowed([*parsed, *sinks], own)
+    refuse_shadowed([*parsed, *sinks], own)
     with one_line():
         config, planned = _with_layers([*parsed, *sinks], own)
     values = [override for override in parsed if not chooses(override)]
@@ -323,15 +172,15 @@ def _whole(parsed: Sequence[Override]) -> tuple[DictConfig, dict[str, Any]]:
 
 def _with_layers(parsed: Sequence[Override], own: Path | None) -> tuple[DictConfig, recipes.Planned | None]:
     """What Hydra composes of the options, and over it recipe, experiment and scale; with the experiment, if any."""
-    chosen = {word.key_or_group: word.value() for word in parsed if is_choice(word) and not _is_none(word)}
+    chosen = {word.key_or_group: word.value() for word in parsed if is_choice(word) and not is_none(word)}
     planned = recipes.experiment(str(chosen["experiment"]), own) if "experiment" in chosen else None
     measured = _on_checkpoint(parsed)
     implied = {**(planned.options if planned is not None else {}), **measured.get("options", {})}
     left_out = {*OURS, *(["task"] if measured else [])}
-    options = [word for word in parsed if chooses(word) and not _is_none(word) and word.key_or_group not in left_out]
+    options = [word for word in parsed if chooses(word) and not is_none(word) and word.key_or_group not in left_out]
     typed = {word.key_or_group for word in options} | set(OURS)
     texts = [*_around_mixer(options), *(f"{key}={name}" for key, name in implied.items() if key not in typed)]
-    config = _hydra(texts, _own_folders(parsed))
+    config = _hydra(texts, own_folders(parsed))
     choices = config.hydra.runtime.choices
     task, model, preset, scale = (
         choices.task,
@@ -453,19 +302,6 @@ def _on_checkpoint(parsed: Sequence[Override]) -> recipes.Node:
     return recipes.row("on_checkpoint", str(tasks[-1].value()), None)
 
 
-def sinks_of(words: Words) -> list[str]:
-    """The options that `log=` takes from `conf/log` and the user's own folder, as Hydra composes several of a group.
-
-    The part `wandb` is there in any case.
-
-    >>> sinks_of(["log=[wandb,tensorboard]"])
-    ['+log@sinks.tensorboard=tensorboard']
-    """
-    names = value_of(words, LOG, [])
-    others = [name for name in names if name != "wandb"] if isinstance(names, list) else []
-    return [f"+{LOG}@sinks.{name}={name}" for name in dict.fromkeys(others)]
-
-
 def _around_mixer(options: Sequence[Override]) -> list[str]:
     """The options as text, with `+mixer=NAME`, a mixer of the user's own, as the model of five blocks that have it."""
     texts = list(map(text_of, options))
@@ -497,11 +333,6 @@ def _sizes(scale: str, model: str | None, own: Path | None) -> list[recipes.Node
             f"choose one of {', '.join(catalogue.options('model/scaled', own))}, or give its sizes one by one"
         )
     return [sizes, {"model": recipes.read(file)}]
-
-
-def _is_none(override: Override) -> bool:
-    """Whether it picks no option of a group."""
-    return is_choice(override) and not override.is_delete() and override.value() is None
 
 
 def _leave_out_of_other_evaluations(config: DictConfig) -> None:
@@ -541,35 +372,6 @@ def _model_of(choices: Mapping[str, Any]) -> str | None:
     return choices.get("mixer@model.mixers.mixer", choices.get("model"))
 
 
-def _refuse_unfit(override: Override, own: Path | None) -> None:
-    key = override.key_or_group
-    if key in NAMES:
-        raise UserError(f"{key} follows from the choice; give {key.removesuffix('_name')}=…")
-    if key in ("recipe", "on_checkpoint"):
-        raise UserError(f"{key} follows from task, preset and model; leave {override.input_line!r} out")
-    if is_choice(override) and not override.is_sweep_override() and not isinstance(override.value(), str | int | None):
-        known = catalogue.options(key, own)
-        if not known and "/" not in key and override.package is None:  # no group at all: a setting that is not there
-            raise UserError(f"unknown key {key!r}; give a setting's whole key, such as train.learning_rate=1e-3")
-        raise UserError(f"{override.input_line} is no name; choose one of {', '.join(known)}")
-    if override.is_delete() and key in GROUPS:
-        raise UserError(f"{override.input_line} leaves nothing in its place; give {key}=… or leave it out")
-    if _is_none(override) and key != "experiment":
-        raise UserError(f"{key}=null picks nothing; choose one of {', '.join(catalogue.options(key))}")
-    if override.is_sweep_override():
-        raise UserError(f"{override.input_line!r} gives several values; add -m to run each, or write a list as [a,b]")
-
-
-def _refuse_shadowed(overrides: Sequence[Override], folder: Path | None) -> None:
-    """Raises UserError for a chosen option that the user's own folder and evalkit both have: Hydra would take ours."""
-    if folder is None:
-        return
-    for override in filter(is_choice, overrides):
-        group, name = override.key_or_group, override.value()
-        if (folder / group / f"{name}.yaml").is_file() and name in catalogue.options(group):
-            raise UserError(f"{group}={name} is in {folder} and in evalkit; give yours another name")
-
-
 def _refuse_unknown_hydra_keys(parsed: Sequence[Override], base: DictConfig) -> None:
     """Raises UserError for a `hydra.` key that the composed `base` has not."""
     valid = list(paths({"hydra": OmegaConf.to_container(base.hydra, resolve=False)}))
@@ -588,21 +390,3 @@ def _delete(config: DictConfig, override: Override) -> None:
         raise UserError(f"{override.input_line} deletes another value than {name}={node[name]}; leave the value out")
     with open_dict(node):
         del node[name]
-
-
-def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of plain data that is neither a mapping nor a list, with its dotted key."""
-    if isinstance(node, Mapping | list | tuple):
-        for name, value in node.items() if isinstance(node, Mapping) else enumerate(node):
-            yield from leaves(value, f"{path}.{name}" if path else str(name))
-    else:
-        yield path, node
-
-
-def paths(node: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Every dotted key of plain data."""
-    for name, value in node.items():
-        key = f"{path}.{name}" if path else str(name)
-        yield key
-        if isinstance(value, Mapping):
-            yield from paths(value, key)

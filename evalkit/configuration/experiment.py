@@ -12,8 +12,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from evalkit.checks import one_of
-from evalkit.configuration import composition
-from evalkit.configuration.composition import Words
+from evalkit.configuration import composition, grammar, nodes
+from evalkit.configuration.grammar import Words
 from evalkit.configuration.positions import refuse_beyond_positions
 from evalkit.configuration.schema import constructor, locate, verify
 from evalkit.core import trust
@@ -248,14 +248,14 @@ def assembled(plain: dict[str, Any]) -> Experiment:
 
 def build_task(name: str, words: Words = ()) -> Task | Text:
     """The task `conf/task/<name>.yaml`, or of the folder that `hydra.searchpath=` names, with its own settings."""
-    parsed = composition.parse(words)
-    values = [one for one in parsed if not composition.chooses(one) and one.key_or_group != composition.ALLOW]
-    base = composition.compose([f"task={name}", *filter(composition.chooses, parsed)]).config.task
-    settings = OmegaConf.create(composition.plain(base))
+    parsed = grammar.parse(words)
+    values = [one for one in parsed if not grammar.chooses(one) and one.key_or_group != grammar.ALLOW]
+    base = composition.compose([f"task={name}", *filter(grammar.chooses, parsed)]).config.task
+    settings = OmegaConf.create(nodes.plain(base))
     composition.apply(settings, values)
-    plain = {"task": composition.plain(settings)}
-    trust.refuse_unnamed(plain, composition.trusted(parsed))
-    verify(plain, {"task": composition.plain(base)}, {"task": Task | Text})
+    plain = {"task": nodes.plain(settings)}
+    trust.refuse_unnamed(plain, grammar.trusted(parsed))
+    verify(plain, {"task": nodes.plain(base)}, {"task": Task | Text})
     return build(plain, "task")
 
 
@@ -283,7 +283,7 @@ def admitted(plain: Mapping[str, Any], packages: Iterable[str], where: str = "")
     """
     named = frozenset(packages)
     trust.refuse_unnamed(plain, named, where)
-    for key, value in composition.leaves(plain):
+    for key, value in nodes.leaves(plain):
         if isinstance(value, str) and masked(value) != value:
             raise UserError(
                 f"{where}{key} has a key or token in it, and a configuration is written into the run's folder and its "

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from evalkit.configuration import catalogue, composition
+from evalkit.configuration import catalogue, composition, grammar, nodes
 from evalkit.configuration.experiment import model_of
 from evalkit.configuration.schema import verify
 from evalkit.core.contracts import LanguageModel
@@ -35,11 +35,11 @@ def chosen(settings: Sequence[str]) -> list[Sized]:
     >>> [(model.name, model.words, model.node["width"]) for model in chosen(["model=hawk", "scale=100m,14b"])]
     [('hawk', 'scale=100m', 768), ('hawk', 'scale=14b', 5120)]
     """
-    for override in composition.parse(settings):
+    for override in grammar.parse(settings):
         key = f"{'+' * override.is_add()}{override.key_or_group}"
         if key.lstrip("+").partition(".")[0] not in ALLOWED and key not in ALLOWED:
             raise UserError(f"{override.input_line} is of a run; allowed here: model=…, scale=… and settings of these")
-    return [_sized(words) for words in composition.combinations(settings)]
+    return [_sized(words) for words in grammar.combinations(settings)]
 
 
 def _sized(words: Sequence[str]) -> Sized:
@@ -47,7 +47,7 @@ def _sized(words: Sequence[str]) -> Sized:
     name = composed.config.model_name
     if name is None:
         raise UserError(f"model is missing; give model={' or model='.join(catalogue.options('model'))}")
-    plain = {part: composition.plain(composed.config)[part] for part in ("model", "scale")}
+    plain = {part: nodes.plain(composed.config)[part] for part in ("model", "scale")}
     verify(plain, composed.base, {"model": LanguageModel, "scale": dict[str, Any]})
     rest = [word for word in words if word.partition("=")[0] not in ("model", "+mixer", "hydra.searchpath")]
     return Sized(name, " ".join(rest), plain["model"])

@@ -7,9 +7,9 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from evalkit.configuration import composition
-from evalkit.configuration.composition import ALLOW, NAMES, SEARCHPATH
+from evalkit.configuration import composition, grammar, nodes
 from evalkit.configuration.experiment import SETTINGS, Experiment, admitted, build
+from evalkit.configuration.grammar import ALLOW, NAMES, SEARCHPATH
 from evalkit.configuration.schema import completed, verify
 from evalkit.core import studies, trust
 from evalkit.core.errors import UserError, first_line
@@ -112,25 +112,25 @@ def changed(
             raise UserError(f"{word.input_line} is of a new run; this one has its folder: leave it out")
     # How the saved run's processes were started says nothing about those of this one.
     config = DictConfig({**before, "distributed": False})
-    for word in filter(composition.is_choice, changes):
+    for word in filter(grammar.is_choice, changes):
         _refuse_fixed(word, choices, allowed)
         _choose(config, word, search)
-    sinks = [option for option in composition.sinks_of(words) if option.rpartition("=")[2] not in config.sinks]
+    sinks = [option for option in grammar.sinks_of(words) if option.rpartition("=")[2] not in config.sinks]
     for option in sinks:
         name = option.rpartition("=")[2]
         config.sinks[name] = composition.compose([option, *search]).config.sinks[name]
-    values = [word for word in changes if not composition.is_choice(word)]
+    values = [word for word in changes if not grammar.is_choice(word)]
     for word in values:
         if word.is_delete():
             raise UserError(f"{word.input_line!r}: give one value here, as key=value")
-        if composition.OF_HYDRA.search(composition.text_of(word)):
+        if composition.OF_HYDRA.search(grammar.text_of(word)):
             raise UserError(f"{word.input_line}: a run that is there has nothing of Hydra's; give the value itself")
-    base = composition.plain(config) if len(values) < len(changes) or sinks else {**before, "distributed": False}
+    base = nodes.plain(config) if len(values) < len(changes) or sinks else {**before, "distributed": False}
     composition.apply(config, values)
     if "path" in config.task and any(word.key_or_group == "data.path" for word in values):
         config.task.path = config.data.path  # as in conf/task, where the one stands for the other
-    plain = composition.plain(config) if changes else dict(base)
-    plain[ALLOW] = admitted(plain, [*before[ALLOW], *composition.trusted(words)])
+    plain = nodes.plain(config) if changes else dict(base)
+    plain[ALLOW] = admitted(plain, [*before[ALLOW], *grammar.trusted(words)])
     verify(plain, base, SETTINGS)
     trust.remember(trust.strangers(plain).values())
     for word in values:
@@ -150,7 +150,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path.parent} {wrong}; give the folder of a run, such as runs/<task>/<model>/<time>")
     if not isinstance(content, dict):
         raise UserError(f"{path} is no run's configuration: it is a list")
-    for key, value in composition.leaves(content):
+    for key, value in nodes.leaves(content):
         if isinstance(value, str) and "${" in value:  # such as a variable of this machine's environment
             raise UserError(f"{path}: {key}={value} stands for something else; write what was used in its place")
     content = {**LATER, **renamed(_of_a_checkpoint(content))}

@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from evalkit.configuration.composition import one_line, paths, plain
+from evalkit.configuration.nodes import one_line, paths, plain
 from evalkit.configuration.schema import completed, unknown
 from evalkit.core.errors import UserError
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 
-from evalkit.configuration import composition
-from evalkit.configuration.composition import Words
+from evalkit.configuration import grammar
+from evalkit.configuration.grammar import Words
 from evalkit.core.errors import UserError
 
 WIDE = 10
@@ -31,14 +31,14 @@ Space = Mapping[str, Interval | list[str]]
 
 def space_of(words: Words) -> Space:
     """The keys that these words give several values; raises UserError if there is none, or for a wrong interval."""
-    parsed = composition.parse(words)
-    own = composition.own_folder(parsed)
+    parsed = grammar.parse(words)
+    own = grammar.own_folder(parsed)
     space: dict[str, Interval | list[str]] = {}
     for override in (override for override in parsed if override.is_sweep_override()):
         value = override.value()
         is_interval = isinstance(value, IntervalSweep)
         space[override.get_key_element()] = (
-            _interval(override, value) if is_interval else composition.choices_of(override, own)
+            _interval(override, value) if is_interval else grammar.choices_of(override, own)
         )
     if not space:
         raise UserError(
@@ -50,8 +50,8 @@ def space_of(words: Words) -> Space:
 def at(words: Words, values: Mapping[str, Value]) -> list[str]:
     """The words of one run, in the same order: each searched key has its value, floats with three digits."""
     return [
-        f"{key}={_text(values[key])}" if (key := word.get_key_element()) in values else composition.text_of(word)
-        for word in composition.parse(words)
+        f"{key}={_text(values[key])}" if (key := word.get_key_element()) in values else grammar.text_of(word)
+        for word in grammar.parse(words)
     ]
 
 
@@ -72,7 +72,7 @@ def _text(value: Value) -> str:
 
 def _interval(override: Override, sweep: IntervalSweep) -> Interval:
     low, high, tags = sweep.start, sweep.end, sorted(sweep.tags)
-    text = composition.text_of(override)
+    text = grammar.text_of(override)
     if low is None or high is None or not low < high:
         raise UserError(f"{text} is empty; give the lower end first, as interval(1e-4,1e-2)")
     if not set(tags) <= set(TAGS) or len(tags) > 1:

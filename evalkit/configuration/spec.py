@@ -9,9 +9,10 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from evalkit.configuration import capacity, catalogue, composition, saved
-from evalkit.configuration.composition import ALLOW, RUN_FOLDER, Composed, Words
+from evalkit.configuration import capacity, catalogue, composition, grammar, nodes, saved
+from evalkit.configuration.composition import Composed
 from evalkit.configuration.experiment import SETTINGS, Experiment, admitted, assembled, explained, written
+from evalkit.configuration.grammar import ALLOW, RUN_FOLDER, Words
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.schema import unknown, verify
 from evalkit.core import trust
@@ -45,9 +46,9 @@ class Spec:
 
         `folder` is where it writes, whatever the settings say of `hydra.run.dir`.
         """
-        words = composition.parse(overrides_of(settings) if isinstance(settings, Mapping) else settings)
+        words = grammar.parse(overrides_of(settings) if isinstance(settings, Mapping) else settings)
         if folder is not None:
-            words += composition.parse(overrides_of({RUN_FOLDER: folder}))
+            words += grammar.parse(overrides_of({RUN_FOLDER: folder}))
         return cls.composed(composition.compose(words), words, command=command)
 
     @classmethod
@@ -55,9 +56,9 @@ class Spec:
         """The run that is `composed` of these words; raises UserError for what no run can have."""
         for name in composed.config:
             if name not in SETTINGS:
-                raise UserError(unknown(str(name), [*SETTINGS, *composition.paths(composed.base)]))
+                raise UserError(unknown(str(name), [*SETTINGS, *nodes.paths(composed.base)]))
         _refuse_missing(composed)
-        spec = cls.of_plain(composition.plain(composed.config), words, composed.folder, command)
+        spec = cls.of_plain(nodes.plain(composed.config), words, composed.folder, command)
         verify(spec.plain, composed.base, SETTINGS)
         _refuse_without_effect(spec.plain, composed)
         trust.remember(trust.strangers(spec.plain).values())  # resuming and evaluating need not be told again
@@ -72,10 +73,10 @@ class Spec:
 
         Raises UserError for code of packages that are not named, and for a value with `${`, as saved runs have none.
         """
-        for key, value in composition.leaves(plain):
+        for key, value in nodes.leaves(plain):
             if isinstance(value, str) and "${" in value:
                 raise UserError(f"{key}={value}: a run cannot say ${{ as text, since it is read again; leave out the $")
-        plain[ALLOW] = admitted(plain, composition.trusted(words))
+        plain[ALLOW] = admitted(plain, grammar.trusted(words))
         return cls(plain, folder, _typed(words), command_line() if command is None else command, NEW)
 
     @classmethod
@@ -93,8 +94,8 @@ class Spec:
         It may be a stranger's: code of packages that are neither evalkit, nor among `packages` or those that the
         changes name, is refused before it is imported.
         """
-        words = composition.parse(changes)
-        plain = saved.plain_of(run / saved.CONFIG_FILE, [*packages, *composition.trusted(words)])
+        words = grammar.parse(changes)
+        plain = saved.plain_of(run / saved.CONFIG_FILE, [*packages, *grammar.trusted(words)])
         return cls(plain, run, command=command_line() if command is None else command).changed(words, allowed)
 
     def changed(self, changes: Words, allowed: Sequence[str]) -> "Spec":
@@ -102,7 +103,7 @@ class Spec:
 
         An option that the run has already (`model=` its own model) may always be given. Raises UserError.
         """
-        words = composition.parse(changes)
+        words = grammar.parse(changes)
         plain, values = saved.changed(self.plain, words, allowed)
         # A run of a larger machine may be read on any; an evaluation with changed values must fit into this one.
         checks: tuple[Check, ...] = (refuse_large_caches,) if values else ()
@@ -161,7 +162,7 @@ NEW: tuple[Check, ...] = (refuse_large_training, refuse_large_caches, refuse_loo
 
 def _typed(words: Sequence[Override]) -> dict[str, str]:
     """Each word as it was typed, by its key, and by each key below that it sets as a mapping."""
-    return {key: composition.text_of(word) for word in words for key in composition.keys_of(word)}
+    return {key: grammar.text_of(word) for word in words for key in grammar.keys_of(word)}
 
 
 def _refuse_missing(composed: Composed) -> None:

@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.text import Text
 
-from evalkit.configuration import catalogue, composition
+from evalkit.configuration import catalogue, composition, grammar, nodes
 from evalkit.configuration.account import completed
-from evalkit.configuration.composition import RUN_FOLDER
+from evalkit.configuration.grammar import RUN_FOLDER
 from evalkit.configuration.recipes import GROUPS
 from evalkit.configuration.request import Request
 from evalkit.configuration.saved import CONFIG_FILE, EVALUABLE, begun_with_other, plain_of
@@ -53,7 +53,7 @@ def main(words: Sequence[Override], *, dry_run: bool = False) -> int:
         left = [job.experiment for job in jobs if not is_finished(job.folder)]
         check_before_several(sink for experiment in left for sink in experiment.outlets.values())
     console = Console(quiet=jobs[0].experiment.quiet)
-    again = f"go on with the whole experiment: {pasteable(*map(composition.text_of, words))}"
+    again = f"go on with the whole experiment: {pasteable(*map(grammar.text_of, words))}"
     try:
         with logs.shown(console):
             _say_changed(jobs, console)
@@ -76,14 +76,14 @@ def _planned(words: Sequence[Override]) -> tuple[Path, list[Job]]:
     typed = [word for word in words if word.key_or_group != RUN_FOLDER]
     suite_words = suite.selected(typed)
     if suite_words is not None:
-        typed = composition.parse([f"experiment={suite_words.suite}", *suite_words.rest])
+        typed = grammar.parse([f"experiment={suite_words.suite}", *suite_words.rest])
     of_runs = [word for word in typed if word.key_or_group.partition(".")[0] in GROUPS]
     if of_runs and suite_words is not None:
         raise UserError(f"{of_runs[0].input_line}: a suite has cells, not runs; give task= and model= for one of them")
     typed = [word for word in typed if word not in of_runs]
     protocol = [] if suite_words is None else suite_words.protocol
     named = [word for word in words if word.key_or_group == RUN_FOLDER]
-    chosen = composition.compose([*filter(composition.chooses, typed), *of_runs, *protocol, *named], named_by=words)
+    chosen = composition.compose([*filter(grammar.chooses, typed), *of_runs, *protocol, *named], named_by=words)
     _refuse_unknown_runs(chosen, of_runs)
     is_quick = suite_words is not None and suite_words.quick
     usual = plan.default_folder(chosen.choices["experiment"], str(chosen.config.preset), quick=is_quick)
@@ -96,7 +96,7 @@ def _planned(words: Sequence[Override]) -> tuple[Path, list[Job]]:
 
 def _refuse_unknown_runs(chosen: composition.Composed, words: Sequence[Override]) -> None:
     """Raises UserError for a word of a run that the experiment has not, and that does not add it."""
-    known = list(composition.paths({group: chosen.base[group] for group in GROUPS}))
+    known = list(nodes.paths({group: chosen.base[group] for group in GROUPS}))
     for word in words:
         if not (word.is_add() or word.is_delete() or word.key_or_group in known):
             raise UserError(f"{unknown(word.key_or_group, known)}; or add it: +{word.input_line}")
@@ -148,14 +148,14 @@ def _jobs(chosen: DictConfig, typed: Sequence[Override], folder: Path) -> list[J
             _ = spec.experiment
     if not any(job.group == "runs" for job in jobs.values()):
         allowed = " or ".join(f"experiment={name}" for name in catalogue.options("experiment"))
-        raise UserError(f"{' '.join(map(composition.text_of, typed))} names no runs; give {allowed}")
+        raise UserError(f"{' '.join(map(grammar.text_of, typed))} names no runs; give {allowed}")
     return list(jobs.values())
 
 
 def _plans(chosen: DictConfig) -> list[tuple[str, str, list[str]]]:
     """Group, name and words of each run, training runs first; raises UserError for a value that is no list of words."""
     plans = []
-    settings = composition.plain(chosen, resolve=False)
+    settings = nodes.plain(chosen, resolve=False)
     for group, named in ((group, settings.get(group, {})) for group in GROUPS):
         if not isinstance(named, Mapping):
             raise UserError(

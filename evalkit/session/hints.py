@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from evalkit.configuration import composition, recipes
+from evalkit.configuration import grammar, recipes
 from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.spec import Spec
 from evalkit.record.history import pasteable
@@ -24,7 +24,7 @@ def untuned(spec: Spec) -> list[str]:
     if {"train.learning_rate", "experiment"} & spec.typed.keys():
         return []
     task, model, preset = (str(spec.plain[name]) for name in ("task_name", "model_name", "preset"))
-    own = composition.own_folder([word for key, word in spec.typed.items() if key == composition.SEARCHPATH])
+    own = grammar.own_folder([word for key, word in spec.typed.items() if key == grammar.SEARCHPATH])
     if any("learning_rate" in layer.get("train", {}) for layer in recipes.recipe(task, preset, model, own)):
         return []
     typed = spec.words("hydra.", "distributed")

@@ -10,8 +10,8 @@ import jax
 from rich.console import Console
 
 from evalkit.checkpoints.loading import trainer_of
-from evalkit.configuration.composition import Words
 from evalkit.configuration.experiment import Experiment
+from evalkit.configuration.grammar import Words
 from evalkit.configuration.request import Request
 from evalkit.configuration.spec import Spec
 from evalkit.core.rows import read, record_file

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from evalkit.claims import anew
 from evalkit.claims.claims import Claim
-from evalkit.configuration import catalogue, composition
+from evalkit.configuration import catalogue, composition, grammar
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.recipes import GROUPS
 from evalkit.core.errors import UserError, typed_path
@@ -34,7 +34,7 @@ def reproduction(claim: Claim, studies: Path, words: Sequence[str]) -> Reproduct
 
     The word `RUN=MODEL` puts another model in place of one of these runs.
     """
-    places = [word for word in words if word.startswith(composition.SEARCHPATH)]
+    places = [word for word in words if word.startswith(grammar.SEARCHPATH)]
     settings = dict(word.split("=", 1) for word in words if "=" in word and word not in places)
     preset = settings.get("preset", claim.runs.preset)
     experiment = overrides_of({"experiment": anew.experiment(claim, studies), "preset": preset})
@@ -57,7 +57,7 @@ def reproduction(claim: Claim, studies: Path, words: Sequence[str]) -> Reproduct
     left_out = [f"~{group}.{name}" for name, group in groups.items() if name not in names]
     other = ([preset] if preset != claim.runs.preset else []) + [f"{name}-{model}" for name, model in mine.items()]
     folder = typed_path(settings.get("out") or "-".join(["runs/reproduce/" + claim.id, *map(str, other)]))
-    in_folder = overrides_of({composition.RUN_FOLDER: folder})
+    in_folder = overrides_of({grammar.RUN_FOLDER: folder})
     return Reproduction(
         [*chosen, *left_out, *stand_ins, *in_folder, *rest], folder, _differs(claim, preset, mine, rest)
     )
@@ -80,7 +80,7 @@ def _refuse_decided(word: str, claim: Claim, names: Sequence[str]) -> None:
             f"{word}: the runs are those of claim {claim.id}; for another model in the place of one give "
             f"{' or '.join(f'{name}=MODEL' for name in names)}, or type the experiment itself: experiment=…"
         )
-    if key == composition.RUN_FOLDER:
+    if key == grammar.RUN_FOLDER:
         raise UserError(f"{word}: give out=FOLDER, where the verdict is read from, too")
     if key == "format":
         raise UserError(f"{word} is of the sheet; leave it out with run=true")
@@ -119,7 +119,7 @@ def _stand_in(key: str, planned: Sequence[Any], model: str, words: Sequence[str]
 
 def _choice(name: str, model: str, words: Sequence[str]) -> str:
     """The word that chooses `model`, an option of `model/` or of the user's `mixer/`."""
-    own = composition.own_folder(words)
+    own = grammar.own_folder(words)
     models, mixers = catalogue.options("model", own), catalogue.options("mixer", own)
     if model in models and model in mixers:
         raise UserError(

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.text import Text
 
-from evalkit.configuration import composition
+from evalkit.configuration import grammar
 from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.space import Space, Value, at, corners, space_of
@@ -37,7 +37,7 @@ from evalkit.session.study import TRIALS, Claimed, OptunaFactory, Study, Tried
 
 FILE, FINAL, FINAL_LOCK = "search.json", "final", ".final.lock"
 SEEDS, GROUP = ("seed", "seeds"), "wandb.group"
-TRUSTED = (composition.ALLOW, composition.SEARCHPATH)
+TRUSTED = (grammar.ALLOW, grammar.SEARCHPATH)
 """Words that allow code of other packages: they are not saved, so the user types them again when a search goes on."""
 STATES = {"COMPLETE": "finished", "PRUNED": "given up", "FAIL": "failed", "RUNNING": "not finished"}
 BY_TEST = (
@@ -116,7 +116,7 @@ class Searching:
         self.search, self.folder, self._words = search, folder, [*search.words, *trusted]
         self.space: Space = space_of(self._words)
         self._trusted = list(trusted)
-        self._made = OptunaFactory(search.sampler, search.pruner, composition.trusted(trusted))
+        self._made = OptunaFactory(search.sampler, search.pruner, grammar.trusted(trusted))
         for key in SEEDS:
             if key in self.space:
                 raise UserError(f"{key}= is not searched; give one number, as seeds=2 of every trial")
@@ -260,12 +260,12 @@ class Searching:
 
     def _chosen(self, best: Tried) -> list[str]:
         """The words that train with the settings of the best trial; seeds are for whoever types them."""
-        kept = [word for word in composition.parse(self._words) if word.key_or_group not in SEEDS]
+        kept = [word for word in grammar.parse(self._words) if word.key_or_group not in SEEDS]
         return at(kept, best.values)
 
     def _group(self) -> list[str]:
         """W&B shows the runs of a search together, unless the user names a group."""
-        typed = any(word.key_or_group == GROUP for word in composition.parse(self._words))
+        typed = any(word.key_or_group == GROUP for word in grammar.parse(self._words))
         named = typed or "WANDB_RUN_GROUP" in os.environ
         return [] if named else overrides_of({GROUP: cut(f"search-{self.folder.absolute().name}")})
 
@@ -312,8 +312,8 @@ def _save(search: Search, folder: Path) -> None:
 
 def _typed(words: Sequence[str]) -> list[str]:
     """The words as a user types them: their folder of YAML by its flag."""
-    own = composition.own_folder(words)
-    kept = [word for word in words if not word.startswith(f"{composition.SEARCHPATH}=")]
+    own = grammar.own_folder(words)
+    kept = [word for word in words if not word.startswith(f"{grammar.SEARCHPATH}=")]
     return kept if own is None else [*kept, "--config-dir", str(own)]
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from evalkit.configuration import catalogue, composition
-from evalkit.configuration.composition import Words
+from evalkit.configuration import catalogue, grammar, nodes
+from evalkit.configuration.grammar import Words
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import AnyTask
@@ -70,7 +70,7 @@ class Selected(NamedTuple):
     @property
     def own(self) -> Path | None:
         """The user's own folder of YAML."""
-        return composition.own_folder(self.rest)
+        return grammar.own_folder(self.rest)
 
 
 def selected(words: Words) -> Selected | None:
@@ -79,8 +79,8 @@ def selected(words: Words) -> Selected | None:
     The words task=, model=, +mixer= and experiment= are not passed on to its runs. Raises UserError for several values
     where a suite takes one, and for a setting that its protocol decides.
     """
-    parsed = composition.parse(words)
-    choosing = [word for word in parsed if word.key_or_group in CHOOSING and composition.is_choice(word)]
+    parsed = grammar.parse(words)
+    choosing = [word for word in parsed if word.key_or_group in CHOOSING and grammar.is_choice(word)]
     quick = [word for word in parsed if word.key_or_group == QUICK]
     others = [word for word in parsed if word not in (*choosing, *quick)]
     chosen = {word.key_or_group: "" if word.is_sweep_override() else str(word.value()) for word in choosing}
@@ -131,7 +131,7 @@ def _is_quick(words: Sequence[Override], protocol: Sequence[Override]) -> bool:
 
 def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
     """The runs below `folder` in order, cell by cell; raises UserError for a task or a model that is unknown."""
-    given = composition.plain(config, resolve=False)["suite"]
+    given = nodes.plain(config, resolve=False)["suite"]
     if not isinstance(given, Mapping):
         raise UserError(f"suite={given}; a suite has {', '.join(KEYS)}")
     suite = {**{name: {} for name in OPTIONAL}, **given}
@@ -198,12 +198,12 @@ def _command(selection: Selected, preset: str, folder: Path) -> str:
     form = [f"{QUICK}=true"] if selection.quick else []
     own = [] if selection.own is None else ["--config-dir", str(selection.own)]
     given = [
-        composition.text_of(word)
+        grammar.text_of(word)
         for word in (*selection.protocol, *selection.rest)
-        if word.key_or_group not in ("preset", composition.SEARCHPATH)
+        if word.key_or_group not in ("preset", grammar.SEARCHPATH)
     ]
     usual = default_folder(selection.suite, preset, quick=selection.quick)
-    place = [] if folder == usual else overrides_of({composition.RUN_FOLDER: folder})
+    place = [] if folder == usual else overrides_of({grammar.RUN_FOLDER: folder})
     return pasteable(f"experiment={selection.suite}", f"preset={preset}", *form, *own, *given, *place)
 
 
@@ -228,7 +228,7 @@ def _refuse_one_size(
     """Raises UserError for a typed setting that the further sizes have of their own: they would all be the same."""
     for task, model in itertools.product(tasks, models):
         words = [word for of_sizes in suite["sizes"].get(task, {}).values() for word in of_sizes.get(model, [])]
-        sized = {override.key_or_group for override in composition.parse(words)}
+        sized = {override.key_or_group for override in grammar.parse(words)}
         for word in selection.rest:
             if word.key_or_group in sized:
                 raise UserError(

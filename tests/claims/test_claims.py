@@ -23,7 +23,7 @@ from evalkit.claims.measures import NoRows
 from evalkit.claims.parts import Finding, Part, finding_of, measure
 from evalkit.claims.sheet import JudgedClaim, Verdict, decide, judge
 from evalkit.commands import run
-from evalkit.configuration import composition
+from evalkit.configuration import grammar
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.core.rows import RowLog, read
@@ -488,7 +488,7 @@ def test_a_model_of_ones_own_is_trained_as_the_family_whose_place_it_takes(
     name = choice.partition("=")[2]
     assert main([*given, "reproduce", "B3", "run=true", "dry_run=true", f"studies={STUDIES}", f"hawk={name}"]) == 0
     experiment = [word for word in commands[0] if word.startswith(("experiment=", "preset=", "hydra.searchpath="))]
-    (place,) = (override for override in composition.parse(commands[0]) if override.key_or_group == "runs.hawk")
+    (place,) = (override for override in grammar.parse(commands[0]) if override.key_or_group == "runs.hawk")
     words = [str(word) for word in place.value()]
     assert words[0] == choice
     mine, hawk = (Spec.of([*experiment, *of]).plain for of in (words, ["model=hawk"]))

@@ -9,7 +9,7 @@ import pytest
 
 from evalkit.configuration import catalogue, composition
 from evalkit.configuration import experiment as config
-from evalkit.configuration.composition import combinations
+from evalkit.configuration.grammar import combinations
 from evalkit.configuration.schema import annotations
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError

@@ -17,7 +17,9 @@ from omegaconf import DictConfig
 
 import evalkit
 from evalkit.configuration import hydra_private, saved
-from evalkit.configuration.composition import combinations, compose, parse, plain, whole
+from evalkit.configuration.composition import compose, whole
+from evalkit.configuration.grammar import combinations, parse
+from evalkit.configuration.nodes import plain
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.configuration.composition import parse
+from evalkit.configuration.grammar import parse
 from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.schema import describe, fits, nearest
 from evalkit.core.errors import UserError

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from evalkit.configuration import composition
+from evalkit.configuration import composition, nodes
 from evalkit.configuration.spec import Spec
 from evalkit.models.layers.decays import ChannelDecay, HeadDecay
 from evalkit.models.layers.mixer import Decaying
@@ -290,7 +290,7 @@ def test_deltaproduct_without_a_convolution_and_with_a_decay(settings: dict[str,
 def test_with_one_delta_step_deltaproduct_is_deltanet_negative() -> None:
     one_step = ["model=deltaproduct", "model.mixers.matrix.delta_steps=1", "model.mlp_expansion=2.625"]
     product, negative = (
-        composition.plain(composition.compose(["task=induction_heads", *words]).config)["model"]
+        nodes.plain(composition.compose(["task=induction_heads", *words]).config)["model"]
         for words in (one_step, ["model=deltanet_negative"])
     )
     assert product["mixers"]["matrix"].pop("delta_steps") == 1

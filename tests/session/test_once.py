@@ -11,8 +11,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from evalkit.__main__ import main
-from evalkit.configuration import composition, hydra_private
 from evalkit.configuration import experiment as configuration
+from evalkit.configuration import grammar, hydra_private
 from evalkit.core.rows import read
 from evalkit.session import run
 from evalkit.session.session import Outcome
@@ -80,4 +80,4 @@ def test_a_run_that_is_there_is_built_once(
     assert built == {"composed": 0, "plain": plain, "task": 1, "model": 1, "experiment": 1}
     assert all(counted[word] == 1 for word in changes if word.startswith("eval."))
     assert read(folder).rows == read(tiny_run).rows
-    assert composition.parse(composition.parse(changes)) == composition.parse(changes)
+    assert grammar.parse(grammar.parse(changes)) == grammar.parse(changes)

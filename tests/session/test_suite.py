@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from evalkit.__main__ import main
-from evalkit.configuration import catalogue, composition
+from evalkit.configuration import catalogue, composition, grammar
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
 from evalkit.record.history import Work
@@ -441,7 +441,7 @@ def test_the_quick_form_has_fewer_tasks_rates_and_seeds(capsys: pytest.CaptureFi
 def test_the_protocol_is_changed_by_its_own_keys() -> None:
     words = ["experiment=suite", "suite.seeds=5", "suite.rates=[2e-3]", "task=parity", "model=hawk"]
     given = suite.selected(words)
-    assert given is not None and list(map(composition.text_of, given.protocol)) == words[1:3] and given.rest == []
+    assert given is not None and list(map(grammar.text_of, given.protocol)) == words[1:3] and given.rest == []
     config = composition.compose(["experiment=suite", *given.protocol]).config
     search, final = suite.jobs(config, given, Path("out"))
     assert (search.name, search.spec.experiment.train.rates) == ("parity/hawk/rates", [2e-3])

@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 
 from evalkit.commands import run
 from evalkit.configuration import catalogue, recipes
-from evalkit.configuration.composition import paths
 from evalkit.configuration.experiment import SETTINGS, Experiment
+from evalkit.configuration.nodes import paths
 from evalkit.configuration.schema import annotations, completed, constructor, describe, settings_of
 from evalkit.tasks.text import Text
 

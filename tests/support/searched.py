@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from evalkit.configuration.composition import parse
+from evalkit.configuration.grammar import parse
 from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import Feed
 from evalkit.core.rows import Record, RowLog
