@@ -370,8 +370,8 @@ def test_the_report_and_the_sinks_have_curves_of_the_looks(looked_at: Path) -> N
         ("downstream.during={every: 2, tasks: [piqa], calibrate: x}", "downstream.during.calibrate is of a whole run"),
         ("lookup.during={every: 20, lengths: [200]}", "lookup.during.every=20 is never, of train.steps=6"),
         ("lookup.during=5", "lookup.during=5; allowed: a mapping"),
-        # All of lm-eval's tasks are looked through for one of that name.
-        pytest.param("downstream.during={every: 2, tasks: [piqua]}", "piqua", marks=pytest.mark.slow),
+        # All of lm-eval's tasks are looked through for one of that name, which takes 20 s.
+        pytest.param("downstream.during={every: 2, tasks: [piqua]}", "piqua", marks=pytest.mark.exhaustive),
         ("downstream.during={every: 2, tasks: [piqa], path: nowhere}", "task piqa reads validation of baber/piqa"),
     ],
 )
