@@ -19,7 +19,7 @@ from evalkit.configuration.saved import checkpoint_of, plain_of
 from evalkit.configuration.schema import settings_of
 from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import Params, Pretrained, Unread
-from evalkit.core.errors import UserError, first_line, typed_path, writing
+from evalkit.core.errors import Unavailable, UserError, first_line, typed_path, writing
 from evalkit.core.network import Refused, Silent, ask_hub
 from evalkit.core.trust import BUILD
 from evalkit.models.formats import export as hugging_face
@@ -161,14 +161,14 @@ def download(name: str) -> Path:
     except Silent as error:
         if cached is not None:
             return cached
-        raise UserError(
+        raise Unavailable(
             f"checkpoint {name} is no folder here, and {error}; give a folder with a copy of it, or the cache of a "
             "machine that has it (HF_HOME)"
         ) from error
     try:
         return Path(huggingface_hub.snapshot_download(name, ignore_patterns=NOT_NEEDED))
     except Exception as error:  # of many types, which change from version to version
-        raise UserError(f"checkpoint {name} cannot be downloaded: {first_line(error)[:200]}; try again") from error
+        raise Unavailable(f"checkpoint {name} cannot be downloaded: {first_line(error)[:200]}; try again") from error
 
 
 def _cached(name: str) -> Path | None:

@@ -50,7 +50,8 @@ def _into(runs: Sequence[Path], place: Path) -> int:
     folders = {}
     for parent in runs:
         for folder in find_runs([parent]):
-            name = place.relative_to(study) / (folder.relative_to(parent) if folder != parent else folder.name)
+            own = folder.resolve().name if folder == parent else folder.relative_to(parent)
+            name = place.relative_to(study) / own
             if folders.setdefault(name.as_posix(), folder) != folder:
                 raise UserError(
                     f"{folder} and {folders[name.as_posix()]} are both {place / name.name}; give a folder above both"

@@ -35,7 +35,7 @@ EXAMPLES = (
     "search task=induction_heads model=hawk,mqa 'train.learning_rate=interval(1e-4,1e-2)' by=validation.loss "
     "'pruner={_target_: optuna.pruners.MedianPruner, n_warmup_steps: 300}'",
 )
-RESUME, FOLDER = "resume", "hydra.sweep.dir"
+RESUME, FOLDER, HYDRA = "resume", "hydra.sweep.dir", ("hydra.", "hydra/")
 REFUSED = {
     "experiment": "an experiment has its own runs",
     "checkpoint": "nothing is trained on a checkpoint",
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _begin(arguments: Sequence[str]) -> int:
-    from evalkit.configuration.grammar import parse, text_of
+    from evalkit.configuration.grammar import SEARCHPATH, parse, text_of
     from evalkit.session import search
 
     refuse_no_folder(arguments, [FOLDER])
@@ -71,6 +71,11 @@ def _begin(arguments: Sequence[str]) -> int:
             raise UserError(f"{text_of(word)}: a search has one folder; write its name without ${{")
         if word.key_or_group in REFUSED:
             raise UserError(f"{text_of(word)}: {REFUSED[word.key_or_group]}; leave it out")
+        if word.key_or_group.startswith(HYDRA) and word.key_or_group not in (FOLDER, SEARCHPATH):
+            remedy = f"leave it out; search {RESUME} FOLDER starts further processes"
+            raise UserError(f"{text_of(word)}: Hydra starts no run of a search; {remedy}")
+        if word.key_or_group == FOLDER and word.is_sweep_override():
+            raise UserError(f"{text_of(word)}: a search has one folder; give one, in quotes if its name has a comma")
     of_search = [word for word in words if _is_of_search(word)]
     trusted = [text_of(word) for word in words if word.key_or_group in search.TRUSTED]
     own = [word for word in words if word not in of_search and text_of(word) not in trusted]
@@ -82,7 +87,7 @@ def _begin(arguments: Sequence[str]) -> int:
 
 
 def _resume(arguments: Sequence[str]) -> int:
-    if not arguments or "=" in arguments[0]:
+    if not arguments or ("=" in arguments[0] and not Path(arguments[0]).is_dir()):
         raise UserError("search resume needs the folder of a search, such as search resume runs/search/<task>-<time>")
     from evalkit.configuration.grammar import parse, text_of, value_of
     from evalkit.session import search
@@ -109,7 +114,7 @@ def _prepare(words: "Sequence[Override]") -> None:
 
 def _new_folder(words: "Sequence[Override]") -> Path:
     tasks = [str(word.value()) for word in words if word.key_or_group == "task" and not word.is_sweep_override()]
-    return Path("runs", "search", f"{tasks[-1] if tasks else 'tasks'}-{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    return Path("runs", "search", f"{tasks[-1] if tasks else 'tasks'}-{datetime.now():%Y-%m-%d_%H-%M-%S-%f}")
 
 
 def _is_of_search(word: "Override") -> bool:

@@ -28,7 +28,7 @@ LAUNCHERS = {
     "submitit_local": ("hydra-submitit-launcher", "slurm"),
     "submitit_slurm": ("hydra-submitit-launcher", "slurm"),
 }
-NOW, TIME = re.compile(r"\$\{now:([^}]*)\}"), "%Y-%m-%d_%H-%M-%S"
+NOW, TIME = re.compile(r"\$\{now:([^}]*)\}"), "%Y-%m-%d_%H-%M-%S-%f"
 NOT_IN_NAME = "hydra.job.config.override_dirname.exclude_keys"
 SUBMITIT, SUBMITIT_FOLDER = ".submitit", "hydra.launcher.submitit_folder"
 
@@ -184,7 +184,7 @@ def names(overrides: Sequence[str], first: "Composed", now: datetime) -> list[st
     typed = {text.lstrip("+").partition("=")[0] for text in overrides}
     named: dict[str, Any] = {"hydra.sweep.subdir": _at(now, hydra["sweep"]["subdir"])}
     if SUBMITIT_FOLDER.rpartition(".")[2] in hydra["launcher"] and SUBMITIT_FOLDER not in typed:
-        named[SUBMITIT_FOLDER] = f"${{hydra.sweep.dir}}/{SUBMITIT}/{now:{TIME}-%f}/%j"
+        named[SUBMITIT_FOLDER] = f"${{hydra.sweep.dir}}/{SUBMITIT}/{now:{TIME}}/%j"
     if first.config["wandb"]["group"] is None and "WANDB_RUN_GROUP" not in os.environ:
         own = first.sweep.resolve().name if "hydra.sweep.dir" in typed else f"{now:{TIME}}"
         excluded = hydra["job"]["config"]["override_dirname"]["exclude_keys"]

@@ -8,13 +8,14 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from evalkit.configuration import composition, grammar, nodes
-from evalkit.configuration.experiment import SETTINGS, Experiment, admitted, build
+from evalkit.configuration.experiment import SETTINGS, Experiment, admitted, build, written
 from evalkit.configuration.grammar import ALLOW, NAMES, SEARCHPATH
 from evalkit.configuration.schema import completed, verify
 from evalkit.core import studies, trust
 from evalkit.core.errors import UserError, first_line
 from evalkit.core.moved import renamed
 from evalkit.disk.files import write_whole
+from evalkit.record import history
 
 CONFIG_FILE = "config.yaml"
 OF_PROCESS = ("format", "quiet", "compilation_cache", ALLOW)
@@ -80,18 +81,19 @@ def plain_of(path: Path, packages: Iterable[str] = ()) -> dict[str, Any]:
 def begun_with_other(run: Path, wanted: Mapping[str, Any], packages: Iterable[str]) -> str | None:
     """The first setting that decides a run's numbers and differs between the saved run and the configuration `wanted`.
 
-    None if there is none. A saved run that was given more steps still counts as the same, and the batch size of the
-    evaluation decides no number. The run's code may come from `packages`. Settings that either of the two leaves out
-    have their constructor's default.
+    None if there is none. A saved run that was given more steps since still counts as the same, and the batch size of
+    the evaluation decides no number. The run's code may come from `packages`. Settings that either of the two leaves
+    out have their constructor's default.
     """
     begun, new = (
         completed({key: plain[key] for key in DECIDING}) for plain in (plain_of(run / CONFIG_FILE, packages), wanted)
     )
-    steps = [(plain["train"] or {}).pop("steps", 0) for plain in (begun, new)]
+    saved, steps = ((plain["train"] or {}).pop("steps", 0) for plain in (begun, new))
+    trained_to = {work.steps for work in history.read(run) if work.step is not None} or {min(saved, steps)}
     for plain in (begun, new):
         (plain["eval"] or {}).pop("batch_size", None)
     other = [key for key in DECIDING if begun[key] != new[key]]
-    return next(iter(other), "train.steps" if steps[0] < steps[1] else None)
+    return next(iter(other), None if steps in trained_to | {saved} else "train.steps")
 
 
 def save(config: Mapping[str, Any], path: Path) -> None:
@@ -132,9 +134,11 @@ def changed(
     plain = nodes.plain(config) if changes else dict(base)
     plain[ALLOW] = admitted(plain, [*before[ALLOW], *grammar.trusted(words)])
     verify(plain, base, SETTINGS)
-    trust.remember(trust.strangers(plain).values())
     for word in values:
         _refuse_fixed(word, choices, allowed)
+    trust.remember(trust.strangers(plain).values())
+    given = {word.key_or_group for word in values}
+    trust.remember_folders({key: folder for key, folder in written(plain).items() if key in given})
     return plain, bool(values)
 
 
@@ -151,6 +155,9 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path} is no run's configuration: it is a list")
     for key, value in nodes.leaves(content):
+        if not isinstance(value, str | int | float | bool | None):  # such as bytes, which only C functions take
+            kind = type(value).__name__
+            raise UserError(f"{path}: {key} is of type {kind}; write text, a number, true, false or null")
         if isinstance(value, str) and "${" in value:  # such as a variable of this machine's environment
             raise UserError(f"{path}: {key}={value} stands for something else; write what was used in its place")
     content = {**LATER, **renamed(_of_a_checkpoint(content))}

@@ -10,7 +10,6 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from evalkit.checks import SIMPLE, describe, fits
 from evalkit.configuration import catalogue
 from evalkit.configuration.habits import HABITS
 from evalkit.core.errors import UserError, first_line, place_of
-from evalkit.core.trust import refuse_borrowed
+from evalkit.core.trust import imported, refuse_borrowed
 
 Node = Mapping[str, Any]
 Settings = Mapping[str, Any]
@@ -134,7 +133,7 @@ def constructor(node: Node, path: str) -> Callable[..., Any]:
         raise UserError(f"{path} has no _target_; name what it builds, such as _target_: {example}")
     target = str(node["_target_"])
     try:
-        named = _imported(target)
+        named = imported(target)
     except (Exception, SystemExit) as error:  # whatever a file of the user's may raise
         meant = catalogue.documented(target)
         if meant is not None:
@@ -144,25 +143,6 @@ def constructor(node: Node, path: str) -> Callable[..., Any]:
         raise UserError(f"{path}._target_={target} is a {type(named).__name__}; name a class or a function in it")
     refuse_borrowed(target, path, named, PARTS)
     return named
-
-
-def _imported(target: str) -> Any:
-    """The object of a dotted name; where an import within one of its modules fails, that error is raised."""
-    name, *rest = target.split(".")
-    part = import_module(name)
-    while rest:
-        inner = f"{name}.{rest[0]}"
-        try:
-            part = import_module(inner)
-        except ModuleNotFoundError as error:
-            if error.name != inner:
-                raise
-            break
-        name = inner
-        rest.pop(0)
-    for attribute in rest:
-        part = getattr(part, attribute)
-    return part
 
 
 def _reason(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """What a search varies: intervals and choices, in the words of Hydra's own sweeps."""
 
 from collections.abc import Mapping
+from math import floor, log10
 from typing import NamedTuple
 
 from hydra.core.override_parser.types import IntervalSweep, Override
@@ -12,7 +13,8 @@ from evalkit.core.errors import UserError
 WIDE = 10
 """An interval whose ends are so many times apart is drawn by its logarithm."""
 TAGS = ("log", "linear")
-DIGITS = ".3g"
+DIGITS = 3
+"""So many digits has a number that is drawn, and of so many its interval's width: 0.9 to 0.9999 has many values."""
 
 
 class Interval(NamedTuple):
@@ -48,11 +50,8 @@ def space_of(words: Words) -> Space:
 
 
 def at(words: Words, values: Mapping[str, Value]) -> list[str]:
-    """The words of one run, in the same order: each searched key has its value, floats with three digits."""
-    return [
-        f"{key}={_text(values[key])}" if (key := word.get_key_element()) in values else grammar.text_of(word)
-        for word in grammar.parse(words)
-    ]
+    """The words of one run, in the same order: each searched key has its value, floats rounded within the interval."""
+    return [_at(word, values) for word in grammar.parse(words)]
 
 
 def corners(space: Space) -> list[dict[str, Value]]:
@@ -66,8 +65,17 @@ def _ends(interval: Interval) -> list[Value]:
     return [int(end) if interval.whole else end for end in (interval.low, interval.high)]
 
 
-def _text(value: Value) -> str:
-    return f"{value:{DIGITS}}" if isinstance(value, float) else str(value)
+def _at(word: Override, values: Mapping[str, Value]) -> str:
+    """The word with the value that was drawn, if it is searched."""
+    key, sweep = word.get_key_element(), word.value()
+    if key not in values:
+        return grammar.text_of(word)
+    value = values[key]
+    if not isinstance(value, float) or not isinstance(sweep, IntervalSweep):
+        return f"{key}={value}"
+    low, high = float(sweep.start or 0), float(sweep.end or 0)
+    places = max(DIGITS - 1 - floor(log10(abs(size))) for size in (value or 1.0, high - low))
+    return f"{key}={min(max(round(value, places), low), high):.12g}"
 
 
 def _interval(override: Override, sweep: IntervalSweep) -> Interval:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from evalkit.contract.promises import Promise, not_callable, promised
 from evalkit.core.contracts import Evaluation, Trained, Verdict
 from evalkit.core.rows import FIELDS, Header, Record, Row, encode
+from evalkit.core.trust import imported
 from evalkit.reports.kinds import kind_of
 from evalkit.reports.pooling import Line, Run
 
@@ -67,7 +67,7 @@ def _kind(subject: EvaluationUnderCheck) -> str | None:
         return "it has none"
     if not isinstance(kind, str):
         return f"it is {kind!r}"
-    module = resolve_name(kind)
+    module = imported(kind)
     missing = [name for name in FUNCTIONS if not callable(getattr(module, name, None))]
     return f"{kind} has no {', '.join(missing)}" if missing else None
 

@@ -355,7 +355,7 @@ def refuse_unreachable(data_set: str | None) -> None:
     except Refused as refusal:
         raise UserError(f"the data set {data_set} {refusal}; or give data.path=FOLDER with texts") from refusal
     except Silent as error:
-        raise UserError(
+        raise Unavailable(
             f"{data_set} is not in the cache and {error}; give data.path=FOLDER with texts, "
             "bring the tokens of a machine that has them (EVALKIT_CACHE), or set HF_ENDPOINT to a mirror"
         ) from error

@@ -32,6 +32,10 @@ class UserError(Exception):
         super().__init__(_readable(str(message)))
 
 
+class Unavailable(UserError):
+    """What may be possible later, with the same words: a full disk, another process's folder, a silent server."""
+
+
 def _readable(text: str) -> str:
     shown = "".join(char if char.isprintable() else " " if char.isspace() else ascii(char)[1:-1] for char in text)
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 2 :]}"
@@ -95,4 +99,4 @@ def writing(path: Path) -> Iterator[None]:
             raise UserError(f"cannot write {path}: {error.filename or path} is a file; give a folder") from error
         reason = error.strerror or str(error)
         remedy = "make the folder that it names" if isinstance(error, FileNotFoundError) else "free space"
-        raise UserError(f"cannot write {path}: {reason}; {remedy} or choose another folder") from error
+        raise Unavailable(f"cannot write {path}: {reason}; {remedy} or choose another folder") from error

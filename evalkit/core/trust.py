@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,35 @@ def refuse_unnamed(content: Any, packages: Iterable[str], where: str = "") -> No
             )
 
 
+def imported(target: str) -> Any:
+    """What a dotted name leads to; its modules are imported, and an error of one of them is raised as it is.
+
+    Raises ImportError where the way to something other than a class or function leads through another package's
+    module: an object without a name of its own would count as the package's, such as a C function of
+    `optax.assignment.jax.….ctypes`.
+    """
+    name, *rest = target.split(".")
+    part = import_module(name)
+    while rest:
+        inner = f"{name}.{rest[0]}"
+        try:
+            part = import_module(inner)
+        except ModuleNotFoundError as error:
+            if error.name != inner:
+                raise
+            break
+        name = inner
+        rest.pop(0)
+    others = []
+    for attribute in rest:
+        part = getattr(part, attribute)
+        if inspect.ismodule(part) and package_of(part.__name__) != package_of(target):
+            others.append(part.__name__)
+    if others and not _has_name(part):
+        raise ImportError(f"it is of another package, {others[-1]}; name it where it is defined")
+    return part
+
+
 def refuse_borrowed(target: str, path: str, found: Callable[..., Any], parts: Iterable[str]) -> None:
     """Raises UserError if `found`, which `target` leads to, is of another package, or of evalkit and no part of a run.
 
@@ -85,7 +115,7 @@ def refuse_borrowed(target: str, path: str, found: Callable[..., Any], parts: It
 
     So `mine.mixers.os.system` is not taken for something of `mine`.
     """
-    named = inspect.isclass(found) or inspect.isroutine(found)
+    named = _has_name(found)
     home = str(getattr(found, "__module__", None)) if named else package_of(target)
     name = documented(found) if named else target
     if package_of(home) != package_of(target):
@@ -155,6 +185,11 @@ def refuse_elsewhere(run: Path, written: Mapping[str, str], given: Iterable[str]
 def remember_folders(written: Mapping[str, str]) -> None:
     """Keeps that the user gave these folders to write into, by their keys."""
     _keep((key, str(typed_path(folder).resolve())) for key, folder in written.items())
+
+
+def _has_name(found: Any) -> bool:
+    """Whether an object says itself where it is defined."""
+    return inspect.isclass(found) or inspect.isroutine(found)
 
 
 def _file() -> Path:

@@ -1,7 +1,6 @@
 """A kind of report: a module with four functions of rows, which a run's header names by its dotted name."""
 
 import logging
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 
 from evalkit.core.errors import UserError, first_line, place_of
 from evalkit.core.rows import Header, Record, read
-from evalkit.core.trust import refuse_unnamed_kind
+from evalkit.core.trust import imported, refuse_unnamed_kind
 from evalkit.reports.canvas import length_label
 from evalkit.reports.numbers import DASH, shown
 from evalkit.reports.pooling import Line, Run
@@ -79,8 +78,8 @@ def kind_of(name: str) -> Kind:
     """The kind of report with this dotted name. Raises `UserError` if there is none, or if nobody named its package."""
     refuse_unnamed_kind(name)
     try:
-        kind = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
+        kind = imported(name)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         message = f"the kind of report {name!r} cannot be imported ({error}); put its module on the path"
         raise UserError(message) from error
     if not isinstance(kind, Kind):

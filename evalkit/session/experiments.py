@@ -52,7 +52,7 @@ def main(words: Sequence[Override], *, dry_run: bool = False) -> int:
     if not dry_run:
         left = [job.experiment for job in jobs if not is_finished(job.folder)]
         check_before_several(sink for experiment in left for sink in experiment.outlets.values())
-    console = Console(quiet=jobs[0].experiment.quiet)
+    console = Console(stderr=jobs[0].experiment.format == "json", quiet=jobs[0].experiment.quiet)
     again = f"go on with the whole experiment: {pasteable(*map(grammar.text_of, words))}"
     try:
         with logs.shown(console):

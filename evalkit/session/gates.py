@@ -20,7 +20,7 @@ from evalkit.configuration.experiment import build, written
 from evalkit.configuration.schema import completed
 from evalkit.configuration.spec import Spec, refuse_looks_without_validation
 from evalkit.core.batches import feed_of
-from evalkit.core.errors import UserError, refuse_bytes
+from evalkit.core.errors import Unavailable, UserError, refuse_bytes
 from evalkit.core.rows import Row, read, record_file
 from evalkit.core.trust import refuse_elsewhere
 from evalkit.disk.places import free, used
@@ -140,12 +140,12 @@ def refuse_small_disk(launch: Launch) -> None:
 
 
 def refuse_full(folder: Path, trainer: Trainer) -> None:
-    """Raises UserError, with the bytes that are missing, if the run in `folder` would fill the disk."""
+    """Raises Unavailable, with the bytes that are missing, if the run in `folder` would fill the disk."""
     one, count = state_bytes(trainer), most_checkpoints(trainer.training)
     needed = one * count + RECORD_BYTES - used(folder / FOLDER)
     room = free(folder)
     if room < needed:
-        raise UserError(
+        raise Unavailable(
             f"{folder} has room for {_size(room)}, but the run writes about {_size(needed)}, with {count} checkpoints "
             f"of {_size(one)}; free space, choose another folder, or give a larger train.keep_every"
         )

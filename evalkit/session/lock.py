@@ -6,7 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from evalkit.core.errors import UserError, writing
+from evalkit.core.errors import Unavailable, writing
 from evalkit.disk.files import remove_unfinished
 
 FILE = ".lock"
@@ -14,7 +14,7 @@ FILE = ".lock"
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Holds a run's folder, which is made if it is not there; raises UserError if another process works on it."""
+    """Holds a run's folder, which is made if it is not there; raises Unavailable if another process works on it."""
     # The system lets go of the lock when its process dies, however it dies; the file itself says nothing and stays.
     # On NFS the lock holds between machines only where the mount supports locks.
     with writing(folder):
@@ -23,7 +23,7 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             lock.acquire()
         except Timeout as error:
-            raise UserError(f"another process works on {folder}; wait for its end, or stop it with Ctrl-C") from error
+            raise Unavailable(f"another process works on {folder}; wait for its end, or stop it with Ctrl-C") from error
         remove_unfinished(folder)
     try:
         yield

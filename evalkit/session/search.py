@@ -20,7 +20,7 @@ from evalkit.configuration.overrides import overrides_of
 from evalkit.configuration.space import Space, Value, at, corners, space_of
 from evalkit.configuration.spec import Spec
 from evalkit.contract.experiment import is_ours, refuse_broken_model
-from evalkit.core.errors import UserError, first_line, writing
+from evalkit.core.errors import Unavailable, UserError, first_line, writing
 from evalkit.core.rows import Row, read, record_file
 from evalkit.evaluations.extrapolation.measure import Extrapolation
 from evalkit.parallel.interrupt import STOPPED
@@ -33,7 +33,7 @@ from evalkit.reports.criterion import Criterion
 from evalkit.reports.writer import say
 from evalkit.session import logs, run
 from evalkit.session.hints import near
-from evalkit.session.study import TRIALS, Claimed, OptunaFactory, Study, Tried
+from evalkit.session.study import LOCK, TRIALS, Claimed, OptunaFactory, Study, Tried
 
 FILE, FINAL, FINAL_LOCK = "search.json", "final", ".final.lock"
 SEEDS, GROUP = ("seed", "seeds"), "wandb.group"
@@ -125,7 +125,8 @@ class Searching:
             experiment.feed.prepare()
         search.criterion.refuse_unmeasured(self._experiments[0].feed)
         check_before_several(sink for experiment in self._experiments for sink in experiment.outlets.values())
-        self.console = Console(quiet=self._experiments[0].quiet)
+        first = self._experiments[0]
+        self.console = Console(stderr=first.format == "json", quiet=first.quiet)
 
     def refuse_broken_model(self) -> None:
         """Raises BrokenPromise for a model of the user's own that would break one in each trial."""
@@ -171,7 +172,7 @@ class Searching:
                     if code in STOPPED:
                         say(self.console, again)
                         return code
-            except KeyboardInterrupt:  # between two trials; a trial itself saves its state first
+            except (KeyboardInterrupt, Unavailable):  # between two trials; a trial itself saves its state first
                 say(self.console, again)
                 raise
             return self._end(study)
@@ -179,7 +180,8 @@ class Searching:
     def _try(self, study: Study, claimed: Claimed) -> int:
         """Trains a trial, or goes on with it, and notes how it ended; returns the exit code of one that was stopped."""
         folder, criterion = near(study.folder_of(claimed.number)), self.search.criterion
-        shown = " ".join(at([f"{key}=1" for key in claimed.values], claimed.values))
+        searched = [word for word in grammar.parse(self._words) if word.get_key_element() in claimed.values]
+        shown = " ".join(at(searched, claimed.values))
         line = f"{folder} ({claimed.number + 1} of {self.search.trials}): {shown}"
         self.console.print(Text(line, style="bold"), soft_wrap=True)
 
@@ -201,6 +203,8 @@ class Searching:
             study.end(claimed, "FAIL" if value is None else "COMPLETE", value)
             if value is None:
                 say(self.console, f"{folder}: no row has a number of by={criterion}; the trial counts as failed")
+        except Unavailable:  # it would meet each of the others too, and is none of their settings' fault
+            raise
         except UserError as error:  # the others go on, as in a sweep
             self.console.print(Text(f"{folder}: {error}", style="red"), soft_wrap=True)
             study.end(claimed, "FAIL")
@@ -226,7 +230,7 @@ class Searching:
             say(self.console, "another process trains fresh seeds of the best")
             return 0
         try:
-            return run.start_or_resume(self.final(best)).exit_code
+            return run.start_or_resume(self.final(best)).print_result(self._experiments[0].format)
         finally:
             lock.release()
 
@@ -274,13 +278,13 @@ def begin(search: Search, folder: Path, trusted: Sequence[str]) -> int:
     """Begins a search in `folder`, or goes on with the same one there; raises UserError if it holds another."""
     searching = Searching(search, folder, trusted)
     searching.refuse_broken_model()
-    if (folder / FILE).is_file():
-        if saved(folder) != search:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / LOCK):  # of two that begin at once in one folder
+        if not (folder / FILE).is_file():
+            _save(search, folder)
+        elif saved(folder) != search:
             raise UserError(f"{folder} holds another search; give another hydra.sweep.dir=FOLDER")
-    else:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        _save(search, folder)
     return searching.work()
 
 

@@ -4,7 +4,7 @@ Every process of a search has a `Study` of the same folder. They share an SQLite
 system releases a lock when its process dies, so a trial that is not finished and not locked belongs to nobody.
 """
 
-import pkgutil
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,11 +18,13 @@ from hydra.utils import instantiate
 
 from evalkit.configuration.space import Interval, Space, Value
 from evalkit.core.errors import UserError, first_line
-from evalkit.core.trust import nodes, package_of, refuse_borrowed
+from evalkit.core.trust import imported, nodes, package_of, refuse_borrowed
 
 NAME = "search"
 FILE, LOCK, TRIALS = "study.db", ".search.lock", "trials"
-OPTUNA = "optuna"
+OPTUNA, PARTS = "optuna", ("optuna.samplers", "optuna.pruners")
+PICKLES = "CmaEsSampler"
+"""The sampler of Optuna that keeps its state as a pickle."""
 WAIT_SECONDS = 120
 """How long a process waits for the others to let go of the SQLite file."""
 
@@ -169,6 +171,7 @@ class OptunaFactory:
         from optuna.pruners import BasePruner
         from optuna.samplers import BaseSampler
 
+        kind = BaseSampler if name == "sampler" else BasePruner
         for path, named in nodes(node, name):
             target = str(named["_target_"])
             if package_of(target) not in (OPTUNA, *self.packages):
@@ -177,15 +180,22 @@ class OptunaFactory:
                     f"named; if you trust it, give allow_targets=[{package_of(target)}]"
                 )
             with _explained(path, target):
-                found = pkgutil.resolve_name(target)
+                found = imported(target)
             refuse_borrowed(target, path, found, ())
+            # Asked before anything is called: a stranger's `search.json` may name whatever Optuna has.
+            is_part = package_of(target) != OPTUNA or found.__module__.startswith(PARTS)
+            if not inspect.isclass(found) or not (issubclass(found, kind) if path == name else is_part):
+                raise UserError(
+                    f"{path}._target_={target} is no {name} of Optuna; give '{name}={{_target_: optuna.{name}s.…}}'"
+                )
+            if found.__name__ == PICKLES:
+                raise UserError(
+                    f"{path}._target_={target} keeps its state as a pickle, which runs code when it is read; "
+                    "choose another, such as optuna.samplers.GPSampler"
+                )
         with _explained(name, str(node.get("_target_"))), warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)  # the user named it
-            made = instantiate(node, _convert_="all")
-        kind = BaseSampler if name == "sampler" else BasePruner
-        if not isinstance(made, kind):
-            raise UserError(f"{name}={dict(node)} is no {name} of Optuna; give '{name}={{_target_: optuna.{name}s.…}}'")
-        return made
+            return instantiate(node, _convert_="all")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from evalkit.__main__ import main
 from evalkit.checkpoints.loading import archive
 from evalkit.checkpoints.pretrained import load as load_checkpoint
 from evalkit.configuration import account, saved
-from evalkit.configuration.experiment import build_task
+from evalkit.configuration.experiment import build_task, written
 from evalkit.configuration.spec import Spec
 from evalkit.core import credentials, trust
 from evalkit.core.errors import UserError, first_line
@@ -138,6 +138,8 @@ def test_a_kind_of_report_of_a_package_that_was_not_named_is_refused(theirs: Pat
     for refused in (lambda: kind_of("theirs"), lambda: evalkit.compare(folder, folder="out")):
         with pytest.raises(UserError, match="the package theirs, which you have not named"):
             refused()
+    with pytest.raises(UserError, match="'theirs:summarise' cannot be imported"):
+        kind_of("theirs:summarise")
     assert "theirs" not in sys.modules and not Path("out").exists()
     trust.remember(["theirs"])
     assert kind_of("theirs").__name__ == "theirs"
@@ -164,6 +166,22 @@ def test_a_named_package_lends_nothing_of_another(run: Path) -> None:
     with pytest.raises(UserError, match="of another package"):
         evalkit.load(run, allow_targets=["theirs"])
     assert not Path("ran").exists()
+
+
+def test_an_object_without_a_name_is_none_of_the_package_that_leads_to_it(run: Path) -> None:
+    """A C function says nowhere what it is of; below train.optimizer, modules of Optax's would lead to one."""
+    way = "optax.assignment._hungarian_algorithm.jax._src.ffi.ctypes.pythonapi.system"
+    called = {"_target_": way, "_args_": ["touch ran"]}
+    edited(run, lambda config: config["train"].update(optimizer={"_target_": "optax.chain", "_args_": [called]}))
+    with pytest.raises(UserError, match="it is of another package, ctypes; name it where it is defined"):
+        _ = Spec.saved(run).experiment
+    assert not Path("ran").exists()
+
+
+def test_a_saved_configuration_has_no_bytes(run: Path) -> None:
+    edited(run, lambda config: config["train"].update(optimizer={"_target_": "optax.sgd", "_args_": [b"touch ran"]}))
+    with pytest.raises(UserError, match=r"train\.optimizer\._args_\.0 is of type bytes; write text, a number"):
+        _ = Spec.saved(run).experiment
 
 
 def test_what_the_user_typed_needs_a_name_too(theirs: Path) -> None:
@@ -268,6 +286,12 @@ def test_a_saved_run_writes_into_no_folder_that_the_user_never_gave(key: str, th
     trust.refuse_elsewhere(run, {key: str(run / "within")}, [])
     trust.remember_folders({key: str(away)})
     trust.refuse_elsewhere(run, {key: "away"}, [])
+
+
+def test_a_folder_that_was_given_to_a_resumed_run_need_not_be_given_again(run: Path) -> None:
+    away = run.parent / "away"
+    spec = Spec.saved(run, [f"wandb.dir={away}"], allowed=saved.RESUMABLE)
+    trust.refuse_elsewhere(run, written(spec.plain), [])
 
 
 @pytest.mark.parametrize("verb", ["resume", "evaluate"])

@@ -102,7 +102,7 @@ def test_another_run_of_a_name_is_refused_and_one_that_is_not_finished(study: Pa
 
 
 def test_the_command_names_runs_by_their_folders(
-    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(tmp_path / "runs" / "fig", tmp_path / "fig")
     assert main(["archive", str(tmp_path / "fig"), "--into", str(study / "fig")]) == 0
@@ -112,6 +112,9 @@ def test_the_command_names_runs_by_their_folders(
     )
     assert set(studies.runs_of(tmp_path / "new")) == {"a", "b"}
     assert rows.record_bytes(tmp_path / "new" / "a") == rows.record_bytes(study / "fig" / "a")
+    monkeypatch.chdir(tmp_path / "fig" / "b")
+    assert main(["archive", ".", "--into", str(tmp_path / "here")]) == 0
+    assert set(studies.runs_of(tmp_path / "here")) == {"b"}
     assert main(["archive", str(study / "fig" / "a")]) == 2
     assert "archive takes a run and the folder to write" in capsys.readouterr().err
 

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from evalkit.__main__ import main
-from evalkit.core.errors import UserError
+from evalkit.configuration.space import at
+from evalkit.core.errors import Unavailable, UserError
 from evalkit.core.rows import read
 from evalkit.session import search, study
 from support import extending, searched, tiny
@@ -179,6 +181,57 @@ def test_a_trial_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch
     assert [trial.state.name for trial in trials_of(tmp_path)] == ["COMPLETE", "FAIL", "COMPLETE"]
 
 
+def test_a_full_disk_ends_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would meet each of the others too; with more room all of them are trained."""
+    with pytest.raises(Unavailable, match="has room for"):
+        worked(tmp_path, monkeypatch, Mock(side_effect=Unavailable("it has room for nothing")), trials=2)
+    assert [trial.state.name for trial in trials_of(tmp_path)] == ["RUNNING"]
+    assert worked(tmp_path, monkeypatch, Trainings(), trials=2) == 0
+    assert [trial.state.name for trial in trials_of(tmp_path)] == ["COMPLETE", "COMPLETE"]
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ({"_target_": "optuna.storages.RDBStorage", "url": "sqlite:///made.db"}, "is no sampler of Optuna"),
+        ({"_target_": "optuna.delete_study", "study_name": "a", "storage": "b"}, "is no sampler of Optuna"),
+        ({**searched.RANDOM, "seed": None, "more": {"_target_": "optuna.storages.InMemoryStorage"}}, "is no sampler"),
+        ({"_target_": "optuna.samplers.CmaEsSampler"}, "keeps its state as a pickle"),
+    ],
+)
+def test_nothing_of_optuna_is_called_but_samplers_and_pruners(
+    node: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said):
+        study.OptunaFactory(node, search.DEFAULTS["pruner"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("interval", "value", "typed"),
+    [
+        ("interval(0.9,0.9999)", 0.9999, "0.9999"),
+        ("interval(0.9990,0.9999)", 0.99912345, "0.999123"),
+        ("interval(0.9,0.99999)", 0.99999, "0.99999"),
+        ("interval(1e-5,1e-1)", 0.000123456, "0.000123"),
+        ("interval(0,1)", 0.0, "0"),
+        ("int(interval(1,9))", 3, "3"),
+    ],
+)
+def test_a_drawn_number_has_as_many_digits_as_its_interval_needs(interval: str, value: float, typed: str) -> None:
+    assert at([f"train.b2={interval}"], {"train.b2": value}) == [f"train.b2={typed}"]
+
+
+def test_a_search_in_a_folder_with_an_equals_sign_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "width=32"
+    worked(folder, monkeypatch, Trainings(), trials=1)
+    monkeypatch.setattr("evalkit.session.compilation.keep_programs", Mock())
+    assert main(["search", "resume", str(folder), "trials=2"]) == 0 and len(trials_of(folder)) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -198,6 +251,9 @@ def test_a_trial_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch
         (["train.steps=10,20", "sampler.seed=a"], "sampler.seed=a; give a whole number"),
         (["train.steps=10,20", "by=validation.acuracy"], "acuracy is not measured; allowed: loss, accuracy, exact_m"),
         (["train.steps=10,20", "distributed=true"], "distributed=true"),
+        (["train.steps=10,20", "hydra/launcher=basic"], "hydra/launcher=basic: Hydra starts no run of a search"),
+        (["train.steps=10,20", "hydra.sweep.subdir=a"], "hydra.sweep.subdir=a: Hydra starts no run of a search"),
+        (["train.steps=10,20", "hydra.sweep.dir=a,b"], "hydra.sweep.dir=a,b: a search has one folder"),
         (["resume"], "needs the folder"),
     ],
 )

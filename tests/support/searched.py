@@ -55,7 +55,9 @@ def spec(words: Sequence[str], folder: Path) -> Spec:
     evaluation = Extrapolation(lengths=values.get("eval.lengths", [64, LENGTH, 1024]))
     facts: dict[str, Any] = {"task": SimpleNamespace(length=LENGTH), "eval": evaluation, "task_name": values["task"]}
     facts["train"] = SimpleNamespace(learning_rate=values.get("train.learning_rate"))
-    experiment = SimpleNamespace(**facts, quiet=True, all_seeds=seeds, outlets={}, feed=Feed(), config={"model": {}})
+    experiment = SimpleNamespace(
+        **facts, quiet=True, format="text", all_seeds=seeds, outlets={}, feed=Feed(), config={"model": {}}
+    )
     return MadeUp(values, folder, {key: str(value) for key, value in values.items()}, read=experiment)
 
 
