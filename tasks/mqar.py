@@ -23,11 +23,12 @@ class MQAR(Synthetic):
     different ones from V/2 to V − 1. After the pairs, every second position may hold a query. Query i stands at the
     g-th of these, drawn without replacement with probability proportional to g^(power_a − 1), so that most come soon.
     Fillers stand everywhere else. With length 16, two pairs and fillers of 0, an example is
-    `2 8 4 7 · · 4 · · · · 2 · · · ·`; the answers are 7 below the second 4, and 8 below the second 2.
+    `2 8 4 7 · · 4 · · · · · 2 · · ·`; the answers are 7 below the second 4, and 8 below the second 2.
 
-    With `fewest_pairs`, a training sequence has a random number of pairs: a power of two times `fewest_pairs`, at most
-    `pairs`, and at most a quarter of its length, so that a curriculum of lengths is also one of pairs. The room for
-    pairs stays the same: its first places hold the drawn pairs, the others 0. Held-out sequences have all pairs.
+    With `fewest_pairs`, a training sequence has a random number of pairs: a power of two times `fewest_pairs` below
+    the most, or the most itself, which is `pairs` but at most a quarter of its length, so that a curriculum of lengths
+    is also one of pairs. The room for pairs stays the same: its first places hold the drawn pairs, the others 0.
+    Held-out sequences have all pairs.
 
     With `rewrites`, that many keys occur twice among the pairs, with another value each time, in random order. The last
     value counts, so that a mixer must overwrite, and not only add. This option is ours, not zoology's.
@@ -142,6 +143,7 @@ class MQAR(Synthetic):
         if self.fewest_pairs is None:
             return jnp.ones((pairs,), bool)
         counts = [self.fewest_pairs << i for i in range((pairs // self.fewest_pairs).bit_length())]
+        counts += [pairs] if counts[-1] < pairs else []  # what is asked of held-out sequences is trained on too
         # Folded in, so that all other draws stay as without it; 0 to 3 are the keys that `sample` splits off.
         chosen = jax.random.randint(jax.random.fold_in(key, max(self.pairs, 4)), (), 0, len(counts))
         return jnp.arange(pairs) < jnp.asarray(counts)[chosen]

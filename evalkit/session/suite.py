@@ -138,6 +138,7 @@ def jobs(config: DictConfig, selection: Selected, folder: Path) -> list[Job]:
     _refuse_wrong(suite)
     _refuse_wrong_by_task(suite, selection.own)
     _refuse_misspelt(suite, selection)
+    suite = {**suite, "floors": suite["floors"].get(str(config.preset), {})}
     tasks, models = _tasks(suite, str(config.preset), selection), _models(suite, selection)
     if selection.quick:
         suite = _quick(suite, str(config.preset))
@@ -273,17 +274,24 @@ def _refuse_wrong(suite: Mapping[str, Any]) -> None:
 
 def _refuse_wrong_by_task(suite: Mapping[str, Any], own: Path | None) -> None:
     """Raises UserError for an unknown task in `floors` or `controls`, a wrong accuracy, and an unknown model."""
+    floors: Mapping[str, Any] = suite["floors"]
+    if not isinstance(floors, Mapping) or not all(isinstance(of_preset, Mapping) for of_preset in floors.values()):
+        raise UserError(
+            f"suite.floors={floors}; allowed: accuracies by preset and task, such as {{cpu: {{mqar: 0.08}}}}"
+        )
+    if not isinstance(suite["controls"], Mapping):
+        raise UserError(f"suite.controls={suite['controls']}; allowed: a model by task, such as {{parity: lstm}}")
     tasks = {name for of_preset in suite["tasks"].values() for name in of_preset}
-    for key, what, example in (("floors", "an accuracy", "{mqar: 0.0156}"), ("controls", "a model", "{parity: lstm}")):
-        if not isinstance(suite[key], Mapping):
-            raise UserError(f"suite.{key}={suite[key]}; allowed: {what} by task, such as {example}")
-        for name in suite[key]:
+    by_task = {f"floors.{preset}": of_preset for preset, of_preset in floors.items()}
+    for key, of_tasks in {**by_task, "controls": suite["controls"]}.items():
+        for name in of_tasks:
             if name not in tasks:
                 allowed = ", ".join(sorted(tasks))
                 raise UserError(f"suite.{key}.{name}: {name} is no task of the suite; give one of {allowed}")
-    for name, floor in suite["floors"].items():
-        if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor < 1:
-            raise UserError(f"suite.floors.{name}={floor}; allowed: an accuracy from 0 to below 1")
+    for key, of_tasks in by_task.items():
+        for name, floor in of_tasks.items():
+            if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor < 1:
+                raise UserError(f"suite.{key}.{name}={floor}; allowed: an accuracy from 0 to below 1")
     models = {*suite["models"], *catalogue.options("model", own)}
     for name, control in suite["controls"].items():
         if not isinstance(control, str) or control not in models:

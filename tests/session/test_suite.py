@@ -11,11 +11,13 @@ from typing import Any
 from unittest.mock import Mock
 
 import jax
+import numpy as np
 import pytest
 
 from evalkit.__main__ import main
 from evalkit.configuration import catalogue, composition, grammar
 from evalkit.configuration.spec import Spec
+from evalkit.core.contracts import Judged
 from evalkit.core.errors import UserError
 from evalkit.record.history import Work
 from evalkit.reports.suite import cells as suite_cells
@@ -241,12 +243,12 @@ TASKS = {name for tasks in composition.compose(["experiment=suite"]).config.suit
             '+runs.mine=["model=hawk"]',
             '+runs.mine=["model=hawk"]: a suite has cells, not runs; give task= and model= for one of them',
         ),
-        ("suite.floors.mqar=1", "suite.floors.mqar=1; allowed: an accuracy from 0 to below 1"),
+        ("suite.floors.cpu.mqar=1", "suite.floors.cpu.mqar=1; allowed: an accuracy from 0 to below 1"),
         (
-            "suite.floors.nosuch=0.1",
-            f"suite.floors.nosuch: nosuch is no task of the suite; give one of {', '.join(sorted(TASKS))}",
+            "suite.floors.cpu.nosuch=0.1",
+            f"suite.floors.cpu.nosuch: nosuch is no task of the suite; give one of {', '.join(sorted(TASKS))}",
         ),
-        ("suite.floors=3", "suite.floors=3; allowed: an accuracy by task, such as {mqar: 0.0156}"),
+        ("suite.floors=3", "suite.floors=3; allowed: accuracies by preset and task, such as {cpu: {mqar: 0.08}}"),
         (
             "suite.controls.s3=lsmt",
             f"suite.controls.s3=lsmt is no model; give one of {', '.join(sorted(catalogue.options('model')))}",
@@ -313,12 +315,49 @@ def test_a_task_is_found_wherever_its_word_stands() -> None:
     assert {part.name.split("/")[0] for part in suite.jobs(config, given, Path("out"))} == {"copying", "mine"}
 
 
+def guessed(task: Any) -> float:
+    """The accuracy of the best of four guesses: the value shown last or the commonest, with the answers or without.
+
+    An answer that is never shown, such as the end of a copy, is known by its place.
+    """
+    keys = jax.random.split(jax.random.key(9), 200)
+    examples = jax.device_get(jax.jit(jax.vmap(lambda key: task.sample(key, task.length)))(keys))
+    values, rights = np.unique(examples.targets[examples.mask]), list[np.ndarray]()
+    for tokens, targets, mask in zip(examples.tokens, examples.targets, examples.mask, strict=True):
+        is_value = np.isin(tokens, values)
+        shown = (is_value, is_value & ~np.roll(mask, 1))  # an answer stands right after its question
+        right = [[_guesses(tokens[:at][of[:at]], targets[at], tokens) for of in shown] for at in np.flatnonzero(mask)]
+        rights.append(np.mean(right, axis=0))
+    return float(np.mean(rights, axis=0).max())
+
+
+def _guesses(shown: np.ndarray, target: int, tokens: np.ndarray) -> tuple[float, float]:
+    if target not in tokens:
+        return 1.0, 1.0
+    if not len(shown):
+        return 0.0, 0.0
+    counts = np.bincount(shown)
+    commonest = np.flatnonzero(counts == counts.max())
+    return float(shown[-1] == target), float(target in commonest) / len(commonest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mqar", "noisy_recall", "copying", "selective_copying", "palindrome", "stack"])
+def test_a_floor_is_what_a_guess_among_the_values_shown_has(name: str) -> None:
+    protocol = composition.compose(["experiment=suite"]).config.suite
+    words = [word for word in protocol.tasks.cpu[name] if word.startswith("task")]
+    task = Spec.of(["preset=cpu", "model=hawk", *words]).experiment.task
+    assert guessed(task.judged if isinstance(task, Judged) else task) == pytest.approx(
+        protocol.floors.cpu[name], abs=0.02
+    )
+
+
 def test_the_board_of_one_cell_is_that_of_the_whole_suite() -> None:
     """Kept cells are drawn beside it, so that their floors are needed, and the squares that nobody ran are shown."""
     given = suite.selected(["experiment=suite", "task=copying", "model=gla"])
     assert given is not None
     board = suite.jobs(composition.compose(["experiment=suite"]).config, given, Path("out"))[0].board
-    assert board is not None and board.floors["mqar"] == 0.0833 and board.controls["s3"] == "lstm"
+    assert board is not None and board.floors["mqar"] == 0.083 and board.controls["s3"] == "lstm"
     assert {("copying", "gla"), ("mqar", "hawk"), ("stack", "mamba")} <= set(board.wanted)
     assert board.command == "python -m evalkit experiment=suite preset=cpu hydra.run.dir=out"
 

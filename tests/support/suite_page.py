@@ -43,7 +43,7 @@ def board() -> Board:
     suite = yaml.safe_load(SUITE.read_text(encoding="utf-8"))["suite"]
     wanted = [(task, model) for task in suite["tasks"]["cpu"] for model in suite["models"]]
     command = "python -m evalkit experiment=suite"
-    return Board(kept("cpu"), wanted, suite["floors"], command, controls=suite["controls"])
+    return Board(kept("cpu"), wanted, suite["floors"]["cpu"], command, controls=suite["controls"])
 
 
 if __name__ == "__main__":

@@ -96,6 +96,21 @@ def test_how_many_pairs_there_are_says_nothing_of_the_fillers(pairs: int) -> Non
     assert len(odd_or_even) > 1 and chi2_contingency(odd_or_even).pvalue > UNLIKELY
 
 
+@pytest.mark.parametrize(
+    ("pairs", "length", "drawn"), [(12, 48, [2, 4, 8, 12]), (8, 48, [2, 4, 8]), (8, 20, [2, 4, 5])]
+)
+def test_as_many_pairs_as_held_out_sequences_have_are_trained_on(pairs: int, length: int, drawn: list[int]) -> None:
+    task = MQAR(vocab_size=64, length=48, pairs=pairs, fewest_pairs=2)
+    masks = jax.jit(jax.vmap(lambda key: task.sample(key, length).mask))(jax.random.split(jax.random.key(0), 256))
+    assert np.unique(np.asarray(masks).sum(axis=1)).tolist() == drawn
+
+
+def test_the_example_of_mqar_is_one() -> None:
+    tokens = np.array([2, 8, 4, 7, 0, 0, 4, 0, 0, 0, 0, 0, 2, 0, 0, 0])
+    targets, mask = MQAR(vocab_size=16, length=16, pairs=2).solve(tokens)
+    assert targets[mask].tolist() == [7, 8] and np.flatnonzero(mask).tolist() == [6, 12]
+
+
 def test_gaps_of_mqar_follow_zoologys_power_law() -> None:
     """Two draws without replacement with weights g^(a − 1): p_i p_j / (1 − p_i) for the two in order, exactly."""
     task = MQAR(vocab_size=32, length=20, pairs=2, power_a=0.3, random_non_queries=False)
