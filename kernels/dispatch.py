@@ -18,6 +18,7 @@ KERNELS = ("triton", "mosaic_gpu", "mosaic_tpu", "triton_interpret", "mosaic_tpu
 IMPLEMENTATIONS = ("auto", *SCANS, *KERNELS)
 Implementation = str | Kernel
 HOPPER_BLOCK, HOPPER_CHANNELS = 32, 128  # steps and channels of a block of `mosaic_gpu`
+AMPERE = 8  # the first compute capability for which XLA compiles Triton
 ENOUGH_LANES = 2**15  # least batch × channels for `mosaic_gpu`, as timed; with fewer, Triton's chunks may be faster
 SERVED = (jnp.float32, jnp.bfloat16, jnp.int32)  # the dtypes that kernels take: values, and flags of resets
 
@@ -92,10 +93,10 @@ def _kernel(name: str) -> Kernel:
 
 
 def _of_nvidia(plain: Array | None) -> Kernel | None:
-    """Returns the fastest kernel of an NVIDIA GPU that JAX has."""
+    """Returns the fastest kernel that JAX has for this process's NVIDIA GPUs; None where they are too old for any."""
     if plain is not None and _fills_hopper(plain) and _on_hopper() and (hopper := _kernel_if_there("mosaic_gpu")):
         return hopper
-    return _kernel_if_there("triton")
+    return _kernel_if_there("triton") if _takes_triton() else None
 
 
 def _fills_hopper(x: Array) -> bool:
@@ -108,6 +109,12 @@ def _fills_hopper(x: Array) -> bool:
 def _on_hopper() -> bool:
     """Whether this process's GPUs are Hopper's; Blackwell has Mosaic, too, but nothing was timed there."""
     return all(getattr(device, "compute_capability", "") == "9.0" for device in jax.local_devices())
+
+
+def _takes_triton() -> bool:
+    """Whether XLA compiles Triton for this process's GPUs: from Ampere on, so for no T4 and no V100."""
+    majors = (str(getattr(device, "compute_capability", "")).partition(".")[0] for device in jax.local_devices())
+    return all(int(major) >= AMPERE for major in majors if major.isdigit())  # of other vendors it is a name
 
 
 def _kernel_if_there(name: str) -> Kernel | None:

@@ -1,6 +1,6 @@
 """Induction heads: recall the token that followed the special token (De et al. 2024, sec. 6.2)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,8 @@ class InductionHeads(Synthetic):
       trigger: where the special token stands: `uniform` anywhere, `prefix` in the first half, `fixed` at `fixed_place`.
       fixed_place (position): where the special token stands with `trigger=fixed`, a weaker test.
       triggers (tokens): special tokens before the query, all followed by the same answer.
-      loss: what is scored: `answer`, the last position alone, or `all`, the next token at every position.
+      loss: what is scored in training: `answer`, the last position alone, or `all`, the next token at every position.
+        Held-out sequences always score the answer alone.
       labels: `right`, or `shuffled` for a random target at the end.
 
     >>> task = InductionHeads(length=8)
@@ -63,7 +64,15 @@ class InductionHeads(Synthetic):
         if self.trigger == "fixed" and self.triggers != 1:
             raise ValueError(f"trigger=fixed with triggers={self.triggers}; allowed: triggers=1, or trigger=uniform")
         at_least(self, 0, "fixed_place")
+        usual = type(self).fixed_place
+        if self.trigger != "fixed" and self.fixed_place != usual:
+            raise ValueError(f"fixed_place={self.fixed_place} with trigger={self.trigger}; give trigger=fixed too")
         self._check_length(self.length)
+
+    @property
+    def judged(self) -> "InductionHeads":
+        """Returns the task of held-out sequences, in which the answer alone is scored."""
+        return replace(self, loss="answer")
 
     @property
     def scored(self) -> int | None:

@@ -201,7 +201,14 @@ class Experiment:
     def _check_stages(self, train: Training) -> None:
         stages = train.stages(self.task.length)
         for stage in stages:
-            self.feed.check_length(stage.length, stage.shortest)
+            try:
+                self.feed.check_length(stage.length, stage.shortest)
+            except ValueError as error:
+                if stage is stages[-1]:
+                    raise
+                raise ValueError(
+                    f"train.curriculum has a stage that the task cannot have: {error}; or give 'train.curriculum=[]'"
+                ) from error
         if stages[-1].length != self.task.length:
             raise ValueError(
                 f"train.steps={train.steps} end within the curriculum, at length {stages[-1].length} of "

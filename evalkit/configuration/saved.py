@@ -23,7 +23,12 @@ POST_TRAINING = ("train.steps", "train.state_passing", "train.first_states")
 """Settings of training that `resume` may change: more steps, and states that are passed in them (2507.02782)."""
 WHILE_TRAINING = ("downstream", "lookup")
 """The settings of benchmarks that are run while the model trains."""
-RESUMABLE = ("log", "sinks", "wandb", "eval", *WHILE_TRAINING, *POST_TRAINING, "mesh", "distributed", *OF_PROCESS)
+OF_MACHINE = ("train.microbatch", "train.gather", "train.keep_every")
+"""Settings of training that decide how much memory and disk it takes, and no number."""
+RESUMABLE = (
+    *("log", "sinks", "wandb", "eval", *WHILE_TRAINING, *POST_TRAINING),
+    *("train.skip_nonfinite", *OF_MACHINE, "mesh", "distributed", *OF_PROCESS),
+)
 EVALUABLE = ("eval", "task", "data", "log", "sinks", "wandb", "parameters", *OF_PROCESS)
 """What may be changed of a run that goes on, and of one that is evaluated again."""
 
@@ -81,9 +86,9 @@ def plain_of(path: Path, packages: Iterable[str] = ()) -> dict[str, Any]:
 def begun_with_other(run: Path, wanted: Mapping[str, Any], packages: Iterable[str]) -> str | None:
     """The first setting that decides a run's numbers and differs between the saved run and the configuration `wanted`.
 
-    None if there is none. A saved run that was given more steps since still counts as the same, and the batch size of
-    the evaluation decides no number. The run's code may come from `packages`. Settings that either of the two leaves
-    out have their constructor's default.
+    None if there is none. A saved run that was given more steps since still counts as the same. The batch size of the
+    evaluation and what `OF_MACHINE` names decide no number. The run's code may come from `packages`. Settings that
+    either of the two leaves out have their constructor's default.
     """
     begun, new = (
         completed({key: plain[key] for key in DECIDING}) for plain in (plain_of(run / CONFIG_FILE, packages), wanted)
@@ -92,6 +97,8 @@ def begun_with_other(run: Path, wanted: Mapping[str, Any], packages: Iterable[st
     trained_to = {work.steps for work in history.read(run) if work.step is not None} or {min(saved, steps)}
     for plain in (begun, new):
         (plain["eval"] or {}).pop("batch_size", None)
+        for setting in OF_MACHINE:
+            (plain["train"] or {}).pop(setting.partition(".")[2], None)
     other = [key for key in DECIDING if begun[key] != new[key]]
     return next(iter(other), None if steps in trained_to | {saved} else "train.steps")
 

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from evalkit.core import streams
 from evalkit.core.contracts import AnyTask, BatchPart, Feed, Illustration, Judged, Ordinary, Recalls, Task
-from evalkit.core.errors import UserError
+from evalkit.core.errors import Unavailable, UserError
 from evalkit.core.network import Refused, Silent, ask_hub
 from evalkit.numerics import random_key
 from evalkit.parallel import peers

@@ -258,6 +258,8 @@ def evaluate(
         _refuse_generation(objects, settings.get("gen_kwargs") or {})
         if use_cache or settings.get("cache_requests"):  # reads the weights
             identity = [chosen.fingerprint, *filter(None, [template])]
+        if settings.get("cache_requests"):  # the examples that are shown are drawn by it
+            identity.append({"fewshot_random_seed": settings.get("fewshot_random_seed")})
             use_cache = use_cache and f"{use_cache}_{chosen.fingerprint}"
     else:
         _refuse_unknown(model)

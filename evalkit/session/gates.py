@@ -147,7 +147,7 @@ def refuse_full(folder: Path, trainer: Trainer) -> None:
     if room < needed:
         raise Unavailable(
             f"{folder} has room for {_size(room)}, but the run writes about {_size(needed)}, with {count} checkpoints "
-            f"of {_size(one)}; free space, choose another folder, or give a larger train.keep_every"
+            f"of {_size(one)}; free space, begin in another folder, or give a larger train.keep_every"
         )
 
 

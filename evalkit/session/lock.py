@@ -1,5 +1,6 @@
 """One process at a time works on a run."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from evalkit.core.errors import Unavailable, writing
 from evalkit.disk.files import remove_unfinished
 
 FILE = ".lock"
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -23,7 +25,12 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             lock.acquire()
         except Timeout as error:
-            raise Unavailable(f"another process works on {folder}; wait for its end, or stop it with Ctrl-C") from error
+            raise Unavailable(
+                f"another process works on {folder}; wait for its end, or stop it with Ctrl-C; if none does, as after "
+                f"a kill on a disk that has no locks, delete {folder / FILE}"
+            ) from error
+        except NotImplementedError:
+            log.warning("the disk of %s has no locks, so nothing keeps a second process away", folder)
         remove_unfinished(folder)
     try:
         yield

@@ -191,6 +191,7 @@ def _go_on(launch: Launch, own: Path) -> Outcome:
         checkpoints.retire(restored.step)  # a kill may have come between the last one and this
         if peers.first_says((launch.folder / RESULTS).is_file()):
             _keep_finished(launch, restored)
+            restored = restored._replace(meta={**restored.meta, "solved": 0})  # more steps are wanted all the same
         return _trained(launch, own, checkpoints, restored, {})
 
 

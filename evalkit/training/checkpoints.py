@@ -126,11 +126,14 @@ class Checkpoints:
         """
         # All look in the same order, and all hear what is wrong with the files.
         steps = [int(text) for text in peers.agreed(" ".join(map(str, self.steps))).split()]
+        other: UserError | None = None
         for step in steps:
             try:
                 return Restored(step, *self._read(step, abstract, layout))
-            except UserError:
-                raise
+            except UserError as error:  # of another model, as it seems; a write may have been lost, too
+                if peers.several():
+                    raise
+                other, reason = other or error, first_line(error)[:200]
             except Exception as error:  # Orbax raises a different type for each way a checkpoint can be broken
                 # The others may be waiting within Orbax for this process, which then cannot go on to an older one.
                 if peers.lost(error) or (peers.several() and not isinstance(error, sums.Damaged)):
@@ -138,7 +141,7 @@ class Checkpoints:
                 reason = first_line(error)[:200]
             log.warning("checkpoint %d in %s cannot be read (%s); trying an older one", step, self.path, reason)
         if steps:
-            raise UserError(f"no checkpoint in {self.path} can be read; start the run anew")
+            raise other or UserError(f"no checkpoint in {self.path} can be read; start the run anew")
         return None
 
     def at(self, step: int, abstract: TrainState, layout: Layout) -> TrainState:

@@ -1,5 +1,6 @@
 """Finds where a loss or gradient stops being finite: takes the step once more and checks it part by part."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -10,13 +11,15 @@ from jax import Array
 from jaxtyping import Integer
 
 from evalkit.core.contracts import Cache, Params
-from evalkit.core.errors import UserError
+from evalkit.core.errors import UserError, first_line
 from evalkit.tasks import Example
 from evalkit.training.checkpoints import Checkpoints
 from evalkit.training.passing import copied_to
 from evalkit.training.settings import Stage
 from evalkit.training.state import Sums, TrainState, params_of, streams_of
 from evalkit.training.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -38,23 +41,32 @@ def refuse_non_finite(sums: Sums, trainer: Trainer, checkpoints: Checkpoints, st
     """Raises NotFinite if the loss or gradient of a dispatch of `steps` steps is not finite.
 
     It names the step, the seed, the part where it began and the last good checkpoint. With `train.skip_nonfinite`,
-    single steps may be lost: it raises only if all `train.log_every` steps of a dispatch were skipped, since parameters
-    do not recover then. With several learning rates this must hold for every seed: the highest rates may fail while
+    single steps may be lost: it raises only if all steps of a dispatch were skipped, since parameters do not recover
+    then. With several learning rates this must hold for every seed: the highest rates may fail while
     lower ones go on.
     """
     bad, training = np.asarray(sums.first_nonfinite), trainer.training
     if training.skip_nonfinite:
-        lost = (np.asarray(sums.nonfinite_steps) == steps) & (steps == training.log_every)
+        lost = (np.asarray(sums.nonfinite_steps) == steps) & (steps > 1)
         # Of several rates the highest may lose their seeds; the others go on.
         bad = np.where(lost.all() if len(training.rates) > 1 else lost, bad, -1)
     for index in np.flatnonzero(bad >= 0)[:1].tolist():
         step, last = int(bad[index]), checkpoints.latest
-        began = _where(trainer, checkpoints, index, step)
+        began = _found(trainer, checkpoints, index, step)
         kept = "no checkpoint was kept yet" if last is None else f"checkpoint {last} is kept"
         raise NotFinite(
             f"the loss or its gradient was not finite at step {step}, seed {trainer.seeds[index]}: {began}; {kept}; "
-            "lower train.learning_rate or train.clip"
+            "lower train.learning_rate or train.clip in a new run"
         )
+
+
+def _found(trainer: Trainer, checkpoints: Checkpoints, index: int, step: int) -> str:
+    """As `_where`; what goes wrong while it is looked for is told, since step and seed are known without it."""
+    try:
+        return _where(trainer, checkpoints, index, step)
+    except Exception as error:  # such as a device without room for what is looked at
+        log.info("where a loss stopped being finite was not found", exc_info=error)
+        return f"where it began was not found ({type(error).__name__}: {first_line(error)[:200]})"
 
 
 def _where(trainer: Trainer, checkpoints: Checkpoints, index: int, step: int) -> str:
@@ -62,9 +74,10 @@ def _where(trainer: Trainer, checkpoints: Checkpoints, index: int, step: int) ->
     state, stage = _before(trainer, checkpoints, step)
     params, example = params_of(state, index, "last"), _batch(trainer, stage, index, step)
     # By one device: the kernels of a whole model are not divided over the devices of a mesh.
-    params = jax.device_put(params, jax.local_devices()[0])
-    begun = _begun_from(trainer, params, state, stage, index, step, example.tokens.shape[1])
-    size = trainer.step.microbatch(*example.tokens.shape)
+    one = jax.local_devices()[0]
+    params, streams, example = jax.device_put((params, _streams(trainer, state, index), example), one)
+    begun = _begun_from(trainer, params, streams, stage, index, step, example.tokens.shape[1])
+    size = max(1, trainer.step.microbatch(*example.tokens.shape) // trainer.placement.shards)
     for start in range(0, len(example.tokens), size):
         part, before = jax.tree.map(lambda leaf, at=slice(start, start + size): leaf[at], (example, begun))
         if (part_name := first_in(trainer, params, part, before)) is not None:
@@ -93,7 +106,7 @@ def first_in(trainer: Trainer, params: Params, example: Example, begun: Cache | 
 
 
 def _begun_from(
-    trainer: Trainer, params: Params, state: TrainState, stage: Stage, index: int, step: int, tokens: int
+    trainer: Trainer, params: Params, streams: Cache | None, stage: Stage, index: int, step: int, tokens: int
 ) -> Cache | None:
     """With state passing, the states from which the sequences of a seed, of so many `tokens`, begin at a step."""
     alone, passing = trainer.on_one_device, trainer.on_one_device.passing
@@ -102,8 +115,13 @@ def _begun_from(
     used = alone.layout.cast(params)
     at, size = jnp.asarray(step, jnp.int32), alone.microbatch(passing.count, tokens)
     drawn = passing.drawn(trainer.seeds[index], at, tokens, 1)
-    reached = passing.advance(used, streams_of(state, index), drawn, size)
+    reached = passing.advance(used, streams, drawn, size)
     return copied_to(passing.starts(reached, drawn, 1), stage.batch_size)
+
+
+def _streams(trainer: Trainer, state: TrainState, index: int) -> Cache | None:
+    """The states of one seed's streams; None without state passing."""
+    return None if trainer.on_one_device.passing is None else streams_of(state, index)
 
 
 def _before(trainer: Trainer, checkpoints: Checkpoints, step: int) -> tuple[TrainState, Stage]:

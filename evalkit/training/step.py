@@ -109,16 +109,17 @@ class Step:
             updates = jax.tree.map(lambda leaf: rate * leaf, updates)
         bad = ~(jnp.isfinite(loss) & jnp.isfinite(norm))
         vectors = optax.apply_updates(state.params, updates)
-        average, decay = state.average, self.training.average
-        if callable(decay):
-            average = optimizer.average_of_optimizer(decay, optimizer_state, vectors)
-        elif decay is not None:
-            average = optimizer.ema_update(average, vectors, decay, state.step)
-        after = TrainState(vectors, optimizer_state, state.step + 1, average, streams)
+        after = TrainState(vectors, optimizer_state, state.step + 1, state.average, streams)
         if self.training.skip_nonfinite:
             before = state._replace(step=state.step + 1)
             after = jax.tree.map(lambda old, new: jnp.where(bad, old, new), before, after)
             loss, accuracy = (jnp.where(bad, 0, total) for total in (loss, accuracy))
+        average, decay = state.average, self.training.average
+        if callable(decay):
+            average = optimizer.average_of_optimizer(decay, after.optimizer, after.params)
+        elif decay is not None:
+            average = optimizer.ema_update(average, after.params, decay, state.step)
+        after = after._replace(average=average)
         first = jnp.where((sums.first_nonfinite < 0) & bad, state.step, sums.first_nonfinite)
         return after, Sums(sums.loss + loss, sums.accuracy + accuracy, first, sums.nonfinite_steps + bad)
 

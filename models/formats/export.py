@@ -103,6 +103,7 @@ def _differences(
         (all(mixer.output.bias is not None for mixer in attention), "output_bias=true"),
         (all(mixer.window is not None for mixer in attention), "a window"),
         (all(mixer.rope_base is not None for mixer in attention), "rope=true"),
+        (config.rope_fraction == 0.5, "rope_fraction=0.5"),  # transformers halves a head, whatever config.json says
         (
             all(mixer.heads * mixer.head_dim == config.width for mixer in attention),
             f"heads x head_dim = width, {config.width}",

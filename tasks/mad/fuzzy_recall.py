@@ -61,6 +61,8 @@ class FuzzyRecall(Synthetic):
                     f"{name}={getattr(self, name)}; allowed: 1 to {max(room, 0)}, the tokens for it "
                     f"with vocab_size={self.vocab_size}"
                 )
+        if self.padding - self.keys < 2:
+            raise ValueError(f"vocab_size={self.vocab_size} has one token for values, so no choice; use a larger one")
         if (self.keys + 1) ** self.k_motif_size > 2**31:
             raise ValueError(
                 f"k_motif_size={self.k_motif_size} with vocab_size={self.vocab_size} has more than 2^31 keys, which "

@@ -51,4 +51,4 @@ def _files(root: Path) -> Iterator[Path]:
     for folder, inner, names in os.walk(root):
         inner[:] = [each for each in inner if each not in LEFT_OUT and "test" not in each]
         files = [Path(folder, each) for each in names if each.endswith(".py") and not each.startswith(WRITTEN)]
-        yield from (file for file in files if file.stat().st_size >= SMALLEST)
+        yield from (file for file in files if file.is_file() and file.stat().st_size >= SMALLEST)

@@ -306,6 +306,7 @@ def test_an_orbax_checkpoint_of_something_else_is_one_line(tmp_path: Path) -> No
         ({"attention": {"output_bias": False}}, "output_bias=true"),
         ({"attention": {"window": None}}, "a window"),
         ({"attention": {"rope": False}}, "rope=true"),
+        ({"attention": {"rope_fraction": 1.0}}, "rope_fraction=0.5"),
         ({"attention": {"head_dim": 12}}, "heads x head_dim = width, 64"),
         ({"mlp_bias": False}, "mlp_bias=true"),
         ({"logits_soft_cap": None}, "a logits_soft_cap"),

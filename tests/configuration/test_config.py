@@ -246,6 +246,10 @@ def test_wrong_input_is_one_line(override: str, said: Sequence[str]) -> None:
             ("task=mqar", "model=hawk", "task.length=64", "task.fewest_pairs=2", "eval.lengths=[16,64]"),
             ["length=16 is too short for pairs=8; use a length of at least 32"],
         ),
+        (  # of the recipe, which the user did not type
+            ("task=needle", "model=hawk", "task.keys=2", "task.length=2048"),
+            ["train.curriculum has a stage that the task cannot have: length=128", "or give 'train.curriculum=[]'"],
+        ),
         (("task=books", "model=mqa", "data.path=/nope"), ["data.path=/nope is no folder", "heldout-*.txt"]),
         (("task=books", "model=mqa", "task.tokenizer=gpt2"), ["task.tokenizer=gpt2; allowed: the path of"]),
         (("task=books", "checkpoint=x", "mesh={data: 2, model: 1}"), ["divides training", "leave it out"]),

@@ -113,7 +113,7 @@ def test_of_two_processes_that_chose_one_folder_the_second_is_told_so(tmp_path: 
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
     with alone(tmp_path / "run"):
         other = subprocess.run(command, env=tiny.environment(), capture_output=True, text=True, check=False)
-    assert "UserError: another process works on" in other.stderr.splitlines()[-1]
+    assert "Unavailable: another process works on" in other.stderr.splitlines()[-1]
 
 
 def test_processes_with_one_number_write_to_places_of_their_own(

@@ -2,9 +2,13 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -141,10 +145,46 @@ def test_nothing_is_refused_while_some_steps_are_skipped_and_others_are_not(
     skipping = Trainer(trainer.task, trainer.model, training, [0, 1])
     finite.refuse_non_finite(bad_at(2, 1), skipping, Checkpoints(tmp_path), 2)
     finite.refuse_non_finite(bad_at(2, 1), skipping, Checkpoints(tmp_path), 1)  # a stage ended after one step
-    with pytest.raises(UserError, match="not finite at step 2"):
-        finite.refuse_non_finite(bad_at(2, 2), skipping, Checkpoints(tmp_path), 2)
+    more = {"log_every": 8, "eval_every": 8, "checkpoint_every": 8}
+    seldom = Trainer(trainer.task, trainer.model, dataclasses.replace(training, steps=8, **more), [0, 1])
+    for each in (skipping, seldom):  # a whole dispatch, and one that the end of training cut short
+        with pytest.raises(UserError, match="not finite at step 2"):
+            finite.refuse_non_finite(bad_at(2, 2), each, Checkpoints(tmp_path), 2)
     with pytest.raises(UserError, match="skips no step with"):
         tiny.experiment("train.skip_nonfinite=true", "train.log_every=1")
+
+
+def test_what_goes_wrong_in_the_search_hides_neither_step_nor_seed(
+    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finite, "_where", Mock(side_effect=RuntimeError("RESOURCE_EXHAUSTED: out of memory")))
+    with pytest.raises(finite.NotFinite, match=r"seed 1: where it began was not found \(RuntimeError: RESOURCE"):
+        finite.refuse_non_finite(bad_at(2), trainer, Checkpoints(tmp_path), 1)
+
+
+DIVERGES = """
+import sys
+from pathlib import Path
+from support import tiny
+from evalkit.core.errors import UserError
+try:
+    tiny.start(Path(sys.argv[1]), tiny.TWO_BLOCKS, "train.state_passing=0.5", "train.learning_rate=1e25")
+except UserError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+def test_where_streams_are_on_two_devices_it_is_found_too(tmp_path: Path) -> None:
+    """Each core of a CPU is a device."""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+    environment = {**os.environ, "PYTHONPATH": f"{tiny.ROOT}:{tiny.ROOT / 'tests'}", "XLA_FLAGS": flags}
+    ended = subprocess.run(
+        [sys.executable, "-c", DIVERGES, str(tmp_path / "run")], env=environment, capture_output=True, text=True
+    )
+    said = ended.stdout.splitlines()[-1]
+    assert said.startswith("NotFinite the loss or its gradient was not finite at step "), ended.stderr[-2000:]
+    assert "was not found" not in said and "suspect the machine" not in said
 
 
 def overflowing(monkeypatch: pytest.MonkeyPatch, steps: list[int]) -> None:

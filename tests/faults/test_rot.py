@@ -86,6 +86,31 @@ def test_a_checkpoint_of_before_there_were_sums_is_loaded(tmp_path: Path, lines:
     tiny.assert_identical(restored.state, state)
 
 
+def test_a_checkpoint_of_another_model_as_it_seems_is_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: Any
+) -> None:
+    """A write that was lost behind right sums looks like that, too."""
+    trainer = loading.trainer_of(tiny.experiment())
+    kept, read = Checkpoints(tmp_path), Checkpoints._read
+    for step in (2, 4):
+        kept.save(trainer.init(), step, {"rows": 0})
+
+    def unlike(steps: tuple[int, ...]) -> None:
+        def opened(self: Checkpoints, step: int, *given: Any) -> Any:
+            if step in steps:
+                raise UserError(f"{step} is whole, but its parameters are not those of the model now")
+            return read(self, step, *given)
+
+        monkeypatch.setattr(Checkpoints, "_read", opened)
+
+    unlike((4,))
+    restored = kept.restore(trainer.abstract, trainer.step.layout)
+    assert restored is not None and restored.step == 2 and len(lines()) == 1
+    unlike((2, 4))
+    with pytest.raises(UserError, match="4 is whole, but its parameters"):
+        kept.restore(trainer.abstract, trainer.step.layout)
+
+
 def test_an_older_checkpoint_goes_only_once_the_new_one_was_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -132,6 +133,12 @@ def test_auto_is_mosaic_on_hopper_for_large_arrays_without_resets_alone(monkeypa
         monkeypatch.undo()
         jax.clear_caches()
         assert "mosaic_gpu" not in lowered(linear_scan, "cuda", x, x)
+
+
+@pytest.mark.parametrize(("capability", "takes"), [("7.5", False), ("8.0", True), ("12.0", True), ("gfx942", True)])
+def test_a_gpu_from_before_ampere_gets_no_triton(monkeypatch: pytest.MonkeyPatch, capability: str, takes: bool) -> None:
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(compute_capability=capability)])
+    assert (choice._of_nvidia(None) is not None) is takes
 
 
 @pytest.mark.parametrize("platform", CALL)

@@ -293,6 +293,20 @@ def test_an_unknown_task_and_a_missing_data_set_are_one_line(tmp_path: Path) -> 
         hub.needed(index, ["nothing"])
 
 
+def test_a_task_that_shows_examples_of_its_own_accord_needs_them(tmp_path: Path) -> None:
+    """lm-eval would show questions of the test split, and only warn of it."""
+    index = hub.manager(["logieval"], {})
+    needed = hub.needed(index, ["logieval"])
+    (config,) = needed.values()
+    assert config["num_fewshot"] == 1 and config.get("fewshot_split") is None
+    folder = tmp_path / Path(config["dataset_path"]).name / (config.get("dataset_name") or "")
+    folder.mkdir(parents=True)
+    (folder / "test.jsonl").write_text('{"a": 1}\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"task logieval reads test and train of "):
+        hub.localise(index, needed, tmp_path, tmp_path)
+    hub.localise(index, needed, tmp_path, tmp_path, shots=0)
+
+
 def test_table_1_is_all_of_it() -> None:
     index = hub.manager(["griffin_table1"], {})
     tasks = hub.needed(index, ["griffin_table1"])

@@ -156,6 +156,7 @@ INSTEAD = "its results stay; for other ones give python -m evalkit evaluate "
         ("stopped", ["eval.lengths=[16]"], 0, "going on from step 2", trained_alike),
         ("stopped", ["train.steps=10", "seed=1"], 2, "seed is fixed in an existing run", None),
         ("killed", [], 0, "going on from step 2", assert_same),
+        ("stopped", ["train.keep_every=2"], 0, "going on from step 2", assert_same),
         ("running", [], 2, "another process works on RUN; wait for its end", None),
         ("an evaluation", [], 2, "RUN is an evaluation, which has no training to go on with", None),
     ],

@@ -144,6 +144,8 @@ def test_a_run_ends_when_it_is_solved_often_enough(tmp_path: Path, monkeypatch: 
     folder = tiny.trained(tmp_path / "run", "train.steps=10", "train.stop_when_solved=2")
     assert Checkpoints(folder).latest == 6
     assert tiny.results(folder)["extrapolation"][0]["step"] == 6
+    assert tiny.resume(folder, ["train.steps=12", "eval.lengths=[16]"]) == 0
+    assert tiny.results(folder)["step"] == 10  # solved twice more
 
 
 @pytest.fixture(scope="module")

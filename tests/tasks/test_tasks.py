@@ -105,6 +105,11 @@ def test_the_sampler_follows_the_rule(name: str, length: int, seed: int) -> None
     assert len(task.describe(example.tokens).split()) == len(example.tokens)
 
 
+def test_held_out_sequences_of_induction_heads_score_the_answer_alone() -> None:
+    example = InductionHeads(length=16, loss="all").judged.sample(jax.random.key(0), 16)
+    assert np.flatnonzero(example.mask).tolist() == [15]
+
+
 train_batch = jax.jit(streams.train_batch, static_argnames=("task", "batch", "length"))
 
 
@@ -234,6 +239,8 @@ def test_the_first_batch_is_what_it_always_was(name: str) -> None:
             "k_motif_size=9 with vocab_size=32 has more than 2.31 keys",
         ),
         (lambda: FuzzyRecall(key_sizes="some"), "allowed: any, longest"),
+        (lambda: FuzzyRecall(vocab_size=3, k_motif_size=1, v_motif_size=1), "vocab_size=3 has one token for values"),
+        (lambda: InductionHeads(fixed_place=9), "fixed_place=9 with trigger=uniform; give trigger=fixed too"),
         (lambda: Memorisation(length=3), "length=3; allowed: even, at least 2"),
         (lambda: Memorisation(map_seed=-1), "map_seed=-1; allowed: 0 or more"),
         (lambda: SelectiveCopying().sample(jax.random.key(0), 4), "do not fit in a context of 4"),

@@ -90,8 +90,9 @@ def localise(index: TaskManager, tasks: Configs, root: Path, folder: Path, *, sh
     """Writes the configurations of the same tasks into `folder`, with data sets from below `root`.
 
     The files of a data set are `<root>/<its name>[/<its configuration>][/data]/<split>.<jsonl, json, parquet or csv>`,
-    or `<split>-00000-of-00001.parquet`, as the hub names them. `shots` is the user's number of examples: only with it
-    are a task's training examples needed. Raises UserError for a data set that is not there.
+    or `<split>-00000-of-00001.parquet`, as the hub names them. `shots` is the user's number of examples, else
+    it is the task's own: only where some are shown are training examples needed, which lm-eval would take from the
+    questions if there were none. Raises UserError for a data set that is not there.
     """
     # lm-eval would warn of each task that it replaces one of lm-eval's own, which is the purpose here.
     logging.getLogger("lm_eval.tasks._index").setLevel(logging.ERROR)
@@ -99,7 +100,8 @@ def localise(index: TaskManager, tasks: Configs, root: Path, folder: Path, *, sh
         if not _is_remote(config):
             continue
         questions = config.get("test_split") or config["validation_split"]
-        examples = config.get("fewshot_split") or (config.get("training_split") if shots else None)
+        shown = config.get("num_fewshot") if shots is None else shots
+        examples = config.get("fewshot_split") or (config.get("training_split") if shown else None)
         files = _files(task, config, root, [questions] if examples is None else [questions, examples])
         splits = _splits(files)
         absent = [name for name in SPLITS if config.get(name) is not None and config[name] not in splits]
