@@ -114,7 +114,7 @@ def step(case: dict) -> None:
             num_heads=4,
             block_types=PATTERNS[case["model"]],
             embeddings_scale_by_sqrt_dim=True,
-            attention_window_size=case["window"] or length,
+            attention_window_size=case["window"] - 1 if case["window"] else length,  # the keys before a token
             logits_soft_cap=0.0,
             lru_width=64,
             scan_type=getattr(common.ScanType, case["scan"]),
@@ -160,7 +160,7 @@ def decode(case: dict) -> None:
             num_heads=config["num_attention_heads"],
             block_types=tuple(TYPES[kind] for kind in config["block_types"]),
             embeddings_scale_by_sqrt_dim=True,
-            attention_window_size=config["attention_window_size"],
+            attention_window_size=config["attention_window_size"] - 1,  # theirs counts the keys before a token
             logits_soft_cap=config["logits_soft_cap"],
             lru_width=config["lru_width"],
             scan_type=common.ScanType.ASSOCIATIVE_NATIVE,

@@ -131,12 +131,15 @@ def _theirs(folder: Path, checkpoint: str, dtype: str, cache_dtype: str | None) 
     published = PUBLISHED_TRAIN_LENGTH if size == PUBLISHED_VOCABULARY else None
     length = theirs.config.get("max_position_embeddings", published)
     kept = [{**theirs.config}, theirs.model.window, tokenizer_files.digest(folder)]
-    settings = json.dumps([*kept, cache_dtype] if cache_dtype else kept, sort_keys=True)
+    own = tokenizer.eos
+    ends = tuple(token for token in tokenizer_files.ends(folder, size, theirs.config) if token != own)
+    more = [*([cache_dtype] if cache_dtype else []), *([ends] if ends else [])]
+    settings = json.dumps([*kept, *more], sort_keys=True)
     chat = tokenizer_files.chat_of(folder)
 
     def read() -> Pretrained:
         params = theirs.read()
-        return Pretrained(theirs.model, params, tokenizer, checkpoint, digest(params), length, settings, chat)
+        return Pretrained(theirs.model, params, tokenizer, checkpoint, digest(params), length, settings, chat, ends)
 
     return Unread(theirs.model, tokenizer, None, read, checkpoint, chat)
 

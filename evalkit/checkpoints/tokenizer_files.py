@@ -12,6 +12,7 @@ from evalkit.tasks.text.tokenizers import Bytes, SentencePiece, Tokenizer, Token
 
 FAST, PIECES = "tokenizer.json", "tokenizer.model"
 CONFIG, TEMPLATE, MORE_TEMPLATES = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
+GENERATING = "generation_config.json"
 PADDING = 1024  # rows that an embedding may have beyond its tokens: Gemma's Flax release has 128
 
 
@@ -33,6 +34,20 @@ def read(folder: Path, vocab_size: int, config: Mapping[str, Any]) -> Tokenizer:
             f"its tokenizer has {tokenizer.vocab_size} tokens and the model {vocab_size}; take both from one checkpoint"
         )
     return tokenizer
+
+
+def ends(folder: Path, vocab_size: int, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the tokens that end a text beside the tokenizer's own: of lists in `config.json`, and how it generates.
+
+    An instruction-tuned model ends its turn by another token than a text.
+    """
+    try:
+        generating = _object(folder / GENERATING)
+    except ValueError:  # a file that says nothing we need is no reason to refuse a model
+        generating = {}
+    stated = (content.get("eos_token_id") for content in (config, generating))
+    listed = [token for each in stated for token in (each if isinstance(each, list) else [each])]
+    return tuple(sorted({token for token in listed if type(token) is int and 0 <= token < vocab_size}))
 
 
 def digest(folder: Path) -> str:

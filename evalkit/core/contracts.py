@@ -370,7 +370,8 @@ class Pretrained:
 
     `source` is the folder or hub name; `digest` names the parameters; `train_length` is None where unknown.
     `settings` is the text of everything else that decides an answer: the model's configuration and the tokenizer.
-    `chat` has the chat templates of a model that was released with some.
+    `chat` has the chat templates of a model that was released with some. `ends` are tokens that end a text beside the
+    tokenizer's own, such as the end of a turn.
     """
 
     model: LanguageModel
@@ -381,6 +382,7 @@ class Pretrained:
     train_length: int | None
     settings: str = ""
     chat: Chat | None = None
+    ends: tuple[int, ...] = ()
 
     @property
     def identity(self) -> str:

@@ -45,11 +45,11 @@ def generate(
 ) -> list[Generated]:
     """The text that the model generates after each of `prompts` (token ids, the first one included), in their order.
 
-    A text ends before the tokenizer's end token or one of `stop_tokens`, before the first complete `stop` string, or
-    after `max_new_tokens`. Random draws depend on `seed` and the prompt's index in `prompts`. The other prompts,
-    `batch_size` and `chunk` (tokens of a prompt read at a time) do not change a text, unless two tokens are within
-    rounding of each other. `heard` is called with a prompt's index and each new piece of its text, `said` with the
-    index and the whole text once it is complete. Raises ValueError for an invalid value.
+    A text ends before the tokenizer's end token, one of the model's other `ends` or of `stop_tokens`, before the first
+    complete `stop` string, or after `max_new_tokens`. Random draws depend on `seed` and the prompt's index in
+    `prompts`. The other prompts, `batch_size` and `chunk` (tokens of a prompt read at a time) do not change a text,
+    unless two tokens are within rounding of each other. `heard` is called with a prompt's index and each new piece of
+    its text, `said` with the index and the whole text once it is complete. Raises ValueError for an invalid value.
 
         generate(load("runs/text"), [list(b"Once upon a time")], 200, sampler=Sampler(temperature=0.8, top_p=0.95))
     """
@@ -57,7 +57,7 @@ def generate(
     if not 0 <= seed <= LARGEST_SEED:
         raise ValueError(f"seed={seed}; allowed: 0 to {LARGEST_SEED}")
     check(prompts, pretrained.tokenizer.vocab_size)
-    ends = ends_of(pretrained.tokenizer, stop, stop_tokens)
+    ends = ends_of(pretrained.tokenizer, stop, (*stop_tokens, *pretrained.ends))
     texts = [Generated("", ())] * len(prompts)
     pretrained = placed(pretrained, batch_size)
     chunk = shortest_chunk(prompts, chunk)

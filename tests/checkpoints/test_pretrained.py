@@ -361,6 +361,15 @@ def test_the_bytes_tokenizer_comes_back_from_its_file(tmp_path: Path) -> None:
     assert (found.bos, found.eos, found.vocab_size) == (256, 257, 258)
 
 
+def test_every_token_that_may_end_a_text_is_known(tmp_path: Path) -> None:
+    """An instruction-tuned Gemma ends a turn by another token than a text."""
+    assert tokenizer_files.ends(tmp_path, 256, {"eos_token_id": 1}) == (1,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 107, 999]}')
+    assert tokenizer_files.ends(tmp_path, 256, {"eos_token_id": [1, 106]}) == (1, 106, 107)
+    (tmp_path / "generation_config.json").write_text("[")
+    assert tokenizer_files.ends(tmp_path, 256, {}) == ()
+
+
 @pytest.mark.parametrize("size", [257, 258 + 1025])
 def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
     pytest.importorskip("tokenizers")

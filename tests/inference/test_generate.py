@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import jax
@@ -131,6 +132,8 @@ def test_a_text_ends_before_the_end_token() -> None:
     said = generate(pretrained("griffin", eos=ord(eos) - 48), prompts(), NEW, batch_size=2, chunk=7)
     assert texts_of(said) == [text.split(eos)[0] for text in texts] and len({len(text) for text in texts_of(said)}) > 1
     assert said == generate(pretrained("griffin"), prompts(), NEW, stop_tokens=[ord(eos) - 48], batch_size=2, chunk=7)
+    turn = replace(pretrained("griffin"), ends=(ord(eos) - 48,))
+    assert said == generate(turn, prompts(), NEW, batch_size=2, chunk=7)
     assert [len(one.tokens) for one in said] == [min(len(one.text) + 1, NEW) for one in said]
 
 

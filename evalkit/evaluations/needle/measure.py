@@ -139,7 +139,7 @@ class Needles(Evaluation):
         for indices in by_length(prompts, rows):
             trained.check_interrupt()
             read = prefill(pretrained, [prompts[index] for index in indices], rows=rows, size=size, chunk=self.chunk)
-            texts = decode(pretrained, read, indices, said, ends_of(tokenizer, ["\n"], ()))
+            texts = decode(pretrained, read, indices, said, ends_of(tokenizer, ["\n"], pretrained.ends))
             for index, (text, _) in zip(indices, texts, strict=True):
                 replies[index] = text
             done += len(indices)

@@ -135,7 +135,8 @@ class Lookup(Evaluation):
             # First, because decoding uses the cache up.
             logs = log_probabilities(pretrained, read, [question.continuation for question in batch], longest)
             scores["log_probability"][indices] = logs
-            texts = decode(pretrained, read, indices, self.new_tokens, ends_of(pretrained.tokenizer, ["\n"], ()))
+            ends = ends_of(pretrained.tokenizer, ["\n"], pretrained.ends)
+            texts = decode(pretrained, read, indices, self.new_tokens, ends)
             for index, (text, _) in zip(indices, texts, strict=True):
                 reply, answer = text.strip(), questions[index].answer
                 scores["exact_match"][index] = reply == answer
