@@ -54,7 +54,7 @@ def test_the_runs_that_are_kept_can_be_read_and_the_tree_stays_small() -> None:
     assert len(runs) > 200 and all(read(run).rows for run in runs[::10])
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     files = [path for name in listed.split("\0")[:-1] if (path := ROOT / name).is_file()]
-    assert len(files) <= 700 and sum(path.stat().st_size for path in files) <= 12e6
+    assert len(files) <= 710 and sum(path.stat().st_size for path in files) <= 12e6
 
 
 @pytest.mark.slow

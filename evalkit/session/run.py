@@ -60,7 +60,7 @@ def start(spec: Spec, judge: Judge | None = None) -> Outcome:
                 gates.refuse_used(launch)  # another process may have begun a run there since
                 return _on_checkpoint(launch, opened, None)
         _announce(launch)
-        for line in untuned(launch.spec):
+        for line in (*untuned(launch.spec), *_idle(launch)):
             say(launch.console, line)
         with ahead.threads() as pool:
             began = time.perf_counter()
@@ -176,8 +176,8 @@ def _go_on(launch: Launch, own: Path) -> Outcome:
     """
     pass_all(gates.BEFORE_GOING_ON, launch)
     _announce(launch)
-    for change in _changes(launch):
-        say(launch.console, change)
+    for line in (*_changes(launch), *_idle(launch)):
+        say(launch.console, line)
     experiment, trainer = launch.experiment, launch.trainer
     with ahead.threads() as pool, closing(_checkpoints(launch)) as checkpoints:
         restored = checkpoints.restore(trainer.restorable, trainer.step.layout)
@@ -290,6 +290,15 @@ def _describe(launch: Launch, folder: Path) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         save(launch.spec.plain, folder / CONFIG_FILE)
+
+
+def _idle(launch: Launch) -> list[str]:
+    """A line where accelerators have nothing to do, as with a batch that they do not divide."""
+    working, there = launch.trainer.placement.mesh.size, jax.device_count()
+    if working == there or jax.default_backend() == "cpu":
+        return []
+    most = f"{working} of {there} devices work, the most that divide each batch, or the seeds"
+    return [f"{most}; a train.batch_size that is a multiple of {there} uses all"]
 
 
 def _announce(launch: Launch, folder: Path | None = None) -> None:

@@ -71,8 +71,8 @@ class Training:
       stop_when_solved (validations): training ends after so many in a row with accuracy 1; null: never.
       microbatch (sequences): sequences whose gradient is taken at once; null: 512 tokens of them on a CPU, elsewhere
         all.
-      parameter_dtype: the dtype of matrices while a step computes the gradient, `float32` or `bfloat16`; the
-        optimiser's are float32, and so are norms, biases and Λ.
+      parameter_dtype: the dtype of matrices while a step computes the gradient, `float32` or `bfloat16`;
+        vectors, such as norms, and the optimiser's stay float32.
       gather: when devices of a `mesh` gather parameters: `step`, all of them once a step, or `layer`, those of each
         layer forward and backward, which needs the least memory.
     """

@@ -138,6 +138,18 @@ def test_parameters_do_not_depend_on_the_steps_in_a_dispatch() -> None:
     tiny.assert_identical(after(1), after(5))
 
 
+@pytest.mark.parametrize(("backend", "working", "lines"), [("gpu", 5, 1), ("gpu", 8, 0), ("cpu", 5, 0)])
+def test_accelerators_without_work_are_told(
+    backend: str, working: int, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    launch = Mock()
+    launch.trainer.placement.mesh.size = working
+    said = run._idle(launch)
+    assert len(said) == lines and all(line.startswith("5 of 8 devices work") for line in said)
+
+
 @pytest.mark.slow
 def test_a_run_ends_when_it_is_solved_often_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evalkit.session.loop._all_right", lambda rows, length: rows[0]["step"] != 2)

@@ -185,5 +185,5 @@ def _with(state: State, form: Callable[[Any], Any]) -> State:
 
 
 def computed_in(leaf: Any, dtype: str) -> Any:
-    """The dtype in which a step computes with a parameter: norms, biases and Λ stay as they are."""
+    """The dtype in which a step computes with a parameter: what has one axis stays as it is, such as norms and Λ."""
     return jnp.dtype(dtype) if dtype == "bfloat16" and leaf.ndim > 1 else leaf.dtype
