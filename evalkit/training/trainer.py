@@ -149,7 +149,13 @@ class Trainer:
     def lower(self, stage: Stage, loaded: Any = None) -> jax.stages.Lowered:
         """The program of a stage, not yet compiled; `loaded` as for `program`."""
         loaded = self._usual(stage) if loaded is None else loaded
-        return self._dispatch.lower(self, self.placement.placed(self.abstract), self.seeds, 1, loaded, **_sizes(stage))
+        return self.jitted.lower(self.placement.placed(self.abstract), self.seeds, 1, loaded, **_sizes(stage))
+
+    @property
+    def jitted(self) -> Any:
+        """One dispatch as a function of JAX; it consumes the state."""
+        # Of this trainer alone: JAX would keep a trainer that is a static argument for as long as the process lives.
+        return jax.jit(self._dispatch, static_argnames=("length", "batch", "shortest"), donate_argnames="state")
 
     def _usual(self, stage: Stage) -> Any:
         return self.feed.shapes(len(self.seeds), self.training.log_every, stage.batch_size, stage.length)
@@ -193,7 +199,6 @@ class Trainer:
         drawn = every(at, first + at)
         return lambda at, _: jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, at, keepdims=False), drawn)
 
-    @partial(jax.jit, static_argnames=("self", "length", "batch", "shortest"), donate_argnames="state")
     def _dispatch(
         self,
         state: TrainState,

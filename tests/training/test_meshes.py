@@ -129,7 +129,7 @@ def told_elsewhere(platform: str) -> dict[str, int]:
     sizes = {"length": stage.length, "batch": stage.batch_size, "shortest": None}
     # This process is a test's own, and has a CPU alone.
     jax.default_backend = lambda: "gpu" if platform == "cuda" else platform
-    traced = Trainer._dispatch.trace(run, state, seeds, steps, (), **sizes)
+    traced = run.jitted.trace(state, seeds, steps, (), **sizes)
     return messages(run, traced.lower(lowering_platforms=(platform,)).compile().as_text())
 
 

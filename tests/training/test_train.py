@@ -1,10 +1,12 @@
 """Training: every combination takes a step, schedules are as they say, what is scored counts, threads save at once."""
 
 import dataclasses
+import gc
 import json
 import math
 import subprocess
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import cache, partial
@@ -139,6 +141,20 @@ def gradient_of(task: SelectiveCopying, microbatch: int | None = None) -> list[n
 
 
 @pytest.mark.slow
+def test_a_trainer_that_nobody_needs_is_forgotten_with_its_programs() -> None:
+    """A search and a suite train many in one process."""
+    held = experiment("hawk")
+
+    def trained() -> weakref.ref[Trainer]:
+        trainer = Trainer(held.task, held.model, held.train, [0])
+        jax.block_until_ready(trainer.advance(trainer.init(), trainer.training.stages(held.task.length)[0], 1))
+        return weakref.ref(trainer)
+
+    one = trained()
+    gc.collect()
+    assert one() is None
+
+
 def test_micro_batches_change_nothing() -> None:
     (loss, _, *whole), (own, _, *parts) = (gradient_of(shrunken("griffin").task, size) for size in (None, 3))
     np.testing.assert_allclose(own, loss, rtol=1e-5)
