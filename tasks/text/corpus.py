@@ -152,7 +152,8 @@ class Corpus:
         parts = (lengths * fraction).astype(np.int64)
         short = parts < SHORT
         if short.sum() * fraction >= MANY:
-            drawn = np.array([int(content[:8], 16) / 2**32 for content in self.hashes])
+            # By what copies share, so that no copy of a document that is kept is trained on.
+            drawn = np.array([int(form[:8], 16) / 2**32 for form in self.forms or self.hashes])
             parts = np.where(short, np.where(drawn < fraction, lengths, 0), parts)
         return self.ends - parts
 

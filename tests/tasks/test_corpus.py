@@ -318,6 +318,17 @@ def test_of_many_short_documents_some_are_kept_for_validation_as_a_whole(tmp_pat
     np.testing.assert_array_equal((again.ends - again.starts)[::-1], kept)
 
 
+def test_copies_of_a_document_that_is_kept_for_validation_are_kept_too(tmp_path: Path) -> None:
+    """The same rows with other ends of lines."""
+    lines = [f"{number:04d}\n" * 20 for number in range(400)]
+    texts = [
+        Document(f"{at}", text) for at, text in enumerate([*lines, *(line.replace("\n", "\r\n") for line in lines)])
+    ]
+    tails = build(lambda: texts, Bytes(), tmp_path).tails(1 / 16)
+    kept = tails.ends > tails.starts
+    assert kept.any() and (kept[:400] == kept[400:]).all()
+
+
 def test_rows_end_at_line_feeds_alone_and_null_is_no_text(tmp_path: Path) -> None:
     """JSON may hold what Unicode calls an end of line, and editors begin files with a mark."""
     lines = [b'\xef\xbb\xbf{"text": "a\xe2\x80\xa8b"}', b'{"text": null}', b"", b'{"text": "c\xc2\x85d"}\r']
