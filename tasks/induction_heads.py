@@ -72,7 +72,7 @@ class InductionHeads(Synthetic):
     @property
     def judged(self) -> "InductionHeads":
         """Returns the task of held-out sequences, in which the answer alone is scored."""
-        return replace(self, loss="answer")
+        return self if self.loss == "answer" else replace(self, loss="answer")
 
     @property
     def scored(self) -> int | None:
