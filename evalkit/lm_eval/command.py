@@ -258,8 +258,6 @@ def evaluate(
         _refuse_generation(objects, settings.get("gen_kwargs") or {})
         if use_cache or settings.get("cache_requests"):  # reads the weights
             identity = [chosen.fingerprint, *filter(None, [template])]
-        if settings.get("cache_requests"):  # the examples that are shown are drawn by it
-            identity.append({"fewshot_random_seed": settings.get("fewshot_random_seed")})
             use_cache = use_cache and f"{use_cache}_{chosen.fingerprint}"
     else:
         _refuse_unknown(model)
@@ -268,6 +266,9 @@ def evaluate(
     keeping: AbstractContextManager[object] = nullcontext()
     if settings.get("cache_requests"):  # else a user needs no home
         place = prompts.folder()
+        identity.append(
+            {"fewshot_random_seed": settings.get("fewshot_random_seed")}
+        )  # draws the examples that are shown
         keeping = private.building_requests_by(lambda original: prompts.keeping(original, place, identity))
     with keeping:
         results = evaluator.simple_evaluate(
