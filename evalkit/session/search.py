@@ -280,11 +280,11 @@ def begin(search: Search, folder: Path, trusted: Sequence[str]) -> int:
     searching.refuse_broken_model()
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / LOCK):  # of two that begin at once in one folder
-        if not (folder / FILE).is_file():
-            _save(search, folder)
-        elif saved(folder) != search:
-            raise UserError(f"{folder} holds another search; give another hydra.sweep.dir=FOLDER")
+        with FileLock(folder / LOCK):  # of two that begin at once in one folder
+            if not (folder / FILE).is_file():
+                _save(search, folder)
+            elif saved(folder) != search:
+                raise UserError(f"{folder} holds another search; give another hydra.sweep.dir=FOLDER")
     return searching.work()
 
 
