@@ -183,8 +183,8 @@ class OptunaFactory:
                 found = imported(target)
             refuse_borrowed(target, path, found, ())
             # Asked before anything is called: a stranger's `search.json` may name whatever Optuna has.
-            is_part = package_of(target) != OPTUNA or found.__module__.startswith(PARTS)
-            if not inspect.isclass(found) or not (issubclass(found, kind) if path == name else is_part):
+            is_part = inspect.isclass(found) and (package_of(target) != OPTUNA or found.__module__.startswith(PARTS))
+            if not is_part or (path == name and not issubclass(found, kind)):
                 raise UserError(
                     f"{path}._target_={target} is no {name} of Optuna; give '{name}={{_target_: optuna.{name}s.…}}'"
                 )

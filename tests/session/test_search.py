@@ -197,6 +197,8 @@ def test_a_full_disk_ends_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"_target_": "optuna.delete_study", "study_name": "a", "storage": "b"}, "is no sampler of Optuna"),
         ({**searched.RANDOM, "seed": None, "more": {"_target_": "optuna.storages.InMemoryStorage"}}, "is no sampler"),
         ({"_target_": "optuna.samplers.CmaEsSampler"}, "keeps its state as a pickle"),
+        ({"_target_": "optuna.__version__"}, "is no sampler of Optuna"),
+        ({"_target_": "optuna.samplers"}, "is no sampler of Optuna"),
     ],
 )
 def test_nothing_of_optuna_is_called_but_samplers_and_pruners(
