@@ -1,6 +1,7 @@
 """Multi-query associative recall: pairs of keys and values, then the keys again (Arora et al. 2023, 2312.04927)."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,10 @@ class MQAR(Synthetic):
     >>> len(example.tokens), int(example.mask.sum())
     (32, 4)
     """
+
+    version: ClassVar[int] = (
+        2  # 1 trained on fewer pairs than are asked where these are no power of two times the fewest
+    )
 
     vocab_size: int = 8192
     length: int = 64
