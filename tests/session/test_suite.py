@@ -357,7 +357,7 @@ def test_the_board_of_one_cell_is_that_of_the_whole_suite() -> None:
     given = suite.selected(["experiment=suite", "task=copying", "model=gla"])
     assert given is not None
     board = suite.jobs(composition.compose(["experiment=suite"]).config, given, Path("out"))[0].board
-    assert board is not None and board.floors["mqar"] == 0.083 and board.controls["s3"] == "lstm"
+    assert board is not None and board.floors["mqar"] == 0.125 and board.controls["s3"] == "lstm"
     assert {("copying", "gla"), ("mqar", "hawk"), ("stack", "mamba")} <= set(board.wanted)
     assert board.command == "python -m evalkit experiment=suite preset=cpu hydra.run.dir=out"
 
