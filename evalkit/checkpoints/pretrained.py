@@ -193,5 +193,5 @@ def export(run: str, folder: Path) -> None:
             hugging_face.write(folder, model, trained.params, tokenizer.bos, tokenizer.eos)
         except ValueError as error:
             raise UserError(f"{run}: {error}") from error
-        if isinstance(tokenizer, Bytes):
-            tokenizer_files.write_bytes(folder)
+        if tokenizer.name == Bytes.name:
+            tokenizer_files.write_bytes(folder, tokenizer.bos)

@@ -119,13 +119,16 @@ def _file(folder: Path) -> Path:
     raise ValueError(f"it has neither {FAST} nor {PIECES}; put the tokenizer that it was released with beside it")
 
 
-def write_bytes(folder: Path) -> None:
-    """Writes the `Bytes` tokenizer as `tokenizer.json` and `tokenizer_config.json`, for transformers to read."""
+def write_bytes(folder: Path, bos: int | None = Bytes.bos) -> None:
+    """Writes the `Bytes` tokenizer as `tokenizer.json` and `tokenizer_config.json`, for transformers to read.
+
+    With `bos=None` no token begins a text, as in text that was trained on without one.
+    """
     ends = {"<bos>": Bytes.bos, "<eos>": Bytes.eos}
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": number, "content": text, "special": True, **plain} for text, number in ends.items()]
     bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    begin = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
+    begin = [] if bos is None else [{"SpecialToken": {"id": "<bos>", "type_id": 0}}]
     tokenizer = {
         "version": "1.0",
         "truncation": None,
@@ -135,14 +138,15 @@ def write_bytes(folder: Path) -> None:
         "pre_tokenizer": bytewise,
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [begin, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [Bytes.bos], "tokens": ["<bos>"]}},
+            "single": [*begin, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [*begin, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<bos>": {"id": "<bos>", "ids": [bos], "tokens": ["<bos>"]}} if begin else {},
         },
         "decoder": bytewise,
         "model": {"type": "BPE", "vocab": {**_byte_characters(), **ends}, "merges": []},
     }
-    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"}
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}
+    facts |= {"bos_token": "<bos>"} if begin else {}
     (folder / FAST).write_text(json.dumps(tokenizer, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     (folder / CONFIG).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 

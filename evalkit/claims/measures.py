@@ -118,6 +118,9 @@ def measured(folder: Path, of: str, **parameters: Any) -> Numbers:
         raise UserError(f"{of!r} is no measure of a claim; choose one of timing, {', '.join(MEASURES)}")
     if not numbers:
         raise NoRows(f"nothing was measured of {of} at {parameters}")
+    without = [seed for seed, number in numbers.items() if math.isnan(number)]
+    if without:
+        raise NoRows(f"{of} of seed {without[0]} is no number at {parameters}")
     return numbers
 
 
@@ -168,7 +171,7 @@ def _kept(place: Path) -> Kept:
     """The run that is kept as `place`, read once while its rows are the same."""
     study = studies.study_of(place)
     rows = record_file(place) if study is None else study / studies.ROWS
-    return _read(place, 0.0 if rows is None else rows.stat().st_mtime)
+    return _read(place, rows.stat().st_mtime if rows is not None and rows.is_file() else 0.0)
 
 
 @lru_cache(maxsize=256)

@@ -96,10 +96,10 @@ def strip(finding: Finding) -> str:
     if finding.part.statistic == "tests" or math.isnan(finding.value):
         return ""
     marks = list(dict.fromkeys(mark.number for mark in (finding.part.meets, finding.part.fails) if mark is not None))
-    numbers = [x for x in (*finding.each.values(), finding.value, finding.low, finding.high) if x is not None]
-    low, high = _range([*filter(math.isfinite, numbers), *marks] or [0.0])
     if finding.part.statistic == "order":
         marks = [0.0]
+    numbers = [x for x in (*finding.each.values(), finding.value, finding.low, finding.high) if x is not None]
+    low, high = _range([*filter(math.isfinite, numbers), *marks] or [0.0])
 
     def at(number: float) -> float:
         share = float(number > 0) if math.isinf(number) else (number - low) / (high - low)

@@ -81,7 +81,7 @@ def decide(
     sides = [one.side for one in findings]
     if set(sides) <= {"exact", "meets"}:
         of_seeds = [side for side, one in zip(sides, findings, strict=True) if not one.part.median_alone]
-        if set(of_seeds) == {"exact"}:
+        if set(of_seeds) == {"exact"} and (repeats > 1 or not of_runs):
             return Verdict.EXACT, "every seed is at its mark" if of_runs else "tests of the suite hold it"
         return (Verdict.SEEN_ONCE, once) if repeats == 1 else (Verdict.HOLDS, "every mark is met")
     if "fails" not in sides:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from evalkit.contract.models import OF_A_TEXT, OF_ONE_MIXER, QUICK_PROMISES_OF_M
 from evalkit.contract.promises import BrokenPromise, Promise, broken
 from evalkit.contract.sinks import PROMISES_OF_SINKS, QUICK_PROMISES_OF_SINKS, SinkUnderCheck
 from evalkit.contract.tasks import PROMISES_OF_TASKS, TaskUnderCheck
+from evalkit.core import trust
 from evalkit.core.contracts import LanguageModel, NoProgress, Params, Task, Trained, never_interrupt
 from evalkit.core.rows import row
 
@@ -92,7 +93,7 @@ def _at_twice_the_length(experiment: Experiment) -> list[Part]:
 def _mixers(experiment: Experiment) -> list[Part]:
     """Each mixer with a window, in a model of one block."""
     node, parts = experiment.config["model"], []
-    for name in dict.fromkeys(node.get("pattern", ())):
+    for name in dict.fromkeys(_blocks(node)):
         model = model_of({**node, "pattern": [name], "depth": None}, experiment.task.vocab_size)
         if model.window is not None:
             alone = ModelUnderCheck(
@@ -135,14 +136,22 @@ def _one_block_of_each(experiment: Experiment, params: Params) -> tuple[Language
     A model that is no pattern of blocks stays whole.
     """
     node, (model, _) = experiment.config["model"], experiment.trained
-    pattern = list(node.get("pattern", ()))
+    pattern = _blocks(node)
     each = list(dict.fromkeys(pattern))
-    if len(each) == (node.get("depth") or len(pattern)):
+    if len(each) == len(pattern):
         return model, params
     short = model_of({**node, "pattern": each, "depth": None}, experiment.task.vocab_size)
     keys = list(params["blocks"])
     kept = {keys[new]: params["blocks"][keys[pattern.index(name)]] for new, name in enumerate(each)}
     return short, {**params, "blocks": kept}
+
+
+def _blocks(node: Mapping[str, Any]) -> list[str]:
+    """The mixer of each block; none of a model that the user's own code builds, whose settings may mean anything."""
+    if node.get("_target_") != trust.BUILD:
+        return []
+    pattern = list(node["pattern"])
+    return list(islice(cycle(pattern), node.get("depth") or len(pattern)))
 
 
 def is_ours(node: Any) -> bool:

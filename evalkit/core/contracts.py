@@ -408,7 +408,7 @@ class Trained:
 
     `step` is None for the parameters of a checkpoint, which belong to no step of our runs. `check_interrupt` raises
     when the user asked to stop, and is called between batches. `folder` is where the rows go, for a file beside them.
-    `kept` are rows of an earlier, interrupted evaluation.
+    `kept` are rows of an earlier, interrupted evaluation. `chat` and `ends` are those of `Pretrained`.
     """
 
     task: AnyTask
@@ -427,6 +427,8 @@ class Trained:
     digest: str = ""
     settings: str = ""
     kept: Sequence[Row] = ()
+    chat: Chat | None = None
+    ends: tuple[int, ...] = ()
 
     def each(self, **fields: Any) -> Iterator[tuple[Params, Callable[..., Row]]]:
         """For each seed its parameters, and the function that makes its rows with `fields` (`split`, `length`, …)."""
@@ -436,7 +438,15 @@ class Trained:
     def pretrained(self, index: int = 0) -> Pretrained:
         """The parameters of one seed with their tokenizer, as generation and scoring take them."""
         return Pretrained(
-            self.model, self.params[index], self.tokenizer, self.source, self.digest, self.train_length, self.settings
+            model=self.model,
+            params=self.params[index],
+            tokenizer=self.tokenizer,
+            source=self.source,
+            digest=self.digest,
+            train_length=self.train_length,
+            settings=self.settings,
+            chat=self.chat,
+            ends=self.ends,
         )
 
 

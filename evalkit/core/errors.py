@@ -90,6 +90,16 @@ def said_of(name: str) -> Iterator[None]:
 
 
 @contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns an `OSError` in the block (no permission, no such file) into a `UserError` naming `path` and the reason."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"cannot read {path}: {reason}; bring it back, or give a folder that may be read") from error
+
+
+@contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns an `OSError` in the block (a full disk, no permission) into a `UserError` naming `path` and the reason."""
     try:
@@ -97,6 +107,8 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, FileExistsError | NotADirectoryError):
             raise UserError(f"cannot write {path}: {error.filename or path} is a file; give a folder") from error
+        if isinstance(error, IsADirectoryError):
+            raise UserError(f"cannot write {path}: it is a folder; give a file") from error
         reason = error.strerror or str(error)
         remedy = "make the folder that it names" if isinstance(error, FileNotFoundError) else "free space"
         raise Unavailable(f"cannot write {path}: {reason}; {remedy} or choose another folder") from error

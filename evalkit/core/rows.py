@@ -27,7 +27,7 @@ from typing import (
 )
 
 from evalkit.core import moved, studies
-from evalkit.core.errors import UserError, writing
+from evalkit.core.errors import UserError, reading, writing
 
 FILE, PACKED = "metrics.jsonl", "metrics.jsonl.gz"
 # Metrics that identify a recall evaluation in records that were written before there was a header.
@@ -52,6 +52,8 @@ class Header:
     answer_length: int | None = None
     window: int | None = None
     chance: float | None = None
+    task_version: int = 1
+    """The task's own; records that were written before there was this field are of the first version."""
     seeds: Sequence[int] = ()
     steps: int | None = None
     preset: str | None = None
@@ -283,7 +285,8 @@ def record_bytes(run: str | Path) -> bytes:
     """The lines of the record in one run's folder, packed or not; raises UserError where there is none."""
     path = record_file(run)
     if path is not None:
-        data = path.read_bytes()
+        with reading(path):
+            data = path.read_bytes()
         return data if path.name == FILE else _unpacked(data, path)
     packed = studies.packed(Path(run))
     if packed is None:

@@ -76,7 +76,7 @@ def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
 
     It is the share of all ways to divide these numbers into two groups of these sizes in which the first group's ranks
     are at least as high. Equal numbers share a middle rank. Infinite numbers are allowed, for a step that was never
-    reached. Raises ValueError for an empty group.
+    reached. Raises ValueError for an empty group, and for NaN, which has no rank.
     Source: Mann & Whitney 1947, "On a test of whether one of two random variables is stochastically larger".
 
     >>> mann_whitney([0.9, 0.8, 1.0], [0.5, 0.6, 0.7])
@@ -84,6 +84,8 @@ def mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
     """
     if not first or not second:
         raise ValueError(f"groups of {len(first)} and {len(second)} numbers; a test needs one or more in each")
+    if any(map(math.isnan, (*first, *second))):
+        raise ValueError("one of the numbers is NaN, which has no rank; leave it out, or give infinity")
     pooled = sorted([*first, *second])
     # Twice the middle rank, less 1: a whole number for equal numbers, too.
     rank = {number: bisect_left(pooled, number) + bisect_right(pooled, number) for number in pooled}

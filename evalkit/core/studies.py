@@ -16,7 +16,7 @@ from typing import Any, cast
 import yaml
 from yaml import AliasEvent
 
-from evalkit.core.errors import UserError, first_line
+from evalkit.core.errors import UserError, first_line, reading
 from evalkit.disk.files import text_of
 
 ROWS, RUNS = "rows.jsonl.gz", "runs.json"
@@ -32,8 +32,9 @@ class Packed:
     files: Mapping[str, Any]
 
     def record(self) -> bytes:
-        """Its record, as gzip."""
-        with (self.study / ROWS).open("rb") as file:
+        """Its record, as gzip. Raises UserError where the file of records cannot be read."""
+        path = self.study / ROWS
+        with reading(path), path.open("rb") as file:
             file.seek(self.at)
             return file.read(self.size)
 

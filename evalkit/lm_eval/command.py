@@ -8,7 +8,7 @@ import inspect
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from functools import partial
@@ -18,9 +18,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any, NoReturn, get_type_hints
 
-from datasets.exceptions import DatasetsError
 from lm_eval import evaluator
-from lm_eval.api.group import Group
 from lm_eval.api.registry import get_model
 from lm_eval.config.evaluate_config import DICT_KEYS, EvaluatorConfig
 from lm_eval.tasks import TaskManager
@@ -31,7 +29,7 @@ from evalkit.configuration.experiment import AUTO
 from evalkit.core.errors import UserError, first_line, typed_path, writing
 from evalkit.evaluations.downstream import data_sets, table1
 from evalkit.evaluations.downstream.language_model import PretrainedLM, refuse_unserved, wanted_of
-from evalkit.evaluations.downstream.measure import read
+from evalkit.evaluations.downstream.objects import UNSAFE, read, refuse_examples, refuse_other_input, tasks_of
 from evalkit.lm_eval import private, prompts
 from evalkit.lm_eval.model import EvalkitLM
 from evalkit.parallel import devices
@@ -246,8 +244,9 @@ def evaluate(
     """
     if settings.get("check_integrity"):
         raise UserError("--check_integrity runs tests that lm-eval's package has not; leave it out")
-    objects = _read(task_manager, tasks)
+    objects = read(task_manager, tasks, "--data_path FOLDER")
     _refuse_questions(objects, settings)
+    _refuse_unsafe(objects, settings)
     chosen: Any = model
     identity: list[Any] = [model, dict(model_args)]
     if model == "evalkit":
@@ -284,21 +283,6 @@ def evaluate(
     return dict(results)
 
 
-def _read(index: TaskManager, tasks: Sequence[Any]) -> list[Any]:
-    """lm-eval's objects of these tasks; raises UserError for data that cannot be read, of many kinds of error."""
-    try:
-        return read(index, tasks)
-    except (DatasetsError, OSError, ValueError, KeyError) as error:
-        reason = first_line(error.__cause__ or error)
-        raise UserError(f"a data set of the tasks cannot be read ({reason}); mend it, or give --data_path") from error
-
-
-def _tasks_of(objects: Sequence[Any]) -> Iterator[Any]:
-    """The tasks among lm-eval's objects, those in groups too."""
-    for each in objects:
-        yield from each.get_all_tasks() if isinstance(each, Group) else [each]
-
-
 def _refuse_questions(objects: Sequence[Any], settings: Mapping[str, Any]) -> None:
     """Raises UserError for an impossible number of examples or documents, and for documents that do not exist."""
     shots, limit = settings.get("num_fewshot"), settings.get("limit")
@@ -306,7 +290,8 @@ def _refuse_questions(objects: Sequence[Any], settings: Mapping[str, Any]) -> No
         raise UserError(f"--num_fewshot {shots}; allowed: 0 or more")
     if limit is not None and not (0 < limit < 1 or (limit >= 1 and float(limit).is_integer())):
         raise UserError(f"--limit {limit:g}; allowed: a number of documents, or a share below 1")
-    sizes = {task.config.task: len(task.eval_docs) for task in _tasks_of(objects)}
+    refuse_examples(objects, shots)
+    sizes = {task.config.task: len(task.eval_docs) for task in tasks_of(objects)}
     for task, indices in (settings.get("samples") or {}).items():
         if task not in sizes:
             raise UserError(f"--samples names {task!r}, which is not run; allowed: {', '.join(sizes)}")
@@ -317,9 +302,18 @@ def _refuse_questions(objects: Sequence[Any], settings: Mapping[str, Any]) -> No
             raise UserError(f"--samples names document {wrong[0]} of {task}; allowed: 0 to {sizes[task] - 1}")
 
 
+def _refuse_unsafe(objects: Sequence[Any], settings: Mapping[str, Any]) -> None:
+    """Raises UserError for a task that shows images, or runs code of the model without its user's leave."""
+    for task in tasks_of(objects):
+        config = vars(task.config)
+        refuse_other_input(config["task"], config)
+        if config.get(UNSAFE) and not settings.get("confirm_run_unsafe_code"):
+            raise UserError(f"task {config['task']} runs code that the model wrote; give --confirm_run_unsafe_code too")
+
+
 def _refuse_generation(objects: Sequence[Any], stated: Mapping[str, Any]) -> None:
     """Raises UserError for generation settings that are not supported, and for given ones that have no effect."""
-    for task in _tasks_of(objects):
+    for task in tasks_of(objects):
         name, output_type = task.config.task, task.get_config("output_type")
         wanted = {**(task.get_config("generation_kwargs") or {}), **stated}
         refuse_unserved(name, output_type, wanted)

@@ -1,13 +1,14 @@
 """What curves of training are drawn against: steps, tokens, FLOPs or seconds. Rows know their steps alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from statistics import median
 
 from evalkit.core.errors import UserError
 from evalkit.core.rows import Record
 from evalkit.record.files import times_of
-from evalkit.reports.numbers import Curve
+from evalkit.reports.numbers import Curve, grouped
 from evalkit.reports.pooling import STEPS, Line, Run
 
 WORDS = {
@@ -22,29 +23,43 @@ FLOPS_OF_A_STEP = 3
 
 
 def along(curve: Curve, line: Line) -> Curve:
-    """A training curve with `line.by` as x in place of steps; points of a run whose x is not known are left out."""
+    """A training curve with `line.by` as x in place of steps; points of a run whose x is not known are left out.
+
+    Where runs of one line spent different amounts up to a step, x is their median: a median of accuracies over seeds
+    is one of the same step. Of several steps within one second the last one is drawn.
+    """
     if line.by == STEPS:
         return curve
-    places = {seed: _places(run, line.by) for run in line.runs for seed in run.seeds}
+    places = {seed: of_run for run in line.runs if (of_run := _places(run, line.by)) for seed in run.seeds}
+    of_steps = grouped((step, place) for of_run in places.values() for step, place in of_run.items())
+    middle = {step: round(median(of_seeds)) for step, of_seeds in of_steps.items()}
     seeds = {
-        seed: [replace(point, x=places[seed][point.x]) for point in points if point.x in places.get(seed, {})]
+        seed: {middle[point.x]: point for point in points if point.x in places[seed]}
         for seed, points in curve.seeds.items()
+        if seed in places
     }
-    return replace(curve, seeds={seed: points for seed, points in seeds.items() if points})
+    return replace(
+        curve, seeds={seed: [replace(p, x=x) for x, p in points.items()] for seed, points in seeds.items() if points}
+    )
 
 
 def omitted(lines: Sequence[Line]) -> list[str]:
     """A note that names the lines that curves of training leave out; raises UserError if that is all of them."""
     by = lines[0].by
-    unknown = [line.label for line in lines if by != STEPS and not all(_places(run, by) for run in line.runs)]
+    if by == STEPS:
+        return []
+    known = {line.label: [bool(_places(run, by)) for run in line.runs] for line in lines}
+    unknown = [label for label, of_runs in known.items() if not any(of_runs)]
     if len(unknown) == len(lines):
         raise UserError(
             f"--by={by}: the {by} of training are known of none of these runs; leave it out, or give another"
         )
-    return [f"Left out while training, for the {by} are not known: {', '.join(unknown)}."] if unknown else []
+    notes = [f"Left out while training, for the {by} are not known: {', '.join(unknown)}."] if unknown else []
+    partly = [label for label, of_runs in known.items() if any(of_runs) and not all(of_runs)]
+    return [*notes, *(f"{label}: the {by} are not known of some seeds, which are left out." for label in partly)]
 
 
-def _places(run: Run, by: str) -> dict[int, int]:
+def _places(run: Run, by: str) -> Mapping[int, float]:
     """The tokens, FLOPs or seconds (`by`) spent up to each logged training step; empty if they are not known."""
     tokens = tokens_seen(run.record)
     if by == "flops":
@@ -55,7 +70,7 @@ def _places(run: Run, by: str) -> dict[int, int]:
         seconds = times.get("training")
         seconds = None if seconds is None else seconds - times.get("looks", 0.0)
         last = max(tokens.values(), default=0)
-        return {} if seconds is None else {step: round(seconds * count / last) for step, count in tokens.items()}
+        return {} if seconds is None else {step: seconds * count / last for step, count in tokens.items()}
     return tokens
 
 

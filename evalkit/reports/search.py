@@ -1,5 +1,6 @@
 """The page of a search: its trials in a table, the value against each setting, and their curves of training."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -122,10 +123,18 @@ def _places(axes: Axes, settings: Sequence[Any], log: bool) -> list[float]:
             axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         return list(settings)
-    names = sorted(set(map(str, settings)))
+    names = sorted(set(map(str, settings)), key=_in_order)
     axes.set_xticks(range(len(names)), names)
     axes.set_xlim(-0.5, len(names) - 0.5)
     return [names.index(str(setting)) for setting in settings]
+
+
+def _in_order(text: str) -> tuple[float, str]:
+    """Numbers among texts by their size, other texts after them by their letters."""
+    try:
+        return float(text), ""
+    except ValueError:
+        return math.inf, text
 
 
 def _training(searched: Searched) -> Drawing:

@@ -234,6 +234,16 @@ def refuse_other_text(launch: Launch) -> None:
         )
 
 
+def refuse_other_samples(launch: Launch) -> None:
+    """A run goes on with the samples that it began with."""
+    now, before = launch.experiment.task.version, read(launch.folder).header.task_version
+    if now != before:
+        raise UserError(
+            f"{launch.folder} was trained on version {before} of {launch.experiment.task_name}, and version {now} "
+            "draws other samples; start a new run"
+        )
+
+
 def refuse_trained_on(launch: Launch) -> str | None:
     """Raises UserError if a run would be evaluated on its training text; returns a line if that cannot be checked."""
     before = launch.before

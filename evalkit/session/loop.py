@@ -99,7 +99,7 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
         state, step, solved, tokens = begun, 0, 0, 0
         session.begin(subjects.header(session, subjects.of_state(session, state, step)))
     with (
-        session.timed("training"),
+        session.timed("training") as add_seconds,
         Progress(session.console, training.steps, "training") as progress,
     ):
         began = time.perf_counter()
@@ -132,6 +132,8 @@ def train(session: Session, trainer: Trainer, checkpoints: Checkpoints, begun: R
                 if step % training.checkpoint_every == 0 or ends:
                     # The length of the record goes with the state: a resumed run deletes the rows after it.
                     checkpoints.save(state, step, {"rows": session.record.sync(), "solved": solved, "tokens": tokens})
+                    add_seconds()
+                    session.keep_times()
                 if stopped:
                     session.watch.check()
                 if given_up:

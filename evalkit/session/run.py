@@ -186,6 +186,7 @@ def _go_on(launch: Launch, own: Path) -> Outcome:
             return _trained(launch, own, checkpoints, _fresh(launch, pool), {})
         restored = restored._replace(state=trainer.with_streams(restored.state))
         gates.refuse_other_text(launch)
+        gates.refuse_other_samples(launch)
         refuse_broken_promise(experiment, partial(params_of, restored.state, 0, experiment.parameters))
         ahead.compile_next(pool, launch, restored.state, restored.step)
         checkpoints.retire(restored.step)  # a kill may have come between the last one and this

@@ -161,13 +161,25 @@ class Session:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Adds the seconds that pass within, however it ends."""
+    def timed(self, name: str) -> Iterator[Callable[[], None]]:
+        """Adds the seconds that pass within, however it ends; what it gives adds those so far, when it is called."""
         began = time.perf_counter()
+
+        def add() -> None:
+            nonlocal began
+            now = time.perf_counter()
+            self.timing[name], began = self.timing.get(name, 0.0) + now - began, now
+
         try:
-            yield
+            yield add
         finally:
-            self.timing[name] = self.timing.get(name, 0.0) + time.perf_counter() - began
+            add()
+
+    def keep_times(self) -> None:
+        """Writes the seconds of every session on this run, added up; a killed one counts up to its last checkpoint."""
+        # A full disk has ended the work with an error already; it is not reported twice.
+        with suppress(UserError):
+            write_text(self.folder / TIMES, json.dumps(self.timing, indent=2) + "\n")
 
     def _describe_machine(self) -> None:
         own_code = code_of(self.experiment.config)
@@ -190,8 +202,6 @@ class Session:
         return summary
 
     def _close(self, end: SinkEnd) -> None:
-        """Writes the seconds of every session on this run, added up, and ends the sinks that have not ended yet."""
-        # A full disk has ended the work with an error already; it is not reported twice.
-        with suppress(UserError):
-            write_text(self.folder / TIMES, json.dumps(self.timing, indent=2) + "\n")
+        """Writes the seconds, and ends the sinks that have not ended yet."""
+        self.keep_times()
         self._said_by_sinks += self.record.finish(end)

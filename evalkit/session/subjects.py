@@ -109,6 +109,8 @@ def of_checkpoint(session: Session, opened: Opened, kept: Sequence[Row], progres
         digest=checkpoint.digest,
         settings=checkpoint.settings,
         kept=kept,
+        chat=checkpoint.chat,
+        ends=checkpoint.ends,
     )
 
 
@@ -124,6 +126,7 @@ def header(session: Session, subject: Trained, notes: Sequence[str] = ()) -> Hea
         "parameters": sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(subject.params[0])),
         **account(subject.model, subject.train_length, experiment.eval),
         "train_length": subject.train_length,
+        "task_version": experiment.task.version,
         "window": subject.model.window,
         "text": subject.feed.provenance(),
         "notes": [*notes, *notes_of(experiment, subject.model)],

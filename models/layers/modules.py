@@ -55,7 +55,9 @@ def _whole(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
     return jax.lax.dot_general(x, weight, (((1,), (1 - axis,)), ((), ())), preferred_element_type=dtype)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _in_blocks(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
+    """The same as `_whole`, by columns of the weight; its gradient is that of `_whole`, since bits have none."""
     # The loop reads integers, because XLA for the CPU converts whole bfloat16 arrays to float32 before any loop.
     # A bfloat16 is the upper half of a float32.
     bits = jax.lax.bitcast_convert_type(weight, jnp.uint16)
@@ -66,6 +68,18 @@ def _in_blocks(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> Array:
 
     columns = jax.lax.map(block, jnp.arange(0, weight.shape[axis], BLOCK)).astype(dtype)
     return jnp.moveaxis(columns, 0, 1).reshape(x.shape[0], weight.shape[axis])
+
+
+def _in_blocks_forward(x: Array, weight: Array, dtype: DTypeLike, axis: int) -> tuple[Array, tuple[Array, Array]]:
+    return _in_blocks(x, weight, dtype, axis), (x, weight)
+
+
+def _in_blocks_backward(dtype: DTypeLike, axis: int, kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    _, backward = jax.vjp(partial(_whole, dtype=dtype, axis=axis), *kept)
+    return backward(dy)
+
+
+_in_blocks.defvjp(_in_blocks_forward, _in_blocks_backward)
 
 
 def matmul(x: Float[Array, "... i"], weight: Float[Array, "i o"]) -> Float[Array, "... o"]:

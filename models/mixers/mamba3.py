@@ -94,6 +94,14 @@ class Mamba3Block(Recurrent):
     def state_shape(self) -> tuple[int, int, int]:
         return self.heads, self.states, self.head_dim
 
+    def state(self, cache: RecurrentCache) -> Float[Array, "b h n p"]:
+        """Returns S of the equations; the cache keeps the last token's own share of it apart, as `trapezoidal` says."""
+        heads, inner = self.heads, self.heads * self.head_dim
+        ends = [heads * self.states, heads * self.states + inner, heads * self.states + inner + heads]
+        key, value, share, _ = jnp.split(cache.conv[:, 0], ends, axis=-1)
+        outer = key.reshape(-1, heads, self.states, 1) * value.reshape(-1, heads, 1, self.head_dim)
+        return cache.h + share[..., None, None] * outer
+
     def init_cache(self, batch: int, length: int) -> RecurrentCache:
         """Returns the zero state, and zeros for the key, value and weight of the token before, and for the angles."""
         of_head = self.states + self.head_dim + 1 + self.pairs

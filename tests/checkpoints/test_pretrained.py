@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -22,7 +23,7 @@ from evalkit.checkpoints import pretrained, tokenizer_files
 from evalkit.core.errors import UserError
 from evalkit.models.formats import export, gemma, recurrentgemma, recurrentgemma_flax, released, safetensors
 from evalkit.models.mixers.rglru import RecurrentBlock
-from evalkit.tasks.text.tokenizers import Bytes
+from evalkit.tasks.text.tokenizers import Bytes, WithoutBos
 from support import tiny
 from support.released_models import (
     STEPS,
@@ -349,6 +350,20 @@ def test_a_run_of_ours_is_exported_and_comes_back(tmp_path: Path) -> None:
     said = [jax.jit(which.model.apply)(which.params, given)[0] for which in (theirs, ours)]
     np.testing.assert_array_equal(*said)
     assert main(["export", str(run), str(out)]) == 2  # it is not empty any more
+
+
+def test_a_run_on_text_is_exported_with_its_tokenizer(tmp_path: Path) -> None:
+    """It was trained without a token that begins a text, so that the exported tokenizer adds none."""
+    pytest.importorskip("tokenizers")
+    run = SimpleNamespace(tokenizer=WithoutBos(Bytes()), model=griffin(vocab_size=258))
+    run.params = random_params(run.model)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pretrained, "load", lambda _: run)
+        pretrained.export("run", tmp_path / "out")
+    back = pretrained.load(str(tmp_path / "out"))
+    text = "naïve\n"
+    assert back.tokenizer.encode(text) == Bytes().encode(text)
+    assert (back.tokenizer.bos, back.tokenizer.eos) == (None, Bytes.eos)
 
 
 def test_the_bytes_tokenizer_comes_back_from_its_file(tmp_path: Path) -> None:

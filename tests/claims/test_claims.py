@@ -70,6 +70,9 @@ def test_one_seed_is_at_most_seen_once() -> None:
     assert decide(claim(), [measured(1.0)], [measured(1.0, 1.0)])[0] == Verdict.SEEN_ONCE
     verdict, why = decide(claim(), [measured(0.1)], [measured(1.0, 1.0)])
     assert verdict == Verdict.NOT_DECIDABLE and "one" in why and "against" in why
+    exact = part(exact=">= 0.99")
+    assert decide(claim(), [measured(1.0, of=exact)], None)[0] == Verdict.SEEN_ONCE
+    assert decide(claim(), [measured(1.0, 1.0, of=exact)], None)[0] == Verdict.EXACT
 
 
 @given(st.lists(SHARES, min_size=2, max_size=6), st.lists(SHARES, min_size=1, max_size=6))
@@ -362,9 +365,12 @@ def test_the_page_needs_no_other_file_and_shows_every_claim(sheet: Mapping[str, 
 
 @given(st.lists(st.floats(-1e4, 1e4) | st.just(float("inf")), min_size=1, max_size=6).filter(lambda x: min(x) < 1e9))
 def test_the_small_figure_keeps_within_its_edges(numbers: list[float]) -> None:
-    svg = page.strip(measured(*numbers, of=part("> 0.5", "< 0.1")))
-    across = [float(x) for x in re.findall(r' (?:x|x1|x2|cx)="([\d.-]+)"', svg)]
-    assert across and all(0 <= x <= page.WIDTH for x in across)
+    order = Part.read({"order": {}, "says": "one above the other"})
+    apart = [dict.fromkeys(range(2), -1e3), {0: -2e3, 1: -2e3 + 1}]  # both differences lie far above 0
+    findings = (measured(*numbers, of=part("> 0.5", "< 0.1")), finding_of(order, apart))
+    for svg in map(page.strip, findings):
+        across = [float(x) for x in re.findall(r' (?:x|x1|x2|cx)="([\d.-]+)"', svg)]
+        assert across and all(0 <= x <= page.WIDTH for x in across)
 
 
 OF_THE_README = {

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import evalkit
 from evalkit.__main__ import main
-from evalkit.core import tidy
+from evalkit.core import studies, tidy
 from evalkit.core.errors import UserError
 from evalkit.core.moved import ACCURACY, RECALL, TEXT
 from evalkit.core.rows import (
@@ -169,6 +169,20 @@ def test_a_missing_record_and_a_damaged_one_are_named(tmp_path: Path) -> None:
         read(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("\n{}")
     with pytest.raises(UserError, match=r"metrics\.jsonl:1 is not JSON"):
+        read(tmp_path)
+
+
+def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs.json").write_text(json.dumps({"gone": {studies.ROWS: [0, 9]}}))
+    with pytest.raises(UserError, match=r"cannot read .*rows\.jsonl\.gz: No such file"):
+        read(tmp_path / "gone")
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(UserError, match=r"cannot read .*metrics\.jsonl: Permission denied; bring it back, or give"):
         read(tmp_path)
 
 

@@ -91,6 +91,9 @@ def test_a_test_says_what_it_cannot_tell() -> None:
     assert mann_whitney([math.inf, 2.0], [1.0, 0.0]) == pytest.approx(1 / 6)
     with pytest.raises(ValueError, match="groups of 0 and 1 numbers"):
         mann_whitney([], [1.0])
+    for place in range(3):  # where it stands among the seeds would change p
+        with pytest.raises(ValueError, match="NaN, which has no rank"):
+            mann_whitney([math.nan if seed == place else 1.0 for seed in range(3)], [1.0])
 
 
 @given(trials=st.integers(1, 30), share=st.floats(0, 1))

@@ -1,5 +1,6 @@
 """lm-eval's command, all of it: flags by version, chat templates, ways to draw, what is refused, what is private."""
 
+import json
 import re
 from argparse import Namespace
 from dataclasses import replace
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lm_eval.api.task import Task
 from lm_eval.config.evaluate_config import EvaluatorConfig
+from lm_eval.tasks import TaskManager
 from packaging.version import Version
 from yaml import YAMLError
 
@@ -252,6 +254,55 @@ def test_what_can_be_refused_is_refused_before_weights(
             model_args={"pretrained": "tiny"},
             tasks=["griffin_phonebook"],
             task_manager=index,
+            **{"gen_kwargs": None, **words},
+        )
+    assert said in str(refused.value)
+
+
+def own_task(folder: Path, lines: str, **more: Any) -> TaskManager:
+    """An index of one task, `mine`, whose data are these lines of JSON, for examples and for questions."""
+    (folder / "data.jsonl").write_text(lines)
+    config = {
+        "task": "mine",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"train": str(folder / "data.jsonl"), "test": str(folder / "data.jsonl")}},
+        **dict(training_split="train", fewshot_split="train", test_split="test", output_type="multiple_choice"),
+        **dict(doc_to_text="{{q}}", doc_to_choice=["a", "b"], doc_to_target="{{a}}"),
+        **more,
+    }
+    (folder / "mine.yaml").write_text(json.dumps(config))
+    return TaskManager(include_path=[folder], include_defaults=False)
+
+
+LINES = '{"q": "x", "a": 0}\n{"q": "y", "a": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("lines", "of_task", "words", "said"),
+    [
+        (LINES, {}, {"num_fewshot": 3}, "task mine is to show 3 examples; allowed: num_fewshot of 0 to 2"),
+        (LINES, {"fewshot_split": "test"}, {"num_fewshot": 2}, "to show 2 examples; allowed: num_fewshot of 0 to 1"),
+        (LINES, {"num_fewshot": 3}, {}, "task mine is to show 3 examples"),
+        (LINES, {"unsafe_code": True}, {}, "task mine runs code that the model wrote; give --confirm_run_unsafe_code"),
+        (LINES, {"doc_to_image": ["q"]}, {}, "task mine shows images or sounds"),
+        (LINES + "{", {}, {}, "a data set of the tasks cannot be read ("),
+    ],
+)
+def test_a_task_that_cannot_be_run_is_refused_before_weights(
+    lines: str,
+    of_task: dict[str, Any],
+    words: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lm_eval_model, "find_for_text", lambda checkpoint, dtype: unread())
+    with pytest.raises(UserError) as refused:
+        command.evaluate(
+            model="evalkit",
+            model_args={"pretrained": "tiny"},
+            tasks=["mine"],
+            task_manager=own_task(tmp_path, lines, **of_task),
             **{"gen_kwargs": None, **words},
         )
     assert said in str(refused.value)

@@ -73,6 +73,7 @@ def test_a_run_records_every_metric(tmp_path: Path, capsys: pytest.CaptureFixtur
         ),
         (["checkpoint=x", "task.limit=many"], "task.limit='many'; allowed: int or null"),
         (["checkpoint=x", "task.names=[]"], "names=[] is empty"),
+        (["checkpoint=x", "task.num_fewshot=-1"], "num_fewshot=-1; allowed: 0 or more, or null"),
         pytest.param(
             ["checkpoint=x", "task.names=[nothing]"], "task 'nothing' is unknown", marks=pytest.mark.exhaustive
         ),

@@ -127,6 +127,23 @@ def test_blocks_give_the_whole_product(function, dtype, monkeypatch: pytest.Monk
     np.testing.assert_allclose(np.asarray(y, np.float64), exact, atol=1e-5 if dtype == jnp.float32 else 0.1)
 
 
+@pytest.mark.parametrize("function", [product, product_transposed])
+def test_blocks_have_the_gradient_of_the_whole_product(function, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits of a number have none, so that a large weight would never be trained, without a word."""
+    x = jax.random.normal(jax.random.key(0), (5, 48), jnp.bfloat16)
+    weight = jax.random.normal(jax.random.key(1), (48, 2 * BLOCK), jnp.bfloat16)
+    given = (x, weight if function is product else weight.T)
+
+    def gradients() -> tuple[jax.Array, jax.Array]:
+        return jax.jit(jax.grad(lambda x, w: (function(x, w, jnp.float32) ** 2).sum(), argnums=(0, 1)))(*given)
+
+    whole = gradients()
+    monkeypatch.setattr(modules, "LARGE", 1)
+    for found, expected in zip(gradients(), whole, strict=True):
+        assert found.dtype == jnp.bfloat16 and np.abs(np.asarray(expected, np.float32)).max() > 1
+        np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(expected, np.float32), rtol=0.02, atol=0.5)
+
+
 def test_no_copy_in_float32_is_made() -> None:
     x, weight = jnp.zeros((2, 2048), jnp.bfloat16), jnp.zeros((2048, 4 * BLOCK), jnp.bfloat16)
     assert weight.size >= modules.LARGE

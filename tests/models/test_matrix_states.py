@@ -13,7 +13,7 @@ from flax import nnx
 from evalkit.models import build
 from evalkit.models.layers.modules import NoDecay, add_bias
 from evalkit.models.mixers.linear_state import MatrixStateBlock
-from evalkit.models.mixers.mamba3 import Mamba3Block
+from evalkit.models.mixers.mamba3 import Mamba3Block, _rotated
 from evalkit.models.mixers.mlstm import CAP, MLSTMBlock
 from evalkit.models.mixers.rwkv7 import ChannelMixing, TimeMixing
 
@@ -298,6 +298,25 @@ def test_in_bfloat16_the_biases_of_the_mlstms_gates_are_not_rounded() -> None:
     before = mixer.init_cache(2, 0)
     exact, rounded = (mixer.mixed(x.astype(dtype), None, before)[2] for dtype in (jnp.float32, jnp.bfloat16))
     assert np.abs(np.asarray(rounded - exact)).mean() < 5e-3
+
+
+@pytest.mark.parametrize("length", [1, 9])
+def test_the_state_of_mamba3_is_that_of_its_equations(length: int) -> None:
+    """The cache keeps the last token's own share apart, and after one token nothing else."""
+    mixer = Mamba3Block(8, heads=2, head_dim=4, states=4, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(3), (1, length, 8))
+    _, cache = mixer(x, None, mixer.init_cache(1, length))
+    _, v, k, _, *steps = mixer._projected(x)
+    step, log_decay, share, turns = (np.asarray(each, np.float64)[0] for each in mixer._steps(*steps))
+    keys = np.asarray(mixer.key_norm(k), np.float64)[0, :, None] + np.asarray(mixer.key_bias[...], np.float64)
+    keys = np.asarray(_rotated(jnp.asarray(keys[None]), jnp.asarray(turns.cumsum(axis=0)[None])))[0]
+    written = keys[..., None] * np.asarray(v, np.float64).reshape(length, 2, 1, 4)
+    state, before = np.zeros((2, 4, 4)), np.zeros((2, 4, 4))
+    for t in range(length):
+        of_step, decay, own = (each[t][:, None, None] for each in (step, np.exp(log_decay), share))
+        state = decay * state + (1 - own) * of_step * decay * before + own * of_step * written[t]
+        before = written[t]
+    np.testing.assert_allclose(mixer.state(cache)[0], state, rtol=2e-5, atol=1e-6)
 
 
 def test_the_state_of_the_mlstm_is_that_of_its_equations() -> None:

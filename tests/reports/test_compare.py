@@ -1,6 +1,7 @@
 """Comparing runs: what is pooled, what is told apart, what is refused."""
 
 import csv
+import itertools
 import json
 import re
 import subprocess
@@ -28,7 +29,7 @@ from evalkit.evaluations.extrapolation.summary import extrapolation_curve, learn
 from evalkit.evaluations.recall.rows import RECALLED
 from evalkit.evaluations.remembrance import report as remembrance
 from evalkit.reports.curves import MARKERS
-from evalkit.reports.pooling import LATER, Line, find_runs, load, pool
+from evalkit.reports.pooling import LATER, Line, find_runs, left_out, load, notes_of, pool
 from support.made_up_runs import falls, perfect, run_record, write_run
 from support.shrunk import experiment, shrunk
 
@@ -199,6 +200,40 @@ def test_recipes_that_differ_stay_apart_and_say_how(tmp_path: Path) -> None:
         "griffin · learning_rate=0.003",
         "griffin · learning_rate=0.001",
     ]
+
+
+def test_seeds_of_recipes_that_differ_in_more_than_a_label_shows_stay_lines(tmp_path: Path) -> None:
+    rates = dict(learning_rate=(0.003, 0.001), b1=(0.9, 0.8), b2=(0.99, 0.9), weight_decay=(0.1, 0.2))
+    for number, values in enumerate(itertools.product(*rates.values())):
+        for seed in range(2):
+            folder = write_run(tmp_path / f"{number}-{seed}", run_record(name=f"{number}-{seed}", seeds=(seed,)))
+            text = yaml.safe_dump({"train": dict(zip(rates, values, strict=True))})
+            (folder / "config.yaml").write_text(text, encoding="utf-8")
+    found = lines(tmp_path)
+    assert [line.seeds for line in found] == 16 * [[0, 1]]
+    assert len({line.label for line in found}) == 16 and all(" · weight_decay=" in line.label for line in found)
+
+
+def test_models_of_another_task_or_measured_otherwise_are_told(tmp_path: Path) -> None:
+    """Their vocabulary and length, and so their chance, may be the same."""
+    for name, pairs, passage in (("hawk", 4, 64), ("mqa", 16, 64), ("griffin", 16, 128)):
+        folder = write_run(tmp_path / name, run_record(name, name=name, task_version=1 + (name == "mqa")))
+        config = {"task": {"_target_": "t.T", "pairs": pairs}, "eval": {"passage": passage, "lengths": [pairs]}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert notes_of(lines(*(tmp_path / name for name in ("hawk", "mqa")))) == [
+        "The version of the task differs: hawk 1, mqa 2.",
+        "task.pairs differs: hawk 4, mqa 16.",
+    ]
+    assert "eval.passage differs, so what is measured is not the same: 64 for mqa; 128 for griffin." in notes_of(
+        lines(*(tmp_path / name for name in ("mqa", "griffin")))
+    )
+
+
+def test_a_measurement_of_no_length_that_was_not_run_is_told(tmp_path: Path) -> None:
+    header, rows = run_record()
+    skipped = row(run="r", task="t", model="m", metric="probe", split="test", count=0, extra={"not_run": "no room"})
+    write_run(tmp_path / "a", Record(header, [*rows, skipped]))
+    assert left_out(lines(tmp_path)[0]) == ["not run (no room): probe"]
 
 
 def test_a_list_stands_in_a_label_as_it_is_typed(tmp_path: Path) -> None:

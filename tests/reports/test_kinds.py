@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from evalkit.commands import compare as command
@@ -22,6 +23,7 @@ from evalkit.evaluations.extrapolation.summary import learning_curve
 from evalkit.reports.along import WORDS, along, omitted
 from evalkit.reports.comparison import compare
 from evalkit.reports.pooling import Line, load, pool
+from evalkit.reports.search import _places
 from evalkit.reports.writer import report
 from support.made_up_runs import STEPS, run_record, write_run
 
@@ -157,6 +159,25 @@ def test_a_line_whose_seconds_are_not_known_is_left_out_and_named(tmp_path: Path
     assert not along(learning_curve(unknown.record), unknown).seeds
     with pytest.raises(UserError, match="--by=seconds"):
         omitted([unknown])
+
+
+def test_seeds_that_took_other_times_have_one_median(tmp_path: Path) -> None:
+    """Also where the seconds of one of them are not known."""
+    runs = [line(tmp_path, f"run-{seed}", "seconds", seeds=(seed,)).runs[0] for seed in range(3)]
+    for seed, seconds in ((0, 400.0), (1, 500.0)):
+        (tmp_path / f"run-{seed}" / "timing.json").write_text(json.dumps({"training": seconds}))
+    both, three = (Line("hawk", runs[:count], by="seconds") for count in (2, 3))
+    drawn = along(learning_curve(both.record), both)
+    assert [x for x, *_ in drawn.over_seeds(complete=True)] == [round(450 * count / TOKENS[-1]) for count in TOKENS]
+    assert omitted([both]) == []
+    assert omitted([three]) == ["hawk: the seconds are not known of some seeds, which are left out."]
+    assert list(along(learning_curve(three.record), three).seeds) == [0, 1]
+
+
+def test_numbers_that_were_chosen_among_are_drawn_in_their_order() -> None:
+    axes = Figure().subplots()
+    assert _places(axes, ["8", "16", "32"], False) == [0, 1, 2]
+    assert _places(axes, ["1e-3", "none", "1e-4"], False) == [1, 2, 0]
 
 
 def test_the_command_offers_what_can_be_drawn() -> None:

@@ -18,6 +18,8 @@ from evalkit.__main__ import main
 from evalkit.core.errors import UserError
 from evalkit.core.rows import read, value
 from evalkit.parallel.interrupt import Watch
+from evalkit.record.files import times_of
+from evalkit.session import session
 from evalkit.session.lock import alone
 from evalkit.training.checkpoints import Checkpoints
 from support import tiny
@@ -127,6 +129,16 @@ def kill(folder: Path) -> None:
         file.write(lines[-1] + lines[-1][:20])
 
 
+def test_a_killed_run_keeps_the_seconds_up_to_its_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run that goes on would have trained in the time since alone."""
+    monkeypatch.setattr(session, "Watch", StopAfterOneDispatch)
+    monkeypatch.setattr(session.Session, "_close", lambda *_: None)  # a kill leaves no time for it
+    assert tiny.start(tmp_path / "run") == 130
+    assert times_of(tmp_path / "run")["training"] > 0
+
+
 def trained_alike(folder: Path, short: Path) -> None:
     """All but what was measured at the end is as in the undisturbed run."""
     one, other = ([entry for entry in tiny.rows(place) if entry["split"] != "test"] for place in (folder, short))
@@ -159,6 +171,7 @@ INSTEAD = "its results stay; for other ones give python -m evalkit evaluate "
         ("stopped", ["train.keep_every=2"], 0, "going on from step 2", assert_same),
         ("running", [], 2, "another process works on RUN; wait for its end", None),
         ("an evaluation", [], 2, "RUN is an evaluation, which has no training to go on with", None),
+        ("other samples", [], 2, "RUN was trained on version 7 of induction_heads, and version 1 draws other", None),
     ],
 )
 def test_what_resuming_does(
@@ -180,6 +193,9 @@ def test_what_resuming_does(
         shutil.copytree(short if state == "finished" else stopped, folder)
     if state == "killed":
         kill(folder)
+    if state == "other samples":
+        record = (folder / "metrics.jsonl").read_bytes()
+        (folder / "metrics.jsonl").write_bytes(record.replace(b'"task_version":1', b'"task_version":7'))
     before = tiny.files(folder)
     capsys.readouterr()
     with alone(folder) if state == "running" else nullcontext():

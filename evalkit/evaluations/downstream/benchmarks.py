@@ -36,6 +36,8 @@ class Benchmarks:
             raise UserError("names=[] is empty; give some, such as 'task.names=[griffin_table1]'")
         if self.limit is not None and self.limit < 1:
             raise UserError(f"limit={self.limit}; allowed: 1 or more, or null")
+        if self.num_fewshot is not None and self.num_fewshot < 0:
+            raise UserError(f"num_fewshot={self.num_fewshot}; allowed: 0 or more, or null")
 
     def index(self, metadata: Mapping[str, Any], also: Sequence[Path] = ()) -> TaskManager:
         """lm-eval's index of these benchmarks and those below `also`; raises UserError for an unknown name."""

@@ -1,7 +1,7 @@
 """lm-eval's benchmarks on a checkpoint, recorded as any evaluation is (De et al. 2024, table 1)."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -9,7 +9,6 @@ from io import StringIO
 from typing import Any
 
 from lm_eval import evaluator
-from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
 from evalkit.core.contracts import Evaluation, NoProgress, Trained, Verdict
@@ -18,6 +17,7 @@ from evalkit.core.rows import Row
 from evalkit.evaluations.downstream import calibration, data_sets, table1
 from evalkit.evaluations.downstream.benchmarks import Benchmarks
 from evalkit.evaluations.downstream.language_model import PretrainedLM, refuse_unserved
+from evalkit.evaluations.downstream.objects import UNSAFE, read, refuse_examples, refuse_other_input
 from evalkit.record.files import write_text
 
 FILE = "lm_eval.json"
@@ -59,18 +59,25 @@ class Downstream(Evaluation):
         with task.located(self._metadata("")) as index:
             for name, config in data_sets.needed(index, task.names).items():
                 refuse_unserved(name, config.get("output_type"), config.get("generation_kwargs"))
+                refuse_other_input(name, config)
+                if config.get(UNSAFE):
+                    raise UserError(
+                        f"task {name} runs code that the model wrote; give it to python -m evalkit lm-eval run with "
+                        "--confirm_run_unsafe_code"
+                    )
 
     def run(self, trained: Trained) -> Iterator[Row]:
         """A row for each metric of each benchmark and group; its count is of documents."""
         task = trained.task
         assert isinstance(task, Benchmarks)
-        model = PretrainedLM(trained.pretrained(), **self._settings)
         # A look while training shows no bars of lm-eval's, which go to stderr, beside those of the training.
         bars = redirect_stderr(StringIO()) if isinstance(trained.progress, NoProgress) else nullcontext()
         with bars, task.located(self._metadata(trained.source)) as index:
+            objects = read(index, task.names)
+            refuse_examples(objects, task.num_fewshot)
             results = evaluator.simple_evaluate(
-                model=model,
-                tasks=read(index, task.names),
+                model=PretrainedLM(trained.pretrained(), **self._settings),
+                tasks=objects,
                 task_manager=index,
                 num_fewshot=task.num_fewshot,
                 limit=task.limit,
@@ -108,14 +115,6 @@ class Downstream(Evaluation):
         index = task.index(self._metadata(""))
         needed = set(data_sets.needed(index, task.names))
         calibration.refuse_missing(calibrate, lambda name: set(data_sets.needed(index, [name])) <= needed)
-
-
-def read(index: TaskManager, names: Sequence[Any]) -> list[Any]:
-    """lm-eval's objects of these benchmarks, their data sets read; a member of a group is in its group alone."""
-    loaded = index.load(list(names))
-    children = {name for names in loaded.get("group_map", {}).values() for name in names}
-    objects = [*loaded.get("groups", {}).items(), *loaded["tasks"].items()]
-    return [loaded_task for name, loaded_task in objects if name not in children]
 
 
 def rows_of(results: Mapping[str, Any], trained: Trained) -> Iterator[Row]:
