@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from evalkit.core.errors import UserError
+
 
 class Yardstick(NamedTuple):
     """What `rates` times: a product of square matrices with `product` rows, and copies of `copied` numbers.
@@ -78,7 +80,9 @@ class Race:
 
 
 def doubling(shortest: int, longest: int) -> Iterator[int]:
-    """`shortest`, twice and four times as much, up to `longest`."""
+    """`shortest`, twice and four times as much, up to `longest`. Raises UserError where there is none."""
+    if shortest > longest:
+        raise UserError(f"shortest={shortest} is above longest={longest}; give shortest={longest} or less")
     while shortest <= longest:
         yield shortest
         shortest *= 2

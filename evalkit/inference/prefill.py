@@ -42,14 +42,13 @@ def by_length(prompts: Sequence[Sequence[int]], rows: int) -> Iterator[list[int]
 
 
 def rows_within(pretrained: Pretrained, rows: int, size: int, gib: float) -> int:
-    """How many prompts to read at a time, so that caches for `size` tokens take at most `gib`: `rows`, or half, …
+    """How many prompts to read at a time, so that caches for `size` tokens take at most `gib`: `rows`, or a part of it.
 
     There are never fewer than one a device.
     """
     devices, one = mesh_sharing(pretrained.params, rows).size, pretrained.model.cache_bytes(1, size)
-    while rows * one > gib * 2**30 and rows % (2 * devices) == 0:
-        rows //= 2
-    return rows
+    parts = (count for count in range(devices, rows + 1, devices) if rows % count == 0)
+    return max((count for count in parts if count * one <= gib * 2**30), default=devices)
 
 
 def bucket(length: int) -> int:

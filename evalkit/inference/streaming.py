@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from evalkit.core.contracts import LONGEST, Cache, LanguageModel, Params
 from evalkit.core.objective import Tally, scored_only, tally
-from evalkit.parallel.devices import accelerator_bytes, by_rows, copied, mesh_for, split
+from evalkit.parallel.devices import by_rows, copied, mesh_for, own_accelerator_bytes, split
 from evalkit.tasks import Example
 
 CHUNKS = {"cpu": 1}
@@ -24,23 +24,34 @@ ROWS = 8
 MOST_ROWS = 256
 SHARE = 4
 """The part of an accelerator's memory, one in so many, that sequences may take."""
+LOGIT_BYTES = 4
 TOKEN_BYTES = 24
 """Bytes of activations a token, for each unit of √parameters: n blocks of width d have some 12 n d² parameters."""
 
 
-def rows_at_once(setting: int | str, model: LanguageModel, params: Params, length: int, chunk: int, look: int) -> int:
+def rows_at_once(
+    setting: int | str,
+    model: LanguageModel,
+    params: Params,
+    length: int,
+    chunk: int,
+    look: int,
+    logits: int = 0,
+    share: int = SHARE,
+) -> int:
     """Sequences of `length` tokens that are in memory at a time: the `setting`, or by the device where it is "auto".
 
-    An accelerator reads as many as it has memory for, a power of two up to 256, since one alone takes as long. It reads
-    at most `look`, the number after which an evaluation may end.
+    An accelerator reads as many as fit into one part in `share` of its memory, a power of two up to 256, since one
+    alone takes as long. It reads at most `look`, the number after which an evaluation may end. `logits` is how many of
+    a sequence are in memory at a time.
     """
     if not isinstance(setting, str):
         return setting
     if jax.default_backend() == "cpu":
         return ROWS
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    bytes_of_row = model.cache_bytes(1, length) + chunk * TOKEN_BYTES * isqrt(count)
-    fitting = max(1, accelerator_bytes() // SHARE // bytes_of_row)
+    bytes_of_row = model.cache_bytes(1, length) + chunk * TOKEN_BYTES * isqrt(count) + logits * LOGIT_BYTES
+    fitting = max(1, own_accelerator_bytes() // share // bytes_of_row)
     return min(MOST_ROWS, look, 1 << fitting.bit_length() - 1)
 
 

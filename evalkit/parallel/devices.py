@@ -120,8 +120,13 @@ def on_host() -> Iterator[None]:
 
 def accelerator_bytes() -> int:
     """Returns the memory of all accelerators together, 0 without one; call it after `use_every_core`."""
+    return own_accelerator_bytes() * jax.process_count()
+
+
+def own_accelerator_bytes() -> int:
+    """Returns the memory of this process's accelerators, which evaluate by themselves; 0 without one."""
     stats = [device.memory_stats() for device in jax.local_devices() if device.platform != "cpu"]
-    return sum((one or {}).get("bytes_limit", sys.maxsize) for one in stats) * jax.process_count()
+    return sum((one or {}).get("bytes_limit", sys.maxsize) for one in stats)
 
 
 def by_rows(function: Callable[..., Any], mesh: Mesh, whole: Any, *rows: Any) -> Any:

@@ -126,7 +126,6 @@ def header(session: Session, subject: Trained, notes: Sequence[str] = ()) -> Hea
         "parameters": sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(subject.params[0])),
         **account(subject.model, subject.train_length, experiment.eval),
         "train_length": subject.train_length,
-        "task_version": experiment.task.version,
         "window": subject.model.window,
         "text": subject.feed.provenance(),
         "notes": [*notes, *notes_of(experiment, subject.model)],
@@ -137,6 +136,7 @@ def header(session: Session, subject: Trained, notes: Sequence[str] = ()) -> Hea
     return Header(
         **shared,
         answer_length=task.answer_length,
+        task_version=task.version,
         chance=task.chance,
         seeds=experiment.all_seeds,
         steps=experiment.train.steps,

@@ -237,6 +237,18 @@ def test_a_model_with_less_room_reads_the_beginning_of_the_same_windows() -> Non
         np.testing.assert_array_equal(short, long[:257])
 
 
+def test_what_a_model_can_read_moves_no_passage() -> None:
+    """Neither its cache nor its training window, which is one more context."""
+    model, documents = tiny("mqa"), [Span(tokens_of(700, seed), 700, f"{seed}.txt") for seed in range(2)]
+    ends = []
+    for gib, trained in ((2.0, 32), (2.0, 512), (model.cache_bytes(1, 64) / 2**30, 32)):
+        losses = Remembering()
+        evaluation = LossByPosition(length=64, contexts=[8, 256], passage=8, cache_gib=gib)
+        list(evaluation.measure(documents, [Subject(MAKE, losses)], model, trained, lambda _: None))
+        ends.append({tuple(read[-8:]) for read in losses.read if len(read) == 16})
+    assert len(ends[0]) > 16 and ends[0] == ends[1] == ends[2]
+
+
 def test_a_cache_that_is_too_large_is_known_before() -> None:
     model = tiny("mqa")
     evaluation = LossByPosition(length=131072, cache_gib=model.cache_bytes(1, 32768) / 2**30)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from evalkit.core.contracts import Pretrained
-from evalkit.core.rows import Row, row, value
+from evalkit.core.rows import Header, Record, Row, row, value
+from evalkit.core.statistics import wilson
+from evalkit.evaluations.needle import report
 from evalkit.evaluations.needle.measure import Needles
 from evalkit.evaluations.needle.rows import ALL, FOUND
 from evalkit.tasks.needle import Needle
@@ -64,6 +66,15 @@ def test_part_of_the_values_is_part_of_the_score() -> None:
     assert all(abs(entry["extra"]["prompt_tokens"] - 1000) < 30 for entry in rows)
     part, whole = (value(entry) for entry in rows)
     assert 0.2 < part < 0.8 and whole == 0
+
+
+def test_an_interval_counts_prompts_and_not_their_depths() -> None:
+    """The text of a prompt is the same at each depth."""
+    at: dict[str, Any] = {"metric": FOUND, "split": "test", "length": 400, "total": 10, "count": 20}
+    names = {"run": "r", "task": "needle", "model": "m"}
+    rows = [row(**names, **at, extra={"depth": depth, "sentences": 3}) for depth in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    (point,) = report._points(Record(Header(**names, kind=report.__name__), rows))
+    assert (point.value, point.low, point.high, point.count) == (0.5, *wilson(10, 20), 20)
 
 
 @pytest.mark.slow

@@ -146,6 +146,8 @@ def test_what_is_done_is_not_done_again() -> None:
 def test_fewer_prompts_at_a_time_where_caches_are_large() -> None:
     """The reader's cache has 4 bytes a token; Griffin's stops at its window."""
     assert [rows_within(reader(), 8, size, 2**-10) for size in (64, 2**15, 2**17, 2**20)] == [8, 4, 1, 1]
+    three = 3 * reader().model.cache_bytes(1, 4096) / 2**30  # GiB
+    assert [rows_within(reader(), rows, 4096, three) for rows in (6, 7, 20)] == [3, 1, 2]
     assert rows_within(griffin(), 8, 4096, 2**-10) == rows_within(griffin(), 8, 2**20, 2**-10)
     with pytest.raises(ValueError, match="cache_gib=0; allowed: above 0"):
         Lookup([600], cache_gib=0)

@@ -217,13 +217,13 @@ def test_every_answer_is_asked_with_each_part_of_the_state_put_back() -> None:
     assert [(e["position"], e["extra"]["undone"], e["extra"]["block"]) for e in rows] == [
         (distance, *one) for distance in (128, 192) for one in asked
     ]
-    assert {entry["count"] for entry in rows} == {2 * trained.task.answers}
+    assert {entry["count"] for entry in rows} == {2}, "the facts of one context share all else"
     contexts = np.repeat([0, 1], 15), np.zeros(30, int), LENGTH, np.tile(np.arange(15), 2)
     tokens, answers = map(np.array, planted(trained.task, *contexts))
     tokens[:, 192] = trained.task.query
     said = read_of(trained.model, trained.params[0], tokens)[:, 192]
     (plain,) = [e for e in rows if e["position"] == 192 and e["extra"]["undone"] == NOTHING_UNDONE]
-    assert plain["total"] == int((said == answers).sum())
+    assert plain["total"] == pytest.approx((said == answers).reshape(2, 15).mean(axis=1).sum())
 
 
 @pytest.mark.slow

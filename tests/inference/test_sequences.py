@@ -140,7 +140,7 @@ def test_an_accelerator_reads_what_its_memory_holds_and_a_cpu_eight(memory: int,
     with pytest.MonkeyPatch.context() as patch:
         assert (rows("auto", look=256), rows(5, look=2)) == (8, 5) == (least_rows("auto"), least_rows(5))
         patch.setattr(jax, "default_backend", lambda: "gpu")
-        patch.setattr(streaming, "accelerator_bytes", lambda: memory)
+        patch.setattr(streaming, "own_accelerator_bytes", lambda: memory)
         most = rows("auto", look=256)
         assert least_rows("auto") <= most, "what fits would be refused"
         assert most in {2**power for power in range(9)} and rows("auto", look=32) == min(most, 32)

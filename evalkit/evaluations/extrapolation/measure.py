@@ -13,7 +13,7 @@ from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Params, T
 from evalkit.core.objective import Tally
 from evalkit.core.rows import Row
 from evalkit.core.statistics import LOOK_EVERY, is_narrow
-from evalkit.inference.streaming import MOST_ROWS, least_rows, rows_at_once, stream_tallies, stream_tally
+from evalkit.inference.streaming import MOST_ROWS, SHARE, least_rows, rows_at_once, stream_tallies, stream_tally
 from evalkit.parallel.layouts.mesh import AUTO
 from evalkit.parallel.layouts.sequences import ROWS, SEQUENCE, SHARED, refuse_unsplit, split_tallies
 from evalkit.tasks import Example
@@ -158,9 +158,16 @@ class Extrapolation(Evaluation):
         stream = streams.TEST if split == "test" else streams.VALIDATION
         interval = self.interval if split == "test" else None
         totals, done = dict[str, float](), 0
-        look = MOST_ROWS if interval is None else LOOK_EVERY
+        look = min(MOST_ROWS if interval is None else LOOK_EVERY, 1 << (sequences - 1).bit_length())
         tokens = length + trained.task.answer_length
-        rows = rows_at_once(self.batch_size, trained.model, params, tokens, self.chunk, look)
+        scored = self.chunk if trained.feed.scored is None else min(self.chunk, trained.feed.scored)
+        # Where devices share the tokens of a sequence, each of them has the cache of every one.
+        share = SHARE * (jax.local_device_count() if self.devices == SEQUENCE else 1)
+        rows = rows_at_once(
+            *(self.batch_size, trained.model, params, tokens, self.chunk, look),
+            logits=scored * trained.task.vocab_size,
+            share=share,
+        )
         while done < sequences:
             trained.check_interrupt()
             example = trained.feed.held_out(stream, done, rows, length)

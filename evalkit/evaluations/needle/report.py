@@ -57,10 +57,10 @@ def tables(lines: Sequence[Line]) -> list[Table]:
         for length, rows in _rows(lines[0].record, FOUND).items():
             for entry in rows:
                 cells.setdefault(_depth(entry), {})[length] = shown(value(entry))
-            low, high = wilson(*_sums(rows))
+            low, high = wilson(*_of_prompts(rows))
             cells.setdefault("all", {})[length] = shown(_mean(rows))
             cells.setdefault("95% interval", {})[length] = between(low, high)
-            cells.setdefault("prompts", {})[length] = f"{_sums(rows)[1]:,g}"
+            cells.setdefault("prompts", {})[length] = f"{_of_prompts(rows)[1]:,g}"
         return [by_column(BY_DEPTH, "depth", cells)]
     means = {line.label: {point.x: shown(point.value) for point in _points(line.record)} for line in lines}
     return [by_column(HEADING, "model", means, lines)]
@@ -102,9 +102,15 @@ def _sums(rows: Sequence[Row]) -> tuple[float, float]:
     return sum(entry["total"] or 0.0 for entry in rows), sum(entry["count"] or 0 for entry in rows)
 
 
+def _of_prompts(rows: Sequence[Row]) -> tuple[float, float]:
+    """The sum over prompts of their mean over depths, and how many these are: a prompt is the same at every depth."""
+    total, count = _sums(rows)
+    return total / len(rows), count / len(rows)
+
+
 def _points(record: Record) -> list[Point]:
     return [
-        Point(length, _mean(rows), *wilson(*_sums(rows)), _sums(rows)[1])
+        Point(length, _mean(rows), *wilson(*_of_prompts(rows)), _of_prompts(rows)[1])
         for length, rows in _rows(record, FOUND).items()
     ]
 

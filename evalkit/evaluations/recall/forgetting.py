@@ -84,7 +84,9 @@ class Forgetting:
             for (what, block), right in answered.items():
                 extra = {"first": FIRST_CHECK, "undone": what, "block": block}
                 place = {"length": stop + 1, "position": stop}
-                yield row(metric=recall_rows.RESTORED, total=int(right.sum()), count=len(right), extra=extra, **place)
+                # The facts of one context share all other tokens, so that a context is what is independent.
+                total = right.reshape(self.contexts, task.answers).mean(axis=1).sum()
+                yield row(metric=recall_rows.RESTORED, total=total, count=self.contexts, extra=extra, **place)
 
     def checkpoints(self) -> list[int]:
         """The distances from the fact at which states are compared: `FIRST_CHECK`, then four an octave to the end."""

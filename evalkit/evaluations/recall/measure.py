@@ -45,10 +45,10 @@ class Recall(Evaluation):
       sequences (contexts): contexts read for each number of `before`, at most.
       interval (accuracy): reading ends once the 95% interval of every distance is at most this wide; null: never early.
       pairs (pairs): pairs of contexts that differ in the fact alone, to see what the state forgets.
-      pair_length (tokens): tokens of each context of a pair.
-      contexts (contexts): contexts of each answer whose states are restored in part.
+      pair_length (tokens): tokens of each context of a pair; a pair is read at once, whatever `chunk` says.
+      contexts (contexts): contexts of each answer whose states are restored in part, all of them read together.
       chunk (tokens): tokens of each sequence that are in memory at a time.
-      batch_size (sequences): sequences that are in memory at a time; `auto`: 8 on a CPU, up to 256 on an accelerator.
+      batch_size (sequences): contexts of `length` tokens in memory at a time; `auto`: 8 on a CPU, else up to 256.
     """
 
     kind = "evalkit.evaluations.recall.report"

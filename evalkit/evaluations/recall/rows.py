@@ -18,9 +18,9 @@ and `position` tokens after the fact, divided by their distance at `extra.first`
 state more than the fact did."""
 
 RESTORED = "restored"
-"""One sequence each, right or wrong: the question `position` tokens after the fact, asked of a state of which a part is
-set back to its value `extra.first` tokens after the fact. `extra.undone` names the part; `extra.block` is the block,
-null for every block."""
+"""One context each, the share of the facts that are recalled there: the question `position` tokens after the fact,
+asked of a state of which a part is set back to its value after the first `extra.first` tokens, the fact among them.
+`extra.undone` names the part; `extra.block` is the block, null for every block."""
 
 NOTHING_UNDONE, DRIFT_UNDONE, FORGETTING_UNDONE = "nothing", "drift", "forgetting"
 """The part set back: none, the common part of the states of both contexts, or the difference that the fact makes."""

@@ -52,6 +52,11 @@ def longest_of(documents: Sequence[Span], count: int) -> list[Document]:
     return [Document(document.tokens, document.size, names[number], number) for number, document in taken]
 
 
+def longest_among(documents: Sequence[Document]) -> Document:
+    """The document with the most tokens."""
+    return max(documents, key=lambda document: len(document.tokens))
+
+
 def short_names(sources: Sequence[str]) -> list[str]:
     """Each source without the folders that all of them share."""
     parts = [Path(source).parts for source in sources]

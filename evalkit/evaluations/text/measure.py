@@ -13,7 +13,15 @@ from evalkit.core.contracts import AnyTask, Evaluation, LanguageModel, Trained
 from evalkit.core.rows import Row
 from evalkit.evaluations.look import Given, Look, settings_in
 from evalkit.evaluations.text import rows as text_rows
-from evalkit.evaluations.text.held_out import Document, Subject, drawn, longest_of, losses_of, split_losses_of
+from evalkit.evaluations.text.held_out import (
+    Document,
+    Subject,
+    drawn,
+    longest_among,
+    longest_of,
+    losses_of,
+    split_losses_of,
+)
 from evalkit.evaluations.text.passages import Passages
 from evalkit.parallel.layouts.sequences import ROWS, SEQUENCE, SHARED, refuse_unsplit
 from evalkit.tasks.text.corpus import Span
@@ -147,16 +155,26 @@ class LossByPosition(Evaluation):
             yield from self.by_position(taken, subject, self.longest(model))
             done(self.length)
         passages = Passages(self.passages, self.passage, done)
-        contexts = set(self._within(model, self.contexts))
+        contexts = self._within(model, self.contexts)
         if contexts:
-            own = self.own or train_length or max(contexts)
-            if train_length is not None and train_length > self.passage:
-                contexts.add(train_length - self.passage)
-            yield from passages.paired(taken, subjects, sorted(contexts), own)
+            room = self._room(taken)
+            for context in sorted(context for context in set(contexts) if context > room):
+                extra = longest_among(taken).too_short(context + self.passage + 1)
+                yield subjects[0].row(metric=text_rows.PAIRED, length=context, count=0, extra=extra)
+            read = {context for context in contexts if context <= room}
+            own = self.own or train_length or max(read)
+            if train_length is not None and 0 < train_length - self.passage <= room:
+                read.add(train_length - self.passage)
+            yield from passages.paired(taken, subjects, sorted(read), own, room)
         for gap in self._within(model, self.gaps):
             for subject in subjects:
                 yield from passages.repeated(taken, subject, gap)
                 done(gap)
+
+    def _room(self, documents: Sequence[Document]) -> int:
+        """The tokens before each passage: of `contexts` the longest that a document has, whatever a model can read."""
+        longest = max(len(document.tokens) for document in documents)
+        return max((one for one in self.contexts if one + self.passage < longest), default=max(self.contexts))
 
     def longest(self, model: LanguageModel) -> int:
         """`length`, or the largest half, quarter, … of it whose cache of one sequence takes at most `cache_gib`."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from evalkit.core.rows import Row
 from evalkit.evaluations.text import rows as text_rows
-from evalkit.evaluations.text.held_out import Document, Subject, drawn, rows_of
+from evalkit.evaluations.text.held_out import Document, Subject, drawn, longest_among, rows_of
 
 PLACES, OTHERS = 1, 2  # the keys for random places; windows have the key 0
 HELPED = 0.1
@@ -23,20 +23,21 @@ class Passages:
     done: Callable[[int], None]
 
     def paired(
-        self, documents: Sequence[Document], subjects: Sequence[Subject], contexts: Sequence[int], own: int
+        self, documents: Sequence[Document], subjects: Sequence[Subject], contexts: Sequence[int], own: int, room: int
     ) -> Iterator[Row]:
         """The same passages after every context, from every subject; then the control experiments of the longest.
 
         `contexts` are lengths in increasing order, and `own` is how many tokens before a passage stay its document's.
+        Documents and places leave `room` tokens before a passage, whatever is read of it: all models see the same text.
         """
         longest = contexts[-1]
-        enough = [document for document in documents if len(document.tokens) > longest + self.size]
+        enough = [document for document in documents if len(document.tokens) > room + self.size]
         if not enough:
-            reason = max(documents, key=lambda document: len(document.tokens)).too_short(longest + self.size + 1)
+            reason = longest_among(documents).too_short(room + self.size + 1)
             yield subjects[0].row(metric=text_rows.PAIRED, length=longest, count=0, extra=reason)
             return
         places = [
-            drawn(PLACES, document.number).integers(longest, len(document.tokens) - self.size, self.count)
+            drawn(PLACES, document.number).integers(room, len(document.tokens) - self.size, self.count)
             for document in enough
         ]
         losses: dict[int, list[list[np.ndarray]]] = {context: [] for context in contexts}
@@ -60,7 +61,7 @@ class Passages:
         needed = gap + 8 * self.size
         enough = [document for document in documents if len(document.tokens) >= needed]
         if not enough:
-            reason = max(documents, key=lambda document: len(document.tokens)).too_short(needed)
+            reason = longest_among(documents).too_short(needed)
             yield subject.row(metric=text_rows.REPEATED, length=gap, count=0, extra=reason)
         for document in enough:
             random = drawn(OTHERS, document.number)

@@ -13,6 +13,7 @@ from evalkit.evaluations.text.summary import (
     Estimate,
     base_context,
     bits_per_byte,
+    bytes_by_document,
     bytes_per_token,
     differences,
     levels,
@@ -81,9 +82,15 @@ def figures(lines: Sequence[Line], title: str, notes: Sequence[str]) -> dict[str
 
 
 def tokens_are_alike(lines: Sequence[Line]) -> bool:
-    """Whether all lines have as many bytes per token, so that losses per token can be compared."""
-    ratios = [bytes_per_token(line.record.rows) for line in lines]
-    return max(ratios) - min(ratios) < 1e-6
+    """Whether all lines have as many bytes per token, so that losses per token can be compared.
+
+    The documents that all of them measured say so; where there is none, the means over each line's own.
+    """
+    by_document = [bytes_by_document(line.record.rows) for line in lines]
+    shared = set.intersection(*map(set, by_document))
+    ratios = [[of_line[name] for of_line in by_document] for name in shared]
+    ratios = ratios or [[bytes_per_token(line.record.rows) for line in lines]]
+    return all(max(of_one) - min(of_one) < 1e-6 for of_one in ratios)
 
 
 def unit(same: bool) -> str:

@@ -91,9 +91,9 @@ def verdict(estimate: Estimate) -> str:
     return "worsens" if estimate.low > 0 else "not decided at this size"
 
 
-def bytes_per_token(rows: Sequence[Row]) -> float:
-    """The mean bytes per token of the documents evaluated, each counted once; 1 if none was."""
-    by_document = {
+def bytes_by_document(rows: Sequence[Row]) -> dict[str, float]:
+    """The bytes per token of each document evaluated."""
+    return {
         entry["extra"]["document"]: entry["extra"]["bytes_per_token"]
         for entry in rows
         if entry["metric"] in text_rows.RAW
@@ -101,6 +101,11 @@ def bytes_per_token(rows: Sequence[Row]) -> float:
         and entry["position"] is not None
         and entry["count"]
     }
+
+
+def bytes_per_token(rows: Sequence[Row]) -> float:
+    """The mean bytes per token of the documents evaluated, each counted once; 1 if none was."""
+    by_document = bytes_by_document(rows)
     return float(np.mean(list(by_document.values()))) if by_document else 1.0
 
 
