@@ -70,13 +70,16 @@ def train(
 
 
 @door()
-def resume(run: Folder, *, settings: Mapping[str, Any] | None = None, **named: Any) -> Run:
+def resume(
+    run: Folder, *, config_dir: Folder | None = None, settings: Mapping[str, Any] | None = None, **named: Any
+) -> Run:
     """Goes on exactly where a run was stopped; returns it. `train={"steps": …}` gives it more steps.
 
-    Raises UserError for what cannot go on, and KeyboardInterrupt as `train` does.
+    `config_dir` has evaluations and sinks of your own, such as `log=["table"]`. Raises UserError for what cannot go on,
+    and KeyboardInterrupt as `train` does.
     """
     place = named_folder(run)
-    words = overrides_of({**named, **_settings(settings)})
+    words = overrides_of({**_search(config_dir), **named, **_settings(settings)})
     devices.use_every_core()
     spec = Spec.saved(place, words, allowed=RESUMABLE, command=masked(pasteable(f"resume={place}", *words)))
     _ended(session.resume(spec), spec, _resuming(place))
@@ -110,7 +113,8 @@ def evaluate(
     place = session.new_evaluation(source) if folder is None else named_folder(folder)
     refuse_run_in(place)
     spec = Spec.saved(source, words, allowed=EVALUABLE, command=masked(pasteable(*typed)))
-    _ended(session.evaluate(spec, at, place), spec.at(place), AGAIN)
+    again = AGAIN if folder is None else f"{AGAIN} with another folder"
+    _ended(session.evaluate(spec, at, place), spec.at(place), again)
     loaded = run if isinstance(run, Run) and at == run.step else load(source, step=step, allow_targets=spec.packages)
     return replace(loaded, folder=place, task=spec.experiment.task, config=dict(spec.plain))
 

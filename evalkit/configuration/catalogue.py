@@ -15,7 +15,7 @@ from evalkit.disk.files import text_of
 TARGET = re.compile(r"_target_['\"]?\s*:\s*['\"]?([A-Za-z_][\w.]*)")
 OF_GROUPS = ("*/*.yaml", "*/*/*.yaml")
 LIKE, TASKS = re.compile(r"^like: *['\"]?([\w./-]+)", re.MULTILINE), re.compile(r"^tasks:", re.MULTILINE)
-ROW = re.compile(r"^([\w.]+):.*?# (.+)$", re.MULTILINE)
+ROW = re.compile(r"^([\w.]+):(?:.*?# (.+))?", re.MULTILINE)
 
 Stamp = tuple[str, int, int]
 """A file by its path, its time in nanoseconds and its size."""
@@ -137,7 +137,7 @@ def is_suite(experiment: str, own: Path | None = None) -> bool:
 
 
 def _rows(group: str, own: Path | None) -> dict[str, str]:
-    """The options that are rows of one file, each with the comment at its end."""
+    """The options that are rows of one file, each with the comment at the end of its line, if it has one."""
     return {name: comment for path in reversed(row_files(group, own)) for name, comment in ROW.findall(_text(path))}
 
 

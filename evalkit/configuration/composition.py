@@ -174,7 +174,7 @@ def _with_layers(parsed: Sequence[Override], own: Path | None) -> tuple[DictConf
     """What Hydra composes of the options, and over it recipe, experiment and scale; with the experiment, if any."""
     chosen = {word.key_or_group: word.value() for word in parsed if is_choice(word) and not is_none(word)}
     planned = recipes.experiment(str(chosen["experiment"]), own) if "experiment" in chosen else None
-    measured = _on_checkpoint(parsed)
+    measured = _on_checkpoint(parsed, own)
     implied = {**(planned.options if planned is not None else {}), **measured.get("options", {})}
     left_out = {*OURS, *(["task"] if measured else [])}
     options = [word for word in parsed if chooses(word) and not is_none(word) and word.key_or_group not in left_out]
@@ -190,10 +190,11 @@ def _with_layers(parsed: Sequence[Override], own: Path | None) -> tuple[DictConf
     )
     layers = recipes.recipe(task, preset, model, own) if task is not None else []
     if planned is not None:
-        layers.append(planned.settings)
+        shared = recipes.of_every_model(planned, preset)
+        layers += [planned.settings, shared]
         if planned.recipes is not None and model is not None:  # no trial was selected where the protocol has none
             fixed = recipes.fixed(planned, preset, model, own)
-            layers.append({"selected_by": ""} if fixed is None else fixed)
+            layers.append({"selected_by": ""} if fixed is None and not shared else fixed or {})
     if scale is not None:
         layers += _sizes(str(scale), choices.model, own)
     if measured:
@@ -280,12 +281,12 @@ def _texts(config: DictConfig) -> list[tuple[str, str]]:
     return [(key, value) for key, value in leaves(plain(config, resolve=False)) if isinstance(value, str)]
 
 
-def _on_checkpoint(parsed: Sequence[Override]) -> recipes.Node:
+def _on_checkpoint(parsed: Sequence[Override], own: Path | None) -> recipes.Node:
     """What `conf/on_checkpoint.yaml` has for the task that is measured on a checkpoint; empty without a checkpoint."""
     tasks = [override for override in parsed if override.key_or_group == "task" and is_choice(override)]
-    checkpoint, known = value_of(parsed, CHECKPOINT, None), catalogue.options("on_checkpoint")
+    checkpoint, known = value_of(parsed, CHECKPOINT, None), catalogue.options("on_checkpoint", own)
     if checkpoint in (None, ""):
-        if tasks and tasks[-1].value() in set(known) - set(catalogue.options("task")):
+        if tasks and tasks[-1].value() in set(known) - set(catalogue.options("task", own)):
             raise UserError("checkpoint is missing; give checkpoint=FOLDER, such as runs/<task>/<model>/<time>")
         return {}
     for override in parsed:
@@ -299,7 +300,7 @@ def _on_checkpoint(parsed: Sequence[Override]) -> recipes.Node:
         raise UserError(
             f"checkpoint= goes with {', '.join(f'task={name}' for name in known)}, not with {wrong}; give one of them"
         )
-    return recipes.row("on_checkpoint", str(tasks[-1].value()), None)
+    return recipes.row("on_checkpoint", str(tasks[-1].value()), own)
 
 
 def _around_mixer(options: Sequence[Override]) -> list[str]:

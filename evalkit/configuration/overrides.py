@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 from evalkit.core.errors import UserError
 
-KEY = re.compile(r"\w[\w.@/-]*", re.ASCII)
+KEY = re.compile(r"\+?\w[\w.@/-]*", re.ASCII)
 WORD = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
 # Words that Hydra reads as something else than text.
 READ_OTHERWISE = ("true", "false", "null", "nan", "inf")
@@ -26,6 +26,8 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
     ['task=books', 'train.steps=10', 'train.learning_rate=0.001', 'eval.lengths=[64,128]']
     >>> overrides_of({"wandb.notes": "it's 3", "data": {"path": None}})
     ["wandb.notes='it\\\\'s 3'", 'data.path=null']
+    >>> overrides_of({"+mixer": "theirs"})
+    ['+mixer=theirs']
     """
     return [f"{key}={_written(value, key)}" for key, value in _flat(settings, "")]
 

@@ -74,6 +74,13 @@ def fixed(planned: Planned, preset: str, model: str, own: Path | None) -> Node |
     return _entry(models, model, borrowed)
 
 
+def of_every_model(planned: Planned, preset: str) -> Node:
+    """The settings that an experiment's protocol fixed for every model: those below `all`, then those of a preset."""
+    document = planned.recipes or {}
+    of_preset = {name: value for name, value in _entry(document, preset).items() if name != MODELS}
+    return merged(document.get(ALL, {}), of_preset)
+
+
 def models_by_preset(planned: Planned, own: Path | None) -> dict[str, list[str]]:
     """The models for which the protocol of an experiment fixed something."""
     models = {preset: sorted(_models(planned.recipes or {}, preset)) for preset in catalogue.options("preset", own)}
@@ -122,8 +129,10 @@ def expanded(templates: Node, grid: Node) -> dict[str, Any]:
             left = re.search(r"\{(\w+)\}", name) if grid else None
             if left is not None:
                 raise UserError(f"run {template}: {left[1]} is no variable of its grid, which has {', '.join(grid)}")
-            if name not in runs:
-                runs[name] = list(_words(words, point)) if isinstance(words, list) else words
+            filled = list(_words(words, point)) if isinstance(words, list) else words
+            if runs.setdefault(name, filled) != filled:
+                unnamed = next(variable for variable in grid if f"{{{variable}}}" not in str(template))
+                raise UserError(f"two runs of the grid are called {name}; put {{{unnamed}}} into the name {template}")
     return runs
 
 

@@ -111,7 +111,7 @@ def save(config: Mapping[str, Any], path: Path) -> None:
 def changed(
     before: Mapping[str, Any], words: Sequence[Override], allowed: Sequence[str]
 ) -> tuple[dict[str, Any], bool]:
-    """A run's plain configuration with these words, as `Spec.changed` takes them, and whether they set any value."""
+    """A run's plain configuration with these words, as `Spec.changed` takes them, and whether they change any."""
     choices = {"task": before["task_name"], "model": before["model_name"], "preset": before["preset"]}
     search = [word for word in words if word.key_or_group == SEARCHPATH]
     rest = [word for word in words if word.key_or_group not in (SEARCHPATH, ALLOW)]
@@ -146,7 +146,7 @@ def changed(
     trust.remember(trust.strangers(plain).values())
     given = {word.key_or_group for word in values}
     trust.remember_folders({key: folder for key, folder in written(plain).items() if key in given})
-    return plain, bool(values)
+    return plain, bool(changes)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -225,9 +225,9 @@ def _refuse_fixed(override: Override, choices: Mapping[str, Any], allowed: Seque
 def _choose(config: DictConfig, override: Override, search: Sequence[Override]) -> None:
     """Replaces a whole group by another option; the task keeps the length that the run was trained at."""
     group, option = override.key_or_group, override.value()
-    length = config.task.length
+    length = config.task.get("length")  # benchmarks have none
     config[group] = composition.compose([f"{group}={option}", *search]).config[group]
-    if "length" in config.task:
+    if "length" in config.task and length is not None:
         config.task.length = length
     if f"{group}_name" in NAMES:
         config[f"{group}_name"] = option

@@ -60,6 +60,7 @@ class Spec:
         _refuse_missing(composed)
         spec = cls.of_plain(nodes.plain(composed.config), words, composed.folder, command)
         verify(spec.plain, composed.base, SETTINGS)
+        _refuse_lists(spec.plain)
         _refuse_without_effect(spec.plain, composed)
         trust.remember(trust.strangers(spec.plain).values())  # resuming and evaluating need not be told again
         trust.remember_folders(written(spec.plain))
@@ -104,9 +105,9 @@ class Spec:
         An option that the run has already (`model=` its own model) may always be given. Raises UserError.
         """
         words = grammar.parse(changes)
-        plain, values = saved.changed(self.plain, words, allowed)
-        # A run of a larger machine may be read on any; an evaluation with changed values must fit into this one.
-        checks: tuple[Check, ...] = (refuse_large_caches,) if values else ()
+        plain, is_changed = saved.changed(self.plain, words, allowed)
+        # A run of a larger machine may be read on any; an evaluation with other settings must fit into this one.
+        checks: tuple[Check, ...] = (refuse_large_caches,) if is_changed else ()
         if plain["task"] != self.plain["task"]:
             checks = (*checks, partial(saved.refuse_other_vocabulary, self.plain["task"]))
         return Spec(plain, self.folder, _typed(words), self.command, checks)
@@ -173,6 +174,14 @@ def _refuse_missing(composed: Composed) -> None:
         if choices.get(group) is None:
             allowed = " or ".join(f"{group}={name}" for name in catalogue.options(group, own))
             raise UserError(f"{group} is missing; give {allowed}")
+
+
+def _refuse_lists(plain: Mapping[str, Any]) -> None:
+    """Raises UserError for a part of a file of the user's own that is a list."""
+    for name in ("task", "model", "eval", "train"):
+        if isinstance(plain.get(name), list):
+            chosen = plain.get(f"{name}_name", name)
+            raise UserError(f"{name}={chosen} is a list; write its settings in the file, as key: value")
 
 
 def _refuse_without_effect(plain: Mapping[str, Any], composed: Composed) -> None:

@@ -132,6 +132,7 @@ def _run_all(folder: Path, jobs: Sequence[Job], console: Console) -> int:
 def _jobs(chosen: DictConfig, typed: Sequence[Override], folder: Path) -> list[Job]:
     """The runs below `folder` in order; in each training the user's settings come last. Raises UserError for no run."""
     jobs: dict[str, Job] = {}
+    own = [grammar.text_of(word) for word in typed if word.key_or_group == grammar.SEARCHPATH]
     for group, name, words in _plans(chosen):
         with said_of(f"run {name}"):
             request = Request.of(words)
@@ -143,6 +144,7 @@ def _jobs(chosen: DictConfig, typed: Sequence[Override], folder: Path) -> list[J
             known = ", ".join(trained)
             raise UserError(f"{name} evaluates {request.run}, which is not trained in this experiment: {known}")
         with said_of(f"run {name}"):
+            request = request._replace(settings=[*request.settings, *own])
             spec = jobs[request.run].spec.changed(request.settings, EVALUABLE).at(folder / name)
             jobs[name] = Job(group, name, spec, request)
             _ = spec.experiment
@@ -224,6 +226,7 @@ def _do(folder: Path, job: Job) -> int:
     if job.search:
         is_of_search = job.cell == job.search.folder  # a further size takes the rate as it was chosen
         for further in suite.further_searches(folder, job) if is_of_search and not is_finished(job.folder) else ():
+            _refuse_begun_otherwise(job._replace(spec=further, search=None))
             with suppress(NotFinite):  # the rates of the grid remain
                 if code := 0 if is_finished(further.folder) else _train(further):
                     return code
@@ -237,7 +240,7 @@ def _do(folder: Path, job: Job) -> int:
     trained = folder / job.evaluation.run
     if not is_finished(trained):
         raise UserError(f"it evaluates {trained.name}, which is not finished; give the same command again")
-    spec = Spec.saved(trained, job.evaluation.settings, allowed=EVALUABLE)
+    spec = Spec.saved(trained, job.evaluation.settings, allowed=EVALUABLE, packages=job.spec.packages)
     return run.evaluate(spec, job.evaluation.step, job.folder).print_result(spec.plain["format"])
 
 

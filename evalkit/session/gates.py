@@ -19,6 +19,7 @@ from evalkit.configuration import saved
 from evalkit.configuration.experiment import build, written
 from evalkit.configuration.schema import completed
 from evalkit.configuration.spec import Spec, refuse_looks_without_validation
+from evalkit.core import studies
 from evalkit.core.batches import feed_of
 from evalkit.core.errors import Unavailable, UserError, refuse_bytes
 from evalkit.core.rows import Row, read, record_file
@@ -101,6 +102,7 @@ def refuse_used(launch: Launch) -> None:
     """A new run has a folder of its own."""
     if peers.first():
         refuse_run_in(launch.folder)
+        refuse_strange_files_in(launch.folder)
 
 
 def refuse_run_in(folder: Path) -> None:
@@ -109,6 +111,30 @@ def refuse_run_in(folder: Path) -> None:
         place = near(folder)
         again = pasteable("resume", str(place))
         raise UserError(f"{place} holds a run already; go on with it: {again}, or give another hydra.run.dir")
+
+
+def refuse_strange_files_in(folder: Path) -> None:
+    """Raises UserError if a folder has files of the names of a run's that no run of ours wrote: it would replace them.
+
+    A run that stopped before its first row leaves its configuration alone, which the next one may replace.
+    """
+    checkpoints, config = folder / FOLDER, folder / saved.CONFIG_FILE
+    strange = [checkpoints] if checkpoints.is_dir() and any(checkpoints.iterdir()) else []
+    if config.is_file() and not _is_of_a_run(config):
+        strange.append(config)
+    if strange:
+        raise UserError(
+            f"{near(strange[0])} is there, and there is no run to go on with; give another hydra.run.dir, or remove it"
+        )
+
+
+def _is_of_a_run(config: Path) -> bool:
+    """Whether a `config.yaml` has parts that the configuration of each run has."""
+    try:
+        content = studies.content(config)
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"task", "eval"} <= set(content)
 
 
 def refuse_unreadable(launch: Launch) -> None:

@@ -144,6 +144,7 @@ def _finished(launch: Launch) -> Outcome:
     console = Console(stderr=launch.experiment.format == "json")
     for line in (
         f"{launch.folder} is finished: nothing is left to do",
+        *_changes(launch),
         *next_commands(launch.experiment, launch.folder),
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -227,12 +227,45 @@ def test_a_suite_may_be_like_another(own: Path) -> None:
     assert catalogue.is_suite("mine", own) and not catalogue.is_suite("fig6b", own)
 
 
+def test_recipes_of_an_experiment_have_the_form_of_a_tasks(own: Path) -> None:
+    """What is below `all`, then what a preset has for every model, then its model's own."""
+    (own / "experiment" / "own.yaml").write_text(
+        "options: {task: mqar, preset: cpu}\n"
+        "recipes: {all: {train: {steps: 701, batch_size: 7}}, cpu: {train: {steps: 702}, models: {hawk: {seed: 3}}}}\n"
+    )
+    for model, seed in (("hawk", 3), ("griffin", 0)):
+        found = composed(f"model={model}", "experiment=own", f"hydra.searchpath=['file://{own}']")
+        assert (found["train"]["steps"], found["train"]["batch_size"], found["seed"]) == (702, 7, seed)
+
+
+def test_a_file_of_ones_own_that_is_a_list_is_one_line(own: Path) -> None:
+    (own / "task").mkdir(exist_ok=True)
+    (own / "task" / "listed.yaml").write_text("- a\n")
+    with pytest.raises(UserError, match="task=listed is a list; write its settings in the file, as key: value"):
+        Spec.of(["task=listed", "model=hawk", f"hydra.searchpath=['file://{own}']"])
+
+
+def test_a_task_of_ones_own_is_measured_on_a_checkpoint_as_its_row_says(own: Path) -> None:
+    row = (
+        "{options: {eval: needle}, task: {_target_: evalkit.tasks.needle.Needle}, eval: {prompts: 7}, task_name: mine}"
+    )
+    (own / "on_checkpoint.yaml").write_text(f"mine: {row}\n")
+    found = composed("task=mine", "checkpoint=RUN", f"hydra.searchpath=['file://{own}']")
+    assert (found["task"]["_target_"], found["eval"]["prompts"], found["train"]) == (
+        "evalkit.tasks.needle.Needle",
+        7,
+        None,
+    )
+
+
 def test_a_grid_has_a_run_for_each_point() -> None:
     grid = {"size": [1, 2], "of": {1: ["a"], 2: ["a", "b"]}, "twice": {1: 2, 2: 4}}
     runs = recipes.expanded({"{of}{size}": ["seed={twice}", {"b": ["seeds=2"], "a": []}], "alone": ["x={y: 1}"]}, grid)
     assert runs == {"a1": ["seed=2"], "a2": ["seed=4"], "b2": ["seed=4", "seeds=2"], "alone": ["x={y: 1}"]}
     with pytest.raises(UserError, match=r"run {sice}: sice is no variable of its grid, which has size, of, twice"):
         recipes.expanded({"{sice}": []}, grid)
+    with pytest.raises(UserError, match=r"two runs of the grid are called h; put {size} into the name h"):
+        recipes.expanded({"h": ["model.width={size}"]}, {"size": [32, 64]})
     with pytest.raises(UserError, match="a grid has 3, and none for"):
         recipes.expanded({"{size}": [{3: []}]}, grid)
 

@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from evalkit.configuration import experiment as config
+from evalkit.configuration import grammar
 from evalkit.configuration import saved as saving
 from evalkit.configuration.schema import verify
 from evalkit.configuration.spec import Spec
@@ -44,6 +45,13 @@ def test_a_saved_run_takes_what_is_allowed(saved: Path) -> None:
     experiment = Spec.saved(saved.parent, given, allowed=saving.RESUMABLE).experiment
     assert (experiment.train.steps, experiment.wandb.mode) == (9000, "disabled")
     assert experiment.config["eval"]["lengths"] == [32, 64]
+
+
+def test_an_evaluation_without_a_length_may_be_replaced() -> None:
+    """Benchmarks have none, and the run that measured them may be asked for something else."""
+    benchmarks = {**Spec.of(WORDS).plain, "task_name": "downstream", "task": {"names": ["piqa"]}}
+    changed, is_changed = saving.changed(benchmarks, grammar.parse(["task=mqar"]), saving.EVALUABLE)
+    assert changed["task"]["length"] == 64 and is_changed
 
 
 def test_a_saved_run_takes_another_task(saved: Path) -> None:

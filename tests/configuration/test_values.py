@@ -88,7 +88,7 @@ def test_numbers_of_numpy_tuples_and_paths_arrive_as_plain_values() -> None:
     assert found == {"i": 3, "f": 0.5, "l": [0, 1], "t": [1, "x"], "p": "a b", "n": math.inf}
 
 
-@pytest.mark.parametrize("given", [{"a b": 1}, {"a=b": 1}, {"+a": 1}, {"~a": None}, {"": 1}, {"a": {1: 2}}])
+@pytest.mark.parametrize("given", [{"a b": 1}, {"a=b": 1}, {"++a": 1}, {"~a": None}, {"": 1}, {"a": {1: 2}}])
 def test_what_is_no_key_is_refused(given: dict[Any, Any]) -> None:
     with pytest.raises(UserError, match="is no name of a setting"):
         overrides_of(given)

@@ -97,6 +97,18 @@ def test_a_run_that_another_process_began_meanwhile_is_not_replaced(
     assert rows.read_text() == "of another process"
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "checkpoints/9999"])
+def test_files_that_no_run_wrote_are_not_replaced(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of another project, in whose folder a run is begun, or of a run whose record was deleted."""
+    strange = tmp_path / "run" / name
+    strange.parent.mkdir(parents=True)
+    strange.write_text("mine: 1")
+    monkeypatch.setattr(run, "_fresh", Mock(side_effect=AssertionError("it trains")))
+    with pytest.raises(UserError, match="is there, and there is no run to go on with"):
+        tiny.start(tmp_path / "run")
+    assert strange.read_text() == "mine: 1"
+
+
 def test_memory_that_ran_out_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a search or an experiment goes on with its other runs; another error of XLA is no user's."""
     said = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes."

@@ -23,8 +23,13 @@ SEARCHES = GRID, LOWER, HIGHER = ("rates", "rates_lower", "rates_higher")
 SOLVED = 0.99
 WORKS = 0.9
 """A rate works if its accuracy above the floor is at least this share of the best rate's."""
-CHANGING = ("task.", "train.", "eval.", "suite.", "quick=")
+CHANGING = (
+    *("task.", "task={", "train.", "train={", "eval.", "eval={", "suite.", "quick="),
+    *("matmul_precision=", "parameters="),
+)
 """How words begin that may change how a cell is trained, which `Cell.typed` keeps."""
+OF_A_MODEL = ("model.", "model={")
+"""How words begin that make another model of one that is kept; one's own model is what its words say."""
 SHOWING = ("suite.controls", "+suite.controls", "~suite.controls", "quick=false")
 """Exceptions, which change nothing, or what the board shows."""
 OTHER_CELLS = ("~suite.sizes", "~suite.tasks", "~suite.models.", "+suite.models.", "+suite.sizes.", "+suite.tasks.")
@@ -261,7 +266,9 @@ def _typed(final: Path, cell: Mapping[str, str | None]) -> list[str]:
         words = shlex.split(command)
     except ValueError:  # a quote is left open in what was edited, or masked
         words = command.split()
-    changing = [word for word in words if word.lstrip("+~").startswith(CHANGING)]
+    is_known = any(other.model == cell["model"] for other in from_json(KEPT.read_text(encoding="utf-8")))
+    begins = (*CHANGING, *OF_A_MODEL) if is_known else CHANGING
+    changing = [word for word in words if word.lstrip("+~").startswith(begins)]
     return [word for word in changing if not word.startswith((*OTHER_CELLS, *SHOWING)) and _is_of(cell, word)]
 
 
