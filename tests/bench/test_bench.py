@@ -175,6 +175,7 @@ STEPS = [*overrides_of("griffin"), "vocab_size=16", "tokens=32", "lengths=[8,16]
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_model_has_a_row_at_every_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model=griffin", *STEPS, "model.mixers.attention.window=4,8", "repeats=3", f"out={tmp_path}"]
     assert main(["bench", "steps", *words, "format=json"]) == 0

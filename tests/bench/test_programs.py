@@ -48,6 +48,7 @@ def test_a_program_is_read_from_its_line_alone() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bench_start_lists_the_programs_of_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["task=induction_heads", "model=griffin", "task.length=32", "train.batch_size=2", *overrides_of("griffin")]
     words += ["model.pattern=[recurrent,attention]", "repeats=1", "format=json"]

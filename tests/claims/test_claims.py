@@ -504,6 +504,7 @@ def test_a_model_of_ones_own_is_trained_as_the_family_whose_place_it_takes(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_claim_goes_from_nothing_to_a_verdict_though_it_is_killed_midway(tmp_path: Path) -> None:
     words = ["reproduce", "A2", "run=true", "preset=tiny", f"studies={STUDIES}", f"out={tmp_path / 'a2'}"]
     words += ["seeds=1", "model.pattern=[recurrent]", "model.width=16", "model.mixers.recurrent.width_rnn=16"]

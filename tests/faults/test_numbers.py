@@ -175,6 +175,7 @@ except UserError as error:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_where_streams_are_on_two_devices_it_is_found_too(tmp_path: Path) -> None:
     """Each core of a CPU is a device."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"

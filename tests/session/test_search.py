@@ -300,6 +300,7 @@ def test_a_mixer_of_the_users_own_is_searched(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_twelve_trials_by_three_processes_two_of_them_killed(tmp_path: Path) -> None:
     """SIGKILL at a validation of each; a fourth process ends what is left. The best is as in an undisturbed search."""
     program = (

@@ -75,7 +75,9 @@ def recipe_of(*overrides: str) -> Mapping[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("figure", "level"), [("fig6b", 1.0), ("fig6a", 0.99)])
+@pytest.mark.parametrize(
+    ("figure", "level"), [pytest.param("fig6b", 1.0, marks=pytest.mark.exhaustive), ("fig6a", 0.99)]
+)
 def test_the_recipes_of_a_figure_are_those_that_its_search_chose(figure: str, level: float) -> None:
     """By the rows kept with the results: no recipe was mended after its figure was seen."""
     for model, trials in select(RESULTS / f"{figure}_search", level).items():
