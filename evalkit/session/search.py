@@ -22,8 +22,10 @@ from evalkit.configuration.spec import Spec
 from evalkit.contract.experiment import is_ours, refuse_broken_model
 from evalkit.core.errors import Unavailable, UserError, first_line, writing
 from evalkit.core.rows import Row, read, record_file
+from evalkit.core.trust import code_of
 from evalkit.evaluations.extrapolation.measure import Extrapolation
 from evalkit.parallel.interrupt import STOPPED
+from evalkit.record import environment
 from evalkit.record.files import write_text
 from evalkit.record.history import pasteable
 from evalkit.record.wandb import check_before_several
@@ -166,6 +168,8 @@ class Searching:
         with logs.shown(self.console):
             if criterion.part == "extrapolation":
                 say(self.console, f"by={criterion} is {BY_TEST}")
+            for line in self._changed(study):
+                say(self.console, line)
             try:
                 while (claimed := study.claim()) is not None:
                     code = self._try(study, claimed)
@@ -176,6 +180,12 @@ class Searching:
                 say(self.console, again)
                 raise
             return self._end(study)
+
+    def _changed(self, study: Study) -> list[str]:
+        """A line where the user's own code was changed since a trial that is there already."""
+        code, folders = code_of(self._experiments[0].config), (study.folder_of(tried.number) for tried in study.tried())
+        changed = next(filter(None, (environment.changed_code(folder, code) for folder in folders)), None)
+        return [] if changed is None else [f"{changed}; trials of both compete, unless hydra.sweep.dir= is another"]
 
     def _try(self, study: Study, claimed: Claimed) -> int:
         """Trains a trial, or goes on with it, and notes how it ended; returns the exit code of one that was stopped."""

@@ -168,6 +168,16 @@ def test_more_trials_may_be_given_later_and_nothing_else(tmp_path: Path, monkeyp
         search.resume(tmp_path / "none", None, ())
 
 
+def test_trials_of_other_code_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(search.environment, "changed_code", lambda folder, code: f"{folder.name} is of other code")
+    monkeypatch.setattr(search, "say", lambda console, line: told.append(line))
+    worked(tmp_path, monkeypatch, Trainings(), trials=2)
+    assert told == [], "there is no earlier trial"
+    assert search.resume(tmp_path, 3, ()) == 0
+    assert told == ["000 is of other code; trials of both compete, unless hydra.sweep.dir= is another"]
+
+
 def test_a_trial_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainings = Trainings()
 
