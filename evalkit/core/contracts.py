@@ -57,7 +57,10 @@ class Task(Protocol):
 
     @property
     def version(self) -> int:
-        """A number that is increased whenever the same key would give another example."""
+        """A number that is increased whenever the same key would give another example.
+
+        Runs of different versions are no repetitions of one another, and a run of an older one does not go on.
+        """
         ...
 
     def describe(self, tokens: np.ndarray) -> str:
