@@ -1,21 +1,31 @@
 """Writes the tables of `studies/suite/suite.md`, and its board, as the suite's report does, of the cells that are kept.
 
-From the root: `python -m tests.support.suite_page`.
+From the root: `python -m tests.support.suite_page`. With the folder of a suite, `… suite_page runs/suite/cpu`, its
+finished cells are kept first, in place of the kept ones of the same task and model.
 """
 
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
+from PIL import Image
 
 from evalkit.reports.curves import save
 from evalkit.reports.kinds import Table
 from evalkit.reports.suite.board import Board, picture
-from evalkit.reports.suite.cells import kept
+from evalkit.reports.suite.cells import KEPT, as_json, beside, finished_cells, kept
 from evalkit.reports.suite.report import LEGEND, tables
 
 PAGE = Path(__file__).parents[2] / "studies" / "suite" / "suite.md"
 SUITE = PAGE.parents[2] / "conf" / "experiment" / "suite.yaml"
+COUNTED = (PAGE, PAGE.parents[1] / "README.md", PAGE.parents[2] / "docs" / "suite.md")
+"""Pages that say how many cells are kept."""
+COUNT = re.compile(r"\d+( of 120 cells are)")
+COLOURS = 64
+"""As many as the board's picture needs; it then takes a quarter of the room."""
 BEGIN, END = "<!-- begin: tables of the kept cells -->\n", "<!-- end -->\n"
 MARK = "<!-- not rows: tables of the suite, held to the kept cells by tests/test_results.py -->"
 
@@ -38,14 +48,44 @@ def _markdown(table: Table) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def _suite() -> dict[str, Any]:
+    return yaml.safe_load(SUITE.read_text(encoding="utf-8"))["suite"]
+
+
 def board() -> Board:
     """The board of the suite's own tasks and models."""
-    suite = yaml.safe_load(SUITE.read_text(encoding="utf-8"))["suite"]
+    suite = _suite()
     wanted = [(task, model) for task in suite["tasks"]["cpu"] for model in suite["models"]]
     command = "python -m evalkit experiment=suite"
     return Board(kept("cpu"), wanted, suite["floors"]["cpu"], command, controls=suite["controls"])
 
 
-if __name__ == "__main__":
-    save(picture(board()), PAGE.with_name("figures") / "board.png")
+def keep(folder: Path) -> None:
+    """Keeps the finished cells of a suite's folder, in the order of the suite; raises ValueError for others."""
+    own, suite = finished_cells(folder), _suite()
+    otherwise = next((cell for cell in own if cell.typed or cell.preset != "cpu"), None)
+    if otherwise is not None:
+        raise ValueError(f"{otherwise.task} of {otherwise.model} was trained by other words: {otherwise.typed}")
+    tasks, models = list(suite["tasks"]["cpu"]), list(suite["models"])
+    cells = sorted(beside(own, kept("cpu")), key=lambda cell: (tasks.index(cell.task), models.index(cell.model)))
+    KEPT.write_text(as_json(cells), encoding="utf-8")
+    for page in COUNTED:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(COUNT.sub(rf"{len(cells)}\1", text), encoding="utf-8")
+
+
+def main() -> None:
+    """Keeps what the folder has, and writes the page and the picture."""
+    for folder in sys.argv[1:]:
+        keep(Path(folder))
+    image = PAGE.with_name("figures") / "board.png"
+    save(picture(board()), image)
+    fewer = (
+        Image.open(image).convert("RGB").quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    )
+    fewer.save(image, optimize=True)
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
