@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -266,10 +267,15 @@ def _typed(final: Path, cell: Mapping[str, str | None]) -> list[str]:
         words = shlex.split(command)
     except ValueError:  # a quote is left open in what was edited, or masked
         words = command.split()
-    is_known = any(other.model == cell["model"] for other in from_json(KEPT.read_text(encoding="utf-8")))
-    begins = (*CHANGING, *OF_A_MODEL) if is_known else CHANGING
+    begins = (*CHANGING, *OF_A_MODEL) if cell["model"] in _kept_models() else CHANGING
     changing = [word for word in words if word.lstrip("+~").startswith(begins)]
     return [word for word in changing if not word.startswith((*OTHER_CELLS, *SHOWING)) and _is_of(cell, word)]
+
+
+@cache
+def _kept_models() -> frozenset[str]:
+    """The models of the cells that are installed with evalkit."""
+    return frozenset(cell.model for cell in from_json(KEPT.read_text(encoding="utf-8")))
 
 
 def _is_of(cell: Mapping[str, str | None], word: str) -> bool:
