@@ -17,11 +17,12 @@ from evalkit.reports.curves import save
 from evalkit.reports.kinds import Table
 from evalkit.reports.suite.board import Board, picture
 from evalkit.reports.suite.cells import KEPT, as_json, beside, finished_cells, kept
-from evalkit.reports.suite.report import LEGEND, tables
+from evalkit.reports.suite.report import LEGEND, tables, trained_otherwise
 
 PAGE = Path(__file__).parents[2] / "studies" / "suite" / "suite.md"
-SUITE = PAGE.parents[2] / "conf" / "experiment" / "suite.yaml"
-COUNTED = (PAGE, PAGE.parents[1] / "README.md", PAGE.parents[2] / "docs" / "suite.md")
+ROOT = PAGE.parents[2]
+SUITE = ROOT / "conf" / "experiment" / "suite.yaml"
+COUNTED = (PAGE, ROOT / "studies" / "README.md", ROOT / "docs" / "suite.md", ROOT / "README.md")
 """Pages that say how many cells are kept."""
 COUNT = re.compile(r"\d+( of 120 cells are)")
 COLOURS = 64
@@ -61,17 +62,23 @@ def board() -> Board:
 
 
 def keep(folder: Path) -> None:
-    """Keeps the finished cells of a suite's folder, in the order of the suite; raises ValueError for others."""
+    """Keeps the finished cells of a suite's folder, in the order of the suite.
+
+    Raises ValueError for cells that were trained by other words, or otherwise than the kept cells of their task.
+    """
     own, suite = finished_cells(folder), _suite()
     otherwise = next((cell for cell in own if cell.typed or cell.preset != "cpu"), None)
     if otherwise is not None:
         raise ValueError(f"{otherwise.task} of {otherwise.model} was trained by other words: {otherwise.typed}")
+    for sentence in trained_otherwise(own, [*own, *kept("cpu")]):
+        raise ValueError(sentence)
     tasks, models = list(suite["tasks"]["cpu"]), list(suite["models"])
     cells = sorted(beside(own, kept("cpu")), key=lambda cell: (tasks.index(cell.task), models.index(cell.model)))
     KEPT.write_text(as_json(cells), encoding="utf-8")
+    squares = sum(cell.size is None for cell in cells)
     for page in COUNTED:
         text = page.read_text(encoding="utf-8")
-        page.write_text(COUNT.sub(rf"{len(cells)}\1", text), encoding="utf-8")
+        page.write_text(COUNT.sub(rf"{squares}\1", text), encoding="utf-8")
 
 
 def main() -> None:
