@@ -61,6 +61,23 @@ def place_of(error: BaseException) -> str:
     return ""
 
 
+@contextmanager
+def place_told() -> Iterator[None]:
+    """Raises UserError, with the line of the user's own code, in place of an error that this line led to.
+
+    What the device says is left as it is, and so is an error without such a line.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        place = "" if type(error).__name__ == "JaxRuntimeError" else place_of(error)
+        if not place:
+            raise
+        raise UserError(f"{type(error).__name__}: {first_line(error)}{place}") from error
+
+
 def typed_path(path: str | PathLike[str]) -> Path:
     """A path that a user typed, with `~` replaced; raises UserError where the home is not known."""
     try:

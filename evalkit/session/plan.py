@@ -14,12 +14,14 @@ from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.grammar import Words
 from evalkit.configuration.request import Request
 from evalkit.configuration.spec import Spec
+from evalkit.core.errors import place_told
 from evalkit.core.rows import read, record_file
 from evalkit.record.files import RESULTS, times_of
 from evalkit.reports.numbers import DASH, grouped
 from evalkit.reports.suite.board import Board
 from evalkit.reports.suite.cells import GRID
 from evalkit.reports.terminal import print_table
+from evalkit.session.session import memory_told
 from evalkit.tasks.text import Text
 from evalkit.training.settings import Stage
 from evalkit.training.state import TrainState
@@ -168,7 +170,7 @@ def _seconds_taken(job: Job) -> float | None:
 
 def _seconds_measured(experiment: Experiment) -> float:
     """Seconds a token of a few steps at the training length."""
-    with jax.default_matmul_precision(experiment.matmul_precision):
+    with jax.default_matmul_precision(experiment.matmul_precision), memory_told(), place_told():
         trainer = trainer_of(experiment)
         stage = trainer.training.stages(experiment.task.length)[-1]
         state = jax.block_until_ready(trainer.advance(trainer.init(), stage, 1))[0]

@@ -23,7 +23,7 @@ from evalkit.configuration.saved import CONFIG_FILE, begun_with_other, save
 from evalkit.configuration.spec import Spec
 from evalkit.contract.experiment import refuse_broken_promise
 from evalkit.core.contracts import Trained, Verdict
-from evalkit.core.errors import UserError, writing
+from evalkit.core.errors import UserError, place_told, writing
 from evalkit.core.rows import Record, offset_after, read, record_file
 from evalkit.core.trust import code_of
 from evalkit.numerics import random_key
@@ -167,7 +167,8 @@ def _fresh(launch: Launch, pool: ThreadPoolExecutor | None) -> TrainState:
     except Exception:
         # This says in one line what is wrong with a model that cannot even be traced.
         refuse_broken_promise(experiment, lambda: params_of(launch.trainer.init(), 0, experiment.parameters))
-        raise
+        with place_told():
+            raise
 
 
 def _go_on(launch: Launch, own: Path) -> Outcome:

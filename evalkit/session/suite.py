@@ -7,6 +7,7 @@ seeds train at the chosen rate. Further state sizes of the model use the same ra
 
 import itertools
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,6 +84,7 @@ def selected(words: Words) -> Selected | None:
     choosing = [word for word in parsed if word.key_or_group in CHOOSING and grammar.is_choice(word)]
     quick = [word for word in parsed if word.key_or_group == QUICK]
     others = [word for word in parsed if word not in (*choosing, *quick)]
+    _refuse_repeated(choosing)
     chosen = {word.key_or_group: "" if word.is_sweep_override() else str(word.value()) for word in choosing}
     selection = Selected(
         suite=chosen.get("experiment", ""),
@@ -97,6 +99,15 @@ def selected(words: Words) -> Selected | None:
     _refuse_several(selection)
     _refuse_decided(selection)
     return selection._replace(quick=_is_quick(quick, selection.protocol))
+
+
+def _refuse_repeated(choosing: Sequence[Override]) -> None:
+    """Raises UserError for a choice that is typed twice: hours would go to the last alone."""
+    keys = [word.key_or_group for word in choosing]
+    repeated = next((key for key in keys if keys.count(key) > 1), None)
+    if repeated is not None:
+        given = " ".join(str(word.input_line) for word in choosing if word.key_or_group == repeated)
+        raise UserError(f"{given}: a suite takes {repeated}= once; give a command for each")
 
 
 def _refuse_several(selection: Selected) -> None:
@@ -189,19 +200,32 @@ def _board(
         wanted=list(dict.fromkeys([*whole, *squares])),
         floors=suite["floors"],
         command=_command(selection, preset, folder),
-        mixers=[] if selection.mixer is None else [selection.mixer],
+        mixers=catalogue.options("mixer", selection.own),
         controls=suite["controls"],
+        typed=_typed_for_one(selection),
     )
+
+
+def _typed_for_one(selection: Selected) -> dict[tuple[str, str], str]:
+    """What was typed of the one task or model that was selected, as `Board.typed`."""
+    chosen = {"task": selection.task, "model": selection.mixer or selection.model}
+    typed = {
+        (kind, name): [grammar.text_of(word) for word in selection.rest if word.key_or_group.startswith(f"{kind}.")]
+        for kind, name in chosen.items()
+        if name is not None
+    }
+    return {key: shlex.join(words) for key, words in typed.items() if words}
 
 
 def _command(selection: Selected, preset: str, folder: Path) -> str:
     """The command line of this folder's suite, for `task=` and `model=` to follow."""
     form = [f"{QUICK}=true"] if selection.quick else []
     own = [] if selection.own is None else ["--config-dir", str(selection.own)]
+    of_one = tuple(f"{kind}." for kind, _ in _typed_for_one(selection))
     given = [
         grammar.text_of(word)
         for word in (*selection.protocol, *selection.rest)
-        if word.key_or_group not in ("preset", grammar.SEARCHPATH)
+        if word.key_or_group not in ("preset", grammar.SEARCHPATH) and not word.key_or_group.startswith(of_one)
     ]
     usual = default_folder(selection.suite, preset, quick=selection.quick)
     place = [] if folder == usual else overrides_of({grammar.RUN_FOLDER: folder})
@@ -285,14 +309,14 @@ def _refuse_wrong_by_task(suite: Mapping[str, Any], own: Path | None) -> None:
     by_task = {f"floors.{preset}": of_preset for preset, of_preset in floors.items()}
     for key, of_tasks in {**by_task, "controls": suite["controls"]}.items():
         for name in of_tasks:
-            if name not in tasks:
+            if name not in tasks and name not in catalogue.options("task", own):
                 allowed = ", ".join(sorted(tasks))
                 raise UserError(f"suite.{key}.{name}: {name} is no task of the suite; give one of {allowed}")
     for key, of_tasks in by_task.items():
         for name, floor in of_tasks.items():
             if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor < 1:
                 raise UserError(f"suite.{key}.{name}={floor}; allowed: an accuracy from 0 to below 1")
-    models = {*suite["models"], *catalogue.options("model", own)}
+    models = {*suite["models"], *catalogue.options("model", own), *catalogue.options("mixer", own)}
     for name, control in suite["controls"].items():
         if not isinstance(control, str) or control not in models:
             raise UserError(f"suite.controls.{name}={control} is no model; give one of {', '.join(sorted(models))}")
@@ -365,12 +389,37 @@ def _tasks(suite: Mapping[str, Any], preset: str, selection: Selected) -> dict[s
         raise UserError(f"the suite has no tasks at preset={preset}; give preset={' or preset='.join(suite['tasks'])}")
     if selection.task is None:
         return known
+    _refuse_own_namesake(known, selection)
     chosen = {
         name: words for name, words in known.items() if selection.task == name or f"task={selection.task}" in words
     }
+    _refuse_equal(chosen, selection)
     if not chosen and selection.task not in catalogue.options("task", selection.own):
         raise UserError(f"task={selection.task} is none of the suite's ({', '.join(known)}), and no other task")
     return chosen or {selection.task: [f"task={selection.task}"]}
+
+
+def _refuse_own_namesake(known: Mapping[str, Any], selection: Selected) -> None:
+    """Raises UserError for a task of the user's own that the suite has a cell's name for: that would be trained."""
+    own = set(catalogue.options("task", selection.own)) - set(catalogue.options("task"))
+    if selection.task in known and selection.task in own:
+        raise UserError(
+            f"task={selection.task} is a task of {selection.own}, and of the suite; give the file of yours another name"
+        )
+
+
+def _refuse_equal(chosen: Mapping[str, Sequence[str]], selection: Selected) -> None:
+    """Raises UserError for a typed setting that tells several cells of one option apart: they would be the same."""
+    if len(chosen) < 2:
+        return
+    decided = [{word.key_or_group for word in grammar.parse(words)} for words in chosen.values()]
+    for word in selection.rest:
+        if word.key_or_group.startswith("task.") and any(word.key_or_group in keys for keys in decided):
+            cells = ", ".join(chosen)
+            raise UserError(
+                f"{word.input_line} with task={selection.task}, which is {cells} in the suite, told apart by this "
+                f"setting; give one of them, such as task={next(iter(chosen))}"
+            )
 
 
 def _models(suite: Mapping[str, Any], selection: Selected) -> dict[str, list[str]]:
@@ -397,6 +446,12 @@ def _cell(
     if experiment.eval.kind != KIND:
         task = next((word for word in words if isinstance(word, str) and word.startswith("task=")), name)
         raise UserError(f"{task} is not judged by accuracy, as a suite's tasks are; choose one that is generated")
+    _, training = experiment.trained
+    if callable(training.optimizer) and len(suite["rates"]) > 1:
+        raise UserError(
+            "train.optimizer is one of Optax, which takes one learning rate, and a search trains several in one "
+            "program; give one rate: 'suite.rates=[1e-3]'"
+        )
     search = _search(suite, name, words, experiment.task)
     spec = buildable([*search.words, *_at_rates(search.rates, search.seed)], folder / search.name)
     yield Job(group, search.name, spec, cell=name)

@@ -124,13 +124,19 @@ def test_cells_differ_only_after_all_comparisons_were_counted() -> None:
     """Ten seeds against ten: p = 2 / C(20, 10) each way, which the count of pairs does not hide; three cannot."""
     low, high = [0.1 + 0.001 * n for n in range(10)], [0.9 + 0.001 * n for n in range(10)]
     assert "1 pair of" in comparisons(board(cell("mqar", "a", *low), cell("mqar", "b", *high)))
-    assert ": 1 differ at 0.05." in comparisons(board(cell("mqar", "a", *low), cell("mqar", "b", *high)))
+    one = board(cell("mqar", "a", *low), cell("mqar", "b", *high))
+    assert ": 1 differ at 0.05: mqar: a and b." in comparisons(one)
     few = comparisons(
         board(*(cell("mqar", model, *(n / 10 + k / 100 for k in range(3))) for n, model in enumerate("abc")))
     )
+    others = [cell("copying", str(n), 0.1, 0.2, 0.3) for n in range(40)]
+    assert "for the 1 that have seeds enough (Holm): 1 differ" in comparisons(board(*one.cells, *others))
     assert "3 pairs" in few and ": 0 differ at 0.05; so few seeds cannot show more" in few and "at least 0.1" in few
     alone = board(cell("mqar", "a", 1.0), cell("copying", "b", 1.0, 1.0))
-    assert comparisons(alone) == "No two cells of one task have several seeds each, so none were compared."
+    assert (
+        comparisons(alone)
+        == "No two cells of one task were trained alike with several seeds each, so none were compared."
+    )
 
 
 def test_what_a_control_lacks_is_said_of_its_task_alone() -> None:
@@ -142,6 +148,9 @@ def test_what_a_control_lacks_is_said_of_its_task_alone() -> None:
     assert holds == "lstm, the control of parity, has 0.99 on every seed there."
     assert without.startswith("No control was run of mqar:") and not list(controls(board(*cells)))
     assert failed in html(shown)
+    others = [replace(cell("cycle", model, 0.2), steps=11) for model in ("a", "b")]
+    longer = replace(shown, cells=[*cells, *others])
+    assert failed not in list(controls(longer)) and "No control was run of cycle" in " ".join(controls(longer))
 
 
 def test_a_name_with_markup_is_text() -> None:
@@ -201,13 +210,15 @@ def test_a_cell_of_ones_own_takes_the_place_of_a_kept_one() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes", [{"steps": 9}, {"chance": 0.2}, {"typed": ["task.pairs=16"]}])
+@pytest.mark.parametrize(
+    "changes", [{"steps": 9}, {"chance": 0.2}, {"typed": ["task.pairs=16"]}, {"tokens": 9}, {"task_version": 2}]
+)
 def test_a_cell_that_was_trained_otherwise_than_another_of_its_task_is_told(changes: dict[str, Any]) -> None:
     """Else A5 would stand beside parity as one of its models, and 16 pairs beside 64."""
     assert not list(trained_otherwise([cell_with(model="b")], [cell_with(model="a"), cell_with(model="b")]))
     own = cell_with(model="b", **changes)
     told = list(trained_otherwise([own], [cell_with(model="a"), own]))
-    assert len(told) == 1 and told[0].startswith("t · b was trained otherwise") and "where a has 8 tokens" in told[0]
+    assert len(told) == 1 and told[0].startswith("t · b was trained otherwise") and "where a has length 8" in told[0]
 
 
 def test_other_seeds_or_rates_are_told_once_a_model_and_are_not_compared() -> None:

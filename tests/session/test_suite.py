@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from evalkit.core.contracts import Judged
 from evalkit.core.errors import UserError
 from evalkit.record.history import Work
 from evalkit.reports.suite import cells as suite_cells
+from evalkit.reports.suite.board import html
 from evalkit.reports.suite.cells import (
     RateTrial,
     as_json,
@@ -278,11 +279,34 @@ TASKS = {name for tasks in composition.compose(["experiment=suite"]).config.suit
         ),
         ("+mixer=hawk", "+mixer=hawk is also a model of the suite; give the file of your mixer another name"),
         ("model=hawk,mamba", "model= takes one name in a suite; leave it out for all, or give a command for each"),
+        ("model=hawk model=mamba", "model=hawk model=mamba: a suite takes model= once; give a command for each"),
+        (
+            "task=state_tracking task.group=s5",
+            "task.group=s5 with task=state_tracking, which is parity, s3 in the suite, told apart by this setting; "
+            "give one of them, such as task=parity",
+        ),
+        (
+            "+optimizer@train.optimizer=cautious --config-dir {own}",
+            "train.optimizer is one of Optax, which takes one learning rate, and a search trains "
+            "several in one program; give one rate: 'suite.rates=[1e-3]'",
+        ),
+        (
+            "task=parity --config-dir {own}",
+            "task=parity is a task of {own}, and of the suite; give the file of yours another name",
+        ),
     ],
 )
-def test_what_a_suite_cannot_do_is_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiment=suite", *words.split()]) == 2
-    assert capsys.readouterr().err == f"evalkit: {line}\n"
+def test_what_a_suite_cannot_do_is_one_line(
+    words: str, line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for file, text in (
+        ("optimizer/cautious.yaml", "_target_: optax.lion\n_partial_: true\n"),
+        ("task/parity.yaml", "# Mine.\n_target_: evalkit.tasks.state_tracking.StateTracking\n"),
+    ):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text(text)
+    assert main(["experiment=suite", *words.replace("{own}", str(tmp_path)).split()]) == 2
+    assert capsys.readouterr().err == f"evalkit: {line.replace('{own}', str(tmp_path))}\n"
 
 
 @pytest.mark.parametrize(
@@ -371,6 +395,24 @@ def test_the_command_of_a_square_runs_it_beside_the_others() -> None:
         board = suite.jobs(composition.compose(["experiment=suite"]).config, given, Path(folder))[0].board
         assert board is not None
         assert board.command == f"python -m evalkit experiment=suite preset=cpu suite.seeds=5 train.steps=9{place}"
+        assert not board.typed
+
+
+def test_what_was_typed_for_one_model_or_task_is_not_in_the_commands_of_others() -> None:
+    """Else another Mamba-2 would be trained beside one's mixer, or none, where it has no such setting."""
+    typed = ["model.mlp_expansion=2", "task.data_tokens=4", "train.steps=9"]
+    given = suite.selected(["experiment=suite", *typed, "task=selective_copying", "model=hawk"])
+    assert given is not None
+    board = suite.jobs(composition.compose(["experiment=suite"]).config, given, Path("runs/suite/cpu"))[0].board
+    assert board is not None and board.command.endswith(" train.steps=9")
+    shown = html(replace(board, cells=()))
+    for words in (
+        "train.steps=9 task.data_tokens=4 model.mlp_expansion=2 task=selective_copying model=hawk",
+        "train.steps=9 task.data_tokens=4 task=selective_copying model=mamba",
+        "train.steps=9 model.mlp_expansion=2 task=mqar model=hawk",
+        "train.steps=9 task=mqar model=mamba",
+    ):
+        assert words in shown
 
 
 @pytest.mark.parametrize(
@@ -599,7 +641,7 @@ def test_a_cell_is_what_its_run_came_to_be(done: Path, tmp_path: Path) -> None:
     final = next(folder.glob("*/final"))
     typed = "task=mqar +mixer=m task.pairs=16 model.width=8 '~suite.sizes.mqar'"
     typed += " '+suite.models.mine=[model=hawk]' '+suite.tasks.cpu.mine=[task=copying]'"  # which add cells alone
-    typed += " suite.controls.stack=lstm quick=false"  # which change what is shown, and nothing
+    typed += " suite.controls.stack=lstm quick=false train.microbatch=4"  # which change what is shown, and nothing
     typed += " '+suite.models_on.mqar.lstm=[model.width=8]' suite.sizes.heads.small.lstm=[]"  # which change others
     begun = Work(f"python -m evalkit experiment=suite {typed}", 0, 6, "constant")
     further = Work("python -m evalkit resume runs/m train.steps=9", 4, 9, "constant")

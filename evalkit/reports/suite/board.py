@@ -16,13 +16,15 @@ from matplotlib.figure import Figure
 
 from evalkit.core.statistics import holm, least_p, scaled, two_sided
 from evalkit.reports import page
-from evalkit.reports.heat import Square, heat_figure
+from evalkit.reports.heat import MANY, Square, heat_figure
 from evalkit.reports.numbers import DASH, grouped
 from evalkit.reports.suite.cells import SOLVED, WORKS, Cell, window_of
 
 TITLE = "Board"
 LEVEL = 0.05
 """Two cells differ if their p, adjusted for all comparisons, is below this."""
+LISTED = 20
+"""How many pairs that differ are named."""
 COST_HEADS = {"parameters": "parameters", "state_bytes": "state, bytes", "flops_per_token": "FLOPs a token"}
 COLUMNS = ("model", *COST_HEADS.values())
 CSS = """
@@ -53,7 +55,8 @@ class Board:
     `floors` has the accuracy of a guess by task, such as 1/64 where 64 values are shown; for other tasks it is chance.
     `command` runs a square with `task=` and `model=` after it, or `+mixer=` for one of `mixers`. `controls` has, by
     task, the model that must solve it: where it does not, the others were trained too briefly to be judged. `notes` say
-    which cells were trained otherwise than their neighbours.
+    which cells were trained otherwise than their neighbours. `typed` has the words that were typed for one task or one
+    model alone, by ("task" or "model", its name).
     """
 
     cells: Sequence[Cell]
@@ -63,6 +66,7 @@ class Board:
     mixers: Sequence[str] = ()
     controls: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    typed: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def by_square(self) -> dict[tuple[str, str], Cell]:
@@ -103,10 +107,11 @@ class Board:
 def controls(board: Board) -> Iterator[str]:
     """What the controls say of the tasks of which a cell was run: a sentence for each that fails, and for the others.
 
-    A control holds where every seed has `SOLVED` at the training length. Of a board without any, nothing is said.
+    A control holds where every seed has `SOLVED` at the training length. Of a board without any, nothing is said. A
+    control that was trained otherwise than all others of its task says nothing of them.
     """
     shown = [task for task in board.tasks if any(task == of_task for of_task, _ in board.by_square)]
-    run = {task: board.by_square.get((task, board.controls.get(task, ""))) for task in shown}
+    run = {task: _control(board, task) for task in shown}
     holding: dict[str, list[str]] = {}
     for task, cell in run.items():
         if cell is None:
@@ -124,6 +129,15 @@ def controls(board: Board) -> Iterator[str]:
     without = [task for task, cell in run.items() if cell is None]
     if board.controls and without:
         yield f"No control was run of {', '.join(without)}: a low accuracy there may be a training that is too short."
+
+
+def _control(board: Board, task: str) -> Cell | None:
+    """The control of a task, if it was run and trained as others there."""
+    cell = board.by_square.get((task, board.controls.get(task, "")))
+    others = [other for other in board.by_square.values() if other.task == task and other is not cell]
+    if cell is None or (others and all(other.training != cell.training for other in others)):
+        return None
+    return cell
 
 
 def reach(cell: Cell) -> int | None:
@@ -147,26 +161,40 @@ def window(cell: Cell, floor: float) -> float | None:
 
 
 def comparisons(board: Board) -> str:
-    """How many pairs of cells that were trained alike were compared, and how many of them differ, in a sentence."""
+    """How many pairs of cells that were trained alike were compared, and which of them differ, in a sentence.
+
+    A pair whose seeds are so few that its least p is above `LEVEL` can never differ, so that p is adjusted for the
+    others alone (Tarone 1990).
+    """
     pairs = [
-        (one.accuracies, other.accuracies)
+        (f"{task}: {one.model} and {other.model}", one.accuracies, other.accuracies)
         for task in board.tasks
         for one, other in combinations([cell for cell in board.by_square.values() if cell.task == task], 2)
         if one.protocol == other.protocol and len(one.accuracies) > 1
     ]
     if not pairs:
-        return "No two cells of one task have several seeds each, so none were compared."
-    differ = sum(p < LEVEL for p in holm([two_sided(*pair) for pair in pairs]))
-    least = min(least_p(len(one), len(other)) for one, other in pairs)
+        return "No two cells of one task were trained alike with several seeds each, so none were compared."
+    able = [(name, one, other) for name, one, other in pairs if least_p(len(one), len(other)) < LEVEL]
+    adjusted = holm([two_sided(one, other) for _, one, other in able])
+    differ = [name for (name, _, _), p in zip(able, adjusted, strict=True) if p < LEVEL]
+    least = min(least_p(len(one), len(other)) for _, one, other in able or pairs)
     possible = (
         ""
-        if least * len(pairs) < LEVEL
+        if able and least * len(able) < LEVEL
         else f"; so few seeds cannot show more, since one pair has at least {least:.2g}"
     )
     return (
         f"{_counted(len(pairs), 'pair')} of cells of one task, compared by the exact Mann-Whitney test, adjusted for "
-        f"all of them (Holm): {differ:,} differ at {LEVEL:g}{possible}."
+        f"the {len(able):,} that have seeds enough (Holm): {len(differ):,} differ at {LEVEL:g}{possible}"
+        f"{_listed(differ)}."
     )
+
+
+def _listed(differ: Sequence[str]) -> str:
+    """The pairs that differ, as the end of a sentence; the first of many."""
+    more = len(differ) - LISTED
+    listed = [*differ[:LISTED], *([f"{more:,} more"] if more > 0 else [])]
+    return f": {'; '.join(listed)}" if listed else ""
 
 
 def html(board: Board) -> str:
@@ -231,8 +259,10 @@ def picture(board: Board) -> Figure:
         place: Square(board.share(cell), _median(board, cell), _shortest(cell.accuracies), is_solved(cell))
         for place, cell in board.by_square.items()
     }
+    is_full = max(len(board.tasks), len(board.models)) > MANY
+    shown = "board.html has the numbers of so many" if is_full else "median of the seeds (lowest – highest)"
     notes = [
-        f"{board.count}; median of the seeds (lowest – highest) at the training length.",
+        f"{board.count}; {shown} at the training length.",
         f"{DASH} is no better than the task's floor; an empty square was not run.",
         *board.notes,
         *controls(board),
@@ -294,7 +324,8 @@ def _square(board: Board, task: str, model: str) -> str:
     cell = board.by_square.get((task, model))
     if cell is None:
         what = "+mixer" if model in board.mixers else "model"
-        command = escape(f"{board.command} task={task} {what}={model}")
+        typed = [board.typed[key] for key in (("task", task), ("model", model)) if key in board.typed]
+        command = escape(" ".join([board.command, *typed, f"task={task}", f"{what}={model}"]))
         return f'<div class="not-run" role="cell">not run <code>{command}</code></div>'
     solved = " solved" if is_solved(cell) else ""
     lines = [range_of(cell.accuracies) if len(cell.accuracies) > 1 else "one seed"]

@@ -1,12 +1,13 @@
 """What a suite's report is made of: a cell is one task with one model of one state size, its seeds and its trials."""
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalkit.core import studies
 from evalkit.core.rows import read, record_file
@@ -25,14 +26,19 @@ SOLVED = 0.99
 WORKS = 0.9
 """A rate works if its accuracy above the floor is at least this share of the best rate's."""
 CHANGING = (
-    *("task.", "task={", "train.", "train={", "eval.", "eval={", "suite.", "quick="),
+    *("task.", "task={", "train.", "train={", "eval.", "eval=", "suite.", "quick=", "scale="),
     *("matmul_precision=", "parameters="),
 )
 """How words begin that may change how a cell is trained, which `Cell.typed` keeps."""
+PLACED = re.compile(r"[\w/]+@(task|train|eval)\b")
+"""As `CHANGING`: an option that is put there, such as `optimizer@train.optimizer=mine`."""
 OF_A_MODEL = ("model.", "model={")
 """How words begin that make another model of one that is kept; one's own model is what its words say."""
-SHOWING = ("suite.controls", "+suite.controls", "~suite.controls", "quick=false")
-"""Exceptions, which change nothing, or what the board shows."""
+SHOWING = (
+    *("suite.controls", "+suite.controls", "~suite.controls", "quick=false"),
+    *("train.microbatch=", "train.gather=", "train.keep_every=", "train.checkpoint_every=", "eval.batch_size="),
+)
+"""Exceptions, which change no number, or what the board shows."""
 OTHER_CELLS = ("~suite.sizes", "~suite.tasks", "~suite.models.", "+suite.models.", "+suite.sizes.", "+suite.tasks.")
 """Exceptions, which add or leave out cells, and change none that stays."""
 OF_CELLS: Mapping[str, Sequence[str | None]] = {
@@ -40,6 +46,7 @@ OF_CELLS: Mapping[str, Sequence[str | None]] = {
     "models": ("model",),
     "models_on": ("task", "model"),
     "sizes": ("task", "size", "model"),
+    "floors": (None, "task"),
 }
 """What the names in `suite.models_on.TASK.MODEL` and its like say of the cells that they change; None for a preset."""
 SEARCHING = ("quick=", "suite.quick", "suite.rates", "suite.seed", "suite.search_seed")
@@ -87,7 +94,7 @@ class Cell:
     `size` names a state size other than the model's own, such as `small`; such a cell has no trials. `typed` has the
     words of its command that changed the suite's task, training or protocol. Each seed trains on `tokens` tokens;
     `tokens_to_solve` is the median of the tokens after which a seed's validation accuracy first reaches `SOLVED` (None:
-    most seeds never reach it). `seconds` is the time of all its training.
+    most seeds never reach it). `seconds` is the time of all its training. Samples of another `task_version` differ.
     """
 
     task: str
@@ -107,16 +114,17 @@ class Cell:
     tokens: int | None = None
     tokens_to_solve: int | None = None
     seconds: int | None = None
+    task_version: int = 1
 
     def at(self, length: int, last: int | None = None) -> list[float]:
         """The accuracy of each seed at one length, or at positions up to `last` of it."""
         return [one.accuracy for one in self.measured if (one.length, one.last) == (length, last)]
 
     @property
-    def training(self) -> tuple[int, int, float | None, tuple[str, ...]]:
-        """What comparable cells of one task share: training length, steps, chance, and what was typed of the task."""
+    def training(self) -> "Training":
+        """What comparable cells of one task share."""
         typed = sorted(word for word in self.typed if not word.lstrip("+~").startswith(SEARCHING))
-        return self.train_length, self.steps, self.chance, tuple(typed)
+        return Training(self.train_length, self.steps, self.tokens, self.chance, self.task_version, tuple(typed))
 
     @property
     def search(self) -> tuple[int, tuple[str, ...]]:
@@ -133,6 +141,17 @@ class Cell:
     def accuracies(self) -> list[float]:
         """The accuracy of each seed at the training length."""
         return self.at(self.train_length)
+
+
+class Training(NamedTuple):
+    """How a cell was trained: length, steps, tokens a seed, chance, the task's version, and what was typed of it."""
+
+    length: int
+    steps: int
+    tokens: int | None
+    chance: float | None
+    task_version: int
+    typed: tuple[str, ...]
 
 
 def finished_cells(folder: Path) -> list[Cell]:
@@ -210,6 +229,7 @@ def _cell(place: Path, final: Path) -> Cell:
         tokens=max(seen.values(), default=None),
         tokens_to_solve=min(until, default=None),
         seconds=_seconds([final, *searches]),
+        task_version=header.task_version,
     )
 
 
@@ -268,7 +288,8 @@ def _typed(final: Path, cell: Mapping[str, str | None]) -> list[str]:
     except ValueError:  # a quote is left open in what was edited, or masked
         words = command.split()
     begins = (*CHANGING, *OF_A_MODEL) if cell["model"] in _kept_models() else CHANGING
-    changing = [word for word in words if word.lstrip("+~").startswith(begins)]
+    bare = {word: word.lstrip("+~") for word in words}
+    changing = [word for word in words if bare[word].startswith(begins) or PLACED.match(bare[word])]
     return [word for word in changing if not word.startswith((*OTHER_CELLS, *SHOWING)) and _is_of(cell, word)]
 
 

@@ -86,11 +86,12 @@ def _trained(cell: Cell) -> str:
 
     >>> from evalkit.reports.suite.cells import kept
     >>> _trained(kept("cpu")[0])
-    '40 tokens, 600 steps, chance 0.5'
+    'length 40, 600 steps, 768,000 tokens, chance 0.5, version 1 of the task'
     """
-    length, steps, chance, typed = cell.training
-    known = [] if chance is None else [f"chance {chance:.3g}"]
-    return ", ".join([f"{length:,} tokens", f"{steps:,} steps", *known, *typed])
+    length, steps, tokens, chance, version, typed = cell.training
+    known = [] if tokens is None else [f"{tokens:,} tokens"]
+    known += [] if chance is None else [f"chance {chance:.3g}"]
+    return ", ".join([f"length {length:,}", f"{steps:,} steps", *known, f"version {version} of the task", *typed])
 
 
 def searched_otherwise(own: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[str]:
