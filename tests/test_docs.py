@@ -58,7 +58,7 @@ def test_the_runs_that_are_kept_can_be_read_and_the_tree_stays_small() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared")
+@pytest.mark.usefixtures("shared", "blank_figures")
 def test_the_python_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks in order, as one program; every run of them is as small as can be."""
     monkeypatch.chdir(tmp_path)
@@ -96,7 +96,14 @@ def test_the_python_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", QUICKSTART, flags=re.DOTALL)
 SHARED = [text for text in tiny.OVERRIDES if not text.startswith(("task=", "model"))]
-RECALL = ["eval.length=64", "eval.before=[0,9]", "eval.sequences=6", "eval.pairs=2", "eval.pair_length=99"]
+RECALL = [
+    "eval.length=64",
+    "eval.before=[0,10]",
+    "eval.chunk=2",
+    "eval.sequences=6",
+    "eval.pairs=2",
+    "eval.pair_length=99",
+]
 SIZES = {
     "model=griffin": [text for text in tiny.MODEL if text != "model=griffin"],
     "model=mqa": ["model.width=16", "model.mlp_expansion=1", "model.pattern=[attention]"],
@@ -115,7 +122,7 @@ def smaller(words: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared")
+@pytest.mark.usefixtures("shared", "blank_figures")
 def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     known: dict = {}

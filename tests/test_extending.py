@@ -70,7 +70,7 @@ def test_the_package_is_shown_checked_trained_and_compared(package: Path, capsys
     assert [words[0] for words in COMMANDS] == first
     for words in COMMANDS:
         small = [setting for word in words for setting in SMALL.get(word, [])]
-        short = SHORT if any(word.startswith("train.") for word in words) else []
+        short = SHORT if words[0] == "check" or any(word.startswith("train.") for word in words) else []
         assert main([*words, *small, *short]) == 0
         printed = capsys.readouterr().out
         if words[-1] == "--help":

@@ -74,6 +74,7 @@ def test_effective_lengths_are_those_of_the_kept_rows(run: str, said: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared", "blank_figures")
 def test_the_main_job_and_the_commands_after_it_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one process, with a tiny model and few steps; setting up is what `.ci/run` does."""
     monkeypatch.chdir(tmp_path)

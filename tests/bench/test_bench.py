@@ -18,6 +18,13 @@ from evalkit.configuration.spec import Spec
 from support.faults import one_line
 from support.shrunk import overrides_of
 
+
+@pytest.fixture(autouse=True)
+def small_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the machine does at its best is measured by the tests of `rates` alone."""
+    monkeypatch.setattr(stopwatch, "ON_A_CPU", stopwatch.Yardstick(64, 2**12, 0.0))
+
+
 TINY = ["task=induction_heads", "model=griffin", "task.length=32", "train.batch_size=2", *overrides_of("griffin")]
 TINY += ["model.pattern=[recurrent,recurrent]"]
 

@@ -11,6 +11,7 @@ from types import ModuleType
 import jax
 import pytest
 
+from evalkit.bench import stopwatch
 from evalkit.parallel.devices import bytes_of
 from support.shrunk import sampled
 
@@ -102,9 +103,10 @@ def test_the_model_has_the_size_of_its_name() -> None:
     "name",
     sampled(["exact", "seeds", "lanes", "kernels", "reading", "decoding", "steps"], 3),
 )
-def test_a_part_has_its_rows_without_a_gpu(name: str) -> None:
+def test_a_part_has_its_rows_without_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `gpu.sh --small` tries it, in this process; README's command, the other part, is `test_docs`'s."""
     import gpu_parts
 
+    monkeypatch.setattr(stopwatch, "ON_A_CPU", stopwatch.Yardstick(64, 2**12, 0.0))
     rows = list(gpu_parts.PARTS[name](True))
     assert rows and not any("not_run" in row for row in rows)

@@ -64,6 +64,7 @@ QUICK = ("_begun", "_of_seed")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank")
 def test_a_run_compiles_eight_programs_at_most_and_an_evaluation_four(tmp_path: Path) -> None:
     """Three stages of a curriculum, validation, looks and seven lengths; then nine others, of the finished run."""
     stages = "train.curriculum=[{length: 8, steps: 2, batch_size: 4}, {length: 16, steps: 2, batch_size: 4}]"
@@ -71,7 +72,7 @@ def test_a_run_compiles_eight_programs_at_most_and_an_evaluation_four(tmp_path: 
     jax.clear_caches()
     with programs() as compiled:
         words = [stages, lengths, "eval.during=[64,128]", "train.state_passing=0.5", "train.average=0.9"]
-        assert tiny.start(tmp_path / "run", tiny.TWO_BLOCKS, "train.schedule=constant", *words) == 0
+        assert tiny.start(tmp_path / "run", "train.schedule=constant", *words) == 0
     assert len(compiled) <= 8, compiled
     assert len([name for name, _ in compiled if name not in QUICK]) <= 6, compiled
     jax.clear_caches()
@@ -89,6 +90,7 @@ def values(folder: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank")
 def test_a_run_whose_later_stages_are_compiled_ahead_has_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

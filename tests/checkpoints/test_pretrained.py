@@ -150,6 +150,7 @@ def test_what_was_written_is_read_bit_for_bit(written: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_released_variant_is_one_model_in_every_way_of_calling() -> None:
     """The first token of a row is not scaled, wherever it stands and however it is given."""
     model, params = tiny_griffin()

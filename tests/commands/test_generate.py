@@ -10,7 +10,7 @@ import pytest
 
 from evalkit.__main__ import main
 from evalkit.checkpoints import loading, pretrained
-from evalkit.configuration import capacity
+from evalkit.configuration import capacity, saved
 from evalkit.core.errors import UserError
 from evalkit.session import prompting
 from evalkit.tasks.text.tokenizers import Numbers, Symbols
@@ -107,7 +107,9 @@ def test_names_stand_for_the_first_token_that_has_them_and_numbers_for_themselve
 
 @pytest.mark.slow
 def test_keys_and_values_are_kept_in_the_dtype_that_is_asked_for(tmp_path: Path) -> None:
-    folder = tiny.trained(tmp_path / "run", tiny.TWO_BLOCKS)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    saved.save(tiny.experiment(tiny.TWO_BLOCKS).config, folder / saved.CONFIG_FILE)  # no weight is read
     for settings, itemsize in ((("float32",), 4), (("bfloat16",), 2), (("float32", (), "bfloat16"), 2)):
         cache = pretrained.find(str(folder), *settings).model.init_cache(1, 8)
         assert {block.keys.dtype.itemsize for block in cache if hasattr(block, "keys")} == {itemsize}

@@ -53,7 +53,6 @@ ALL = pytest.mark.exhaustive
     ("name", "chunk"),
     [
         ("griffin", 1000),
-        ("hawk", 512),
         *(
             pytest.param(name, chunk, marks=ALL)
             for name in ("griffin", "hawk", "mqa", "mqa_nope")

@@ -78,6 +78,7 @@ def test_an_interval_counts_prompts_and_not_their_depths() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_nobody_finds_them_by_luck() -> None:
     assert all(
         value(entry) == 0 for entry in rows_of(tiny_pretrained("griffin"), Needle(), lengths=[300], depths=[0.5])

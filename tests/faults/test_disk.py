@@ -133,7 +133,7 @@ def test_a_disk_that_fills_up_at_any_write_is_one_line_and_the_run_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["", "checkpoints"])
+@pytest.mark.parametrize("part", [pytest.param("", marks=pytest.mark.exhaustive), "checkpoints"])
 def test_a_folder_that_becomes_read_only_is_one_line_and_the_run_goes_on(
     undisturbed: Outcome, shut: Path, part: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,7 +153,7 @@ def test_a_server_of_wandb_that_works_gets_the_rows(wandb_server: Wandb, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["slow", "gone"])
+@pytest.mark.parametrize("how", ["slow", pytest.param("gone", marks=pytest.mark.exhaustive)])
 def test_a_server_that_is_slow_or_gone_at_the_start_is_not_waited_for(
     how: str, wandb_server: Wandb, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def with_leaf(params: Any, name: str, change: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_is_finite_of_fresh_parameters(trainer: Trainer, params: Any, example: Example) -> None:
     assert finite.first_in(trainer, params, example) is None
 

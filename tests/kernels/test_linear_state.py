@@ -103,7 +103,7 @@ def test_values_and_gradients_match_float64(way: str, form: str, data: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["linear attention", "gated deltanet"])
+@pytest.mark.parametrize("form", ["gated deltanet", pytest.param("linear attention", marks=pytest.mark.exhaustive)])
 def test_segments_of_time_change_nothing(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given, reset = inputs(form, "resets", steps=300)  # four segments of three chunks; the last is not full
     monkeypatch.setattr("evalkit.kernels.matrix.chunks.SEGMENT", given.q.size // 4)

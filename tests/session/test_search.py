@@ -296,9 +296,12 @@ def test_without_optuna_one_line_says_how_to_install_it(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank")
 def test_a_mixer_of_the_users_own_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lets its code run is not kept in `search.json`: it is typed again to go on."""
     monkeypatch.setattr(search.run, "start_or_resume", Trainings())
+    looked = Mock()  # its promises are looked at in tests/test_extending.py
+    monkeypatch.setattr(search, "refuse_broken_model", looked)
     with extending.made(tmp_path, monkeypatch):
         words = ["task=induction_heads", "model=qrnn,hawk", "train.learning_rate=interval(1e-5,1e-1)"]
         folder = ["hydra.sweep.dir=searched", "trials=1", "final_seeds=0", "by=validation.loss"]
@@ -307,6 +310,7 @@ def test_a_mixer_of_the_users_own_is_searched(tmp_path: Path, monkeypatch: pytes
         assert main(["search", "resume", "searched", "trials=2", "--config-dir", "conf"]) == 0
         assert len(trials_of(tmp_path / "searched")) == 2
         assert "--config-dir" in (tmp_path / "searched" / "search.html").read_text()
+    assert {call.args[0].model_name for call in looked.call_args_list} == {"qrnn"}
 
 
 @pytest.mark.slow

@@ -192,7 +192,7 @@ def test_without_it_a_state_has_no_streams_and_a_step_reads_none() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["rwkv7", "lstm"])
+@pytest.mark.parametrize("model", ["lstm", pytest.param("rwkv7", marks=pytest.mark.exhaustive)])
 def test_a_state_of_no_size_is_kept_with_the_others(model: str, tmp_path: Path) -> None:
     """RWKV-7's channel mixing has no state, and an LSTM no inputs of a convolution: Orbax writes no empty array."""
     built = experiment(model, "train.state_passing=0.5", "train.curriculum=[]", "task.length=16", "train.batch_size=4")
