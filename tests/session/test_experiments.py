@@ -1,6 +1,7 @@
 """`experiment=…`: what is missing is run, what is done is left alone, and what cannot be is refused before anything."""
 
 import math
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -339,3 +340,15 @@ def test_a_run_that_goes_on_is_not_finished(experiment: Callable[..., int], fini
 def test_one_of_its_runs_alone_is_an_ordinary_run(experiment: Callable[..., int], tmp_path: Path) -> None:
     assert experiment("model=griffin") == 0
     assert (tmp_path / "out" / "results.json").is_file(), "not in the run's own folder"
+
+
+def test_the_experiment_of_the_page_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plan, "_seconds_measured", Mock(return_value=1.0))
+    page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    (block,) = (text for text in re.findall(r"```yaml\n(.*?)```", page, re.S) if text.startswith("options:"))
+    (tmp_path / "mine.yaml").write_text(f"# Mine.\n{block}")
+    assert main([f"experiment={tmp_path / 'mine.yaml'}", "dry_run=true"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in ("hawk_32_2", "hawk_32_4", "hawk_64_1", "griffin"))
