@@ -29,7 +29,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=["random", "trained"])
+@pytest.fixture(scope="module", params=["random", pytest.param("trained", marks=pytest.mark.exhaustive)])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A RecurrentGemma on bytes, whose tokenizer begins every text: a random one, and one that was trained here."""
     folder = tmp_path_factory.mktemp("checkpoint")
