@@ -265,7 +265,7 @@ def test_wrong_choices_are_one_line(overrides: Sequence[str], said: Sequence[str
     assert all(part in message for part in said), message
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # by the command, in tests/commands/test_cli.py and test_wrong_lines.py
 def test_a_sweep_is_checked_run_by_run() -> None:
     swept = ("task=induction_heads", "model=griffin,hawk", "seed=range(0,2)")
     check(swept, sweep=True)

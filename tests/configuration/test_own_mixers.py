@@ -47,7 +47,7 @@ def begin(package: str, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
     monkeypatch.syspath_prepend(str(folder))
     words = ["task=induction_heads", "task.length=32", "+mixer=mine", "--config-dir", "conf"]
     model = ["model.width=8", "model.pattern=[mixer]"]
-    rest = ["eval.lengths=[32]", "wandb.mode=disabled", f"hydra.run.dir={folder / 'run'}"]
+    rest = ["eval.lengths=[32]", *tiny.EVAL[1:], "wandb.mode=disabled", f"hydra.run.dir={folder / 'run'}"]
     return main([*words, *model, *tiny.TRAIN, *rest])
 
 

@@ -42,7 +42,7 @@ def test_a_recipe_is_of_what_there_is(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", sampled([str(path) for path in EXPERIMENTS], 3))
+@pytest.mark.parametrize("path", sampled([str(path) for path in EXPERIMENTS], 6))
 def test_what_an_experiment_fixed_for_a_model_is_taken(path: str) -> None:
     planned = recipes.experiment(path, None)
     assert models_in(planned.recipes or {}) <= set(catalogue.options("model"))

@@ -149,7 +149,7 @@ def test_every_kept_part_is_built(kept: Mapping[Path, Mapping[str, Any]], part: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_kept_models_are_read_and_built(kept: Mapping[Path, Mapping[str, Any]], every: int) -> None:
     for path in list(once(kept, "model").values())[::every]:
         assert Spec.saved(path.parent).plain == {**saving.LATER, **kept[path]}

@@ -109,12 +109,13 @@ def test_an_unknown_dtype_of_the_cache_is_refused() -> None:
 def test_rows_of_caches_that_stood_elsewhere_are_not_taken_for_one() -> None:
     """After one token and after two, the next slot of the ring is another; a longer piece puts both in order."""
     module = MQA(8, heads=2, head_dim=4, window=4, rngs=nnx.Rngs(0))
+    call = jax.jit(module.__call__)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 3, 8)), jnp.float32)
-    _, after_one = module(x[:, :1], None, module.init_cache(1, 8))
-    _, after_two = module(x[:, 1:2], None, after_one)
+    _, after_one = call(x[:, :1], None, module.init_cache(1, 8))
+    _, after_two = call(x[:, 1:2], None, after_one)
     joined = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), after_one, after_two)
     with pytest.raises(ValueError, match="rows of different caches were joined"):
         module(jnp.concatenate([x[:, 2:], x[:, 2:]]), None, joined)
-    found, _ = module(jnp.concatenate([x[:, 1:], x[:, 1:]]), None, joined)
-    wanted, _ = module(x[:, 1:], None, after_one)
+    found, _ = call(jnp.concatenate([x[:, 1:], x[:, 1:]]), None, joined)
+    wanted, _ = call(x[:, 1:], None, after_one)
     np.testing.assert_allclose(found[:1], wanted, atol=1e-6)

@@ -233,7 +233,8 @@ def test_the_recurrence_of_mamba3_is_its_authors() -> None:
     empty = Mamba3Block(
         8, heads=heads, head_dim=values, states=states, rope_fraction=2 * pairs / states, rngs=nnx.Rngs(0)
     )
-    y, state, last = trapezoidal(*map(jnp.asarray, (q, k, arrays["v"])), steps, None, empty.init_cache(len(q), 0))
+    cache = empty.init_cache(len(q), 0)
+    y, state, last = jax.jit(trapezoidal)(*map(jnp.asarray, (q, k, arrays["v"])), steps, None, cache)
     np.testing.assert_allclose(y, arrays["out"], atol=1e-5 * np.abs(arrays["out"]).max(), rtol=0)
     key, value, own, angle = np.split(
         np.asarray(last)[:, 0], np.cumsum([heads * states, heads * values, heads]), axis=-1

@@ -127,7 +127,9 @@ def test_token_by_token_is_the_whole_with_resets_and_pads(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["time mixing", "mlstm", "mamba3"])
+@pytest.mark.parametrize(
+    "name", ["mlstm", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("time mixing", "mamba3"))]
+)
 def test_a_state_stays_finite_and_bounded_over_65536_tokens(name: str) -> None:
     """What it holds after all of them is of the size that it was after the first eighth."""
     mixer = moved(MIXERS[name]())

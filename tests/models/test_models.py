@@ -316,7 +316,9 @@ def test_attention_and_its_gradient_are_the_plain_softmax(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stored", [128, 150, 200])
+@pytest.mark.parametrize(
+    "stored", [150, *(pytest.param(stored, marks=pytest.mark.exhaustive) for stored in (128, 200))]
+)
 def test_blocks_of_queries_together_give_what_each_gives_by_itself(stored: int) -> None:
     """On an accelerator all blocks are one: bands that reach before the first key, and keys before the first band."""
     batch, steps, heads, width, window = 2, 128, 2, 4, 40
@@ -327,6 +329,7 @@ def test_blocks_of_queries_together_give_what_each_gives_by_itself(stored: int) 
     segments = jnp.stack([where[0] >= 30, where[0] >= stored - 50]).astype(jnp.int32)
     marks = Marks(where[:, -steps:], where, segments[:, -steps:], segments)
 
+    @partial(jax.jit, static_argnums=0)
     def both(function, *arrays):
         value, pull = jax.vjp(lambda q, k, v: function(q, k, v, marks), *arrays)
         return value, *pull(dy)

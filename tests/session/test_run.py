@@ -14,7 +14,7 @@ import pytest
 
 import evalkit
 from evalkit.__main__ import main
-from evalkit.checkpoints.loading import trainer_of
+from evalkit.checkpoints import loading
 from evalkit.checkpoints.pretrained import load_for_text
 from evalkit.configuration.spec import Spec
 from evalkit.core.errors import UserError
@@ -28,6 +28,7 @@ from support.faults import one_line
 
 pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
 
+TWO = ("seeds=2", "train.keep_every=2")  # those of `two`, so that the programs are shared
 SELECTIVE = ("task=selective_copying", "task.length=16", "task.data_tokens=4")
 
 
@@ -40,7 +41,7 @@ def advanced(trainer: Trainer, steps: int, dispatch: int) -> TrainState:
     return state
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # of the evaluation alone: tests/evaluations/test_extrapolate.py
 def test_a_task_with_an_answer_is_trained_and_evaluated_but_not_above_the_longest_length(tmp_path: Path) -> None:
     """By a model whose cache grows with length, at the last length that it may have too."""
     model = ("model=mqa", "model.width=16", "model.mlp_expansion=1", "model.pattern=[attention]")
@@ -73,7 +74,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_checkpoint(
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "advance", poisoned)
         with pytest.raises(UserError, match=r"at step 4, seed 1: .*; checkpoint 4 is kept; lower") as failure:
-            tiny.start(folder, "seeds=2")
+            tiny.start(folder, *TWO)
     assert failure.value.exit_code == 2 and "\n" not in str(failure.value)
     assert tiny.last_step(tiny.read(folder).rows) == 4
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tiny.state(folder)))
@@ -130,12 +131,12 @@ def test_a_folder_without_a_name_is_refused(word: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_each_of_several_seeds_is_trained_as_if_alone() -> None:
-    together = advanced(trainer_of(tiny.experiment("seeds=2", "seed=5")), 20, 2)
-    by_itself = trainer_of(tiny.experiment("seed=5"))
+def test_each_of_several_seeds_is_trained_as_if_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = advanced(loading.trainer_of(tiny.experiment(*TWO)), 6, 2)
+    by_itself = loading.trainer_of(tiny.experiment())
     for index in range(2):
-        by_itself.seeds = np.asarray([5 + index], np.uint32)  # an argument of its program
-        mine, theirs = params_of(together, index, "last"), params_of(advanced(by_itself, 20, 2), 0, "last")
+        monkeypatch.setattr(by_itself, "seeds", np.asarray([index], np.uint32))  # an argument of its program
+        mine, theirs = params_of(together, index, "last"), params_of(advanced(by_itself, 6, 2), 0, "last")
         jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=0, atol=1e-5), mine, theirs)
     first, second = (jax.tree.leaves(params_of(together, index, "last"))[0] for index in (0, 1))
     assert not np.allclose(first, second)
@@ -145,7 +146,7 @@ def test_each_of_several_seeds_is_trained_as_if_alone() -> None:
 def test_parameters_do_not_depend_on_the_steps_in_a_dispatch() -> None:
     def after(dispatch: int) -> TrainState:
         every = [f"train.{name}_every={dispatch}" for name in ("log", "eval", "checkpoint")]
-        return advanced(trainer_of(tiny.experiment(*every)), 20, dispatch)
+        return advanced(loading.trainer_of(tiny.experiment(*every)), 20, dispatch)
 
     tiny.assert_identical(after(1), after(5))
 
@@ -175,7 +176,7 @@ def test_a_run_ends_when_it_is_solved_often_enough(tmp_path: Path, monkeypatch: 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two seeds with every checkpoint, to be read."""
-    return tiny.trained(tmp_path_factory.mktemp("two") / "run", "seeds=2", "train.keep_every=2")
+    return tiny.trained(tmp_path_factory.mktemp("two") / "run", *TWO)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Which trial a search chooses: the rule that its protocol states, on trials made up for it."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,16 +42,15 @@ def test_what_never_got_there_comes_behind_and_what_failed_last() -> None:
 
 
 @pytest.mark.slow
-def test_a_search_is_read_from_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stages = "train.curriculum=[{length:8,steps:2,batch_size:8}]"
-    tiny.trained(tmp_path / "one", "train.steps=8", "train.eval_every=2", stages)
+def test_a_search_is_read_from_its_rows(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(tiny_run, tmp_path / "one")
     (found,) = select(tmp_path, level=1.0)["griffin"]
-    validation = [row for row in read(tmp_path / "one").rows if row["split"] == "validation" and row["step"] == 8]
+    validation = [row for row in read(tmp_path / "one").rows if row["split"] == "validation" and row["step"] == 6]
     assert (found.accuracy, found.loss) == tuple(
         value(row) for name in ("accuracy", "loss") for row in validation if row["metric"] == name
     )
     assert (found.name, found.finished, found.steps, found.tokens) == ("one", True, None, None)
-    experiment = Spec.saved(tmp_path / "one").experiment
+    experiment = tiny.experiment("train.steps=8", "train.curriculum=[{length:8,steps:2,batch_size:8}]")
     answer = experiment.task.answer_length
     assert tokens(experiment, 0, 2) == 2 * 8 * (8 + answer)
     assert tokens(experiment, 0, 6) == 2 * 8 * (8 + answer) + 4 * 4 * (32 + answer)

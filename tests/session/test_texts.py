@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from evalkit.__main__ import main
+from evalkit.configuration.experiment import Experiment
 from evalkit.configuration.saved import EVALUABLE
 from evalkit.configuration.spec import Spec
 from evalkit.core import batches as feeds
@@ -27,6 +29,7 @@ from evalkit.evaluations.text import rows as text_rows
 from evalkit.evaluations.text.summary import levels, table_of
 from evalkit.record.sinks import points, written_together
 from evalkit.reports import comparison as compare
+from evalkit.tasks import Example
 from evalkit.training.trainer import Trainer
 from support import benchmark_data, tiny
 
@@ -86,6 +89,27 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def asked(data: Path) -> list[str]:
+    """A tiny run of two seeds that is asked for everything at step 4 of 6."""
+    benchmarks = benchmark_data.write(data.parent / "benchmarks")
+    return overrides(
+        data,
+        "seeds=2",
+        "train.keep_every=2",
+        "eval.during={every: 4, length: 32, windows: 1, contexts: [8], gaps: []}",
+        "lookup.during={every: 2, lengths: [160], prompts: 2, new_tokens: 2}",
+        f"downstream.during={{every: 6, tasks: [piqa], path: {benchmarks}}}",
+    )
+
+
+@pytest.fixture(scope="module")
+def looked_at(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "looked"
+    assert tiny.start(folder, of=asked) == 0
+    return folder
+
+
 def test_a_run_leaves_what_it_promises(trained: Path) -> None:
     assert [name for name in WRITTEN if not (trained / name).is_file()] == []
     rows, results = read(trained).rows, json.loads((trained / "results.json").read_text())
@@ -116,14 +140,23 @@ def test_seeds_read_other_windows_and_a_resumed_step_the_same(data: Path) -> Non
     assert (whole.tokens[0] != whole.tokens[1]).any()
 
 
+def windows(experiment: Experiment) -> list[Example]:
+    """Of 200 steps."""
+    feed = feeds.feed_of(experiment.task)
+    return [feed.load([0], step, 1, 4, 32) for step in range(200)]
+
+
 @pytest.mark.slow
 def test_positions_are_read_only_where_a_document_begins(data: Path) -> None:
-    """Told or not, the windows of one document are the same training."""
-    experiment = Spec.of(overrides(data)).experiment
-    feed = feeds.feed_of(experiment.task)
-    found = [feed.load([0], step, 1, 4, 32) for step in range(200)]
+    found = windows(Spec.of(overrides(data)).experiment)
     inside, across = ([one for one in found if (one.positions is None) == whole] for whole in (True, False))
     assert inside and across and all((one.positions[..., 1:] == 0).any() for one in across)
+
+
+@pytest.mark.exhaustive  # of every model: its contract
+def test_told_where_they_stand_or_not_the_tokens_of_one_document_are_the_same_training(data: Path) -> None:
+    experiment = Spec.of(overrides(data)).experiment
+    inside = [one for one in windows(experiment) if one.positions is None]
     trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
     part = jax.tree.map(lambda leaf: jnp.asarray(leaf[0, 0]), inside[0])
     told = part._replace(positions=jnp.broadcast_to(jnp.arange(32), (4, 32)))
@@ -132,7 +165,7 @@ def test_positions_are_read_only_where_a_document_begins(data: Path) -> None:
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # of a task that is drawn: test_run.py
 def test_dispatches_change_nothing(data: Path) -> None:
     """Two steps at a time, or six at once: the same parameters, bit for bit."""
     ends = []
@@ -149,16 +182,17 @@ def test_dispatches_change_nothing(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_evaluated_again_and_compared(trained: Path, tmp_path: Path) -> None:
-    assert main([f"evaluate={trained}", "eval.length=32", "eval.contexts=[]", "eval.gaps=[]"]) == 0
-    (again,) = (trained / "evaluate").iterdir()
+@pytest.mark.usefixtures("blank")
+def test_it_is_evaluated_again_and_compared(looked_at: Path, tmp_path: Path) -> None:
+    assert main([f"evaluate={looked_at}", "eval.length=32", "eval.contexts=[]", "eval.gaps=[]"]) == 0
+    (again,) = (looked_at / "evaluate").iterdir()
     assert json.loads((again / "results.json").read_text())["paired"]["difference"] == []
     assert not (again / "training.png").exists(), "a figure of no training"
     assert "How it was made" in (again / "report.html").read_text()
     assert [work["step"] for work in json.loads((again / "history.json").read_text())] == [0, None]
-    compare.compare([trained, again], tmp_path / "out", Console(quiet=True))
+    compare.compare([looked_at, again], tmp_path / "out", Console(quiet=True))
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
-        *("positions.png", "context.png", "training.png", "compare.csv", "compare.html")
+        *("positions.png", "context.png", "training.png", "during_shares.png", "compare.csv", "compare.html")
     }
 
 
@@ -168,15 +202,16 @@ def test_no_interval_of_a_loss_reaches_below_0() -> None:
 
 
 @pytest.mark.slow
-def test_another_text_is_refused_when_a_run_goes_on(data: Path, tmp_path: Path) -> None:
-    folder, mine = tmp_path / "run", texts(tmp_path / "texts")
-    assert tiny.start(folder, of=overrides(mine)) == 0
-    texts(mine, seed=1)
+def test_another_text_is_refused_when_a_run_goes_on(looked_at: Path, data: Path, tmp_path: Path) -> None:
+    folder, other = Path(shutil.copytree(looked_at, tmp_path / "run")), texts(tmp_path / "texts", seed=1)
+    config = (folder / "config.yaml").read_text()
+    assert f"path: {data}\n" in config
+    (folder / "config.yaml").write_text(config.replace(f"path: {data}\n", f"path: {other}\n"))
     with pytest.raises(UserError, match=r"began with another text \(text: 2 documents"):
         tiny.resume(folder, ["train.steps=8"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # in short: the benchmarks below, and a stopped evaluation in test_lookup.py
 def test_a_checkpoint_is_read_with_its_own_tokenizer(trained: Path, data: Path, tmp_path: Path) -> None:
     """The run itself as a checkpoint: the same losses as its own evaluation found, and both in one comparison."""
     given = [f"checkpoint={trained}", f"data.path={data}", "wandb.mode=disabled", f"hydra.run.dir={tmp_path}/again"]
@@ -198,23 +233,24 @@ def test_a_checkpoint_is_read_with_its_own_tokenizer(trained: Path, data: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank")
 def test_what_was_trained_on_is_not_held_out(
-    trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    looked_at: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither of the run again, nor of the run as a checkpoint, unless it is wanted; then a comparison says so."""
     other = texts(tmp_path / "other", seed=7)
     (other / "heldout-z.txt").write_text((data / "train-b.txt").read_text())
     for given in (
-        [f"evaluate={trained}"],
-        ["task=books", f"checkpoint={trained}", f"hydra.run.dir={tmp_path}/again", "wandb.mode=disabled", *EVAL],
+        [f"evaluate={looked_at}"],
+        ["task=books", f"checkpoint={looked_at}", f"hydra.run.dir={tmp_path}/again", "wandb.mode=disabled", *EVAL],
     ):
         assert main([*given, f"data.path={other}"]) == 2
         assert "1 of 4 held-out texts were trained on in this run; give others" in capsys.readouterr().err
     again = tmp_path / "again"
     assert not again.exists()
     wanted = ["task.allow_shared=true", "eval.length=32", "eval.contexts=[]", "eval.gaps=[]"]
-    assert tiny.evaluate(trained, [f"data.path={other}", *wanted], again) == 0
-    compare.compare([trained, again], tmp_path / "out", Console())
+    assert tiny.evaluate(looked_at, [f"data.path={other}", *wanted], again) == 0
+    compare.compare([looked_at, again], tmp_path / "out", Console())
     assert "The held-out texts differ, so the lines do not compare" in " ".join(capsys.readouterr().out.split())
 
 
@@ -255,29 +291,6 @@ def test_a_silent_hub_is_told_at_once(monkeypatch: pytest.MonkeyPatch, capsys: p
 SAME = ("eval.length=32", "eval.windows=1", "eval.contexts=[8]", "eval.gaps=[]")
 
 
-@pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A tiny run of two seeds that is asked for everything at step 4 of 6."""
-    root = tmp_path_factory.mktemp("data")
-    data = texts(root / "texts")
-    benchmarks = benchmark_data.write(root / "benchmarks")
-    return overrides(
-        data,
-        "seeds=2",
-        "train.keep_every=2",
-        "eval.during={every: 4, length: 32, windows: 1, contexts: [8], gaps: []}",
-        "lookup.during={every: 2, lengths: [160], prompts: 2, new_tokens: 2}",
-        f"downstream.during={{every: 6, tasks: [piqa], path: {benchmarks}}}",
-    )
-
-
-@pytest.fixture(scope="module")
-def looked_at(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "looked"
-    assert tiny.start(folder, of=asked) == 0
-    return folder
-
-
 def looked(folder: Path, *metrics: str) -> list[dict[str, Any]]:
     """The rows of looks whose metrics begin so, without the name of the run."""
     return [entry for entry in tiny.rows(folder) if entry["split"] == DURING and entry["metric"].startswith(metrics)]
@@ -316,7 +329,7 @@ def test_lookups_are_made_at_their_own_steps(looked_at: Path) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # of other rows: test_resume.py and tests/faults/test_kill.py
 def test_a_kill_in_the_middle_of_a_look_loses_nothing(
     looked_at: Path, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
