@@ -26,8 +26,9 @@ from evalkit.core.contracts import Verdict
 from evalkit.core.errors import UserError
 from evalkit.session.session import Outcome
 from evalkit.tasks.text.tokenizers import Numbers
-from support import tiny
+from support import sharing, tiny
 
+pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
 SEQUENCES = 16
 
 
@@ -252,7 +253,7 @@ def trained(words: Any, folder: Path, **more: Any) -> evalkit.Run:
 
 @pytest.mark.slow
 def test_words_a_dictionary_and_names_train_alike_at_once_in_threads_and_in_a_running_loop(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In two threads at once, then where an event loop runs, as in a notebook; nothing of the process is changed."""
     before = (sys.orig_argv[:], jax.config.jax_default_matmul_precision, logging.raiseExceptions)
@@ -261,7 +262,8 @@ def test_words_a_dictionary_and_names_train_alike_at_once_in_threads_and_in_a_ru
     settings = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in tiny.OVERRIDES)}
     names = {"task": settings["task"], "model": settings["model"]}
     rest = {key: value for key, value in settings.items() if key not in names}
-    with ThreadPoolExecutor(2) as threads:
+    with monkeypatch.context() as patched, ThreadPoolExecutor(2) as threads:
+        patched.setattr("evalkit.configuration.experiment.model_of", sharing.BUILD)  # as a user's threads, share none
         one = threads.submit(trained, list(tiny.OVERRIDES), tmp_path / "words")
         two = threads.submit(trained, {**names, **rest}, tmp_path / "dictionary")
         runs = [one.result(), two.result()]

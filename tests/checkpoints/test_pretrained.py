@@ -331,6 +331,7 @@ BYTES += ["model.mixers.recurrent.width_rnn=16", "model.mixers.attention.head_di
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank")
 def test_a_run_of_ours_is_exported_and_comes_back(tmp_path: Path) -> None:
     """Trained on as many tokens as bytes have, exported with its tokenizer, loaded as if it were RecurrentGemma."""
     run, out = tmp_path / "run", tmp_path / "out"

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalkit.configuration import catalogue
 from evalkit.configuration import experiment as config
 from evalkit.core.contracts import LanguageModel, Pretrained
 from evalkit.core.moved import TEXT
@@ -18,7 +17,7 @@ from evalkit.evaluations.text.measure import LossByPosition, edges_of
 from evalkit.evaluations.text.summary import base_context, bits_per_byte, differences, levels, table_of, verdict
 from evalkit.tasks.text.corpus import Span
 from evalkit.tasks.text.tokenizers import Numbers
-from support.shrunk import applied, params_of, shrunk
+from support.shrunk import applied, every_model, params_of, shrunk
 
 VOCABULARY = 64
 MAKE = partial(row, run="r", seed=0, step=1, split="test")
@@ -45,22 +44,9 @@ def whole(held: Pretrained, tokens: np.ndarray) -> np.ndarray:
     return -logprobs[np.arange(len(tokens) - 1), tokens[1:]]
 
 
-ALL = pytest.mark.exhaustive
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "chunk"),
-    [
-        ("griffin", 1000),
-        *(
-            pytest.param(name, chunk, marks=ALL)
-            for name in ("griffin", "hawk", "mqa", "mqa_nope")
-            for chunk in (512, 1000)
-            if (name, chunk) not in (("griffin", 1000), ("hawk", 512))
-        ),
-    ],
-)
+@pytest.mark.exhaustive  # the next one is of fewer tokens, in chunks that do not divide them either
+@pytest.mark.parametrize("chunk", [512, 1000])
+@pytest.mark.parametrize("name", ["griffin", "hawk", "mqa", "mqa_nope"])
 def test_the_streamed_loss_at_4096_is_the_unstreamed_one(name: str, chunk: int) -> None:
     held, tokens = pretrained(name), tokens_of(4097)
     (found,) = losses_of(held, chunk, lambda: None, [tokens], 4096)
@@ -69,13 +55,9 @@ def test_the_streamed_loss_at_4096_is_the_unstreamed_one(name: str, chunk: int) 
     np.testing.assert_allclose(found.mean(), expected.mean(), rtol=0, atol=1e-6)
 
 
-SAMPLED = ("griffin", "mqa")  # of a bounded cache and of one that grows
-
-
+# Of a bounded cache; one that grows is read in chunks in test_recall.py.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in SAMPLED else ALL) for name in catalogue.options("model")]
-)
+@pytest.mark.parametrize("name", every_model(("griffin",)))
 def test_the_streamed_loss_of_every_model_is_the_unstreamed_one(name: str) -> None:
     held, sequences = pretrained(name), [tokens_of(200, seed) for seed in range(3)]
     for found, tokens in zip(losses_of(held, 64, lambda: None, sequences, 199), sequences, strict=True):

@@ -13,6 +13,7 @@ from evalkit.core.statistics import wilson
 from evalkit.evaluations.needle import report
 from evalkit.evaluations.needle.measure import Needles
 from evalkit.evaluations.needle.rows import ALL, FOUND
+from evalkit.session import subjects
 from evalkit.tasks.needle import Needle
 from evalkit.tasks.phonebook import Phonebook
 from support import tiny
@@ -118,15 +119,30 @@ def test_other_tasks_and_depths_of_a_task_are_refused() -> None:
         Needles(lengths=[20]).check_tokens(Needle(), finder().tokenizer)
 
 
+ASKED = ["eval.lengths=[150,300]", "eval.prompts=2", "eval.depths=[0,1]", "wandb.mode=disabled"]
+
+
+def assert_drawn(folder: Path) -> None:
+    results = tiny.results(folder)
+    assert [entry["length"] for entry in results["lengths"]] == [150, 300]
+    assert set(results["lengths"][0]["depths"]) == {"0%", "100%"}
+    assert (folder / "needle.png").is_file() and (folder / "depths.png").is_file()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank")
+def test_a_checkpoint_is_asked_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subjects, "load_for_text", lambda checkpoint, dtype, allow_targets: finder())
+    assert tiny.start(tmp_path / "asked", of=["task=needle", "checkpoint=some/finder", *ASKED]) == 0
+    assert_drawn(tmp_path / "asked")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("blank")
 def test_a_run_that_was_trained_on_bytes_is_asked_and_drawn(tmp_path: Path) -> None:
     """Trained on `task=needle`, asked by `task=needle checkpoint=RUN`: one layout, one tokenizer."""
     words = ["task=needle", "task.length=130", *tiny.MODEL, *tiny.TRAIN, "train.steps=2", "eval.lengths=[130]"]
     words += ["eval.sequences=4", "eval.during=[]", "train.curriculum=[]", "wandb.mode=disabled"]
     assert tiny.start(tmp_path / "run", of=words) == 0
-    asked = ["task=needle", f"checkpoint={tmp_path / 'run'}", "eval.lengths=[150,300]", "eval.prompts=2"]
-    assert tiny.start(tmp_path / "asked", of=[*asked, "eval.depths=[0,1]", "wandb.mode=disabled"]) == 0
-    results = tiny.results(tmp_path / "asked")
-    assert [entry["length"] for entry in results["lengths"]] == [150, 300]
-    assert set(results["lengths"][0]["depths"]) == {"0%", "100%"}
-    assert (tmp_path / "asked" / "needle.png").is_file() and (tmp_path / "asked" / "depths.png").is_file()
+    assert tiny.start(tmp_path / "asked", of=["task=needle", f"checkpoint={tmp_path / 'run'}", *ASKED]) == 0
+    assert_drawn(tmp_path / "asked")

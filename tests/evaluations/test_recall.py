@@ -121,7 +121,7 @@ def test_every_distance_that_fits_is_asked_about_whatever_the_batch() -> None:
     """Of attention, which has no decay to tell, that is all."""
     trained = trained_of(experiment("mqa"), seeds=2)
     assert jax.eval_shape(partial(trained.model.decays, trained.params[0]), jnp.zeros((1, 8), jnp.int32)) == {}
-    settings = {"length": 64, "before": [0, 40], "sequences": 13, "interval": None, "chunk": 4}
+    settings = {"length": 64, "before": [0, 40], "sequences": 13, "interval": None, "chunk": 2}
     found, same = ([*Recall(**settings, batch_size=size).run(trained)] for size in (8, 5))
     assert {e["metric"] for e in found} == {RECALLED}
     assert [(e["seed"], e["extra"]["before"], e["position"], e["length"], e["count"]) for e in found] == [
@@ -359,9 +359,7 @@ def test_a_task_without_a_fact_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_asked_and_reported(tmp_path: Path) -> None:
-    few_programs = ("model.pattern=[recurrent]", "train.steps=2", "eval.lengths=[32]")
-    folder = tiny.trained(tmp_path / "run", *few_programs)
+def test_a_finished_run_is_asked_and_reported(tiny_run: Path, tmp_path: Path) -> None:
     settings = [
         "eval=recall",
         "eval.length=64",
@@ -371,7 +369,7 @@ def test_a_finished_run_is_asked_and_reported(tmp_path: Path) -> None:
         "eval.pair_length=99",
         "eval.chunk=2",
     ]
-    assert tiny.evaluate(folder, settings, tmp_path / "recall") == 0
+    assert tiny.evaluate(tiny_run, settings, tmp_path / "recall") == 0
     found = json.loads((tmp_path / "recall" / "results.json").read_text())
     assert found == json.loads(json.dumps(summarise(read(tmp_path / "recall"))))
     assert {(entry["before"], entry["distance"]) for entry in found["recalled"]} == {

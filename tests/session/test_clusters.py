@@ -94,14 +94,15 @@ def until(happened: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def warn(cluster: Path, log: str, number: int) -> None:
+def warn(cluster: Path, log: str, number: int, trains: Callable[[Path], bool] | None = None) -> None:
     """Sends a signal to the job that works, as soon as the run that has this log trains."""
+    trains = trains or (lambda path: tiny.last_step(read(path.parent).rows) >= 2)
 
-    def trains() -> bool:
+    def begun() -> bool:
         assert not (cluster / "slurm" / "ended").exists(), (cluster / "slurm" / "output").read_text()
-        return any(tiny.last_step(read(path.parent).rows) >= 2 for path in cluster.glob(log))
+        return any(trains(path) for path in cluster.glob(log))
 
-    until(trains)
+    until(begun)
     os.kill(int((cluster / "slurm" / "process").read_text()), number)
 
 
@@ -148,17 +149,50 @@ def test_a_job_that_is_preempted_goes_on_in_its_folder(swept: tuple[Path, str]) 
     }
 
 
-def test_the_script_of_the_page_requeues_a_run_that_is_out_of_time(tmp_path: Path) -> None:
+def submit(folder: Path, own: dict[str, str]) -> None:
+    """Gives Slurm the page's script, with what is our own in place of what is the page's."""
     page = (tiny.ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
     script, _ = re.findall(r"```bash\n(.*?)```", page, re.S)
     assert "#SBATCH --signal=USR1@" in script
-    own = {"task=selective_copying model=griffin": shlex.join(WORDS), "srun python": f"srun {sys.executable}"}
     for theirs, mine in own.items():
         assert theirs in script
         script = script.replace(theirs, mine)
-    (tmp_path / "job.sh").write_text(script)
-    environment = slurm_in(tmp_path / "slurm")
-    subprocess.run(["sbatch", "job.sh"], env=environment, cwd=tmp_path, check=True)
+    (folder / "job.sh").write_text(script)
+    subprocess.run(["sbatch", "job.sh"], env=slurm_in(folder / "slurm"), cwd=folder, check=True)
+
+
+STANDS_IN = """
+import signal, sys
+from pathlib import Path
+
+if sys.argv[1] == "resume":
+    (Path(sys.argv[2]) / "went-on").touch()
+    sys.exit()
+folder = Path(sys.argv[-1].removeprefix("hydra.run.dir="))
+folder.mkdir(parents=True)
+(folder / "config.yaml").touch()
+signal.signal(signal.SIGUSR1, lambda number, _: sys.exit(128 + number))
+(folder / "trains").touch()
+signal.pause()
+"""
+"""In place of a run that is stopped and goes on; that it exits so, tests/parallel/test_parallel.py holds."""
+
+
+def test_the_script_of_the_page_requeues_what_is_out_of_time(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "selective_copying" / "griffin" / "100"
+    (tmp_path / "run.py").write_text(STANDS_IN)
+    submit(tmp_path, {"srun python -m evalkit": f"srun {sys.executable} run.py"})
+    warn(tmp_path, "runs/*/*/100/trains", signal.SIGUSR1, Path.exists)
+    until((tmp_path / "slurm" / "ended").exists)
+    assert (run / "went-on").exists(), (tmp_path / "slurm" / "output").read_text()
+    assert (tmp_path / "slurm" / "scontrol").read_text() == "requeue 100\n"
+    assert (tmp_path / "slurm" / "started").read_text().split() == ["0", "0"]
+
+
+@pytest.mark.exhaustive
+def test_the_script_of_the_page_requeues_a_run_that_is_out_of_time(tmp_path: Path) -> None:
+    words = {"task=selective_copying model=griffin": shlex.join(WORDS), "srun python": f"srun {sys.executable}"}
+    submit(tmp_path, words)
     warn(tmp_path, "runs/*/*/100/metrics.jsonl", signal.SIGUSR1)
     until((tmp_path / "slurm" / "ended").exists)
     assert_went_on(tmp_path, tmp_path / "runs" / "selective_copying" / "griffin" / "100", "100")

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -197,18 +197,48 @@ def test_a_processor_is_quiet_if_nothing_follows_the_mark(
     assert compilation._reads_quietly() is quiet
 
 
-@pytest.mark.slow
-def test_two_runs_at_once_share_a_cache(tmp_path: Path) -> None:
+PROGRAMS = """
+import sys, jax, numpy as np
+from evalkit.__main__ import main
+from evalkit.session import compilation, run
+
+def start(spec):
+    for n in range(8):
+        print(float(jax.jit(lambda x: (n * x + 1).sum())(np.arange(3, dtype=np.float32))))
+    sys.exit()
+
+compilation.LEAST_S, run.start = 0.0, start
+main(sys.argv[1:])
+"""
+
+
+def said_by_two(tmp_path: Path, command: Sequence[str]) -> list[str]:
+    """What two commands say that share the user's cache, each with a run of its own, begun at once."""
     environment = {name: value for name, value in os.environ.items() if name != OURS[0].upper()}
-    words = [*tiny.OVERRIDES, "train.steps=2", "eval.lengths=[32]", "quiet=true"]
+    words = [*tiny.OVERRIDES, "train.steps=2", "eval.lengths=[32]", "quiet=true", "compilation_cache=auto"]
+    together = [
+        subprocess.Popen(
+            [sys.executable, *command, *words, f"hydra.run.dir={tmp_path / name / 'run'}"],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for name in ("one", "two")
+    ]
+    return [process.communicate()[0] for process in together]
 
-    def run(name: str) -> subprocess.Popen[str]:
-        own = [f"hydra.run.dir={tmp_path / name / 'run'}", "compilation_cache=auto"]
-        command = [sys.executable, "-m", "evalkit", *words, *own]
-        return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
-    together = [run("one"), run("two")]
-    assert [process.communicate()[0] for process in together] == ["", ""]
+@pytest.mark.slow
+def test_two_commands_at_once_share_a_cache(tmp_path: Path) -> None:
+    """A few programs in place of a run."""
+    assert said_by_two(tmp_path, ["-c", PROGRAMS]) == ["".join(f"{3 * n + 3.0}\n" for n in range(8))] * 2
+    assert entries(tmp_path / "user")
+
+
+@pytest.mark.exhaustive
+def test_two_runs_at_once_share_a_cache(tmp_path: Path) -> None:
+    assert said_by_two(tmp_path, ["-m", "evalkit"]) == ["", ""]
     rows = {(tmp_path / name / "run" / "metrics.jsonl").read_text() for name in ("one", "two")}
     assert len(rows) == 1
     assert entries(tmp_path / "user")

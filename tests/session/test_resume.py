@@ -84,16 +84,15 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_leaves_what_it_promises_prints_one_json_object_and_logs_each_seed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("own_wandb")
+def test_a_command_leaves_what_it_promises_prints_one_json_object_and_logs_each_seed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    for name in ("HOME", "NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "home" / name))
-    ended = tiny.finished(tiny.new(folder, "seeds=2", "format=json", "wandb.mode=offline"))
-    assert ended.returncode == 0, ended.stderr
+    words = [*tiny.OVERRIDES, "seeds=2", "format=json", "wandb.mode=offline", f"hydra.run.dir={folder}"]
+    assert main(words) == 0
     assert [name for name in PROMISED if not (folder / name).exists()] == []
-    (line,) = ended.stdout.splitlines()
+    (line,) = capfd.readouterr().out.splitlines()
     told = json.loads(line)
     assert told.pop("folder") == str(folder)
     assert told == tiny.results(folder)
@@ -296,7 +295,7 @@ def test_no_readable_checkpoint_is_one_line(copy: Path) -> None:
     assert tiny.files(copy) == before, "the refused steps were written"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # a run that is killed while it saves the first, tests/faults/test_kill.py
 def test_a_run_stopped_before_its_first_checkpoint_starts_anew(short: Path, copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints")
     (copy / "results.json").unlink()
@@ -337,6 +336,7 @@ def test_lengths_are_drawn_positions_are_told_apart_and_a_stop_changes_nothing(
 
 
 OTHER = (
+    "eval.lengths=[32]",
     "train.average=0.9",
     "train.schedule=wsd",
     "train.optimizer=amsgrad",

@@ -94,7 +94,7 @@ def test_processes_share_the_trials_and_take_over_those_of_the_dead(tmp_path: Pa
     assert one.is_over and one.claim() is None and best is not None and best.number == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # that trials are given up, the table below shows
 def test_a_pruner_saves_a_third_of_the_steps_and_keeps_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

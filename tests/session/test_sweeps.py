@@ -18,12 +18,15 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from evalkit.__main__ import main
+from evalkit.configuration.spec import Spec
 from evalkit.core.rows import read
 from evalkit.parallel.interrupt import Watch
 from evalkit.reports.writer import report
 from evalkit.session.sweeps import Ended, conclude
 from support import servers, tiny
 from support.made_up_runs import run_record, write_run
+
+pytestmark = pytest.mark.usefixtures("blank_figures")
 
 
 class Stopped(Watch):
@@ -72,7 +75,7 @@ def test_runs_of_several_tasks_are_listed_alone(runs: list[str], tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared", "blank_figures")
+@pytest.mark.usefixtures("shared")
 def test_a_job_that_is_given_again_goes_on_with_its_run(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,7 +153,17 @@ def of_the_page() -> dict[str, Any]:
     return yaml.safe_load(block[1])
 
 
-@pytest.mark.slow
+def test_the_command_of_the_page_starts_a_run_with_the_parameters_of_the_agent() -> None:
+    """As W&B fills it in: `${env}`, `${interpreter}`, and each parameter without hyphens."""
+    sweep = of_the_page()
+    (parameter,) = sweep["parameters"]
+    filled = {"${env}": "/usr/bin/env", "${interpreter}": "python", "${args_no_hyphens}": f"{parameter}=0.002"}
+    env, interpreter, flag, package, *words = [filled.get(word, word) for word in sweep["command"]]
+    assert [env, interpreter, flag, package] == ["/usr/bin/env", "python", "-m", sweep["program"]]
+    assert Spec.of(words).plain["train"]["learning_rate"] == 0.002
+
+
+@pytest.mark.exhaustive  # the command alone above; what a sweep's server is told, in tests/record/test_wandb.py
 def test_the_agent_of_a_sweep_runs_the_yaml_of_the_page(tmp_path: Path) -> None:
     sweep = of_the_page()
     # The page's task and model are a tiny one here, whose folder is the test's.
