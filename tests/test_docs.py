@@ -121,7 +121,9 @@ def smaller(words: list[str]) -> list[str]:
     return ["train.steps=8" if word.startswith("train.steps=") else word for word in words]
 
 
+# Its commands are README's, and compose, in tests/test_readme.py; its Python is of the page above.
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("shared", "blank_figures")
 def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

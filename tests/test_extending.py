@@ -19,7 +19,7 @@ COMMANDS = [
     for block in re.findall(r"^```bash\n(.*?)```", PAGE, flags=re.DOTALL | re.MULTILINE)
     for line in block.splitlines()
 ]
-SHORT = [*tiny.TRAIN, "eval.lengths=[64]", "eval.sequences=4", "wandb.mode=disabled"]
+SHORT = [*tiny.TRAIN, *tiny.EVAL, "eval.lengths=[64]", "wandb.mode=disabled"]
 SETTINGS = [text for text in tiny.OVERRIDES if not text.startswith("eval.")]
 # One small block.
 SMALL = {
@@ -46,21 +46,25 @@ def test_a_sink_is_at_most_25_lines() -> None:
     assert max(len(FILES[name].splitlines()) for name in ("mine/table.py", "conf/log/table.yaml")) <= 25
 
 
+def assert_every_row_once(run: Path) -> None:
+    with (run / "mine.csv").open(newline="") as file:
+        table = [line[:3] for line in csv.reader(file)]
+    assert table == [[str(row[name]) for name in ("seed", "step", "metric")] for row in read(run).rows]
+
+
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sink_of_ones_own_has_every_row_once_after_a_resume(
     package: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A finished run is trained further, so that its last rows give way to others."""
+    """A finished run is trained further, so that its last rows give way to others, as `check` looks at below."""
     words = ["--config-dir", "conf", *tiny.OVERRIDES, "log=[table,tensorboard]", "sinks.table.name=mine"]
     run = package / "run"
     assert main([*words, f"hydra.run.dir={run}"]) == 0
     assert f"table: {run / 'mine.csv'}" in capsys.readouterr().out
     assert main(["resume", str(run), "train.steps=8"]) == 0
-    with (run / "mine.csv").open(newline="") as file:
-        table = list(csv.reader(file))
-    rows = read(run).rows
-    assert [line[:3] for line in table] == [[str(row[name]) for name in ("seed", "step", "metric")] for row in rows]
-    assert rows[-1]["step"] == 8
+    assert_every_row_once(run)
+    assert read(run).rows[-1]["step"] == 8
 
 
 @pytest.mark.slow
@@ -71,13 +75,14 @@ def test_the_package_is_shown_checked_trained_and_compared(package: Path, capsys
     for words in COMMANDS:
         small = [setting for word in words for setting in SMALL.get(word, [])]
         short = SHORT if words[0] == "check" or any(word.startswith("train.") for word in words) else []
-        assert main([*words, *small, *short]) == 0
+        sinks = ["log=[table]"] if words[0] == "check" else []
+        assert main([*words, *small, *short, *sinks]) == 0
         printed = capsys.readouterr().out
         if words[-1] == "--help":
             assert re.search(r"^ +qrnn +A QRNN in two blocks", printed, flags=re.MULTILINE)
             assert re.search(r"^ +running_sum +At every digit", printed, flags=re.MULTILINE)
         if words[0] == "check":
-            assert printed.count("kept") > 25 and "broken" not in printed
+            assert printed.count("kept") > 25 and "log=table" in printed and "broken" not in printed
     assert "qrnn" in (package / "runs" / "compare" / "running_sum" / "compare.html").read_text()
 
 
@@ -128,10 +133,12 @@ def test_what_its_code_raises_is_one_line_with_its_place(package: Path, capsys: 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_it_is_reported_and_compared(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its rows in a sink of one's own, too."""
+    own = ["--config-dir", "conf", "eval=sureness", "log=[table]", "sinks.table.name=mine"]
     for seed in (0, 1):
-        given = ["--config-dir", "conf", "eval=sureness", *SETTINGS, f"seed={seed}", f"hydra.run.dir=out/{seed}"]
-        assert main(given) == 0
+        assert main([*own, *SETTINGS, f"seed={seed}", f"hydra.run.dir=out/{seed}"]) == 0
         assert "Sureness" in capsys.readouterr().out
+        assert_every_row_once(package / "out" / str(seed))
         seeds = json.loads((package / "out" / str(seed) / "results.json").read_text())["seeds"]
         assert [record["seed"] for record in seeds] == [seed] and seeds[0]["sureness"] < 0
         assert "log-probability" in (package / "out" / str(seed) / "report.html").read_text()

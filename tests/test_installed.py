@@ -40,6 +40,8 @@ mixers:
 """
 PROGRAM = """
 import evalkit, json, sys
+from evalkit.__main__ import main
+assert main(sys.argv[1:]) == 0
 apply, params, task = evalkit.load("out")
 bare = [name for name in sys.modules if name in ("tasks", "kernels")]
 print(json.dumps([evalkit.__file__, sorted(params), task.length, len(evalkit.rows("out")), bare]))
@@ -80,15 +82,11 @@ def test_it_runs_beside_packages_of_the_same_names(site: Path, tmp_path: Path) -
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "mine.yaml").write_text(MODEL.lstrip())
     environment = {**tiny.environment(), "PYTHONPATH": str(site)}
-    settings = [text for text in tiny.OVERRIDES if not text.startswith("model")]
-    command = [sys.executable, "-m", "evalkit", "--config-dir", "conf", "model=mine", *settings, "hydra.run.dir=out"]
+    settings = [*(text for text in tiny.OVERRIDES if not text.startswith("model")), "eval.lengths=[32]"]
+    command = [sys.executable, "-c", PROGRAM, "--config-dir", "conf", "model=mine", *settings, "hydra.run.dir=out"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    loaded = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert loaded.returncode == 0, loaded.stderr
-    place, params, length, rows, bare = json.loads(loaded.stdout)
+    place, params, length, rows, bare = json.loads(done.stdout.splitlines()[-1])
     assert place.startswith(str(site)) and "blocks" in params and length == 32 and rows > 0
     assert bare == [], "a package of the user's own was taken for one of ours"
     assert os.listdir(tmp_path / "out")

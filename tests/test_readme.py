@@ -1,4 +1,7 @@
-"""Every command of the README and of docs/commands.md runs or composes; `.ci/run` reads the same test command."""
+"""Every command of the README, of docs/commands.md and of docs/quickstart.md runs or composes.
+
+`.ci/run` reads the same test command.
+"""
 
 import re
 import shlex
@@ -16,20 +19,25 @@ from evalkit.session import plan
 from support import tiny
 
 ROOT = Path(__file__).parent.parent
-README, PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/commands.md"))
+README, PAGE, QUICKSTART = (
+    (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/commands.md", "docs/quickstart.md")
+)
 MAIN, TESTS, *COMMANDS = (
     line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()
 )
 GRIFFIN = "studies/first_runs/induction_heads/griffin"
-ALL_COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
+ALL_COMMANDS, QUICK_COMMANDS = (
+    [line for block in re.findall(r"```bash\n(.*?)```", page, re.S) for line in block.splitlines()]
+    for page in (PAGE, QUICKSTART)
+)
 SHARED = [text for text in tiny.OVERRIDES if not text.startswith(("task=", "model"))]
 HAWK = ["model.width=16", "model.mlp_expansion=1", "model.pattern=[recurrent]"]
 HAWK += ["model.mixers.recurrent.width_rnn=16", "model.mixers.recurrent.gate_blocks=4"]
 SMALL = {
-    "model=griffin": [*SHARED, *HAWK],  # its attention is in tests/test_docs.py
+    "model=griffin": [*SHARED, *HAWK],  # its attention is in tests/training/test_train.py
     "model=hawk": [*SHARED, *HAWK],
     "evaluate": ["eval.lengths=[16,24]"],
-    "quick=true": ["dry_run=true"],  # tests/session/test_suite.py trains one
+    "quick=true": ["task=parity", "dry_run=true"],  # tests/session/test_suite.py trains one
 }
 ON_THE_HUB = "checkpoint=google/recurrentgemma-2b"  # 5 GB
 
@@ -93,8 +101,8 @@ def test_the_main_job_and_the_commands_after_it_run(tmp_path: Path, monkeypatch:
             assert main(words) == 0
 
 
-@pytest.mark.parametrize("line", ALL_COMMANDS)
-def test_a_command_of_the_page_composes(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("line", dict.fromkeys([*ALL_COMMANDS, *QUICK_COMMANDS]))
+def test_a_command_of_a_page_composes(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever trains is composed with every key; of another verb, it exists and has a page."""
     words = words_of(line)
     if words[0] in VERBS:

@@ -26,7 +26,7 @@ def small_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TINY = ["task=induction_heads", "model=griffin", "task.length=32", "train.batch_size=2", *overrides_of("griffin")]
-TINY += ["model.pattern=[recurrent,recurrent]"]
+TINY += ["model.pattern=[recurrent,recurrent]", "train.state_passing=null", "train.average=null"]
 
 
 def test_products_are_counted_wherever_they_stand() -> None:
@@ -117,6 +117,7 @@ def test_training_is_measured_and_taken_apart(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_evaluation_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "evaluate", *TINY, "repeats=1", "length=64", "chunk=32", "format=json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -155,6 +156,8 @@ def test_the_matrix_state_is_measured_against_its_loop(
 @pytest.mark.slow
 def test_a_length_that_is_not_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrence, "memory", lambda: 2**16)
+    one = next(recurrence.contenders())
+    monkeypatch.setattr(recurrence, "contenders", lambda: [one])
     rows = recurrence.measure(batch=1, width=8, shortest=16, longest=256, repeats=1, patience=0)["rows"]
     reasons = {row["length"]: row.get("not_run") for row in rows}
     assert list(reasons) == [16, 32, 64, 128, 256]

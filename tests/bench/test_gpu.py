@@ -99,10 +99,7 @@ def test_the_model_has_the_size_of_its_name() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    sampled(["exact", "seeds", "lanes", "kernels", "reading", "decoding", "steps"], 3),
-)
+@pytest.mark.parametrize("name", sampled(["steps", "exact", "seeds", "lanes", "kernels", "reading", "decoding"], 7))
 def test_a_part_has_its_rows_without_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `gpu.sh --small` tries it, in this process; README's command, the other part, is `test_docs`'s."""
     import gpu_parts

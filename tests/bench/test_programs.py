@@ -95,9 +95,9 @@ def test_a_run_whose_later_stages_are_compiled_ahead_has_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "ENOUGH_CORES", 1)
-    one = tiny.trained(tmp_path / "ahead", STAGES)
+    one = tiny.trained(tmp_path / "ahead", STAGES, "eval.lengths=[32]")
     monkeypatch.setattr(ahead, "ENOUGH_CORES", 10**6)
-    assert values(one) == values(tiny.trained(tmp_path / "alone", STAGES))
+    assert values(one) == values(tiny.trained(tmp_path / "alone", STAGES, "eval.lengths=[32]"))
 
 
 class Kept(ThreadPoolExecutor):

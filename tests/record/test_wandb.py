@@ -259,21 +259,6 @@ def test_the_end_names_every_folder_that_is_still_to_be_uploaded(folder: Path) -
     assert paths[0] not in left and paths[1] in left
 
 
-@pytest.mark.slow
-def test_w_and_b_as_a_whole_stays_as_it_was(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    before = wandb.setup().settings.mode
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setenv("WANDB_BASE_URL", NOWHERE)
-    ended(opened(folder, mode="online"))
-    assert wandb.setup().settings.mode == before
-    assert wandb.run is None
-    assert capfd.readouterr().err == ""
-    wandb.termwarn("of the user's own run")
-    assert "own run" in capfd.readouterr().err
-
-
 def test_a_second_start_continues_the_same_runs(folder: Path) -> None:
     for step in (10, 20):
         log = opened(folder, seeds=(0, 1), mode="offline")
@@ -404,8 +389,8 @@ def test_without_a_key_auto_is_offline_with_one_warning(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["auto", "online"])
-def test_without_a_server_the_log_is_offline_with_one_warning(
+@pytest.mark.parametrize("mode", ["online", pytest.param("auto", marks=pytest.mark.exhaustive)])
+def test_without_a_server_the_log_is_offline_with_one_warning_and_w_and_b_as_a_whole_as_it_was(
     mode: str,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -414,13 +399,17 @@ def test_without_a_server_the_log_is_offline_with_one_warning(
 ) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", NOWHERE)
     monkeypatch.setenv("WANDB_API_KEY", KEY)
+    before = wandb.setup().settings.mode
     log = opened(folder, seeds=(0, 1), mode=mode)
     log.write([measured("train", "loss", 4.0, step=10)])
     ended(log)
     (warning,) = warnings(caplog)
     assert "offline" in warning
     assert len(records(folder)) == 2
+    assert wandb.setup().settings.mode == before and wandb.run is None
     assert capfd.readouterr() == ("", "")
+    wandb.termwarn("of the user's own run")
+    assert "own run" in capfd.readouterr().err
 
 
 @pytest.fixture
@@ -505,12 +494,12 @@ def test_no_two_seeds_are_one_run(
 
 
 @pytest.mark.slow
-def test_a_refused_run_of_a_sweep_is_logged_offline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_run_of_a_sweep_is_logged_offline(
+    refusing_server: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its id stays taken in this process."""
-    for name, value in {"RUN_ID": "x", "SWEEP_ID": "s", "API_KEY": "0" * 40, "BASE_URL": NOWHERE}.items():
+    for name, value in {"RUN_ID": "x", "SWEEP_ID": "s", "API_KEY": KEY, "BASE_URL": refusing_server}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
-    monkeypatch.setattr("evalkit.record.wandb.answers", lambda *_: True)
-    monkeypatch.setattr("evalkit.record.wandb.INIT_SECONDS", 0.5)
     ended(opened(folder))
     (lines,) = records(folder).values()
     assert of("run", lines)
