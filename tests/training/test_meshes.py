@@ -148,9 +148,12 @@ def measured_sample() -> dict[str, Any]:
     by_step = trainer("ra", {"data": 4, "model": 2}, "float64")
     by_layer = trainer("ra", {"data": 2, "model": 4}, "float64", gather="layer")
     runs = {"one": one, "step": by_step, "layer": by_layer}
+    begun = {"one": one.init(), "step": by_step.init()}
+    # The same numbers: one `init` more would take seconds to compile.
+    begun["layer"] = jax.device_put(jax.tree.map(np.array, begun["step"]))
     whole = {}
     for name, run in runs.items():
-        state, first = losses(run, run.init(), 4)
+        state, first = losses(run, begun[name], 4)
         if name == "step":
             bytes_kept = kept(state.params), kept(state.optimizer)
             restored, same = through_checkpoint(run, state, runs)
@@ -447,7 +450,7 @@ def measured_own() -> dict[str, Any]:
     return {name: losses(run, run.init(), 3)[1] for name, run in (("one", one), ("two", two))}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # Griffin, whose mixers say it in the same words, trains on meshes above
 def test_a_mixer_of_ones_own_says_how_devices_share_it() -> None:
     found = measured("own", "float32")
     assert apart(found["two"], found["one"]) < 1e-5
@@ -481,7 +484,7 @@ def test_training_that_looks_at_whole_arrays_is_of_no_mesh(setting: dict[str, An
         tiny.experiment("mesh={data: 1, model: 1}", f"train.{name}={value}")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # of one device: tests/faults/test_numbers.py
 def test_where_a_loss_on_a_mesh_is_no_number_is_told_from_its_checkpoint(tmp_path: Path) -> None:
     """A mesh of one device, whose second block has a finite value that overflows."""
     run = trainer("ra", {"data": 1, "model": 1})
@@ -494,7 +497,7 @@ def test_where_a_loss_on_a_mesh_is_no_number_is_told_from_its_checkpoint(tmp_pat
             finite.refuse_non_finite(bad, run, checkpoints, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # of one device: tests/faults/test_numbers.py
 def test_skipping_steps_is_of_a_mesh_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step whose loss is no number leaves parameters and moments as they were."""
     run = trainer("a", {"data": 1, "model": 1}, skip_nonfinite=True, log_every=2, eval_every=2, checkpoint_every=2)

@@ -148,7 +148,9 @@ def of_optax(*words: str) -> Experiment:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OF_OPTAX)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name != "schedule_free")) for name in OF_OPTAX]
+)
 def test_an_optimiser_of_optax_trains_whole_arrays_and_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     optimiser, average = OF_OPTAX[name]
     more = [] if average is None else [f"train.average={average}"]

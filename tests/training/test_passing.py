@@ -134,9 +134,16 @@ def test_noise_in_place_of_states_is_as_they_are_and_another_at_each_step() -> N
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_a_run_is_trained_further_with_passed_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As post-training (2507.02782): a run without streams gets some that have read nothing, and keeps them."""
-    words = ["train.state_passing=null", "train.lengths=null", "train.curriculum=[]"]
+    words = [
+        "train.state_passing=null",
+        "train.lengths=null",
+        "train.curriculum=[]",
+        "train.steps=2",
+        "eval.lengths=[32]",
+    ]
     run = tiny.trained(tmp_path / "run", *words)
     step = read(run).rows[-1]["step"]
     changes = [f"train.steps={step + 4}", "train.state_passing=0.5", "train.first_states=fitted_noise"]

@@ -50,7 +50,9 @@ def by_slurm(port: int, index: int) -> tuple[str, dict[str, str]]:
 
 
 @contextmanager
-def two(*words: str, told: Callable[[int, int], tuple[str, dict[str, str]]] = by_hand) -> Iterator[list[Process]]:
+def two(
+    *words: str, told: Callable[[int, int], tuple[str, dict[str, str]]] = by_hand, devices: int = DEVICES
+) -> Iterator[list[Process]]:
     """Two processes on this machine, each with the same words, which find each other at a free port."""
     port, started = free_port(), []
     for index in range(2):
@@ -58,7 +60,7 @@ def two(*words: str, told: Callable[[int, int], tuple[str, dict[str, str]]] = by
         started.append(
             subprocess.Popen(
                 tiny.command(*words, word),
-                env=environment(DEVICES, **variables),
+                env=environment(devices, **variables),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -110,6 +112,11 @@ def alone(*arguments: str) -> None:
     assert told.returncode == 0, told.stderr
 
 
+def here(*arguments: str) -> None:
+    """This process, which has one device."""
+    assert main(list(arguments)) == 0
+
+
 def losses(folder: Path, split: str = "train") -> dict[tuple[int, int | None], float | None]:
     """The loss by step and length."""
     found = [entry for entry in tiny.read(folder).rows if entry["metric"] == "loss" and entry["split"] == split]
@@ -117,27 +124,36 @@ def losses(folder: Path, split: str = "train") -> dict[tuple[int, int | None], f
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared", "blank_figures")
 @pytest.mark.parametrize("mesh", faults.counts("mesh=auto", "mesh={data: 4, model: 2}"))
 def test_two_processes_train_as_one_does_and_each_goes_on_with_the_others_run(tmp_path: Path, mesh: str) -> None:
+    """Slurm's variables tell those that go on of each other, and a signal to either saves and ends both."""
     one, both = tmp_path / "one", tmp_path / "both"
-    task = (*tiny.TASK, *tiny.EVAL) if mesh == "mesh=auto" else of_text(tmp_path / "texts")
-    alone(*words(one, 20, mesh, task=task))
-    with two(*words(both, 20, mesh, task=task)) as started:
+    automatic = mesh == "mesh=auto"
+    task = (*tiny.TASK, *tiny.EVAL) if automatic else of_text(tmp_path / "texts")
+    steps, more, by_one, devices = (10, 20, here, 2) if automatic else (20, 30, alone, DEVICES)
+    by_one(*words(one, steps, mesh, task=task))
+    with two(*words(both, steps, mesh, task=task), devices=devices) as started:
         assert [code for code, _ in done(started)] == [0, 0]
     for split in ("train", "validation", "test"):
         assert losses(both, split) == pytest.approx(losses(one, split), rel=1e-5), split
     assert {path.name for path in both.iterdir()} == {path.name for path in one.iterdir()}
     for begun in (one, both):
         shutil.copytree(begun, tmp_path / f"{begun.name} goes on")
-    with two(f"resume={tmp_path / 'one goes on'}", "train.steps=30") as started:
-        assert [code for code, _ in done(started)] == [0, 0]
-    alone(f"resume={tmp_path / 'both goes on'}", "train.steps=30")
-    assert losses(tmp_path / "one goes on") == pytest.approx(losses(tmp_path / "both goes on"), rel=1e-5)
+    by_two, alone_again = tmp_path / "one goes on", tmp_path / "both goes on"
+    with two(f"resume={by_two}", "train.steps=2000", told=by_slurm, devices=devices) as started:
+        until(by_two / "checkpoints" / str(more), started)
+        started[1].send_signal(signal.SIGTERM)
+        assert [code for code, _ in done(started)] == [128 + signal.SIGTERM] * 2
+    assert (by_two / "checkpoints" / str(tiny.last_step(tiny.read(by_two).rows))).is_dir()
+    by_one(f"resume={alone_again}", f"train.steps={more}")
+    found = {(step, length): loss for (step, length), loss in losses(by_two).items() if step <= more}
+    assert found == pytest.approx(losses(alone_again), rel=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.fault
-@pytest.mark.exhaustive  # a signal to either process ends both below
+@pytest.mark.exhaustive  # a signal to either process ends both above
 @pytest.mark.parametrize("killed", faults.counts(1, 0))
 def test_a_process_that_is_killed_ends_the_other_with_one_line(tmp_path: Path, killed: int) -> None:
     """Within a minute: a process that has not been heard for that long is taken for dead."""
@@ -157,6 +173,7 @@ def test_a_process_that_is_killed_ends_the_other_with_one_line(tmp_path: Path, k
 
 @pytest.mark.slow
 @pytest.mark.fault
+@pytest.mark.exhaustive  # a signal ends two that go on with a run above
 def test_a_signal_to_either_process_saves_and_ends_both(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with two(*words(folder, 2000), told=by_slurm) as started:

@@ -31,24 +31,17 @@ from evalkit.training.settings import Stage, Training
 from evalkit.training.state import Sums, TrainState
 from evalkit.training.trainer import Trainer
 from support import tiny
-from support.shrunk import every_model, experiment, overrides_of
+from support.shrunk import experiment, overrides_of
 
 ROOT = Path(__file__).parents[2]
-ALL_MODELS = "selective_copying"
-FEW = ("griffin", "mamba")
-"""They are trained on this task, which scores the most, and the other tasks by MQA; arXiv is as books."""
-DEFAULT = {"phonebook": "mqa", "books": "mqa"}
+SAMPLED = ("books", "mqa")
+"""What the slow tests train: a text, which no tiny run reads. Gradients of Griffin: `tests/contract/`."""
 LENGTHS = {"needle": 130}
 """Of tasks for which 40 tokens are too few."""
 
 
-def sampled(task: str, model: str) -> bool:
-    """Whether the default suite trains this model on this task."""
-    return model in FEW if task == ALL_MODELS else DEFAULT.get(task) == model
-
-
 PAIRS = [
-    pytest.param(task, model, marks=[pytest.mark.exhaustive] * (not sampled(task, model)))
+    pytest.param(task, model, marks=[pytest.mark.exhaustive] * ((task, model) != SAMPLED))
     for task in catalogue.options("task")
     for model in catalogue.options("model")
 ]
@@ -57,7 +50,10 @@ PAIRS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "model"), PAIRS)
 def test_every_task_and_model_take_a_step(task: str, model: str) -> None:
-    """Shrunk, from the configuration that ships: the first loss is near that of guessing, and the parameters move."""
+    """Shrunk, from the configuration that ships: the first loss is near that of guessing, and the parameters move.
+
+    A trainer that nobody needs is forgotten with its programs: a search and a suite train many in one process.
+    """
     length = LENGTHS.get(task, 40)
     experiment = Spec.of(
         [
@@ -74,6 +70,10 @@ def test_every_task_and_model_take_a_step(task: str, model: str) -> None:
     assert abs(float(sums.loss[0]) / 8 - math.log(experiment.task.vocab_size)) < 2
     moved = jax.tree.map(lambda old, new: float(np.abs(old - new).max()), before, jax.device_get(state.params))
     assert all(value > 0 for value in jax.tree.leaves(moved)), moved
+    one = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert one() is None
 
 
 def test_a_tally_counts_scored_positions_only_and_adds_up() -> None:
@@ -138,21 +138,6 @@ def gradient_of(task: SelectiveCopying, microbatch: int | None = None) -> list[n
     params = jax.jit(experiment.model.init)(jax.random.key(0))
     example = streams.held_out_batch(experiment.task, streams.TEST, 0, 8, 32)
     return jax.tree.leaves(jax.device_get(jax.jit(step.gradient)(params, example)))
-
-
-@pytest.mark.slow
-def test_a_trainer_that_nobody_needs_is_forgotten_with_its_programs() -> None:
-    """A search and a suite train many in one process."""
-    held = experiment("hawk")
-
-    def trained() -> weakref.ref[Trainer]:
-        trainer = Trainer(held.task, held.model, held.train, [0])
-        jax.block_until_ready(trainer.advance(trainer.init(), trainer.training.stages(held.task.length)[0], 1))
-        return weakref.ref(trainer)
-
-    one = trained()
-    gc.collect()
-    assert one() is None
 
 
 def test_micro_batches_change_nothing() -> None:
@@ -277,20 +262,20 @@ def shrunken(model: str) -> config.Experiment:
 
 @pytest.mark.slow
 def test_a_small_task_is_learned() -> None:
-    """Selective copying of two tokens out of twelve, teacher-forced nowhere: Hawk at width 32 solves it in seconds."""
+    """Selective copying of two tokens out of six, teacher-forced nowhere: Hawk at width 32 solves it in seconds."""
     experiment = Spec.of(
-        ["task=selective_copying", "model=hawk", "task.length=12", "task.data_tokens=2", *overrides_of("hawk"),
+        ["task=selective_copying", "model=hawk", "task.length=6", "task.data_tokens=2", *overrides_of("hawk"),
          "model.pattern=[recurrent,recurrent]", "model.width=32", "model.mixers.recurrent.width_rnn=32",
-         "train.learning_rate=1e-2", "train.steps=600"]
+         "train.learning_rate=1e-2", "train.warmup_steps=20", "train.steps=400"]
     ).experiment  # fmt: skip
     trainer = Trainer(experiment.task, experiment.model, experiment.train, [0])
-    state, _ = trainer.advance(trainer.init(), Stage(0, 600, 12, 64), 575)
-    _, sums = trainer.advance(state, Stage(0, 600, 12, 64), 25)
-    assert float(sums.accuracy[0]) / (25 * 64) > 0.95
+    state, _ = trainer.advance(trainer.init(), Stage(0, 400, 6, 32), 375)
+    _, sums = trainer.advance(state, Stage(0, 400, 6, 32), 25)
+    assert float(sums.accuracy[0]) / (25 * 32) > 0.95
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", every_model(("griffin",)))
+@pytest.mark.exhaustive  # two seeds of Hawk below, each with a rate of its own
+@pytest.mark.parametrize("model", catalogue.options("model"))
 def test_seeds_side_by_side_train_as_one_by_one(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on an accelerator, forced here: every parameter after 50 steps, with the streams of state passing."""
     held = experiment(model)
@@ -310,11 +295,15 @@ def test_seeds_side_by_side_train_as_one_by_one(model: str, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side_by_side", [False, True])
+@pytest.mark.parametrize("side_by_side", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_a_seed_with_a_rate_of_its_own_trains_as_by_itself(side_by_side: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates are an array of one program: every parameter after 20 steps, with weight decay, which the rate scales."""
+    """Rates are an array of one program: every parameter after 20 steps, with weight decay, which the rate scales.
+
+    With the streams of state passing, which each seed has of its own.
+    """
     held = shrunken("hawk")
-    training = dataclasses.replace(held.train, steps=20, batch_size=4, curriculum=[], log_every=20, weight_decay=0.1)
+    given = {"steps": 20, "batch_size": 4, "curriculum": [], "log_every": 20, "weight_decay": 0.1, "state_passing": 0.5}
+    training = dataclasses.replace(held.train, **given)
 
     def after(seeds: list[int], rate: float | list[float]) -> TrainState:
         trainer = Trainer(held.task, held.model, dataclasses.replace(training, learning_rate=rate), seeds)
