@@ -147,15 +147,25 @@ def test_an_option_of_the_users_own_may_not_have_the_name_of_ours(capsys: pytest
     assert not Path("runs").exists()
 
 
-@pytest.mark.slow
-def test_what_is_the_users_own_goes_to_every_verb_that_composes(
-    run: Run, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def own() -> None:
+    """A task of the user's own in the folder `mine`."""
     source = catalogue.directory() / "task" / "induction_heads.yaml"
     Path("mine", "task").mkdir(parents=True)
     Path("mine", "task", "own.yaml").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_an_example_of_the_users_own_task_is_shown(own: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config-dir", "mine", "example", "own", "length=12"]) == 0
     assert "own, length 12" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive  # tests/faults/test_trust.py runs, resumes and evaluates with the user's own
+def test_what_is_the_users_own_goes_to_every_verb_that_composes(
+    own: None, run: Run, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["example", "--config-dir", "mine"]) == 0
     assert "own  vocabulary" in capsys.readouterr().out
     assert main(["task=own", "model=hawk", "--config-dir", "mine", "hydra.run.dir=out"]) == 0
@@ -275,15 +285,27 @@ def test_existing_runs_go_to_their_own_commands(run: Run, here: Path) -> None:
     ]
 
 
+def group_of_one_sweep(run: Run) -> str | None:
+    """The group of W&B's that both runs of a sweep have."""
+    (found,) = {experiment.wandb.group for experiment, _ in run.started}
+    # A job that is requeued finds its folder again: the time in its name is the sweep's, not its own.
+    times, numbers = zip(*(folder.name.rsplit("_", 1) for _, folder in run.started), strict=True)
+    assert len(set(times)) == 1 and numbers == ("0", "1")
+    return found
+
+
 @pytest.mark.slow
-def test_a_sweep_goes_on_after_a_run_that_failed(run: Run) -> None:
+def test_a_sweep_is_one_group_and_goes_on_after_a_run_that_failed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     run.outcome = lambda experiment: int(experiment.model_name == "mqa")
     assert main(["task=induction_heads", "-m", "model=mqa,hawk"]) != 0
     assert [experiment.model_name for experiment, _ in run.started] == ["mqa", "hawk"]
     assert [folder.parent.name for _, folder in run.started] == ["mqa", "hawk"]
+    assert (group_of_one_sweep(run) or "").startswith("sweep-20")
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("settings", "variable", "group"),
     [
@@ -300,11 +322,8 @@ def test_the_runs_of_a_sweep_are_one_group_of_w_and_b(
     if variable is not None:
         monkeypatch.setenv("WANDB_RUN_GROUP", variable)
     assert main(["-m", *GRIFFIN, "seed=1,2", *settings]) == 0
-    (found,) = {experiment.wandb.group for experiment, _ in run.started}
+    found = group_of_one_sweep(run)
     assert len(run.started) == 2 and (found == group if group is None else (found or "").startswith(group))
-    # A job that is requeued finds its folder again: the time in its name is the sweep's, not its own.
-    times, numbers = zip(*(folder.name.rsplit("_", 1) for _, folder in run.started), strict=True)
-    assert len(set(times)) == 1 and numbers == ("0", "1")
 
 
 @pytest.mark.slow
@@ -370,6 +389,7 @@ def test_options_are_completed(capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # tests/test_installed.py trains beside packages of all those names
 def test_a_package_of_the_users_own_with_one_of_our_names_is_left_alone(tmp_path: Path) -> None:
     """`tasks/` in the current folder is the user's: nothing of it is imported."""
     (tmp_path / "tasks").mkdir()

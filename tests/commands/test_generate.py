@@ -7,6 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 
 from evalkit.__main__ import main
 from evalkit.checkpoints import loading, pretrained
@@ -14,7 +15,6 @@ from evalkit.configuration import capacity, saved
 from evalkit.core.errors import UserError
 from evalkit.session import prompting
 from evalkit.tasks.text.tokenizers import Numbers, Symbols
-from support import tiny
 from support.shrunk import applied, shrunk
 
 NEW = 6
@@ -106,10 +106,10 @@ def test_names_stand_for_the_first_token_that_has_them_and_numbers_for_themselve
 
 
 @pytest.mark.slow
-def test_keys_and_values_are_kept_in_the_dtype_that_is_asked_for(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    saved.save(tiny.experiment(tiny.TWO_BLOCKS).config, folder / saved.CONFIG_FILE)  # no weight is read
+def test_keys_and_values_are_kept_in_the_dtype_that_is_asked_for(tiny_run: Path, tmp_path: Path) -> None:
+    config = yaml.safe_load((tiny_run / saved.CONFIG_FILE).read_text(encoding="utf-8"))
+    config["model"]["pattern"] = ["attention"]
+    saved.save(config, tmp_path / saved.CONFIG_FILE)  # no weight is read
     for settings, itemsize in ((("float32",), 4), (("bfloat16",), 2), (("float32", (), "bfloat16"), 2)):
-        cache = pretrained.find(str(folder), *settings).model.init_cache(1, 8)
+        cache = pretrained.find(str(tmp_path), *settings).model.init_cache(1, 8)
         assert {block.keys.dtype.itemsize for block in cache if hasattr(block, "keys")} == {itemsize}

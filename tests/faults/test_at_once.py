@@ -59,6 +59,7 @@ def ended(jobs: "list[subprocess.Popen[str]]") -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # below two jobs wait as well, for one that is killed
 @pytest.mark.parametrize("jobs", faults.counts(3, 16))
 def test_many_jobs_make_the_tokens_of_one_text_once(tmp_path: Path, jobs: int) -> None:
     folder = tmp_path / "cache"

@@ -9,7 +9,7 @@ import pwd
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -85,12 +85,17 @@ def drawn(seed: int) -> dict[str, bytes]:
     return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
 
 
-@pytest.mark.slow
-@settings(max_examples=2, deadline=None)
-@given(flags=FLAGGED, seed=st.integers(0, 2**31 - 1))
-def test_data_and_parameters_depend_on_the_seed_alone_whatever_jaxs_flags_are(
-    flags: dict[str, str | bool], seed: int
-) -> None:
+OTHERS = {
+    "default_prng_impl": "rbg",
+    "enable_x64": True,
+    "numpy_dtype_promotion": "strict",
+    "threefry_partitionable": False,
+    "high_dynamic_range_gumbel": True,
+}
+"""No flag as JAX has it."""
+
+
+def assert_drawn_alike(flags: Mapping[str, str | bool], seed: int) -> None:
     usual = drawn(seed)
     before = {name: getattr(jax.config, f"jax_{name}") for name in flags}
     try:
@@ -100,6 +105,20 @@ def test_data_and_parameters_depend_on_the_seed_alone_whatever_jaxs_flags_are(
     finally:
         for name, value in before.items():
             jax.config.update(f"jax_{name}", value)
+
+
+@pytest.mark.slow
+def test_data_and_parameters_depend_on_the_seed_alone_whatever_jaxs_flags_are() -> None:
+    assert all(getattr(jax.config, f"jax_{name}") != value for name, value in OTHERS.items())
+    assert_drawn_alike(OTHERS, 7)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@settings(max_examples=10, deadline=None)
+@given(flags=FLAGGED, seed=st.integers(0, 2**31 - 1))
+def test_so_do_they_with_any_flags_and_seed(flags: dict[str, str | bool], seed: int) -> None:
+    assert_drawn_alike(flags, seed)
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -139,11 +158,11 @@ def test_neither_variables_that_jax_cannot_read_nor_a_terminal_of_ascii_end_a_co
 @pytest.mark.parametrize(
     "variable",
     [
-        # One that fails when JAX looks for devices, one when JAX is imported, one when an array moves.
-        *("JAX_PLATFORMS=cuda,no", "JAX_DEFAULT_MATMUL_PRECISION=no", "JAX_TRANSFER_GUARD=disallow"),
+        # One that fails when JAX looks for devices, and one when JAX is imported.
+        *("JAX_PLATFORMS=cuda,no", "JAX_DEFAULT_MATMUL_PRECISION=no"),
         *(
-            pytest.param(f"{name}=gpu", marks=pytest.mark.exhaustive)
-            for name in ("JAX_PLATFORM_NAME", "JAX_DEFAULT_DEVICE")
+            pytest.param(variable, marks=pytest.mark.exhaustive)
+            for variable in ("JAX_TRANSFER_GUARD=disallow", "JAX_PLATFORM_NAME=gpu", "JAX_DEFAULT_DEVICE=gpu")
         ),
     ],
 )

@@ -90,36 +90,40 @@ def test_a_parameter_that_is_no_number_is_named(trainer: Trainer, params: Any, e
         assert finite.first_in(trainer, broken, example) == f"the parameter {name} was so before it"
 
 
-@pytest.mark.slow
 def test_a_gradient_that_is_no_number_is_named(
     trainer: Trainer, params: Any, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gradient = trainer.step.gradient
-
     def broken(params: Any, example: Example, begun: None) -> Any:
-        loss, accuracy, vectors = gradient(params, example)
-        tree = trainer.step.layout.params(vectors)
-        names = ("blocks.0.mixer.input.kernel", "blocks.1.mlp.gate.kernel")
-        for name in names:
+        """A gradient of ones, of which two leaves are no numbers."""
+        tree = jax.tree.map(jnp.ones_like, params)
+        for name in ("blocks.0.mixer.input.kernel", "blocks.1.mlp.gate.kernel"):
             tree = with_leaf(tree, name, lambda leaf: leaf * jnp.nan)
-        return loss, accuracy, trainer.step.layout.vectors(tree)
+        return jnp.zeros(()), jnp.zeros(()), trainer.step.layout.vectors(tree)
 
     monkeypatch.setattr(trainer.step, "gradient", broken)
     assert finite.first_in(trainer, params, example) == "it begins in the gradient of blocks.1.mlp.gate.kernel"
 
 
 @pytest.mark.slow
-def test_a_state_of_a_stream_that_is_no_number_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (jnp.inf, "it begins in the state of a stream, from which"),
+        pytest.param(0.0, "so suspect the machine", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_state_of_a_stream_that_is_no_number_is_named(
+    value: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What sequences begin from is read again as well; the machine is not suspected of it."""
     experiment = tiny.experiment("train.state_passing=1e-6")
     model, training = experiment.trained
     trainer = Trainer(experiment.task, model, training, [0])
     state = trainer.init()
     stage = training.stages(experiment.task.length)[0]
-    for value, said in ((0.0, "so suspect the machine"), (jnp.inf, "it begins in the state of a stream, from which")):
-        large = state._replace(streams=jax.tree.map(lambda leaf, v=value: jnp.full_like(leaf, v), state.streams))
-        monkeypatch.setattr(finite, "_before", lambda *given, large=large: (large, stage))
-        assert said in finite._where(trainer, Checkpoints(tmp_path), 0, 0)
+    state = state._replace(streams=jax.tree.map(lambda leaf: jnp.full_like(leaf, value), state.streams))
+    monkeypatch.setattr(finite, "_before", lambda *given: (state, stage))
+    assert said in finite._where(trainer, Checkpoints(tmp_path), 0, 0)
 
 
 def bad_at(step: int, count: int = 1) -> Sums:

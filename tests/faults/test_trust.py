@@ -24,6 +24,7 @@ from evalkit.configuration import account, saved
 from evalkit.configuration.experiment import build_task, written
 from evalkit.configuration.spec import Spec
 from evalkit.core import credentials, trust
+from evalkit.core.contracts import Verdict
 from evalkit.core.errors import UserError, first_line
 from evalkit.core.rows import read
 from evalkit.disk import sums
@@ -32,6 +33,8 @@ from evalkit.record.wandb import Wandb
 from evalkit.reports.kinds import kind_of
 from evalkit.reports.writer import report
 from evalkit.session import logs
+from evalkit.session import run as session
+from evalkit.session.session import Outcome
 from support import tiny
 from support.made_up_runs import run_record, write_run
 
@@ -207,8 +210,18 @@ def of_ones_own(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_of_ones_own_is_opened_again_without_a_word(theirs: Path, tmp_path: Path) -> None:
+def test_a_run_of_ones_own_is_opened_again_without_a_word(
+    theirs: Path, tmp_path: Path, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the same place. Elsewhere, or where nothing could be kept, one word does it."""
+
+    def trained(spec: Spec) -> Outcome:
+        """A finished run with what was asked for, without its training."""
+        shutil.copytree(tiny_run, spec.folder)
+        saved.save(spec.plain, spec.folder / saved.CONFIG_FILE)
+        return Outcome(spec.folder, verdict=Verdict())
+
+    monkeypatch.setattr(session, "start", trained)
     assert main(of_ones_own(theirs.parent)) == 0
     assert yaml.safe_load(Path("own", "config.yaml").read_text())["allow_targets"] == ["theirs"]
     assert main(["resume", "own"]) == 0

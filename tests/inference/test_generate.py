@@ -87,7 +87,6 @@ GREEDY, DRAWN = 0.0, 1.5
 DEFAULT = (
     ("griffin", 2, 7, GREEDY),
     ("griffin", 2, 7, DRAWN),
-    ("hawk", 1, 64, GREEDY),
     ("mqa", 8, 16, DRAWN),
 )
 EVERY = itertools.product(MODELS, (1, 2, 8), (7, 16, 64), (GREEDY, DRAWN))

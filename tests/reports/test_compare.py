@@ -31,6 +31,7 @@ from evalkit.evaluations.remembrance import report as remembrance
 from evalkit.reports.curves import MARKERS
 from evalkit.reports.pooling import LATER, Line, find_runs, left_out, load, notes_of, pool
 from support.made_up_runs import falls, perfect, run_record, write_run
+from support.sharing import blank_figures
 from support.shrunk import experiment, shrunk
 
 COSTS = {"cache_bytes": {"256": 20_480, "1024": 81_920}, "flops_per_token": 500_000}
@@ -302,6 +303,7 @@ def test_a_given_name_is_the_label_and_sets_runs_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank")
 def test_what_asks_by_distance_is_left_out_and_alone_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -434,7 +436,8 @@ def test_accuracy_is_drawn_against_what_the_models_cost(tmp_path: Path, capsys: 
     assert main([*arguments, "cache_bytes", "--at", "1024"]) == 0
     page = (tmp_path / "out" / "compare.html").read_text()
     assert (tmp_path / "out" / "accuracy-cache_bytes.png").is_file() and "not known: other" in page
-    assert main([*arguments, "flops"]) == 0
+    with blank_figures():
+        assert main([*arguments, "flops"]) == 0
     assert "Accuracy at 256 tokens against cost" in (tmp_path / "out" / "compare.html").read_text()
     found = {
         (x, at): points_of(against(lines(tmp_path / "runs"), x, at, "", []).figure.axes[0])
