@@ -31,6 +31,7 @@ from evalkit.reports.suite.cells import (
     window_of,
 )
 from evalkit.session import experiments, plan, run, suite
+from evalkit.session.protocol import KEYS
 from support import tiny
 
 pytestmark = pytest.mark.usefixtures("shared", "blank_figures")
@@ -234,7 +235,7 @@ TASKS = {name for tasks in composition.compose(["experiment=suite"]).config.suit
             "suite.sizes=many",
             "suite.sizes=many; allowed: lists of words, such as sizes: {parity: {small: {mine: [model.width=32]}}}",
         ),
-        ("~suite.tasks", f"suite.tasks is missing; a suite has {', '.join(suite.KEYS)}"),
+        ("~suite.tasks", f"suite.tasks is missing; a suite has {', '.join(KEYS)}"),
         (
             'task=s3 model=hawk +suite.models_on.s3.hawk=["model.widht=32"]',
             "cell s3/hawk: unknown key 'model.widht'; the nearest valid one is 'model.width'",
