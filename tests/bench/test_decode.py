@@ -77,7 +77,7 @@ def test_the_limits_of_this_machine_are_rates() -> None:
     assert found.copy == 5.0 and found.maps > 1e6 and found.attention > 1e6
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("blank")
 def test_a_bench_that_was_stopped_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, machine: None

@@ -251,7 +251,7 @@ def trained(words: Any, folder: Path, **more: Any) -> evalkit.Run:
     return evalkit.train(words, folder=folder, quiet=True, **more)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_words_a_dictionary_and_names_train_alike_at_once_in_threads_and_in_a_running_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

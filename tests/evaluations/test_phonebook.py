@@ -85,7 +85,6 @@ def test_the_window_ends_at_the_first_token_of_the_entry() -> None:
         assert question(reader(window), asked).inside is inside
 
 
-@pytest.mark.slow
 def test_a_random_model_has_nothing_right() -> None:
     _, rows = untrained()
     assert rows[300, "exact_match", "all"]["total"] == 0

@@ -10,11 +10,10 @@ from statistics import median
 
 import pytest
 
-from evalkit.training.checkpoints import Checkpoints
-from support import faults, soaking, tiny
+from support import faults, tiny
 from support.soaking import Look
 
-pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.usefixtures("own_wandb", "blank_figures")]
+pytestmark = [pytest.mark.fault, pytest.mark.slow]
 SETTINGS = (
     *tiny.OVERRIDES[:-1],
     "task.length=16",
@@ -35,10 +34,13 @@ SETTINGS = (
 # A look's time is a third of a second there, which whatever else the machine does can double: the long run judges it.
 @pytest.mark.parametrize(
     ("steps", "count", "most", "slower"),
-    [(480, 12, 0.05, math.inf), pytest.param(100_000, 100, 0.02, 1.15, marks=faults.ALL_COUNTS)],
+    [
+        pytest.param(480, 12, 0.05, math.inf, marks=pytest.mark.exhaustive),
+        pytest.param(100_000, 100, 0.02, 1.15, marks=faults.ALL_COUNTS),
+    ],
 )
 def test_memory_handles_and_the_time_of_a_step_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, count: int, most: float, slower: float
+    tmp_path: Path, steps: int, count: int, most: float, slower: float
 ) -> None:
     """`count` looks, one at each checkpoint; `most` is how much memory may grow after the first tenth.
 
@@ -46,15 +48,10 @@ def test_memory_handles_and_the_time_of_a_step_stay(
     """
     every = [f"train.{name}_every={steps // count}" for name in ("eval", "checkpoint")]
     out, words = tmp_path / "looks.json", [*SETTINGS, *every, f"train.steps={steps}"]
-    given = [str(tmp_path / "run"), str(out), *words]
-    if slower < math.inf:
-        command = [sys.executable, "-m", "support.soaking", *given]
-        environment = {**tiny.environment(), "PYTHONPATH": f"{tiny.ROOT / 'tests'}:{tiny.ROOT}"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    else:  # in this process, which has imported all
-        monkeypatch.setattr(Checkpoints, "save", Checkpoints.save)  # put back at the end
-        assert soaking.main(*given) == 0
+    command = [sys.executable, "-m", "support.soaking", str(tmp_path / "run"), str(out), *words]
+    environment = {**tiny.environment(), "PYTHONPATH": f"{tiny.ROOT / 'tests'}:{tiny.ROOT}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     looks = [Look(*one) for one in json.loads(out.read_text())]
     assert looks[-1].step == steps and len(looks) == count
     tenth = count // 10

@@ -72,7 +72,6 @@ def stamps(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("metrics.jsonl"))}
 
 
-@pytest.mark.slow
 def test_it_runs_what_is_missing_and_draws_it_together(experiment: Callable[..., int], finished: Path) -> None:
     out = finished
     assert {path.name for path in out.iterdir()} == {"one", "other", "forgetful", "runs", "controls"}
@@ -89,7 +88,6 @@ def test_it_runs_what_is_missing_and_draws_it_together(experiment: Callable[...,
     assert stamps(out) == before, "a finished run was run again"
 
 
-@pytest.mark.slow
 def test_it_goes_on_with_a_run_that_was_stopped_and_leaves_one_that_was_given_more_steps(
     experiment: Callable[..., int], finished: Path, tmp_path: Path
 ) -> None:
@@ -107,7 +105,6 @@ def test_it_goes_on_with_a_run_that_was_stopped_and_leaves_one_that_was_given_mo
     assert Spec.saved(one).experiment.train.steps == before + 4
 
 
-@pytest.mark.slow
 def test_a_dry_run_lists_the_runs_with_their_hours_and_writes_nothing(
     experiment: Callable[..., int], done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,7 +220,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # of one run: tests/session/test_texts.py
 def test_data_that_is_not_there_ends_the_whole_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each of its runs would say the same."""
     few = 'runs={one: ["model=hawk"], other: ["model=mqa"]}'

@@ -110,9 +110,10 @@ def looked_at(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def test_a_run_leaves_what_it_promises(trained: Path) -> None:
-    assert [name for name in WRITTEN if not (trained / name).is_file()] == []
-    rows, results = read(trained).rows, json.loads((trained / "results.json").read_text())
+@pytest.mark.slow
+def test_a_run_leaves_what_it_promises(looked_at: Path) -> None:
+    assert [name for name in WRITTEN if not (looked_at / name).is_file()] == []
+    rows, results = read(looked_at).rows, json.loads((looked_at / "results.json").read_text())
     assert {entry["metric"] for entry in rows if entry["split"] == "test"} == set(text_rows.RAW)
     assert {entry["metric"] for entry in rows if entry["split"] == "validation"} == {
         "loss",
@@ -254,11 +255,12 @@ def test_what_was_trained_on_is_not_held_out(
     assert "The held-out texts differ, so the lines do not compare" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_run_evaluated_on_another_task_keeps_its_training_length(trained: Path, data: Path) -> None:
-    experiment = Spec.saved(trained, ["task=arxiv", f"data.path={data}"], allowed=EVALUABLE).experiment
+@pytest.mark.slow
+def test_a_run_evaluated_on_another_task_keeps_its_training_length(looked_at: Path, data: Path) -> None:
+    experiment = Spec.saved(looked_at, ["task=arxiv", f"data.path={data}"], allowed=EVALUABLE).experiment
     assert experiment.task_name == "arxiv" and experiment.task.length == 32
     with pytest.raises(UserError, match=r"task.length is what this run was trained at; give 'eval.lengths"):
-        _ = Spec.saved(trained, ["task.length=64"], allowed=EVALUABLE).experiment
+        _ = Spec.saved(looked_at, ["task.length=64"], allowed=EVALUABLE).experiment
 
 
 @pytest.mark.parametrize(
