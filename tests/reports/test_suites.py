@@ -48,9 +48,11 @@ def test_a_square_has_median_range_reach_and_window() -> None:
         assert words in shown
 
 
-def test_what_is_no_better_than_the_floor_is_a_dash() -> None:
-    for floors, words in (({}, "<b>–</b>"), ({"mqar": 0.1}, "<b>0.250</b>"), ({"mqar": 0.3}, "<b>–</b>")):
-        assert words in html(board(cell("mqar", "gla", 0.25, 0.25), floors=floors))
+def test_what_is_no_better_than_the_floor_is_a_dash_as_light_as_the_floor() -> None:
+    """Nor is what is above it by less than its interval."""
+    for floor, share, words in ((0.1, 7, "0.250"), (0.247, 0, "–"), (0.25, 0, "–"), (0.3, 0, "–")):
+        page = html(board(cell("mqar", "gla", 0.25, 0.25), floors={"mqar": floor}))
+        assert f'style="--share: {share}%"><b>{words}</b>' in page
 
 
 def test_what_was_not_run_is_there_with_its_command() -> None:

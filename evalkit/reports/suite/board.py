@@ -93,9 +93,8 @@ class Board:
         return median(least) > self.floor(cell)
 
     def share(self, cell: Cell) -> float:
-        """The median of the seeds, 0 at the floor and 1 where all is right."""
-        floor = self.floor(cell)
-        return max(0.0, scaled(median(cell.accuracies), floor)) if floor < 1 else 0.0
+        """The median of the seeds: 0 at the floor and where nothing was learned, 1 where all is right."""
+        return scaled(median(cell.accuracies), self.floor(cell)) if self.is_learned(cell) else 0.0
 
     @property
     def count(self) -> str:
