@@ -9,7 +9,14 @@ import pytest
 from evalkit.reports.kinds import COSTS
 from evalkit.reports.suite.board import Board, comparisons, controls, html, picture, reach, window
 from evalkit.reports.suite.cells import Cell, Measured, RateTrial, beside, kept
-from evalkit.reports.suite.report import figures, of_seeds, searched_otherwise, tables, trained_otherwise
+from evalkit.reports.suite.report import (
+    figures,
+    of_seeds,
+    searched_otherwise,
+    sized_otherwise,
+    tables,
+    trained_otherwise,
+)
 
 COMMAND = "python -m evalkit experiment=mine"
 
@@ -235,6 +242,16 @@ def test_other_seeds_or_rates_are_told_once_a_model_and_are_not_compared() -> No
         model="b", measured=[Measured(8, seed, 0.1, 0.1, 0.1) for seed in range(9)], typed=["suite.seeds=9"]
     )
     assert "none were compared" in comparisons(board(others[0], more))
+
+
+def test_a_model_of_another_size_is_told() -> None:
+    """A further size of its state is none."""
+    others = [cell_with(model=model, parameters=count) for model, count in (("a", 1000), ("b", 1040), ("c", 1010))]
+    larger = [cell_with(model="mine", parameters=1500, task=task) for task in ("t", "u")]
+    (told,) = sized_otherwise(larger, [*others, *larger])
+    assert told.startswith("mine has 1,500 parameters, where the other models have 1,010 in the median")
+    alike = [cell_with(model="mine", parameters=1050), cell_with(model="mine", parameters=4000, size="large")]
+    assert not [*sized_otherwise(alike, [*others, *alike]), *sized_otherwise(larger, larger)]
 
 
 def test_beyond_the_training_length_the_longest_is_also_taken_apart() -> None:

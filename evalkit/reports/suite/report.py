@@ -27,6 +27,8 @@ TITLE = "Suite"
 STATES, RATES = "Accuracy against the size of the state", "Accuracy by learning rate"
 LENGTHS, POSITIONS = "Accuracy by length", "Accuracy by position"
 SPREAD = "Median and range over seeds; a single seed with its 95% interval."
+EQUAL = 0.05
+"""By how much of the others' parameters those of a model may differ without a word."""
 MARK = " ✓"
 EDGE = " (edge)"
 LEGEND = (
@@ -50,7 +52,7 @@ def write(
     notes = [LEGEND]
     if len(cells) > len(own):
         notes.append(f"{len(cells) - len(own)} of {len(cells)} cells are results that were kept, not of {folder}.")
-    otherwise = [*trained_otherwise(own, cells), *searched_otherwise(own, cells)]
+    otherwise = [*trained_otherwise(own, cells), *searched_otherwise(own, cells), *sized_otherwise(own, cells)]
     notes += otherwise
     board = replace(empty, cells=cells, notes=otherwise)
     listed, drawn = tables(cells), figures(board)
@@ -115,6 +117,19 @@ def _searched(cell: Cell) -> str:
     seeds, typed = cell.search
     words = f" ({' '.join(typed)})" if typed else ""
     return f"{seeds} {'seed' if seeds == 1 else 'seeds'}{words}"
+
+
+def sized_otherwise(own: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[str]:
+    """One sentence for each model of `own` that is much larger or smaller than the others, each at its own size."""
+    sizes = grouped((cell.model, cell.parameters) for cell in cells if cell.size is None and cell.parameters)
+    largest = {model: max(found) for model, found in sizes.items()}
+    for model in dict.fromkeys(cell.model for cell in own if cell.model in largest):
+        others = [found for other, found in largest.items() if other != model]
+        if others and abs(largest[model] - median(others)) > EQUAL * median(others):
+            yield (
+                f"{model} has {largest[model]:,} parameters, where the other models have {median(others):,.0f} in the "
+                "median: what it has more or less may be theirs."
+            )
 
 
 def _records(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
