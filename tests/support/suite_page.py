@@ -25,7 +25,7 @@ SUITE = ROOT / "conf" / "experiment" / "suite.yaml"
 COUNTED = (PAGE, ROOT / "studies" / "README.md", ROOT / "docs" / "suite.md", ROOT / "README.md")
 """Pages that say how many cells are kept."""
 COUNT = re.compile(r"\d+( of 120 cells are)")
-COLOURS = 128
+COLOURS = 96
 """As many as leave each square the shade that it has; the picture then takes a third of the room."""
 BEGIN, END = "<!-- begin: tables of the kept cells -->\n", "<!-- end -->\n"
 MARK = "<!-- not rows: tables of the suite, held to the kept cells by tests/test_results.py -->"
