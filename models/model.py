@@ -206,7 +206,7 @@ def build(
         remat=remat,
     )
     # The structure is built once, from shapes alone; each call only fills in parameters. `init` reuses its trace.
-    drawn = jax.jit(lambda key: nnx.split(make(rngs=nnx.Rngs(key))), inline=True)
+    drawn = jax.jit(lambda key: nnx.split(make(rngs=_keys(key))), inline=True)
     graph, state = jax.eval_shape(drawn, jax.eval_shape(jax.random.key, 0))
     abstract = nnx.merge(graph, state)
     return Model(
@@ -217,6 +217,25 @@ def build(
         _decay=_decay_of(_parameters_alone(state)),
         _shapes=abstract,
     )
+
+
+class _Keys(nnx.RngStream):
+    """Gives the keys that Flax's stream gives, without asking where their count lies.
+
+    Flax asks at each key. While a function is traced, JAX then reads all operations so far to say that the count lies
+    nowhere, so that the time to build a model grows with its depth squared.
+    """
+
+    def __call__(self) -> PRNGKey:
+        key = jax.random.fold_in(self.key[...], self.count[...])
+        self.count.set_value(self.count[...] + 1)
+        return key
+
+
+def _keys(key: PRNGKey) -> nnx.Rngs:
+    rngs = nnx.Rngs(key)
+    rngs.default = _Keys(key, tag="default")  # pyright: ignore[reportAttributeAccessIssue]
+    return rngs
 
 
 def _mlp_width(expansion: float, width: int) -> int:

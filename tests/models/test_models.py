@@ -11,7 +11,7 @@ from flax import nnx
 from evalkit.configuration import catalogue
 from evalkit.configuration.spec import Spec
 from evalkit.core.contracts import LanguageModel
-from evalkit.models import build
+from evalkit.models import build, lm
 from evalkit.models.layers.modules import BlockDiagonalLinear, GatedMLP, gelu_times
 from evalkit.models.mixers import attention
 from evalkit.models.mixers.attention import MQA, Marks, attend, rope
@@ -399,6 +399,42 @@ def test_a_pattern_begins_again_until_there_are_as_many_blocks_as_depth(depth: i
     mixers = {name: partial(MQA, heads=1, head_dim=4, window=window) for name, window in (("a", 1), ("b", 2))}
     model = build(vocab_size=16, width=4, pattern="ab", depth=depth, mixers=mixers)
     assert [cache.keys.shape[1] for cache in jax.eval_shape(lambda: model.init_cache(1, 9))] == windows
+
+
+def test_parameters_are_drawn_with_flaxs_keys_and_no_tracer_is_asked_where_it_lies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Flax's own streams ask at each key, for which JAX reads all that was traced before."""
+    tracers: list[jax.core.Tracer] = []
+
+    class Asking(MQA):
+        def __init__(self, width: int, *, rngs: nnx.Rngs):
+            super().__init__(width, heads=1, head_dim=8, window=4, rngs=rngs)
+            keys = [rngs(), rngs.params(), rngs.anything(), rngs.default.fork()(), rngs()]
+            self.seen = nnx.Param(jnp.stack([jax.random.bits(key) for key in keys]))
+
+    def asked(tracer: jax.core.Tracer) -> None:
+        tracers.append(tracer)
+        raise AttributeError
+
+    flaxs = lm.LanguageModel(
+        vocab_size=8,
+        width=8,
+        pattern="aa",
+        mixers={"a": Asking},
+        mlp_width=24,
+        mlp_bias=False,
+        embedding_scale=None,
+        logits_soft_cap=None,
+        dtype="float32",
+        remat=False,
+        rngs=nnx.Rngs(jax.random.key(5)),
+    )
+    monkeypatch.setattr(jax.core.Tracer, "sharding", property(asked))
+    ours = build(vocab_size=8, width=8, pattern="aa", mixers={"a": Asking}).init(jax.random.key(5))
+    assert tracers == []
+    for mine, theirs in zip(jax.tree.leaves(ours), jax.tree.leaves(nnx.state(flaxs, nnx.Param)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)  # theirs is not compiled
 
 
 def test_a_mixer_that_is_not_recurrent_is_one_part_with_its_window() -> None:
