@@ -53,7 +53,7 @@ absl_logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 # Each compiled program takes dozens of memory mappings; a process may have 65,530, and dies when it asks for more.
 MAPS, MORE = Path("/proc/self/maps"), 20_000
 # And memory: two workers and what they start are to fit a laptop.
-STATM, MORE_BYTES = Path("/proc/self/statm"), 3 * 2**29
+STATM, MORE_BYTES = Path("/proc/self/statm"), 2 * 2**30
 most, most_bytes, turns = MORE, MORE_BYTES, itertools.cycle(range(8))  # to count mappings takes milliseconds
 
 NOBODY = 65_534  # a user that owns nothing

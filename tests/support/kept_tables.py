@@ -277,6 +277,14 @@ def _said(text: str, everywhere: Mapping[str, str], base: Path) -> list[Number]:
 
 def _select(given: Mapping[str, str], base: Path) -> list[tuple[tuple[str, ...], float, Mapping[str, Any]]]:
     """Each selected record: its point (the selected fields except the seed), its value, and the record itself."""
+    return _selected(tuple(sorted(given.items())), base)
+
+
+@cache
+def _selected(
+    items: tuple[tuple[str, str], ...], base: Path
+) -> list[tuple[tuple[str, ...], float, Mapping[str, Any]]]:
+    given = dict(items)
     run = given["run"].format_map(given)
     lists = _summary((base / run).resolve())
     name = max((name for name in lists if given["value"].startswith(f"{name}.")), key=len, default=None)

@@ -65,10 +65,10 @@ class Shared:
         return _kept(self._trainers, key, lambda: TRAIN(experiment))
 
 
-def _kept(found: dict[str, Any], key: str, make: Callable[[], Any]) -> Any:
-    if key not in found:
-        found[key] = make()
-    return found[key]
+def _kept(kept: dict[str, Any], key: str, make: Callable[[], Any]) -> Any:
+    """What is kept under `key`, which now comes last: what was not asked for longest goes first."""
+    kept[key] = kept.pop(key) if key in kept else make()
+    return kept[key]
 
 
 @contextmanager
