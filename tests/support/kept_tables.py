@@ -281,9 +281,7 @@ def _select(given: Mapping[str, str], base: Path) -> list[tuple[tuple[str, ...],
 
 
 @cache
-def _selected(
-    items: tuple[tuple[str, str], ...], base: Path
-) -> list[tuple[tuple[str, ...], float, Mapping[str, Any]]]:
+def _selected(items: tuple[tuple[str, str], ...], base: Path) -> list[tuple[tuple[str, ...], float, Mapping[str, Any]]]:
     given = dict(items)
     run = given["run"].format_map(given)
     lists = _summary((base / run).resolve())

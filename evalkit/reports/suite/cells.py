@@ -174,7 +174,7 @@ def beside(own: Sequence[Cell], others: Iterable[Cell]) -> list[Cell]:
 
 def as_json(cells: Sequence[Cell]) -> str:
     """The cells as they are kept, a line each; numbers have six digits, more than any difference needs."""
-    lines = ",\n".join(json.dumps(_rounded(asdict(cell)), allow_nan=False) for cell in cells)
+    lines = ",\n".join(json.dumps(_rounded(asdict(cell)), separators=(",", ":"), allow_nan=False) for cell in cells)
     return f"[\n{lines}\n]\n"
 
 
