@@ -80,7 +80,7 @@ def pytest_collection_finish() -> None:
     """Leaves what was imported out of the search for garbage, which takes a second each time it reads all of that."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(700, 10, 1000)
+    gc.set_threshold(700, 10, 1000)  # all of the rest is seldom read: `few_programs` does it when memory grows
 
 
 @pytest.fixture(autouse=True)

@@ -282,6 +282,7 @@ def _select(given: Mapping[str, str], base: Path) -> list[tuple[tuple[str, ...],
 
 @cache
 def _selected(items: tuple[tuple[str, str], ...], base: Path) -> list[tuple[tuple[str, ...], float, Mapping[str, Any]]]:
+    """As `_select`, once for each set of selectors: changed digits ask for the same numbers."""
     given = dict(items)
     run = given["run"].format_map(given)
     lists = _summary((base / run).resolve())
